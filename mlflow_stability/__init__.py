@@ -1,0 +1,38 @@
+"""A flight recorder and autopilot for PyTorch training, living in MLflow.
+
+    import mlflow_stability
+    mlflow_stability.autolog()
+
+Names are loaded when they are first used, so that reading a run back never loads torch.
+"""
+
+from __future__ import annotations
+
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from mlflow_stability.analysis.load import load_run
+    from mlflow_stability.session.autolog import attach, autolog, current_session
+
+__version__ = "0.1.0"
+__all__ = ["attach", "autolog", "current_session", "load_run"]
+
+_HOMES = {
+    "attach": "mlflow_stability.session.autolog",
+    "autolog": "mlflow_stability.session.autolog",
+    "current_session": "mlflow_stability.session.autolog",
+    "load_run": "mlflow_stability.analysis.load",
+}
+
+
+def __getattr__(name: str) -> Any:
+    """Load a public name from its room."""
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return getattr(import_module(home), name)
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -1,0 +1,1 @@
+"""Judges: points go in, events come out; pure."""

@@ -1,0 +1,32 @@
+"""Everything this package raises on purpose.
+
+StabilityError
+ |- SettingsError         an argument that cannot be meant
+ |- RunNotFoundError      no such run, or nothing of ours in it
+ |- TrackingError         the tracking server or store could not be reached or refused
+ `- JournalError          a journal that cannot be read, written or delivered
+
+Nothing here is ever raised into a training loop, unless the user asked for ``strict=True``.
+"""
+
+from __future__ import annotations
+
+
+class StabilityError(Exception):
+    """Something that mlflow-stability has to say in one sentence."""
+
+
+class SettingsError(StabilityError, ValueError):
+    """An argument is outside of what it can mean."""
+
+
+class RunNotFoundError(StabilityError, LookupError):
+    """There is no such run, or nothing in it that could be read."""
+
+
+class TrackingError(StabilityError):
+    """The tracking server or store is away, or refused."""
+
+
+class JournalError(StabilityError):
+    """A journal cannot be read, written or delivered."""

@@ -1,0 +1,1 @@
+"""Keeps: an append-only file that training writes and the courier follows."""

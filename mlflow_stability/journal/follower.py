@@ -1,0 +1,100 @@
+"""Reads a journal while it is being written, from any place on.
+
+In: a journal's path and the place up to which it was read. Out: the records behind it, each with the place after it.
+Promised: a line that is not whole yet is left for later, one that never will be is passed over and counted, and
+nothing torn is ever given out as data.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from mlflow_stability.errors import JournalError
+from mlflow_stability.journal.record import (
+    SCHEMA,
+    BrokenLineError,
+    Record,
+    decode,
+    decode_layout,
+    decode_step,
+    unframe,
+)
+from mlflow_stability.vocabulary.milestone import Opening
+from mlflow_stability.vocabulary.signal import Signal
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A record and the place in the file behind it."""
+
+    record: Record
+    end: int
+
+
+class JournalFollower:
+    """An eye on one journal. Reading always begins at the first line, for that is where names are; `read` then gives
+    only what lies behind `start`.
+    """
+
+    def __init__(self, path: Path, start: int = 0) -> None:
+        self.path = path
+        self.position = 0
+        """The place up to which lines were read."""
+        self.broken_lines = 0
+        self._start = start
+        self._layouts: dict[int, tuple[Signal, ...]] = {}
+
+    def read(self, limit: int = 100_000) -> list[Entry]:
+        """The next records, at most `limit`; an empty list when there are none yet."""
+        found: list[Entry] = []
+        with self.path.open("rb") as file:
+            file.seek(self.position)
+            for entry in self._entries(file):
+                if entry.end > self._start:
+                    found.append(entry)
+                    if len(found) >= limit:
+                        break
+        return found
+
+    def _entries(self, file: BinaryIO) -> Iterator[Entry]:
+        for line in file:
+            if not line.endswith(b"\n"):
+                return
+            self.position += len(line)
+            if line == b"\n":  # closes off a torn line
+                continue
+            try:
+                record = self._record(line[:-1])
+            except BrokenLineError:
+                self.broken_lines += 1
+                continue
+            if record is not None:
+                yield Entry(record, self.position)
+
+    def _record(self, line: bytes) -> Record | None:
+        said = unframe(line)
+        if said[0] == "step":
+            return decode_step(said, self._layouts)
+        if said[0] == "layout":
+            number, signals = decode_layout(said)
+            self._layouts[number] = signals
+            return None
+        record = decode(said)
+        if isinstance(record, Opening) and record.schema > SCHEMA:
+            raise JournalError(
+                f"{self.path} was written in format {record.schema}; this version reads up to {SCHEMA}. "
+                "Update mlflow-stability to deliver it."
+            )
+        return record
+
+
+def read_journal(path: Path) -> list[Record]:
+    """Everything that a finished journal says."""
+    follower = JournalFollower(path)
+    records: list[Record] = []
+    while entries := follower.read():
+        records.extend(entry.record for entry in entries)
+    return records

@@ -1,0 +1,115 @@
+"""Appends one line a step to a journal, and never fails the training for it.
+
+In: readings, events and milestones of one recording. Out: `journal` and `last_words.json` in the recording's folder,
+mode 0600 in 0700. Promised: a record is one `os.write` on a descriptor opened for appending, so records of a killed
+process are whole up to its last one; a full disk makes `append` return False instead of raising, tears no other
+record, and is tried again every ten seconds; a forked child writes nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import asdict
+from pathlib import Path
+
+from mlflow_stability.journal.last_words import LastWords
+from mlflow_stability.journal.record import Record, encode, encode_layout, encode_step
+from mlflow_stability.vocabulary.milestone import Closing, Gap, Opening
+from mlflow_stability.vocabulary.observation import StepReading
+from mlflow_stability.vocabulary.signal import Signal
+
+NAME = "journal"
+RETRY_SECONDS = 10.0
+
+
+class JournalWriter:
+    """The pen of one recording."""
+
+    def __init__(self, folder: Path, opening: Opening) -> None:
+        folder.mkdir(mode=0o700, parents=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC
+        self.folder = folder
+        self.failure = ""
+        """Why nothing is being recorded at the moment; empty while all is well."""
+        self.bytes_written = 0
+        self._pid = os.getpid()
+        self._fd = os.open(folder / NAME, flags, 0o600)
+        self._last_words = LastWords(folder)
+        self._layouts: dict[tuple[Signal, ...], int] = {}
+        self._torn = False
+        self._gap: tuple[int, int] | None = None
+        self._retry_at = 0.0
+        line = encode(opening)
+        if not self._write(line):
+            raise OSError(self.failure)
+
+    def append(self, record: Record) -> bool:
+        """Keep a record; False if it could not be kept (the disk is full, or this is a forked child)."""
+        if os.getpid() != self._pid:
+            return False
+        if self.failure and not self._recovered():
+            self._missed(record)
+            return False
+        line = b""
+        if isinstance(record, StepReading):
+            layout = self._layouts.get(record.signals)
+            if layout is None:
+                layout = self._layouts[record.signals] = len(self._layouts)
+                line = encode_layout(layout, record.signals)
+            line += encode_step(record, layout)
+        else:
+            line = encode(record)
+        if self._write(line):
+            return True
+        self._missed(record)
+        return False
+
+    def close(self) -> None:
+        """Give the descriptors back; the journal stays for the courier."""
+        if self._fd >= 0 and os.getpid() == self._pid:
+            os.close(self._fd)
+            self._last_words.close()
+        self._fd = -1
+
+    def _write(self, line: bytes) -> bool:
+        """One write; a torn one is closed off by a newline in front of the next."""
+        if self._torn:
+            line = b"\n" + line
+        try:
+            written = os.write(self._fd, line)
+        except OSError as error:
+            self._failed(error.strerror or str(error))
+            return False
+        self.bytes_written += written
+        if written != len(line):  # a full disk gives short writes without an exception
+            self._torn = True
+            self._failed(os.strerror(28))
+            return False
+        self._torn = False
+        return True
+
+    def _failed(self, reason: str) -> None:
+        self.failure = reason
+        self._layouts.clear()  # the line that named them may be the torn one
+        self._retry_at = time.monotonic() + RETRY_SECONDS
+
+    def _missed(self, record: Record) -> None:
+        if isinstance(record, Closing):
+            self._last_words.say(closing=asdict(record))
+        if isinstance(record, StepReading):
+            if self._gap is None:
+                self._last_words.say(stopped_at=record.step, reason=self.failure, time=record.time)
+            self._gap = (self._gap[0] if self._gap else record.step, record.step)
+
+    def _recovered(self) -> bool:
+        """After a while, try again: with space back, say what is missing and go on."""
+        if time.monotonic() < self._retry_at:
+            return False
+        reason = self.failure
+        first, last = self._gap or (0, 0)
+        if not self._write(encode(Gap(first, last, reason, time.time()))):
+            return False
+        self.failure, self._gap = "", None
+        self._last_words.say(stopped_at=None)
+        return True

@@ -1,0 +1,57 @@
+"""One cycle: a backward phase and the optimizer steps that consume it, as far as it has come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(slots=True)
+class Clip:
+    """A norm that the script itself computed over gradients, before it clipped them."""
+
+    norm: Tensor
+    order: float
+    """The p of the norm; only 2 can stand for ``grad_norm``."""
+    gradients: frozenset[int]
+    """Which gradients, by identity."""
+    scale: Tensor | None
+    """The loss scale that the gradients still carried."""
+
+
+@dataclass(slots=True)
+class Cycle:
+    """What was seen of one cycle. Tensors in it are scalars on their device."""
+
+    losses: list[Tensor] = field(default_factory=list)
+    micro_batches: int = 0
+    zeroed: dict[int, tuple[int, int]] = field(default_factory=dict)
+    """For each optimizer, how many losses and micro-batches came before it set its gradients to zero."""
+    clips: list[Clip] = field(default_factory=list)
+    norms: list[Tensor] = field(default_factory=list)
+    """At the gates: what the optimizers were given."""
+    gradients: set[int] = field(default_factory=set)
+    """The gradients behind `norms`, by identity; kept only when there are clips to compare with."""
+    learning_rates: dict[str, float | Tensor] = field(default_factory=dict)
+    stepped: list[int] = field(default_factory=list)
+    """The optimizers that reached their gate, by identity, in order."""
+    ended: set[int] = field(default_factory=set)
+    """Those of them whose step is over."""
+    track: int = -1
+    """Which of several trainings in this process it belongs to: the halves of a GAN alternate."""
+    loss_scale: Tensor | None = None
+    found_inf: list[Tensor] = field(default_factory=list)
+    """Flags of a loss scaler: above zero where it threw the step away."""
+    owner: Any = None
+    """What the cycle belongs to, as the session said at its gate."""
+    scaler: Any = None
+    """The loss scaler that scaled a loss of this cycle."""
+    unscaled: bool = False
+    """Whether that scaler has divided the gradients by its scale already."""
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether an optimizer has begun to consume the gradients."""
+        return bool(self.stepped)

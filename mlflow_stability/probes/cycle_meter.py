@@ -1,0 +1,235 @@
+"""Follows cycles from hook to hook and gives out one reading for each.
+
+In: what the hooks see, in their order: a backward pass, a clip, a scaler, a gate, the end of a step. Out: the reading
+of each cycle, once, in order. Promised: nothing of the training is changed or waited for; what is measured is what
+the optimizer was given.
+
+A cycle ends when every optimizer has stepped that stepped in the cycles before it, or else with the next backward.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.cycle import Clip, Cycle
+from mlflow_stability.probes.gradient_norm import gradients_of, total_norm
+from mlflow_stability.probes.optimizer_tracks import OptimizerTracks
+from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.readback import Readback
+from mlflow_stability.probes.reading import CycleReading, Skips, reading_of, scalars_of
+
+REMEMBERED_CYCLES = 16
+OnReading = Callable[[Any, CycleReading], None]
+"""Takes what `on_gate` gave when the cycle reached its gate, and the cycle's reading."""
+
+
+class CycleMeter:
+    """The one who counts cycles and measures them."""
+
+    def __init__(self, guard: Guard, on_gate: Callable[[Optimizer | None], Any], on_reading: OnReading) -> None:
+        self._on_gate = on_gate
+        self._on_reading = on_reading
+        self._readback = Readback()
+        self._tracks = OptimizerTracks()
+        self._cycle = Cycle()
+        self._last: Cycle | None = None
+        self._cycles_ended = 0
+        self._last_stepped: dict[int, dict[int, int]] = {}
+        """For each track, in which cycle each optimizer stepped last."""
+        self._losses_before = 0
+        self._evaluating = 0
+        self._evaluated = False
+        """Whether the closure of this step was evaluated before: LBFGS asks again and again."""
+        self._unscaled_loss: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._ended_at: float | None = None
+        self._skips = Skips({})
+        self._take_loss = guard("loss", self._loss)
+        self._take_norm = guard("gradient norm", self._norm)
+        self._take_learning_rates = guard("learning rate", self._learning_rates)
+        self._take_scale = guard("loss scale", self._scale)
+        self._take_clip = guard("norm before clipping", self._clip)
+
+    def backward(self, tensors: Any) -> None:
+        """Runs right before gradients are computed."""
+        if self._evaluating:
+            if self._evaluated:
+                return
+        elif self._cycle.has_gate:
+            self._end_cycle()
+        self._cycle.micro_batches += 1
+        self._losses_before = len(self._cycle.losses)
+        # What was clipped before more gradients came is not what the optimizer will get.
+        self._cycle.clips.clear()
+        self._take_loss(tensors)
+
+    def backward_failed(self) -> None:
+        """Runs when the backward pass ended in an exception: an interrupted notebook cell, say."""
+        cycle = self._cycle
+        if not cycle.has_gate and not (self._evaluating and self._evaluated) and cycle.micro_batches:
+            cycle.micro_batches -= 1
+            del cycle.losses[self._losses_before :]
+
+    def zeroed(self, optimizer: Optimizer) -> None:
+        """Runs after gradients were set to zero: losses before that are not what the optimizer will follow."""
+        cycle = self._cycle
+        if cycle.micro_batches and not cycle.has_gate:
+            cycle.zeroed[id(optimizer)] = (len(cycle.losses), cycle.micro_batches)
+
+    def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
+        """Runs after the script took a norm of gradients."""
+        if not self._cycle.has_gate and not hasattr(norm, "full_tensor"):
+            self._take_clip(gradients, order, norm)
+
+    def scaled(self, scaler: Any, original: Any, result: Any) -> None:
+        """Runs after a loss scaler multiplied a loss."""
+        if isinstance(original, Tensor) and isinstance(result, Tensor) and result is not original:
+            if self._cycle.has_gate and not self._evaluating:
+                self._end_cycle()
+            self._cycle.scaler = scaler
+            self._unscaled_loss = (weakref.ref(result), original.detach().clone())
+
+    def unscaled(self, scaler: Any) -> None:
+        """Runs after a loss scaler divided gradients by its scale."""
+        if self._cycle.scaler is scaler:
+            self._cycle.unscaled = True
+
+    def closure_begins(self, first: bool) -> None:
+        """Runs before the closure of a step is evaluated."""
+        self._evaluating = 1
+        self._evaluated = not first
+        if first and self._cycle.has_gate:
+            self._end_cycle()
+
+    def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
+        """Runs after it; the first evaluation is the gate."""
+        self._evaluating = 0
+        if first and not failed:
+            self.gate(optimizer)
+
+    def gate(self, optimizer: Optimizer) -> None:
+        """Runs when the gradients are complete and not used yet."""
+        if self._is_late(optimizer):
+            return
+        if id(optimizer) in self._cycle.stepped:
+            self._end_cycle()
+        cycle = self._cycle
+        if not cycle.has_gate:
+            cycle.owner = self._on_gate(optimizer)
+            losses, micro_batches = cycle.zeroed.get(id(optimizer), (0, 0))
+            del cycle.losses[:losses]
+            cycle.micro_batches -= micro_batches
+        cycle.track = self._tracks.join(optimizer, cycle.track)
+        cycle.stepped.append(id(optimizer))
+        self._take_scale(optimizer)
+        self._take_norm(gradients_of(optimizer), getattr(optimizer, "grad_scale", None))
+        self._take_learning_rates(optimizer)
+
+    def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
+        """Runs when a loss scaler was asked for a step and no optimizer was seen to make one."""
+        self.gate(optimizer)
+        found_inf = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+        self._cycle.found_inf.extend(flag.clone() for flag in found_inf.values())
+        self.step_ended(optimizer)
+
+    def step_ended(self, optimizer: Optimizer) -> None:
+        """Runs after a top-level step."""
+        cycle = self._cycle
+        if not cycle.has_gate:
+            return
+        cycle.ended.add(id(optimizer))
+        stepped = self._last_stepped.get(cycle.track)
+        if stepped is not None:
+            recent = self._cycles_ended - REMEMBERED_CYCLES
+            if all(each in cycle.ended for each, when in stepped.items() if when > recent):
+                self._end_cycle()
+
+    def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Optimizer | None) -> None:
+        """A whole cycle at once, for a loop that no hook can see."""
+        cycle = self._cycle
+        cycle.owner = self._on_gate(optimizer)
+        cycle.track = 0
+        cycle.micro_batches = 1
+        if loss is not None:
+            self._take_loss(torch.as_tensor(loss))
+        self._take_norm(gradients, None)
+        if optimizer is not None:
+            self._tracks.join(optimizer, 0)
+            self._take_learning_rates(optimizer)
+        self._end_cycle()
+
+    def drain(self) -> None:
+        """Give out what is complete, and wait for what is on its way from the device."""
+        if self._cycle.has_gate:
+            self._end_cycle()
+        self._readback.drain()
+
+    def _is_late(self, optimizer: Optimizer) -> bool:
+        """Whether this step still belongs to the cycle that seemed to be over."""
+        cycle, last = self._cycle, self._last
+        if cycle.micro_batches or cycle.has_gate or last is None or id(optimizer) in last.stepped:
+            return False
+        self._tracks.join(optimizer, last.track)
+        last.stepped.append(id(optimizer))
+        self._last_stepped[last.track][id(optimizer)] = self._cycles_ended
+        return True
+
+    def _end_cycle(self) -> None:
+        cycle, self._cycle = self._cycle, Cycle()
+        self._last = cycle
+        self._cycles_ended += 1
+        self._last_stepped.setdefault(cycle.track, {}).update(dict.fromkeys(cycle.stepped, self._cycles_ended))
+        ended, when = time.perf_counter(), time.time()
+        step_time = None if self._ended_at is None else ended - self._ended_at
+        self._ended_at = ended
+        place = self._tracks.track_place(cycle.track)
+
+        def read(values: Sequence[float]) -> None:
+            self._on_reading(cycle.owner, reading_of(cycle, values, place, step_time, when, self._skips))
+
+        self._readback.fetch(scalars_of(cycle), read)
+
+    def _loss(self, tensors: Any) -> None:
+        for tensor in (tensors,) if isinstance(tensors, Tensor) else tensors:
+            if not isinstance(tensor, Tensor) or tensor.numel() != 1 or hasattr(tensor, "full_tensor"):
+                continue  # a vector passed on by hand, as pipelines do, is no loss
+            loss = tensor.detach()
+            if self._unscaled_loss is not None and self._unscaled_loss[0]() is tensor:
+                loss = self._unscaled_loss[1]
+            elif self._cycle.scaler is not None:
+                loss = loss / self._cycle.scaler._scale
+            self._cycle.losses.append(loss.reshape(()).clone())  # a script may go on to change it in place
+
+    def _clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
+        cycle = self._cycle
+        scale = cycle.scaler._scale.clone() if cycle.scaler is not None and not cycle.unscaled else None
+        cycle.clips.append(Clip(norm.detach(), float(order), frozenset(map(id, gradients)), scale))
+
+    def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
+        norm = total_norm(gradients)
+        if norm is None:
+            return
+        self._cycle.norms.append(norm if grad_scale is None else norm / grad_scale)
+        if self._cycle.clips:
+            self._cycle.gradients.update(map(id, gradients))
+
+    def _learning_rates(self, optimizer: Optimizer) -> None:
+        for number, group in enumerate(optimizer.param_groups):
+            rate = group.get("lr")
+            if rate is not None:
+                place = self._tracks.group_place(optimizer, number)
+                self._cycle.learning_rates[place] = rate.detach().clone() if isinstance(rate, Tensor) else float(rate)
+
+    def _scale(self, optimizer: Optimizer) -> None:
+        scaler = self._cycle.scaler
+        if scaler is not None and scaler._scale is not None:
+            self._cycle.loss_scale = scaler._scale.clone()  # `update` changes it in place
+        found_inf = getattr(optimizer, "found_inf", None)
+        if found_inf is not None:
+            self._cycle.found_inf.append(found_inf.detach().clone())

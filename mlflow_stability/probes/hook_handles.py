@@ -1,0 +1,55 @@
+"""Everything we have put into torch, so that all of it can be taken out again.
+
+Promised: after `remove`, each patched name holds the very object that it held before. Where somebody else has patched
+the same name on top of us, theirs stays and ours beneath it becomes a plain call.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+from torch.utils.hooks import RemovableHandle
+
+Around = Callable[..., Any]
+"""``around(original, *args, **kwargs)``: what runs in the place of the original."""
+
+
+class HookHandles:
+    """The hooks and patches of one watch."""
+
+    def __init__(self) -> None:
+        self._undo: list[Callable[[], None]] = []
+        self._live = [False]
+
+    def hold(self, handle: RemovableHandle) -> None:
+        """Remember a hook that torch itself can take out."""
+        self._live[0] = True
+        self._undo.append(handle.remove)
+
+    def patch(self, owner: Any, name: str, around: Around) -> None:
+        """Put `around` in the place of a function of a module or class."""
+        original = getattr(owner, name)
+        live = self._live
+        live[0] = True
+
+        @functools.wraps(original)
+        def patched(*args: Any, **kwargs: Any) -> Any:
+            if not live[0]:
+                return original(*args, **kwargs)
+            return around(original, *args, **kwargs)
+
+        setattr(owner, name, patched)
+
+        def undo() -> None:
+            if vars(owner).get(name) is patched:
+                setattr(owner, name, original)
+
+        self._undo.append(undo)
+
+    def remove(self) -> None:
+        """Take everything out, last in first out."""
+        self._live[0] = False
+        while self._undo:
+            self._undo.pop()()

@@ -1,0 +1,60 @@
+"""Names optimizers, and tells the optimizers of one training from those of another beside it.
+
+Muon and AdamW that share a model step in one cycle and are one track. The two halves of a GAN step in cycles of their
+own and are two. A new optimizer for parameters that are known already goes on with their track.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+
+class OptimizerTracks:
+    """Which optimizers there are, in the order in which they first stepped."""
+
+    def __init__(self) -> None:
+        self._numbers = _by_identity()
+        self._tracks = _by_identity()
+        self._track_of_parameter = _by_identity()
+        self._optimizers_seen = 0
+        self._tracks_seen = 0
+
+    def join(self, optimizer: Optimizer, track: int) -> int:
+        """The track of an optimizer; a new one joins `track`, or opens one where that is -1."""
+        known = self._tracks.get(optimizer)
+        if known is not None:
+            return known
+        parameters: list[Tensor] = [each for group in optimizer.param_groups for each in group["params"]]
+        if track < 0:
+            earlier = (self._track_of_parameter.get(each) for each in parameters)
+            track = next((each for each in earlier if each is not None), -1)
+        if track < 0:
+            track = self._tracks_seen
+            self._tracks_seen += 1
+        for each in parameters:
+            self._track_of_parameter[each] = track
+        self._tracks[optimizer] = track
+        self._numbers[optimizer] = self._optimizers_seen
+        self._optimizers_seen += 1
+        return track
+
+    def group_place(self, optimizer: Optimizer, group: int) -> str:
+        """Where the learning rate of a parameter group belongs: nothing is said of the first."""
+        number = self._numbers.get(optimizer, 0)
+        words = ([f"optimizer_{number}"] if number else []) + ([f"group_{group}"] if group else [])
+        return ".".join(words)
+
+    @staticmethod
+    def track_place(track: int) -> str:
+        """Where the loss and the norms of a track belong: nothing is said of the first."""
+        return f"track_{track}" if track > 0 else ""
+
+
+def _by_identity() -> MutableMapping[object, int]:
+    """A dictionary whose keys die with their objects, and are told apart by identity as tensors must be."""
+    mapping: MutableMapping[object, int] = WeakIdKeyDictionary()
+    return mapping

@@ -1,0 +1,111 @@
+"""Makes the reading of a cycle out of the scalars that came back from the device."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from torch import Tensor
+
+from mlflow_stability.probes.cycle import Cycle
+from mlflow_stability.vocabulary.signal import Signal
+
+
+@dataclass(frozen=True, slots=True)
+class CycleReading:
+    """The signals of one cycle and their values, in the order in which they are judged."""
+
+    signals: tuple[Signal, ...]
+    values: tuple[float, ...]
+    time: float
+    norm_basis: str
+    """What ``grad_norm`` stands for: ``before clipping``, ``after clipping`` or ``no clipping seen``; empty: none."""
+
+
+@dataclass(slots=True)
+class Skips:
+    """How many steps were thrown away so far, by track."""
+
+    count: dict[int, int]
+
+    def add(self, track: int, skipped: bool) -> int:
+        """Count one more step."""
+        self.count[track] = self.count.get(track, 0) + skipped
+        return self.count[track]
+
+
+named = lru_cache(maxsize=4096)(Signal)
+
+
+def scalars_of(cycle: Cycle) -> list[Tensor | float]:
+    """All that must come to the host, in the order in which `reading_of` takes it."""
+    scalars: list[Tensor | float] = [*cycle.losses, *cycle.norms]
+    for clip in cycle.clips:
+        scalars += (clip.norm, 1.0 if clip.scale is None else clip.scale)
+    scalars += cycle.learning_rates.values()
+    scalars += cycle.found_inf
+    if cycle.loss_scale is not None:
+        scalars.append(cycle.loss_scale)
+    return scalars
+
+
+def reading_of(
+    cycle: Cycle, values: Sequence[float], place: str, step_time: float | None, when: float, skips: Skips
+) -> CycleReading:
+    """The reading, from the values of `scalars_of`."""
+    numbers = iter(values)
+    losses = _take(numbers, len(cycle.losses))
+    norms = _take(numbers, len(cycle.norms))
+    clips = [(next(numbers), next(numbers)) for _ in cycle.clips]
+    learning_rates = _take(numbers, len(cycle.learning_rates))
+    found_inf = _take(numbers, len(cycle.found_inf))
+    signals: list[Signal] = []
+    found: list[float] = []
+
+    def add(quantity: str, value: float, where: str = place) -> None:
+        signals.append(named(quantity, where))
+        found.append(value)
+
+    # Skips come first: detectors must know that a scaler threw the step away before they see its infinite gradient.
+    skipped = skips.add(cycle.track, any(flag > 0 for flag in found_inf))
+    if cycle.loss_scale is not None or skipped:
+        add("skipped_steps", float(skipped))
+    if losses:
+        add("loss", math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses))
+        add("micro_batches", float(cycle.micro_batches))
+    basis = ""
+    if norms:
+        at_gate = _root_of_squares(norms)
+        before = _before_clipping(cycle, clips)
+        basis = "no clipping seen" if not clips else "after clipping" if before is None else "before clipping"
+        add("grad_norm", at_gate if before is None else before)
+        if clips:
+            add("grad_norm_clipped", at_gate)
+    for where, rate in zip(cycle.learning_rates, learning_rates, strict=True):
+        add("learning_rate", rate, where)
+    if cycle.loss_scale is not None:
+        add("loss_scale", next(numbers))
+    if step_time is not None:
+        add("step_time", step_time)
+    return CycleReading(tuple(signals), tuple(found), when, basis)
+
+
+def _take(numbers: Iterator[float], count: int) -> list[float]:
+    return [next(numbers) for _ in range(count)]
+
+
+def _root_of_squares(norms: Sequence[float]) -> float:
+    return norms[0] if len(norms) == 1 else math.hypot(*norms) if not any(map(math.isnan, norms)) else math.nan
+
+
+def _before_clipping(cycle: Cycle, clips: Sequence[tuple[float, float]]) -> float | None:
+    """The script's own norms together, where they are of order 2 and cover everything that the optimizers got."""
+    covered: set[int] = set()
+    parts = []
+    for clip, (norm, scale) in zip(cycle.clips, clips, strict=True):
+        if clip.order == 2.0 and covered.isdisjoint(clip.gradients):
+            covered |= clip.gradients
+            parts.append(norm / scale)
+    return _root_of_squares(parts) if parts and covered >= cycle.gradients else None

@@ -1,0 +1,154 @@
+"""Puts our hooks into torch, and takes them out again.
+
+In: a guard and the one who meters cycles. Out: calls to the meter. These are all the places in torch that we touch;
+`remove` leaves each of them as it was. Promised: what a patched function returns or raises is what it returned or
+raised before, and inside a compiled region our hooks are not there at all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.utils.clip_grad
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from mlflow_stability.probes.cycle_meter import CycleMeter
+from mlflow_stability.probes.hook_handles import HookHandles
+from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.step_frames import is_nested_step
+
+# The modules that hold a name for the norm that `clip_grad_norm_` takes. A script that imported `clip_grad_norm_`
+# itself before us still looks the norm up here at each call.
+_NORM_NAMES = (
+    (torch.nn.utils.clip_grad, "_get_total_norm"),
+    (torch.nn.utils, "get_total_norm"),
+)
+
+
+class TorchWatch:
+    """The hooks of one meter."""
+
+    def __init__(self, guard: Guard, meter: CycleMeter) -> None:
+        self._handles = HookHandles()
+        self._gates = 0
+        self._backward = guard("cycles", meter.backward)
+        self._backward_failed = guard("cycles", meter.backward_failed)
+        self._zeroed = guard("cycles", meter.zeroed)
+        self._clip = guard("cycles", meter.clip)
+        self._scaled = guard("cycles", meter.scaled)
+        self._unscaled = guard("cycles", meter.unscaled)
+        self._swallowed = guard("cycles", meter.swallowed)
+        self._gate = guard("cycles", meter.gate)
+        self._closure_begins = guard("cycles", meter.closure_begins)
+        self._closure_ends = guard("cycles", meter.closure_ends)
+        self._step_ended = guard("cycles", meter.step_ended)
+
+    def install(self) -> None:
+        """Begin to watch."""
+        handles = self._handles
+        handles.hold(register_optimizer_step_pre_hook(self._before_step))
+        handles.hold(register_optimizer_step_post_hook(self._after_step))
+        handles.patch(torch.autograd, "backward", self._around_backward)
+        handles.patch(Optimizer, "zero_grad", self._around_zero_grad)
+        for owner, name in _NORM_NAMES:
+            handles.patch(owner, name, self._around_norm)
+        handles.patch(torch.amp.GradScaler, "scale", self._around_scale)
+        handles.patch(torch.amp.GradScaler, "unscale_", self._around_unscale)
+        handles.patch(torch.amp.GradScaler, "step", self._around_scaler_step)
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        self._handles.remove()
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        if _unwatchable() or is_nested_step():
+            return None
+        self._gates += 1
+        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
+        if not callable(closure):
+            self._gate(optimizer)
+            return None
+        wrapped = self._watched(closure, optimizer)
+        if "closure" in kwargs:
+            return args, {**kwargs, "closure": wrapped}
+        return (args[0], wrapped, *args[2:]), kwargs
+
+    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        if not _unwatchable() and not is_nested_step():
+            self._step_ended(optimizer)
+
+    def _watched(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
+        """The user's closure; its first evaluation ends at the gate."""
+        evaluations = 0
+
+        def watched() -> Any:
+            nonlocal evaluations
+            evaluations += 1
+            first = evaluations == 1
+            self._closure_begins(first)
+            failed = True
+            try:
+                result = closure()
+                failed = False
+            finally:
+                self._closure_ends(optimizer, first, failed)
+            return result
+
+        return watched
+
+    def _around_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if _unwatchable():
+            return original(*args, **kwargs)
+        self._backward(args[0] if args else kwargs.get("tensors"))
+        try:
+            return original(*args, **kwargs)
+        except BaseException:
+            self._backward_failed()
+            raise
+
+    def _around_zero_grad(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
+        result = original(optimizer, *args, **kwargs)
+        if not _unwatchable():
+            self._zeroed(optimizer)
+        return result
+
+    def _around_norm(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if _unwatchable():
+            return original(*args, **kwargs)
+        tensors = args[0] if args else kwargs.pop("tensors")
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)  # it may be a generator
+        norm = original(tensors, *args[1:], **kwargs)
+        order = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
+        self._clip(tensors, order, norm)
+        return norm
+
+    def _around_scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
+        result = original(scaler, outputs)
+        self._scaled(scaler, outputs, result)
+        return result
+
+    def _around_unscale(self, original: Callable[..., Any], scaler: Any, optimizer: Any) -> Any:
+        result = original(scaler, optimizer)
+        self._unscaled(scaler)
+        return result
+
+    def _around_scaler_step(
+        self, original: Callable[..., Any], scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> Any:
+        gates = self._gates
+        result = original(scaler, optimizer, *args, **kwargs)
+        if self._gates == gates and scaler.is_enabled():
+            self._swallowed(
+                optimizer, list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
+            )
+        return result
+
+
+def _unwatchable() -> bool:
+    """Whether what happens now is compiled or captured, to be run later without us."""
+    if torch.compiler.is_compiling():
+        return True
+    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()

@@ -1,0 +1,139 @@
+"""The training's end of the courier: starts it, looks after it, waits for it at the end.
+
+In: the folder of this training process. Out: a process of its own that delivers what lies there. Promised: never a
+fork of this process, no wait but at the very end, and one sentence when the tracking server is away, not hundreds.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+import mlflow_stability
+from mlflow_stability.journal.layout import COURIER_LOG, DELIVERED, RELEASED, STATUS
+
+LOOK_EVERY = 5.0
+RESTART_PAUSE = 2.0
+Say = Callable[..., None]
+
+
+class CourierLink:
+    """One courier, for one folder."""
+
+    def __init__(self, folder: Path, tracking_uri: str | None, warn: Say) -> None:
+        self.folder = folder
+        self._tracking_uri = tracking_uri
+        self._warn = warn
+        self._process: subprocess.Popen[bytes] | None = None
+        self._pid = os.getpid()
+        self._look_at = 0.0
+        self._start_after = 0.0
+        self._away_said = False
+
+    def start(self) -> None:
+        """Start the courier as a process in a session of its own, so that Ctrl-C is not for it."""
+        package = Path(mlflow_stability.__file__).parent
+        environment = dict(os.environ)
+        paths = [str(package.parent), *filter(None, [environment.get("PYTHONPATH")])]
+        environment |= {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONSAFEPATH": "1",  # a mlflow.py beside the training script is not MLflow
+            "MLFLOW_STABILITY_DISABLE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        if self._tracking_uri is not None:
+            environment["MLFLOW_TRACKING_URI"] = self._tracking_uri
+        log = os.open(self.folder / COURIER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "mlflow_stability.courier", str(self.folder)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        self._start_after = time.monotonic() + RESTART_PAUSE
+
+    def ensure_started(self) -> None:
+        """Start the courier, if it was not started before."""
+        if self._process is None:
+            self.start()
+
+    def look_after(self) -> None:
+        """Every few seconds: is it alive, and what does it say?"""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY
+            self._revive()
+            self._pass_on()
+
+    def run_id(self, recording: Path, wait: float = 0.0) -> str | None:
+        """The run that the courier started for a recording, if it has."""
+        until = time.monotonic() + wait
+        while True:
+            run_id = _read(recording / DELIVERED).get("run_id")
+            if run_id or time.monotonic() >= until:
+                return run_id
+            time.sleep(0.05)
+
+    def wait(self, seconds: float, progress: Callable[[dict[str, Any]], None]) -> bool:
+        """Wait until everything is delivered and the courier has gone; False if that takes too long."""
+        until = time.monotonic() + seconds
+        while self.folder.exists():
+            if time.monotonic() >= until:
+                return False
+            self._revive()
+            progress(_read(self.folder / STATUS))
+            time.sleep(0.05)
+        if self._process is not None:
+            try:
+                self._process.wait(timeout=max(0.1, until - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                return False
+        return True
+
+    def release(self) -> None:
+        """Say that nothing more will come, though this process may live on."""
+        if self.folder.is_dir():
+            (self.folder / RELEASED).touch(mode=0o600)
+
+    def let_go(self) -> None:
+        """Leave it to itself: it goes on delivering when this process has ended."""
+        if self._process is not None and self._process.poll() is None:
+            self._process.returncode = 0  # or Popen complains that it still runs, which it is meant to
+
+    def _revive(self) -> None:
+        gone = self._process is not None and self._process.poll() is not None
+        if gone and self.folder.exists() and time.monotonic() >= self._start_after:
+            self.start()
+
+    def _pass_on(self) -> None:
+        status = _read(self.folder / STATUS)
+        since = status.get("away_since")
+        if since and not self._away_said:
+            self._away_said = True
+            self._warn(
+                "The tracking server has not answered since %s (%s). Training goes on and everything is kept in %s; "
+                "it is delivered when the server is back, or by `mlflow-stability sync`.",
+                time.strftime("%H:%M:%S", time.localtime(since)),
+                status.get("error") or "no answer",
+                self.folder.parent,
+            )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        said = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return said if isinstance(said, dict) else {}

@@ -1,0 +1,73 @@
+"""Finds out how the training process ends, so that its run can say so.
+
+A process that is killed says nothing; the courier sees to that. Everything else passes here: an exception that nobody
+caught, Ctrl-C, ``sys.exit(3)``, and the normal end.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from types import TracebackType
+from typing import Any, NoReturn
+
+from mlflow_stability.vocabulary.milestone import Closing
+
+# What torch says when the CPU's allocator fails; an accelerator's has a class of its own.
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+class EndingWatch:
+    """Listens at ``sys.excepthook`` and ``sys.exit`` without changing what they do."""
+
+    def __init__(self) -> None:
+        self.closing = Closing("finished")
+        """How it would end if it ended now."""
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Begin to listen."""
+        excepthook, leave = sys.excepthook, sys.exit
+
+        def watched_excepthook(
+            kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+        ) -> None:
+            self.closing = closing_of(error)
+            excepthook(kind, error, traceback)
+
+        def watched_exit(*status: Any) -> NoReturn:
+            code = status[0] if status else None
+            if code not in (None, 0):
+                self.closing = Closing("exited", f"sys.exit({code!r})")
+            leave(*status)
+
+        def undo() -> None:
+            if sys.excepthook is watched_excepthook:
+                sys.excepthook = excepthook
+            if sys.exit is watched_exit:
+                sys.exit = leave
+
+        sys.excepthook, sys.exit = watched_excepthook, watched_exit
+        self._undo.append(undo)
+
+    def still_running(self) -> None:
+        """Training goes on, so a ``sys.exit`` that somebody caught was not the end."""
+        if self.closing.outcome != "finished":
+            self.closing = Closing("finished")
+
+    def remove(self) -> None:
+        """Leave ``sys`` as it was."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def closing_of(error: BaseException) -> Closing:
+    """How an exception that nobody caught ends a training."""
+    said = f"{type(error).__name__}: {error}"[:500]
+    if isinstance(error, KeyboardInterrupt):
+        return Closing("interrupted", "Ctrl-C")
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return Closing("out_of_memory", said)
+    if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+        return Closing("out_of_memory", said)
+    return Closing("crashed", said)

@@ -1,0 +1,83 @@
+"""One recording: what this process does for one run, from its first step to its end.
+
+In: readings of cycles. Out: one line a step in the journal, judged by the panel before it is kept. Promised: what the
+panel saw is what the journal keeps, in the same order.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+from mlflow_stability.detectors.panel import Panel
+from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.probes.reading import CycleReading
+from mlflow_stability.vocabulary.event import Event
+from mlflow_stability.vocabulary.milestone import Closing, Note, Opening
+from mlflow_stability.vocabulary.observation import StepReading
+from mlflow_stability.vocabulary.signal import Signal
+
+OWN_COST_EVERY = 100
+_OVERHEAD = Signal("overhead_fraction")
+
+
+class Recording:
+    """The journal and the panel of one run."""
+
+    def __init__(
+        self, folder: Path, opening: Opening, own_seconds: Callable[[], float], on_event: Callable[[Event], None]
+    ) -> None:
+        self.folder = folder
+        self.opening = opening
+        self.step = opening.first_step - 1
+        """The last step that was recorded."""
+        self.attempt = 0
+        self.closed = False
+        self._journal = JournalWriter(folder, opening)
+        self._panel = Panel()
+        self._own_seconds = own_seconds
+        self._on_event = on_event
+        self._cost_since: tuple[float, float] | None = None
+        self._norm_basis = ""
+
+    @property
+    def failure(self) -> str:
+        """Why nothing is being kept at the moment; empty while all is well."""
+        return self._journal.failure
+
+    def record(self, reading: CycleReading) -> None:
+        """Judge and keep one cycle."""
+        self.step += 1
+        signals, values = reading.signals, reading.values
+        if self.step % OWN_COST_EVERY == 0:
+            share = self._own_share()
+            if share is not None:
+                signals, values = (*signals, _OVERHEAD), (*values, share)
+        step = StepReading(self.step, signals, values, self.attempt, reading.time)
+        self._journal.append(step)
+        for observation in step.observations():
+            for event in self._panel.observe(observation):
+                self._journal.append(event)
+                self._on_event(event)
+        if reading.norm_basis and reading.norm_basis != self._norm_basis:
+            self._norm_basis = reading.norm_basis
+            self.note("grad_norm", reading.norm_basis)
+
+    def note(self, key: str, value: str) -> None:
+        """Keep a fact that becomes a tag of the run."""
+        self._journal.append(Note(key, value, self.step, time.time()))
+
+    def close(self, closing: Closing) -> None:
+        """End it; what comes later belongs to another recording."""
+        if not self.closed:
+            self.closed = True
+            self._journal.append(replace(closing, step=self.step, time=time.time()))
+            self._journal.close()
+
+    def _own_share(self) -> float | None:
+        """Our part of the time since it was last asked."""
+        now, own = time.perf_counter(), self._own_seconds()
+        before, self._cost_since = self._cost_since, (now, own)
+        return None if before is None else (own - before[1]) / (now - before[0])

@@ -1,0 +1,153 @@
+"""The one who knows the others: hooks, meter, run binding, courier, ending. No logic of its own.
+
+`install` puts hooks into torch and does nothing else; all the rest begins at the first gate, in the process that
+trains. `stop` takes everything off again.
+"""
+
+from __future__ import annotations
+
+import atexit
+import logging
+import os
+from typing import Any
+
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.cycle_meter import CycleMeter
+from mlflow_stability.probes.reading import CycleReading
+from mlflow_stability.probes.torch_watch import TorchWatch
+from mlflow_stability.session.ending import EndingWatch
+from mlflow_stability.session.exit_wait import wait_for_delivery
+from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.recording import Recording
+from mlflow_stability.session.run_binding import RunBinding
+from mlflow_stability.vocabulary.event import Event, Severity
+from mlflow_stability.vocabulary.milestone import Closing
+from mlflow_stability.vocabulary.settings import Settings
+
+logger = logging.getLogger("mlflow_stability")
+
+
+class Session:
+    """Watching, from ``autolog()`` or ``attach()`` until it is taken off or the process ends."""
+
+    def __init__(self, settings: Settings) -> None:
+        self.settings = settings
+        self._pid = os.getpid()
+        self._guard = PartGuard(settings.strict, self._part_failed)
+        self._binding = RunBinding(settings, lambda: self._guard.seconds, self._tell, self._warn)
+        self._meter = CycleMeter(self._guard, self._at_gate, self._on_reading)
+        self._watch = TorchWatch(self._guard, self._meter)
+        self._ending = EndingWatch()
+        self._started = False
+        self._disk_said = False
+        self._by_hand = self._guard("cycles", self._meter.manual_step)
+
+    @property
+    def run_id(self) -> str | None:
+        """The MLflow run that is being recorded into, as soon as it is known."""
+        return self._binding.current_run_id()
+
+    @property
+    def step(self) -> int:
+        """The last step that was recorded."""
+        recording = self._binding.recording
+        return 0 if recording is None else recording.step
+
+    @property
+    def parts_off(self) -> dict[str, str]:
+        """The parts of us that failed and were switched off, with the reason."""
+        return dict(self._guard.off)
+
+    def install(self) -> None:
+        """Begin to watch torch."""
+        self._watch.install()
+
+    def reconfigure(self, settings: Settings) -> None:
+        """From now on, these settings; what a recording began with holds until its end."""
+        self.settings = self._binding.settings = settings
+        self._guard.strict = settings.strict
+
+    def record_step(self, loss: Any, model: Module, optimizer: Any) -> None:
+        """Measure and keep one step of a loop that no hook can see."""
+        gradients: list[Tensor] = [each.grad for each in model.parameters() if each.grad is not None]
+        self._by_hand(loss, gradients, optimizer if isinstance(optimizer, Optimizer) else None)
+
+    def pause(self) -> None:
+        """Take the hooks off for a while."""
+        self._watch.remove()
+
+    def resume(self) -> None:
+        """Put them back."""
+        self._watch.install()
+
+    def stop(self, closing: Closing | None = None) -> None:
+        """Take everything off; the courier delivers what was recorded, and nobody waits before the process ends."""
+        self._watch.remove()
+        self._finish(closing or Closing("finished"))
+        self._ending.remove()
+        for link in self._binding.links.values():
+            link.release()
+
+    def wait(self, seconds: float) -> bool:
+        """Wait until everything is delivered; False if it takes longer."""
+        return wait_for_delivery(list(self._binding.links.values()), seconds, self._warn)
+
+    def _at_gate(self, optimizer: Any) -> Recording | None:
+        if not self._started:
+            self._started = True
+            self._ending.install()
+            atexit.register(self._at_exit)
+        self._ending.still_running()
+        return self._binding.at_gate(optimizer)
+
+    def _on_reading(self, recording: Recording | None, reading: CycleReading) -> None:
+        if recording is None or recording.closed:
+            return
+        recording.record(reading)
+        for link in self._binding.links.values():
+            link.look_after()
+        if recording.failure and not self._disk_said:
+            self._warn(
+                "Recording stopped at step %d (%s). Training goes on; the steps from here on are not recorded until "
+                "there is room again in %s.",
+                recording.step,
+                recording.failure,
+                recording.folder.parent.parent,
+            )
+        self._disk_said = bool(recording.failure)
+
+    def _finish(self, closing: Closing) -> None:
+        self._guard("the end", self._meter.drain)()
+        self._guard("the end", self._binding.close)(closing)
+
+    def _at_exit(self) -> None:
+        if os.getpid() != self._pid:
+            return
+        self.stop(self._ending.closing)
+        wait = self._guard("delivery at the end", self.wait)
+        wait(self.settings.exit_wait)
+
+    def _part_failed(self, part: str, error: Exception) -> None:
+        self._warn(
+            "Our part '%s' failed at step %d (%s: %s) and is switched off. Training continues unchanged, without it. "
+            "Pass strict=True to see the traceback.",
+            part,
+            self.step,
+            type(error).__name__,
+            error,
+        )
+        recording = self._binding.recording
+        if recording is not None and not recording.closed:
+            recording.note("degraded", f"{part}: {type(error).__name__}: {error} (step {recording.step})"[:1000])
+
+    def _tell(self, event: Event) -> None:
+        if event.severity >= Severity.WARNING:
+            advice = f" {event.remedies[0]}" if event.remedies else ""
+            self._warn("%s: %s%s", event.kind, event.message, advice)
+
+    def _warn(self, message: str, *args: Any) -> None:
+        if not self.settings.silent:
+            logger.warning(message, *args)

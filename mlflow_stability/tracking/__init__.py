@@ -1,0 +1,1 @@
+"""Remembers: what was measured, to and from an MLflow run."""

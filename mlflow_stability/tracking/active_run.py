@@ -1,0 +1,117 @@
+"""Which MLflow run the script is in, asked in the training process without ever talking to a server.
+
+MLflow is not imported here: where the script has not imported it there is no run in progress, and importing it would
+cost the training seconds. What is known of a run is what the script's own `start_run` fetched.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class RunInProgress:
+    """A run that the script has started."""
+
+    run_id: str
+    tags: Mapping[str, str] = field(default_factory=dict)
+    """As they were when the script started or resumed the run."""
+
+
+def fluent_run() -> RunInProgress | None:
+    """The run of ``mlflow.start_run`` in this thread: of the script, of ``mlflow.pytorch.autolog``, of a Trainer."""
+    fluent = sys.modules.get("mlflow.tracking.fluent")
+    run = fluent.active_run() if fluent is not None else None
+    return None if run is None else RunInProgress(run.info.run_id, run.data.tags)
+
+
+def fluent_run_id() -> str | None:
+    """The id alone: asked at every step."""
+    fluent = sys.modules.get("mlflow.tracking.fluent")
+    run = fluent.active_run() if fluent is not None else None
+    return None if run is None else str(run.info.run_id)
+
+
+def lightning_run() -> RunInProgress | None:
+    """The run of the MLFlowLogger of the Lightning trainer that is fitting; it is in no thread's stack of runs."""
+    if not any(name in sys.modules for name in ("lightning.pytorch", "pytorch_lightning")):
+        return None
+    for each in gc.get_objects():
+        kind = type(each)
+        if kind.__name__ == "Trainer" and kind.__module__.startswith(("lightning.", "pytorch_lightning.")):
+            run_id = _logger_run_id(each)
+            if run_id:
+                return RunInProgress(run_id)
+    return None
+
+
+def announced_run() -> RunInProgress | None:
+    """The run that ``MLFLOW_RUN_ID`` names and that the script's first call to MLflow would resume."""
+    run_id = os.environ.get("MLFLOW_RUN_ID")
+    return RunInProgress(run_id) if run_id else None
+
+
+def _logger_run_id(trainer: Any) -> str | None:
+    if not getattr(trainer, "training", False):
+        return None
+    for logger in trainer.loggers:
+        if any(base.__name__ == "MLFlowLogger" for base in type(logger).__mro__):
+            return str(logger.run_id)  # makes the run where the logger had not yet, as its first metric would
+    return None
+
+
+def tracking_uri() -> str | None:
+    """Where the script's runs live; None: wherever MLflow's defaults say."""
+    utils = sys.modules.get("mlflow.tracking._tracking_service.utils")
+    if utils is not None:
+        return str(utils.get_tracking_uri())
+    return os.environ.get("MLFLOW_TRACKING_URI") or None
+
+
+def experiment_id() -> str | None:
+    """The experiment that the script has set; ``mlflow.set_experiment`` leaves it in the environment."""
+    return os.environ.get("MLFLOW_EXPERIMENT_ID") or None
+
+
+class ImplicitRunJoin:
+    """Lets ``mlflow.log_metric`` without a run go into ours, instead of starting a second one.
+
+    `our_run_id` is asked at such a call and may wait a moment for the run to exist: the call itself is about to talk
+    to the server anyway.
+    """
+
+    def __init__(self, our_run_id: Callable[[], str | None]) -> None:
+        self._our_run_id = our_run_id
+        self._undo: Callable[[], None] | None = None
+
+    def install(self) -> None:
+        """Begin, once the script has imported MLflow."""
+        fluent: Any = sys.modules.get("mlflow.tracking.fluent")
+        original = getattr(fluent, "_get_or_start_run", None)
+        if self._undo is not None or original is None:
+            return
+
+        def get_or_start_run() -> Any:
+            if fluent.active_run() is None:
+                run_id = self._our_run_id()
+                if run_id is not None:
+                    return fluent.start_run(run_id=run_id)
+            return original()
+
+        def undo() -> None:
+            if fluent._get_or_start_run is get_or_start_run:
+                fluent._get_or_start_run = original
+
+        fluent._get_or_start_run = get_or_start_run
+        self._undo = undo
+
+    def remove(self) -> None:
+        """Leave MLflow as it was."""
+        if self._undo is not None:
+            self._undo()
+            self._undo = None

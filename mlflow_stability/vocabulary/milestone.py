@@ -1,0 +1,76 @@
+"""What a journal tells beside numbers: how a recording began, what changed on the way, how it ended."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """A recording begins: which process trains, and which run it is for."""
+
+    recording: str
+    """A name of its own for this recording, unique in the world."""
+    pid: int
+    process_started: float
+    """When the training process was started, by the system's clock: a pid alone can be taken by another process."""
+    host: str
+    time: float
+    tracking_uri: str | None = None
+    """Where the run lives, without credentials; None: wherever MLflow's own defaults say, seen from ``directory``."""
+    directory: str = ""
+    """The working directory of the training, which relative tracking URIs refer to."""
+    run_id: str | None = None
+    """The run in progress when the recording began; None: the courier starts one."""
+    experiment_id: str | None = None
+    """Where the courier starts its run; None: MLflow's own default."""
+    first_step: int = 1
+    """The first step of this recording: higher than 1 where it goes on with a run that has steps already."""
+    log_every_n_steps: int = 10
+    tags: dict[str, str] = field(default_factory=dict)
+    """The user's ``extra_tags``."""
+    world_size: int = 1
+    schema: int = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Note:
+    """A fact about the recording that becomes the tag ``stability.<key>`` of its run."""
+
+    key: str
+    value: str
+    step: int = 0
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Reset:
+    """From this step on the detectors know nothing of what came before; replay forgets at the same place."""
+
+    step: int
+    attempt: int
+    reason: str
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Gap:
+    """These steps were trained but could not be recorded."""
+
+    first_step: int
+    last_step: int
+    reason: str
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """A recording ends: how, and what the run's status has to say of it."""
+
+    outcome: str
+    """``finished``, ``crashed``, ``exited``, ``interrupted``, ``out_of_memory``; a killed process writes none."""
+    detail: str = ""
+    step: int = 0
+    time: float = 0.0
+    run_was_active: bool = True
+    """Whether the run was still in progress then: one that its owner had ended keeps its status."""

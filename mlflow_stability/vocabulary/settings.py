@@ -1,0 +1,54 @@
+"""What a user can ask for, with the numbers that hold when nothing is asked."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from mlflow_stability.errors import SettingsError
+
+JOURNAL_FOLDER = ".mlflow-stability"
+
+
+@dataclass(frozen=True, slots=True)
+class Settings:
+    """The arguments of ``autolog()``, checked."""
+
+    log_every_n_steps: int = 10
+    """Every how many steps MLflow's metric tables get a point; the full record keeps every step."""
+    exit_wait: float = 30.0
+    """For how many seconds the end of training waits until everything is delivered."""
+    journal_dir: Path | None = None
+    """Where the journal is kept; None: ``./.mlflow-stability``."""
+    exclusive: bool = False
+    """Leave runs alone that the user started; record only into runs of our own."""
+    silent: bool = False
+    """Say nothing, not even warnings."""
+    strict: bool = False
+    """Raise our own errors into the training instead of switching the failing part off."""
+    extra_tags: Mapping[str, str] = field(default_factory=dict)
+    """Tags for the run."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant, with the rule and what came."""
+        if self.log_every_n_steps < 1:
+            raise SettingsError(f"log_every_n_steps must be at least 1, got {self.log_every_n_steps}.")
+        if not self.exit_wait >= 0:
+            raise SettingsError(f"exit_wait must be 0 or more seconds, got {self.exit_wait}.")
+
+    def journal_root(self) -> Path:
+        """The absolute folder that holds the journals; never a temporary one, for a reboot empties those."""
+        return (self.journal_dir or Path(os.environ.get("MLFLOW_STABILITY_JOURNAL_DIR") or JOURNAL_FOLDER)).absolute()
+
+
+def settings_from_environment() -> dict[str, float]:
+    """The settings that the environment overrides: ``MLFLOW_STABILITY_EXIT_WAIT``."""
+    text = os.environ.get("MLFLOW_STABILITY_EXIT_WAIT")
+    if not text:
+        return {}
+    try:
+        return {"exit_wait": float(text)}
+    except ValueError:
+        raise SettingsError(f"MLFLOW_STABILITY_EXIT_WAIT must be a number of seconds, got {text!r}.") from None
