@@ -17,7 +17,7 @@ from typing import Any
 import orjson
 
 import mlflow_stability
-from mlflow_stability.journal.layout import COURIER_LOG, DELIVERED, RELEASED, STATUS
+from mlflow_stability.journal.layout import COURIER_LOG, DELIVERED, RELEASED, STATUS, recording_folders
 
 LOOK_EVERY = 5.0
 RESTART_PAUSE = 2.0
@@ -87,19 +87,18 @@ class CourierLink:
             time.sleep(0.05)
 
     def wait(self, seconds: float, progress: Callable[[dict[str, Any]], None]) -> bool:
-        """Wait until everything is delivered and the courier has gone; False if that takes too long."""
+        """Wait until everything has arrived; False if that takes too long.
+
+        The courier may have one thing left to do then that it can do only when this process is gone: to correct the
+        run's status.
+        """
         until = time.monotonic() + seconds
-        while self.folder.exists():
+        while not self._all_arrived():
             if time.monotonic() >= until:
                 return False
             self._revive()
             progress(_read(self.folder / STATUS))
             time.sleep(0.05)
-        if self._process is not None:
-            try:
-                self._process.wait(timeout=max(0.1, until - time.monotonic()))
-            except subprocess.TimeoutExpired:
-                return False
         return True
 
     def release(self) -> None:
@@ -111,6 +110,9 @@ class CourierLink:
         """Leave it to itself: it goes on delivering when this process has ended."""
         if self._process is not None and self._process.poll() is None:
             self._process.returncode = 0  # or Popen complains that it still runs, which it is meant to
+
+    def _all_arrived(self) -> bool:
+        return all(_read(each / DELIVERED).get("complete") for each in recording_folders(self.folder))
 
     def _revive(self) -> None:
         gone = self._process is not None and self._process.poll() is not None

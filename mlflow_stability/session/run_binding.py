@@ -13,6 +13,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -80,7 +81,7 @@ class RunBinding:
         """End the recording in progress."""
         if self.recording is not None:
             still_active = not self._fluent or fluent_run_id() == self._run_id
-            self._end_recording(Closing(closing.outcome, closing.detail, run_was_active=still_active))
+            self._end_recording(replace(closing, run_was_active=closing.run_was_active and still_active))
         self._join.remove()
 
     def _changed_run(self, new_optimizer: bool) -> RunInProgress | None:

@@ -23,8 +23,10 @@ from mlflow_stability.session.exit_wait import wait_for_delivery
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_binding import RunBinding
+from mlflow_stability.tracking.active_run import end_fluent_run, fluent_run_id
 from mlflow_stability.vocabulary.event import Event, Severity
 from mlflow_stability.vocabulary.milestone import Closing
+from mlflow_stability.vocabulary.outcome import RUN_STATUS
 from mlflow_stability.vocabulary.settings import Settings
 
 logger = logging.getLogger("mlflow_stability")
@@ -86,7 +88,7 @@ class Session:
     def stop(self, closing: Closing | None = None) -> None:
         """Take everything off; the courier delivers what was recorded, and nobody waits before the process ends."""
         self._watch.remove()
-        self._finish(closing or Closing("finished"))
+        self._finish(closing or Closing("finished", run_was_active=False))
         self._ending.remove()
         for link in self._binding.links.values():
             link.release()
@@ -126,9 +128,12 @@ class Session:
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:
             return
-        self.stop(self._ending.closing)
-        wait = self._guard("delivery at the end", self.wait)
-        wait(self.settings.exit_wait)
+        closing = self._ending.closing
+        run_id = self.run_id
+        self.stop(closing)
+        self._guard("delivery at the end", self.wait)(self.settings.exit_wait)
+        if closing.outcome != "finished" and run_id is not None and fluent_run_id() == run_id:
+            end_fluent_run(RUN_STATUS[closing.outcome])
 
     def _part_failed(self, part: str, error: Exception) -> None:
         self._warn(

@@ -37,6 +37,13 @@ def fluent_run_id() -> str | None:
     return None if run is None else str(run.info.run_id)
 
 
+def end_fluent_run(status: str) -> None:
+    """End the run in progress with this status, where MLflow's own exit is about to call it finished."""
+    fluent = sys.modules.get("mlflow.tracking.fluent")
+    if fluent is not None and fluent.active_run() is not None:
+        fluent.end_run(status)
+
+
 def lightning_run() -> RunInProgress | None:
     """The run of the MLFlowLogger of the Lightning trainer that is fitting; it is in no thread's stack of runs."""
     if not any(name in sys.modules for name in ("lightning.pytorch", "pytorch_lightning")):

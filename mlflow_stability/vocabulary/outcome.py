@@ -1,0 +1,13 @@
+"""How a training can end, and the status that its MLflow run must have then."""
+
+from __future__ import annotations
+
+RUN_STATUS = {
+    "finished": "FINISHED",
+    "crashed": "FAILED",
+    "exited": "FAILED",
+    "out_of_memory": "FAILED",
+    "interrupted": "KILLED",
+    "killed": "KILLED",
+}
+"""The outcomes, as the tag ``stability.outcome`` has them, with MLflow's word for each."""
