@@ -5,7 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import torch
 from torch import Tensor
+from torch.optim import Optimizer
 
 
 @dataclass(slots=True)
@@ -21,14 +23,25 @@ class Clip:
     """The loss scale that the gradients still carried."""
 
 
+@dataclass(frozen=True, slots=True)
+class Zeroed:
+    """Gradients were set to zero: losses from before are not what an optimizer of these parameters follows."""
+
+    parameters: frozenset[int]
+    """Which, by identity."""
+    losses: int
+    """How many losses came before."""
+    micro_batches: int
+
+
 @dataclass(slots=True)
 class Cycle:
     """What was seen of one cycle. Tensors in it are scalars on their device."""
 
     losses: list[Tensor] = field(default_factory=list)
     micro_batches: int = 0
-    zeroed: dict[int, tuple[int, int]] = field(default_factory=dict)
-    """For each optimizer, how many losses and micro-batches came before it set its gradients to zero."""
+    zeroed: dict[int, Zeroed] = field(default_factory=dict)
+    """For each optimizer or module, by identity, when it last set its gradients to zero."""
     clips: list[Clip] = field(default_factory=list)
     norms: list[Tensor] = field(default_factory=list)
     """At the gates: what the optimizers were given."""
@@ -55,3 +68,18 @@ class Cycle:
     def has_gate(self) -> bool:
         """Whether an optimizer has begun to consume the gradients."""
         return bool(self.stepped)
+
+    def drop_zeroed(self, optimizer: Optimizer) -> None:
+        """Forget the losses whose gradients were set to zero before this optimizer came to its gate."""
+        if not self.zeroed:
+            return
+        parameters = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        latest = [each for each in self.zeroed.values() if parameters <= each.parameters]
+        if latest:
+            del self.losses[: max(each.losses for each in latest)]
+            self.micro_batches -= max(each.micro_batches for each in latest)
+
+    def condense(self) -> None:
+        """Keep the sum of the losses only: where no gate comes for so long, hardly one will."""
+        self.losses[:] = [torch.stack([each.to(self.losses[0]) for each in self.losses]).sum()]
+        self.zeroed.clear()

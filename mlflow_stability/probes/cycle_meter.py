@@ -16,16 +16,18 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.cycle import Clip, Cycle
-from mlflow_stability.probes.gradient_norm import gradients_of, total_norm
+from mlflow_stability.probes.cycle import Clip, Cycle, Zeroed
+from mlflow_stability.probes.gradient_norm import gradients_of, parameters_of, total_norm
 from mlflow_stability.probes.optimizer_tracks import OptimizerTracks
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.readback import Readback
 from mlflow_stability.probes.reading import CycleReading, Skips, reading_of, scalars_of
 
 REMEMBERED_CYCLES = 16
+MOST_LOSSES = 1024
 OnReading = Callable[[Any, CycleReading], None]
 """Takes what `on_gate` gave when the cycle reached its gate, and the cycle's reading."""
 
@@ -68,6 +70,8 @@ class CycleMeter:
         # What was clipped before more gradients came is not what the optimizer will get.
         self._cycle.clips.clear()
         self._take_loss(tensors)
+        if len(self._cycle.losses) > MOST_LOSSES:
+            self._cycle.condense()
 
     def backward_failed(self) -> None:
         """Runs when the backward pass ended in an exception: an interrupted notebook cell, say."""
@@ -76,11 +80,12 @@ class CycleMeter:
             cycle.micro_batches -= 1
             del cycle.losses[self._losses_before :]
 
-    def zeroed(self, optimizer: Optimizer) -> None:
-        """Runs after gradients were set to zero: losses before that are not what the optimizer will follow."""
+    def zeroed(self, owner: Optimizer | Module) -> None:
+        """Runs after an optimizer or a module set its gradients to zero."""
         cycle = self._cycle
         if cycle.micro_batches and not cycle.has_gate:
-            cycle.zeroed[id(optimizer)] = (len(cycle.losses), cycle.micro_batches)
+            parameters = frozenset(map(id, parameters_of(owner)))
+            cycle.zeroed[id(owner)] = Zeroed(parameters, len(cycle.losses), cycle.micro_batches)
 
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         """Runs after the script took a norm of gradients."""
@@ -89,10 +94,10 @@ class CycleMeter:
 
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
         """Runs after a loss scaler multiplied a loss."""
-        if isinstance(original, Tensor) and isinstance(result, Tensor) and result is not original:
-            if self._cycle.has_gate and not self._evaluating:
-                self._end_cycle()
-            self._cycle.scaler = scaler
+        if self._cycle.has_gate and not self._evaluating:
+            self._end_cycle()
+        self._cycle.scaler = scaler
+        if isinstance(original, Tensor):
             self._unscaled_loss = (weakref.ref(result), original.detach().clone())
 
     def unscaled(self, scaler: Any) -> None:
@@ -122,9 +127,7 @@ class CycleMeter:
         cycle = self._cycle
         if not cycle.has_gate:
             cycle.owner = self._on_gate(optimizer)
-            losses, micro_batches = cycle.zeroed.get(id(optimizer), (0, 0))
-            del cycle.losses[:losses]
-            cycle.micro_batches -= micro_batches
+            cycle.drop_zeroed(optimizer)
         cycle.track = self._tracks.join(optimizer, cycle.track)
         cycle.stepped.append(id(optimizer))
         self._take_scale(optimizer)
@@ -209,7 +212,7 @@ class CycleMeter:
     def _clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         cycle = self._cycle
         scale = cycle.scaler._scale.clone() if cycle.scaler is not None and not cycle.unscaled else None
-        cycle.clips.append(Clip(norm.detach(), float(order), frozenset(map(id, gradients)), scale))
+        cycle.clips.append(Clip(norm.detach().clone(), float(order), frozenset(map(id, gradients)), scale))
 
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
         norm = total_norm(gradients)

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Sequence
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 
 
@@ -13,14 +14,16 @@ class ShardedGradientsError(RuntimeError):
     """Gradients are split over processes, and a part of a norm is not the norm."""
 
 
+def parameters_of(owner: Optimizer | Module) -> list[Tensor]:
+    """The parameters of an optimizer or a module."""
+    if isinstance(owner, Module):
+        return list(owner.parameters())
+    return [parameter for group in owner.param_groups for parameter in group["params"]]
+
+
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:
     """The gradients that this optimizer is about to use."""
-    return [
-        gradient
-        for group in optimizer.param_groups
-        for parameter in group["params"]
-        if (gradient := parameter.grad) is not None
-    ]
+    return [gradient for parameter in parameters_of(optimizer) if (gradient := parameter.grad) is not None]
 
 
 @torch.no_grad()

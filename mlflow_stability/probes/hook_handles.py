@@ -51,5 +51,6 @@ class HookHandles:
     def remove(self) -> None:
         """Take everything out, last in first out."""
         self._live[0] = False
+        self._live = [False]  # a patch of ours that somebody wrapped stays a plain call if we come back
         while self._undo:
             self._undo.pop()()

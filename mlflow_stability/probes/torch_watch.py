@@ -34,6 +34,7 @@ class TorchWatch:
     def __init__(self, guard: Guard, meter: CycleMeter) -> None:
         self._handles = HookHandles()
         self._gates = 0
+        self._in_backward = False
         self._backward = guard("cycles", meter.backward)
         self._backward_failed = guard("cycles", meter.backward_failed)
         self._zeroed = guard("cycles", meter.zeroed)
@@ -52,7 +53,8 @@ class TorchWatch:
         handles.hold(register_optimizer_step_pre_hook(self._before_step))
         handles.hold(register_optimizer_step_post_hook(self._after_step))
         handles.patch(torch.autograd, "backward", self._around_backward)
-        handles.patch(Optimizer, "zero_grad", self._around_zero_grad)
+        for kind in (Optimizer, torch.nn.Module):
+            handles.patch(kind, "zero_grad", self._around_zero_grad)
         for owner, name in _NORM_NAMES:
             handles.patch(owner, name, self._around_norm)
         handles.patch(torch.amp.GradScaler, "scale", self._around_scale)
@@ -84,14 +86,14 @@ class TorchWatch:
         """The user's closure; its first evaluation ends at the gate."""
         evaluations = 0
 
-        def watched() -> Any:
+        def watched(*args: Any, **kwargs: Any) -> Any:
             nonlocal evaluations
             evaluations += 1
             first = evaluations == 1
             self._closure_begins(first)
             failed = True
             try:
-                result = closure()
+                result = closure(*args, **kwargs)
                 failed = False
             finally:
                 self._closure_ends(optimizer, first, failed)
@@ -100,19 +102,22 @@ class TorchWatch:
         return watched
 
     def _around_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if _unwatchable():
+        if self._in_backward or _unwatchable():  # reentrant checkpoints run a backward inside a backward
             return original(*args, **kwargs)
-        self._backward(args[0] if args else kwargs.get("tensors"))
+        self._in_backward = True
         try:
+            self._backward(args[0] if args else kwargs.get("tensors"))
             return original(*args, **kwargs)
         except BaseException:
             self._backward_failed()
             raise
+        finally:
+            self._in_backward = False
 
-    def _around_zero_grad(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> Any:
-        result = original(optimizer, *args, **kwargs)
+    def _around_zero_grad(self, original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(owner, *args, **kwargs)
         if not _unwatchable():
-            self._zeroed(optimizer)
+            self._zeroed(owner)
         return result
 
     def _around_norm(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -127,7 +132,8 @@ class TorchWatch:
 
     def _around_scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
         result = original(scaler, outputs)
-        self._scaled(scaler, outputs, result)
+        if scaler.is_enabled():
+            self._scaled(scaler, outputs, result)
         return result
 
     def _around_unscale(self, original: Callable[..., Any], scaler: Any, optimizer: Any) -> Any:
@@ -141,9 +147,7 @@ class TorchWatch:
         gates = self._gates
         result = original(scaler, optimizer, *args, **kwargs)
         if self._gates == gates and scaler.is_enabled():
-            self._swallowed(
-                optimizer, list(scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"].values())
-            )
+            self._swallowed(scaler, optimizer)
         return result
 
 

@@ -1,0 +1,81 @@
+"""Gives a recorded run as a pandas DataFrame.
+
+In: a run id and where it lives. Out: every value that was measured, as a table. Where the full record is missing, the
+points of MLflow's metric tables are given instead, and a warning says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Literal
+
+import numpy as np
+import pandas as pd
+
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.tracking.run_reader import RunReader
+from mlflow_stability.tracking.run_record import RunRecord
+
+_logger = logging.getLogger(__name__)
+
+
+def load_run(run_id: str, tracking_uri: str | None = None, layout: Literal["wide", "long"] = "wide") -> pd.DataFrame:
+    """Everything that was recorded of a run, as a table.
+
+    ``layout="wide"`` has one row for each step, with the columns ``recording``, ``attempt``, ``step``, ``time``
+    (seconds since the epoch) and one for each signal: ``loss``, ``learning_rate@group0``. A signal that was not
+    measured at a step is NaN there. ``layout="long"`` has one row for each value, with the columns ``recording``,
+    ``attempt``, ``step``, ``time``, ``quantity``, ``place``, ``value``.
+
+    Raises ``RunNotFoundError`` where there is no such run or nothing of ours in it, and ``TrackingError`` where the
+    server cannot be reached.
+    """
+    if layout not in ("wide", "long"):
+        raise SettingsError(f'layout must be "wide" or "long", got {layout!r}.')
+    record = RunReader(run_id, tracking_uri).record()
+    if not record.complete:
+        _logger.warning(
+            "Run %s has no full record in its artifacts: these are the %d points of its metric tables.",
+            run_id,
+            len(record),
+        )
+    return _wide(record) if layout == "wide" else _long(record)
+
+
+def _long(record: RunRecord) -> pd.DataFrame:
+    """One row per value, in the order in which they were measured."""
+    return pd.DataFrame(
+        {
+            "recording": record.recording,
+            "attempt": record.attempt,
+            "step": record.step,
+            "time": record.time,
+            "quantity": _names([signal.quantity for signal in record.signals], record),
+            "place": _names([signal.place for signal in record.signals], record),
+            "value": record.value,
+        }
+    )
+
+
+def _names(names: list[str], record: RunRecord) -> pd.Categorical[str]:
+    different = list(dict.fromkeys(names))
+    codes = np.array([different.index(name) for name in names], np.int32)[record.signal]
+    return pd.Categorical.from_codes(codes, pd.Index(different))
+
+
+def _wide(record: RunRecord) -> pd.DataFrame:
+    """One row per step; of a signal that came twice in a step, the later value."""
+    where = np.stack([record.recording, record.step, record.attempt], axis=1)
+    rows, first, row_of = np.unique(where, axis=0, return_index=True, return_inverse=True)
+    values = np.full((len(rows), len(record.signals)), np.nan)
+    values[row_of.reshape(-1), record.signal] = record.value
+    head = pd.DataFrame(
+        {
+            "recording": record.recording[first],
+            "attempt": record.attempt[first],
+            "step": record.step[first],
+            "time": record.time[first],
+        }
+    )
+    body = pd.DataFrame(values, columns=[str(signal) for signal in record.signals])
+    return pd.concat([head, body], axis=1)

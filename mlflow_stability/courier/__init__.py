@@ -1,0 +1,1 @@
+"""Wires, beside training: everything in a journal directory becomes part of an MLflow run."""

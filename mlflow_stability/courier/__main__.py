@@ -1,0 +1,79 @@
+"""The side process: `python -m mlflow_stability.courier SESSION_FOLDER`.
+
+It follows the journal of one training process and lives a little longer than that. It ignores Ctrl-C and hang-ups,
+which are meant for the training, and is nice to it. When its own work is done it looks after sessions that were left
+behind in the same journal directory. It never imports torch.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import signal
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+
+from mlflow_stability.courier.deliver import TICK, deliver_session, given_up
+from mlflow_stability.courier.environment import ask_for_short_requests
+from mlflow_stability.courier.orphans import next_orphan
+from mlflow_stability.courier.out_of_memory import MemoryWatch
+from mlflow_stability.courier.session_delivery import SessionDelivery
+
+LINGER = 600.0
+_ORPHAN_LINGER = 30.0
+_NICE = 10
+_logger = logging.getLogger("mlflow_stability.courier")
+
+
+def main(folder: Path) -> int:
+    """Deliver a session and what was left behind beside it."""
+    for each in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(each, signal.SIG_IGN)
+    with suppress(OSError):
+        os.nice(_NICE)
+    ask_for_short_requests()
+    logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
+    session = SessionDelivery(folder, os.environ.get("MLFLOW_TRACKING_URI"), MemoryWatch().has_killed)
+    if not session.claim.take():
+        return 0
+    session.say("starting")
+    if not follow(session):
+        return 1
+    deliver_orphans(folder)
+    return 0
+
+
+def follow(session: SessionDelivery) -> bool:
+    """Stay with a session to its end; False if something could not be delivered."""
+    last_error = ""
+    while session.claim.holds():
+        moved = session.advance()
+        error = session.report().error
+        if error != last_error:
+            _logger.warning("%s", error or "Delivering again.")
+            last_error = error
+        if session.over:
+            session.remove()
+            return True
+        if given_up(session, LINGER):
+            session.claim.release()
+            return False
+        if not moved:
+            time.sleep(min(TICK, session.seconds_to_wait()))
+    return False
+
+
+def deliver_orphans(own: Path) -> None:
+    """Deliver the sessions that were left behind, one after the other."""
+    tried: set[Path] = set()
+    while (orphan := next_orphan(own.parent, own, os.environ.get("MLFLOW_TRACKING_URI"), tried)) is not None:
+        tried.add(orphan)
+        report = deliver_session(orphan, os.environ.get("MLFLOW_TRACKING_URI"), _ORPHAN_LINGER)
+        if report.error:
+            _logger.warning("%s was not delivered: %s", orphan.name, report.error)
+
+
+if __name__ == "__main__":
+    sys.exit(main(Path(sys.argv[1]).absolute()))

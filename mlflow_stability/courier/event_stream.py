@@ -1,0 +1,100 @@
+"""Carries what happened in a recording into its run: one line for each event, reset, gap, note.
+
+In: the journal, from its first line. Out: files of events, and the `Story` from which the run's tags are made.
+Promised: the journal is always heard from the beginning, so that a new courier knows all that the one before knew; at
+most one file's lines are in memory.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from mlflow_stability.courier.delivered import Delivered
+from mlflow_stability.courier.story import Story
+from mlflow_stability.errors import TrackingError
+from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.tracking.record_events import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of
+from mlflow_stability.tracking.run_writer import RunWriter
+from mlflow_stability.vocabulary.event import Event
+from mlflow_stability.vocabulary.milestone import Gap, Reset
+from mlflow_stability.vocabulary.observation import StepReading
+
+_READ_AT_ONCE = 500
+_INTERVAL = 10.0
+
+
+class EventStream:
+    """The events of one recording."""
+
+    def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
+        self.done = False
+        self.story = Story(delivered.offset)
+        self.reached = 0
+        """The place up to which the journal was heard."""
+        self._delivered = delivered
+        self._writer = writer
+        self._follower = JournalFollower(delivered.folder / JOURNAL)
+        self._file = 0
+        self._lines: list[str] = []
+        self._changed = False
+        self._sent_at = 0.0
+
+    @property
+    def broken_lines(self) -> int:
+        """How many lines of the journal were torn."""
+        return self._follower.broken_lines
+
+    def advance(self, over: bool) -> bool:
+        """Hear on, and send the file when it has changed."""
+        full = len(self._lines) >= LINES_PER_FILE
+        more = not full and self._read()
+        if full or (self._changed and not more and (over or time.monotonic() - self._sent_at >= _INTERVAL)):
+            self._send()
+        if full:
+            self._next_file()
+        self.done = over and not full and not more and not self._changed
+        return full or more
+
+    def _read(self) -> bool:
+        limit = min(_READ_AT_ONCE, LINES_PER_FILE - len(self._lines))
+        entries = self._follower.read(limit)
+        for entry in entries:
+            self.story.hear(entry.record)
+            self.reached = entry.end
+            if not isinstance(entry.record, StepReading):
+                self._lines.append(line_of(_counted(entry.record, self._delivered.offset)))
+                self._changed = True
+        return len(entries) >= limit
+
+    def _send(self) -> None:
+        if self._file >= self._delivered.events_files:
+            number = self._delivered.number or 0
+            try:
+                with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+                    file = Path(room, events_name(number, self._file))
+                    file.write_text("".join(self._lines), encoding="utf-8")
+                    self._writer.upload(file, EVENTS_FOLDER)
+            except OSError as error:
+                raise TrackingError(f"Could not write the file of events: {error}") from error
+        self._changed = False
+        self._sent_at = time.monotonic()
+
+    def _next_file(self) -> None:
+        self._file += 1
+        self._lines = []
+        if self._file > self._delivered.events_files:
+            self._delivered.events_files = self._file
+            self._delivered.save()
+
+
+def _counted(record: Said, offset: int) -> Said:
+    """The same record, with its steps as the run counts them."""
+    if isinstance(record, Event | Reset) and offset:
+        return replace(record, step=record.step + offset)
+    if isinstance(record, Gap) and offset and record.first_step:
+        return replace(record, first_step=record.first_step + offset, last_step=record.last_step + offset)
+    return record

@@ -1,0 +1,160 @@
+"""Carries chosen points of a journal into MLflow's metric tables.
+
+In: the journal, from the place up to which metrics have arrived. Out: metrics. Promised: after a kill at any moment
+the same points are sent again from that place, which the store recognises; memory is bounded, for nothing is read
+while enough waits; where the store cannot take as much as is measured, fewer points are chosen instead of falling
+behind, and the run says so.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlflow_stability.courier.delivered import Delivered
+from mlflow_stability.courier.pace import Pace
+from mlflow_stability.errors import StabilityError
+from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.tracking.run_writer import RunWriter
+from mlflow_stability.tracking.thinning import Point, Thinner
+from mlflow_stability.vocabulary.event import Event
+from mlflow_stability.vocabulary.observation import StepReading
+
+_READ_AT_ONCE = 500
+_GATHER_SECONDS = 1.0  # few points wait this long for company
+_BACKLOG_SECONDS = 5.0  # of sending; with more than that waiting, perhaps too many points are chosen
+_MOST_OF_CAPACITY = 0.5  # the share of what the store can take that new points may need
+
+
+@dataclass(frozen=True, slots=True)
+class Bite:
+    """Points that are sent together, and where the journal is taken up again once they have arrived."""
+
+    points: list[Point]
+    until: int
+    thinning: dict[str, Any]
+
+
+class MetricStream:
+    """The metrics of one recording."""
+
+    def __init__(self, delivered: Delivered, writer: RunWriter, pace: Pace, every: int) -> None:
+        self.done = False
+        self._delivered = delivered
+        self._writer = writer
+        self._pace = pace
+        self._follower = JournalFollower(delivered.folder / JOURNAL, delivered.metrics_until)
+        self._thinner = Thinner.resumed(delivered.thinning) if delivered.thinning else Thinner(every)
+        self._bites: deque[Bite] = deque()
+        self._waiting = 0
+        self._sent_of_first = 0
+        self._open: list[Point] = []
+        self._open_since = 0.0
+        self._held: StepReading | None = None  # the newest reading: an event of its step may still come
+        self._held_marked = False
+        self._read_until = self._safe_until = delivered.metrics_until
+        self._adapted_at = 0.0
+
+    @property
+    def reached(self) -> int:
+        """The place up to which no point waits; what is only held back for company does not count."""
+        return self._read_until if not self._bites else self._delivered.metrics_until
+
+    @property
+    def every(self) -> int:
+        """Every how many steps a point is chosen at the moment."""
+        return self._thinner.every
+
+    def advance(self, over: bool) -> bool:
+        """Read, choose, and send one request if it is time to."""
+        full = self._waiting >= self._pace.points_in(2 * _BACKLOG_SECONDS)
+        more = full or self._read(over)
+        if self._bites and self._pace.wait(time.monotonic(), hurry=over) <= 0:
+            self._send(self._bites[0])
+        elif full:
+            return False
+        self.done = over and not more and not self._bites
+        return more or (over and bool(self._bites))
+
+    def seconds_to_wait(self) -> float:
+        """When to come back for points that wait only for their turn."""
+        return self._pace.wait(time.monotonic(), hurry=False) if self._bites else float("inf")
+
+    def _read(self, over: bool) -> bool:
+        entries = self._follower.read(_READ_AT_ONCE)
+        for entry in entries:
+            if isinstance(entry.record, StepReading):
+                self._release(marked=False)
+                self._held = entry.record
+            elif isinstance(entry.record, Event) and self._held and entry.record.step == self._held.step:
+                self._held_marked = True
+            self._read_until = entry.end
+        more = len(entries) >= _READ_AT_ONCE
+        if over and not more:
+            self._release(marked=True)
+            self._safe_until = self._read_until
+            self._seal()
+        elif self._open and time.monotonic() - self._open_since >= _GATHER_SECONDS:
+            self._seal()
+        if not over:
+            self._adapt()
+        return more
+
+    def _release(self, marked: bool) -> None:
+        """Choose from the held reading, now that all is known of its step."""
+        if self._held is not None:
+            reading = replace(self._held, step=self._held.step + self._delivered.offset)
+            if not self._open:
+                self._open_since = time.monotonic()
+            self._open += self._thinner.points(reading, marked or self._held_marked)
+            self._held, self._held_marked = None, False
+        self._safe_until = self._read_until
+        if len(self._open) >= self._pace.batch:
+            self._seal()
+
+    def _seal(self) -> None:
+        """Make a bite of what was chosen up to here."""
+        behind = self._bites[-1].until if self._bites else self._delivered.metrics_until
+        if self._safe_until > behind:
+            self._bites.append(Bite(self._open, self._safe_until, self._thinner.saved()))
+            self._waiting += len(self._open)
+            self._open = []
+
+    def _send(self, bite: Bite) -> None:
+        """One request; the place in the journal moves on when all of the bite has arrived."""
+        points = bite.points[self._sent_of_first : self._sent_of_first + self._pace.batch]
+        if points:
+            began = time.monotonic()
+            try:
+                self._writer.log(points, self._delivered.section)
+            except StabilityError:
+                self._pace.failed()
+                raise
+            now = time.monotonic()
+            self._pace.sent(len(points), now - began, now)
+            self._sent_of_first += len(points)
+        if self._sent_of_first >= len(bite.points):
+            self._bites.popleft()
+            self._waiting -= len(bite.points)
+            self._sent_of_first = 0
+            self._delivered.metrics_until, self._delivered.thinning = bite.until, bite.thinning
+            self._delivered.save()
+
+    def _adapt(self) -> None:
+        """Choose half as many points if those that come in are more than the store can take."""
+        if self._waiting < self._pace.points_in(_BACKLOG_SECONDS):
+            return
+        times = [bite.points[0].time for bite in self._bites if bite.points]
+        span = times[-1] - times[0]
+        if times[0] < self._adapted_at or span <= 0:  # these were chosen before the last change
+            return
+        arriving = (self._waiting - len(self._bites[-1].points)) / span
+        if arriving > _MOST_OF_CAPACITY * self._pace.points_in(1.0):
+            self._seal()
+            self._thinner.every *= 2
+            # The bite before the change says so too: a courier that goes on from there chooses the same points.
+            self._bites[-1].thinning["every"] = self._thinner.every
+            self._adapted_at = times[-1]

@@ -1,0 +1,113 @@
+"""A recording whose run is open: lets its streams run, and says how it ended.
+
+Promised: each stream has its own patience, so what is stuck holds nothing else up; `complete` is said when all of it
+has arrived, `finished` when the run's status tells the truth as well.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import fields
+from functools import partial
+from typing import Any
+
+from mlflow_stability.courier.delivered import Delivered
+from mlflow_stability.courier.event_stream import EventStream
+from mlflow_stability.courier.finish import silent_end, status_to_set, waits_for_process
+from mlflow_stability.courier.metric_stream import MetricStream
+from mlflow_stability.courier.pace import Pace
+from mlflow_stability.courier.part_stream import PartStream
+from mlflow_stability.courier.patience import Patience
+from mlflow_stability.courier.run_opening import open_run
+from mlflow_stability.courier.stream import Stream
+from mlflow_stability.courier.tag_board import TagBoard
+from mlflow_stability.courier.training_process import TrainingProcess
+from mlflow_stability.errors import StabilityError
+from mlflow_stability.journal.last_words import read_last_words
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.vocabulary.milestone import Closing, Opening
+
+
+class OpenRecording:
+    """A recording whose run is open."""
+
+    def __init__(self, opening: Opening, delivered: Delivered, uri: str, process: TrainingProcess) -> None:
+        self.writer, place = open_run(opening, delivered, uri, process)
+        self._asked = opening.log_every_n_steps
+        self.metrics = MetricStream(delivered, self.writer, Pace(uri), self._asked)
+        self.parts = PartStream(delivered, self.writer, opening.time)
+        self.events = EventStream(delivered, self.writer)
+        self._board = TagBoard(self.writer, delivered.number or 0, place)
+        self._delivered = delivered
+        self._opening = opening
+        self._patience: dict[Stream | TagBoard, Patience] = {
+            each: Patience() for each in (self.events, self.metrics, self.parts, self._board)
+        }
+        self._last_words: dict[str, Any] = {}
+        self.finished = False
+        """Nothing is left to do."""
+
+    @property
+    def troubles(self) -> list[Patience]:
+        """What does not get through at the moment."""
+        return [each for each in self._patience.values() if each.error]
+
+    def advance(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
+        """One bite of each stream, and the end when it has come; False if there was nothing to do."""
+        self._last_words = read_last_words(self._delivered.folder)
+        over = not alive or self.events.story.closing is not None or bool(self._last_words.get("closing"))
+        moved = False
+        for stream in (self.events, self.metrics, self.parts):
+            if not (over and stream.done):
+                moved |= self._try(stream, partial(stream.advance, over))
+        if over and self.events.done and self.metrics.done and self.parts.done:
+            return self._try(self._board, partial(self._end, alive, killed_for_memory)) or moved
+        if self._board.due():
+            self._try(self._board, self._show)
+        return moved
+
+    def waiting_bytes(self) -> int:
+        """How much of the journal has not arrived everywhere."""
+        size = (self._delivered.folder / JOURNAL).stat().st_size
+        return size - min(self.metrics.reached, self.parts.reached, self.events.reached)
+
+    def _show(self) -> None:
+        self._board.show(self.events.story, self.metrics.every, self._asked, self._last_words)
+
+    def _end(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
+        """Everything has arrived: say how it ended, as soon as that is certain."""
+        story = self.events.story
+        said = story.closing or _closing(self._last_words)
+        closing = said or silent_end(killed_for_memory(), story.last_step, story.last_time)
+        if not self._delivered.complete:
+            self._board.close(story, self.metrics.every, self._asked, self._last_words, closing)
+            self._delivered.complete = True
+            self._delivered.save()
+        own = self._opening.run_id is None
+        if alive and waits_for_process(closing, own):
+            return False
+        status = status_to_set(closing, said is not None, own, self.writer.status(), self._board.others_live())
+        if status is not None:
+            self.writer.end(status, closing.time or story.last_time)
+        self.finished = True
+        return True
+
+    def _try(self, what: Stream | TagBoard, act: Callable[[], bool | None]) -> bool:
+        patience = self._patience[what]
+        now = time.monotonic()
+        if not patience.ready(now):
+            return False
+        try:
+            moved = bool(act())
+        except StabilityError as error:
+            patience.failed(error, time.monotonic())
+            return False
+        patience.succeeded()
+        return moved
+
+
+def _closing(last_words: dict[str, Any]) -> Closing | None:
+    """The closing that found no room in the journal."""
+    said = last_words.get("closing")
+    return Closing(**{each.name: said[each.name] for each in fields(Closing) if each.name in said}) if said else None

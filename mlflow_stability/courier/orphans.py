@@ -1,0 +1,34 @@
+"""Finds sessions that nobody delivers any more: their training and their courier were killed together.
+
+In: a journal root and where we deliver to. Out: the oldest session that is left alone and goes to the same store.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlflow_stability.courier.claim import holder_lives
+from mlflow_stability.courier.recording import opening_if_readable
+from mlflow_stability.courier.training_process import process_of
+from mlflow_stability.journal.layout import recording_folders, session_folders
+from mlflow_stability.tracking.address import same_store
+
+
+def next_orphan(root: Path, own: Path, tracking_uri: str | None, not_again: set[Path]) -> Path | None:
+    """A session to deliver beside our own; None if there is none."""
+    if tracking_uri is None:
+        return None
+    for folder in session_folders(root):
+        if folder != own and folder not in not_again and _is_orphan(folder, tracking_uri):
+            return folder
+    return None
+
+
+def _is_orphan(folder: Path, tracking_uri: str) -> bool:
+    openings = [opening_if_readable(each) for each in recording_folders(folder)]
+    known = [each for each in openings if each is not None]
+    if not known or len(known) < len(openings) or holder_lives(folder) or process_of(folder, known[0]).alive():
+        return False
+    return all(
+        each.tracking_uri is not None and same_store(each.tracking_uri, tracking_uri, each.directory) for each in known
+    )

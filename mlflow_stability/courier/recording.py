@@ -1,0 +1,116 @@
+"""Delivers one recording, from its first line to the end of its run.
+
+In: a recording's folder. Out: everything in it, in an MLflow run. Promised: the folder goes when, and only when, all of
+it has arrived; until there is a store to talk to, nothing is read into memory.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from mlflow_stability.courier.delivered import Delivered
+from mlflow_stability.courier.open_recording import OpenRecording
+from mlflow_stability.courier.patience import Patience
+from mlflow_stability.courier.training_process import TrainingProcess
+from mlflow_stability.errors import JournalError, StabilityError
+from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.tracking.address import tracking_uri_for
+from mlflow_stability.vocabulary.milestone import Opening
+
+
+class Recording:
+    """One recording folder on its way."""
+
+    def __init__(self, folder: Path, process: TrainingProcess, tracking_uri: str | None) -> None:
+        self.folder = folder
+        self.gone = False
+        """All of it has arrived and the folder was removed."""
+        self._process = process
+        self._given_uri = tracking_uri
+        self._delivered = Delivered.read(folder)
+        self._patience = Patience()
+        self._open: OpenRecording | None = None
+
+    @property
+    def run_id(self) -> str | None:
+        """The run it goes to, once that is known."""
+        return self._delivered.run_id
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything recorded has arrived; the run's status may still wait for the process to be gone."""
+        return self.gone or self._delivered.complete
+
+    @property
+    def refused(self) -> list[str]:
+        """What the store will not take."""
+        return sorted(self._open.writer.refused) if self._open else []
+
+    @property
+    def troubles(self) -> list[Patience]:
+        """What does not get through at the moment."""
+        mine = [self._patience] if self._patience.error else []
+        return mine + (self._open.troubles if self._open else [])
+
+    def waiting_bytes(self) -> int:
+        """How much of the journal has not arrived."""
+        if self.gone:
+            return 0
+        return self._open.waiting_bytes() if self._open else (self.folder / JOURNAL).stat().st_size
+
+    def seconds_to_wait(self) -> float:
+        """When to come back for what waits only for its turn."""
+        return self._open.metrics.seconds_to_wait() if self._open else float("inf")
+
+    def advance(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
+        """Do a bite of work; False if there was nothing to do. `alive`: training may still append."""
+        if self.gone:
+            return False
+        if self._open is None:
+            return self._begin(alive)
+        moved = self._open.advance(alive, killed_for_memory)
+        if self._open.finished:
+            self._remove()
+        return moved
+
+    def _begin(self, alive: bool) -> bool:
+        if not self._patience.ready(time.monotonic()):
+            return False
+        try:
+            opening = opening_of(self.folder)
+            if opening is None:
+                if not alive:  # it was killed before it had recorded anything
+                    self._remove()
+                return False
+            uri = tracking_uri_for(opening.tracking_uri, opening.directory, self._given_uri)
+            self._open = OpenRecording(opening, self._delivered, uri, self._process)
+        except StabilityError as error:
+            self._patience.failed(error, time.monotonic())
+            return False
+        self._patience.succeeded()
+        return True
+
+    def _remove(self) -> None:
+        self.gone = True
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+
+def opening_if_readable(folder: Path) -> Opening | None:
+    """The same, for those who can do without."""
+    try:
+        return opening_of(folder)
+    except JournalError:
+        return None
+
+
+def opening_of(folder: Path) -> Opening | None:
+    """The first record of a recording; None where it is not written yet."""
+    try:
+        first = JournalFollower(folder / JOURNAL).read(1)
+    except OSError as error:
+        raise JournalError(f"The journal in {folder} cannot be read: {error}") from error
+    return first[0].record if first and isinstance(first[0].record, Opening) else None

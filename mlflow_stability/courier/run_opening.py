@@ -1,0 +1,75 @@
+"""Finds the run of a recording: the one that was in progress, or one made for it, exactly once.
+
+In: a recording's opening and what was delivered of it so far. Out: a writer into its run, and the recording's place in
+it. Promised: whatever is killed when, there is one run for the recording; the training can read its id from
+`delivered.json` as soon as there is one.
+"""
+
+from __future__ import annotations
+
+import getpass
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from mlflow import MlflowClient
+
+from mlflow_stability.courier.delivered import Delivered
+from mlflow_stability.courier.training_process import TrainingProcess
+from mlflow_stability.tracking.recording_claim import claim_place, place_among
+from mlflow_stability.tracking.recording_tag import RecordingTag, tag_name
+from mlflow_stability.tracking.run_creation import client_of, create_run, experiment_of, find_run
+from mlflow_stability.tracking.run_writer import RunWriter
+from mlflow_stability.vocabulary.milestone import Opening
+
+RECORD_SCHEMA = "1"
+
+
+def open_run(
+    opening: Opening, delivered: Delivered, uri: str, process: TrainingProcess
+) -> tuple[RunWriter, RecordingTag]:
+    """The way into the recording's run, and its place there."""
+    client = client_of(uri)
+    delivered.recording = opening.recording
+    if delivered.run_id is None:
+        delivered.run_id = opening.run_id or _made_run(client, opening, delivered, process)
+        delivered.creating = False
+        delivered.save()
+    writer = RunWriter(client, delivered.run_id)
+    delivered.number, place = claim_place(writer, opening)
+    delivered.section, delivered.offset = place.section, place.offset
+    delivered.save()
+    writer.set_tags({**opening.tags, **_our_tags()})
+    return writer, place
+
+
+def _made_run(client: MlflowClient, opening: Opening, delivered: Delivered, process: TrainingProcess) -> str:
+    experiment_id = experiment_of(client, opening.experiment_id)
+    if delivered.creating:  # asked before, and the answer was lost
+        found = find_run(client, experiment_id, tag_name(0), opening.recording)
+        if found:
+            return found
+    delivered.creating = True
+    delivered.save()
+    return create_run(client, experiment_id, _first_tags(opening, process), opening.time)
+
+
+def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:
+    """What MLflow itself says of a run that it starts, and the recording's place, by which the run is found again."""
+    tags = {"mlflow.autologging": "stability", "mlflow.source.type": "LOCAL", **opening.tags}
+    try:
+        tags["mlflow.user"] = getpass.getuser()
+    except (KeyError, OSError):  # a container without an entry for this user
+        tags["mlflow.user"] = "unknown"
+    script = next((word for word in process.command()[1:] if word.endswith(".py")), None)
+    if script is not None:
+        tags["mlflow.source.name"] = str(Path(opening.directory, script))
+    tags[tag_name(0)] = place_among({}, 0, opening, opening.time).text()
+    return tags
+
+
+def _our_tags() -> dict[str, str]:
+    try:
+        installed = version("mlflow-stability")
+    except PackageNotFoundError:  # run from a checkout
+        installed = "unknown"
+    return {"stability.version": installed, "stability.schema": RECORD_SCHEMA}

@@ -1,0 +1,148 @@
+"""Delivers the recordings of one training process.
+
+In: a session's folder. Out: its recordings in their runs, and an empty folder. New recordings are taken up as they
+appear. Nothing here waits: `advance` does a bite of work and says whether there was any.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from mlflow_stability.courier.claim import Claim
+from mlflow_stability.courier.recording import Recording, opening_if_readable
+from mlflow_stability.courier.status import CourierStatus, StatusPage
+from mlflow_stability.courier.training_process import TrainingProcess, process_of
+from mlflow_stability.journal.layout import RELEASED, recording_folders
+from mlflow_stability.vocabulary.milestone import Opening
+
+_WORTH_SAYING = 2.0  # seconds for which the store must be away before anybody hears of it
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryReport:
+    """What became of a session."""
+
+    session: Path
+    run_ids: tuple[str, ...] = ()
+    """The runs that its recordings went to."""
+    delivered: int = 0
+    """Recordings of which everything has arrived."""
+    remaining: int = 0
+    """Recordings of which something has not."""
+    waiting_bytes: int = 0
+    """How much of their journals that is."""
+    refused: tuple[str, ...] = ()
+    """What the store would not take."""
+    error: str = ""
+    """Why something remains, in one sentence."""
+    busy: bool = False
+    """A living courier delivers this session already."""
+
+
+class SessionDelivery:
+    """One session on its way."""
+
+    def __init__(self, folder: Path, tracking_uri: str | None, killed_for_memory: Callable[[], bool]) -> None:
+        self.folder = folder
+        self.claim = Claim(folder)
+        self.alive = True
+        """Whether the training may still append."""
+        self._uri = tracking_uri
+        self._killed_for_memory = killed_for_memory
+        self._page = StatusPage(folder)
+        self._recordings: dict[Path, Recording] = {}
+        self._process: TrainingProcess | None = None
+        self._settled = False
+
+    @property
+    def over(self) -> bool:
+        """Nothing more will be recorded, and everything has arrived."""
+        ended = not self.alive or (self.folder / RELEASED).exists()
+        return ended and self._settled and all(each.gone for each in self._recordings.values())
+
+    @property
+    def caught_up(self) -> bool:
+        """Everything that was recorded so far has arrived."""
+        return all(each.complete or not each.waiting_bytes() for each in self._recordings.values())
+
+    def advance(self) -> bool:
+        """A bite of work for each recording; False if there was nothing to do."""
+        self.alive = self._training_lives()
+        # Looked for after that question: a recording that began before the end is found, whatever happened between.
+        for folder in recording_folders(self.folder):
+            if folder not in self._recordings:
+                self._recordings[folder] = Recording(folder, self._the_process(), self._uri)
+        moved = False
+        for recording in self._recordings.values():
+            moved |= recording.advance(self.alive, self._killed_for_memory)
+        self._settled = True
+        self._page.show(self._status(moved))
+        return moved
+
+    def seconds_to_wait(self) -> float:
+        """When to come back, at the latest."""
+        return min((each.seconds_to_wait() for each in self._recordings.values()), default=float("inf"))
+
+    def say(self, state: str) -> None:
+        """Show a state that is not about the recordings."""
+        self._page.show(CourierStatus(state))
+
+    def stuck_since(self) -> float | None:
+        """Since when (by the monotonic clock) the store does not take something."""
+        since = [each.since for recording in self._recordings.values() for each in recording.troubles]
+        return min((each for each in since if each is not None), default=None)
+
+    @property
+    def hopeless(self) -> bool:
+        """Nothing that is left can be delivered, however often it is tried."""
+        left = [each for each in self._recordings.values() if not each.gone]
+        return bool(left) and all(any(trouble.hopeless for trouble in each.troubles) for each in left)
+
+    def report(self, busy: bool = False) -> DeliveryReport:
+        """What has become of the session so far."""
+        recordings = list(self._recordings.values())
+        troubles = [trouble.error for each in recordings for trouble in each.troubles]
+        return DeliveryReport(
+            self.folder,
+            tuple(dict.fromkeys(each.run_id for each in recordings if each.run_id)),
+            sum(each.gone for each in recordings),
+            sum(not each.gone for each in recordings),
+            sum(each.waiting_bytes() for each in recordings),
+            tuple(sorted({key for each in recordings for key in each.refused})),
+            troubles[0] if troubles else "",
+            busy,
+        )
+
+    def remove(self) -> None:
+        """Leave no trace: everything has arrived."""
+        self.say("done")
+        shutil.rmtree(self.folder, ignore_errors=True)
+        root = self.folder.parent
+        if root.is_dir() and not any(root.iterdir()):
+            root.rmdir()
+
+    def _status(self, moved: bool) -> CourierStatus:
+        report = self.report()
+        since = self.stuck_since()
+        stuck_for = 0.0 if since is None else time.monotonic() - since
+        if since is not None and stuck_for >= _WORTH_SAYING:
+            away = round(time.time() - stuck_for)
+            return CourierStatus("waiting", report.waiting_bytes, away, report.error, report.refused)
+        state = "delivering" if moved or not self.caught_up else "idle"
+        return CourierStatus(state, report.waiting_bytes, refused=report.refused)
+
+    def _training_lives(self) -> bool:
+        return self.alive and self._the_process().alive()
+
+    def _the_process(self) -> TrainingProcess:
+        if self._process is None or not self._process.started:
+            self._process = process_of(self.folder, self._first_opening())
+        return self._process
+
+    def _first_opening(self) -> Opening | None:
+        openings = (opening_if_readable(folder) for folder in recording_folders(self.folder))
+        return next((opening for opening in openings if opening is not None), None)

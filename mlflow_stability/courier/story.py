@@ -1,0 +1,69 @@
+"""What a recording has to say of itself beside its curves: the facts that become tags of the run."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable
+
+from mlflow_stability.journal.record import Record
+from mlflow_stability.vocabulary.event import Event, Severity
+from mlflow_stability.vocabulary.milestone import Closing, Gap, Note
+from mlflow_stability.vocabulary.observation import StepReading
+
+
+class Story:
+    """Told record by record; steps are those that the run counts."""
+
+    def __init__(self, offset: int) -> None:
+        self.first_step = 0
+        self.last_step = 0
+        self.last_time = 0.0
+        self.closing: Closing | None = None
+        self.events: Counter[str] = Counter()
+        self._offset = offset
+        self._last_event: Event | None = None
+        self._notes: dict[str, str] = {}
+        self._gaps: list[Gap] = []
+
+    def hear(self, record: Record) -> None:
+        """Take a record in."""
+        if isinstance(record, StepReading):
+            self.last_step = record.step + self._offset
+            self.first_step = self.first_step or self.last_step
+            self.last_time = record.time
+        elif isinstance(record, Event):
+            self.events[record.severity.name] += 1
+            self._last_event = record
+        elif isinstance(record, Note):
+            self._notes[record.key] = record.value
+        elif isinstance(record, Gap):
+            self._gaps.append(record)
+        elif isinstance(record, Closing):
+            self.closing = record
+
+    def tags(self, others: Iterable[dict[str, int]] = ()) -> dict[str, str]:
+        """The tags that tell it; `others`: the events of the run's other recordings, by severity."""
+        tags = {f"stability.{key}": value for key, value in self._notes.items()}
+        events = Counter(self.events)
+        for each in others:
+            events.update(each)
+        tags["stability.events"] = events_in_words(events)
+        if self._last_event is not None:
+            event = self._last_event
+            tags["stability.last_event"] = f"{event.kind} at step {event.step + self._offset}: {event.message}"
+        if self._gaps:
+            tags["stability.recording_gap"] = "; ".join(self._missing(gap) for gap in self._gaps)
+        return tags
+
+    def _missing(self, gap: Gap) -> str:
+        if not gap.first_step:
+            return f"records were lost ({gap.reason})"
+        first, last = gap.first_step + self._offset, gap.last_step + self._offset
+        return f"steps {first} to {last} are missing ({gap.reason})"
+
+
+def events_in_words(events: Counter[str]) -> str:
+    """`1 critical, 0 warning`."""
+    return ", ".join(
+        f"{events[severity.name]} {severity.name.lower()}" for severity in (Severity.CRITICAL, Severity.WARNING)
+    )

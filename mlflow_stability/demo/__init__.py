@@ -1,0 +1,1 @@
+"""Shows: a training script such as a user has, for `mlflow-stability demo` to run."""

@@ -1,0 +1,71 @@
+"""How a signal is called in MLflow, and back.
+
+In: a `Signal` and the section of the run that its recording writes to. Out: a metric key that every MLflow store takes.
+Promised: two signals never share a key; no key is a path prefix of another (file stores keep keys as paths); a key
+has at most 250 characters; `parse_key` gives the same signal back unless its name had to be changed to fit.
+"""
+
+from __future__ import annotations
+
+import re
+from hashlib import blake2b
+
+from mlflow_stability.vocabulary.signal import Signal
+
+SECTION = "stability"
+LONGEST_KEY = 250  # what MLflow's stores take
+_LONGEST_QUANTITY = 80
+
+# MLflow draws one section per prefix up to the last slash, so the quantity comes before the place.
+_BY_LAYER = "_by_layer"
+_BY_GROUP = "_by_group"
+_BY = {"learning_rate": _BY_GROUP}
+
+_UNFIT = re.compile(r"[^\w.\-]")
+_KEY = re.compile(r"(?P<section>stability(?:_[2-9]|_[1-9]\d+)?)/(?P<quantity>[^/]+)(?:/(?P<place>[^/]+))?")
+
+
+def section_of(number: int) -> str:
+    """The section of the n-th recording that writes into a run at the same time: `stability`, `stability_2`, …"""
+    return SECTION if number <= 1 else f"{SECTION}_{number}"
+
+
+def metric_key(signal: Signal, section: str = SECTION) -> str:
+    """The metric key of a signal."""
+    quantity = _fitting(signal.quantity, _LONGEST_QUANTITY)
+    if not signal.place:
+        if quantity.endswith((_BY_LAYER, _BY_GROUP)):  # would be the folder that holds another signal's places
+            quantity = f"{quantity}-{_mark(signal.quantity)}"
+        return f"{section}/{quantity}"
+    folder = f"{section}/{quantity}{_BY.get(signal.quantity, _BY_LAYER)}"
+    return f"{folder}/{_fitting(signal.place, LONGEST_KEY - len(folder) - 1)}"
+
+
+def parse_key(key: str) -> tuple[str, Signal] | None:
+    """The section and the signal of a metric key; None if it is not one of ours."""
+    found = _KEY.fullmatch(key)
+    if found is None:
+        return None
+    section, quantity, place = found["section"], found["quantity"], found["place"]
+    if place is None:
+        return section, Signal(quantity)
+    for ending in (_BY_LAYER, _BY_GROUP):
+        if quantity.endswith(ending):
+            return section, Signal(quantity.removesuffix(ending), place)
+    return None
+
+
+def _fitting(name: str, longest: int) -> str:
+    """A name as it may stand in a key: unchanged where possible, else told apart by a short hash."""
+    fit = _UNFIT.sub("_", name)
+    if fit == name and len(fit) <= longest and fit.strip("."):
+        return fit
+    mark = _mark(name)
+    room = longest - len(mark) - 2
+    if len(fit) > room:
+        fit = f"{fit[: room // 2]}-{fit[len(fit) - room // 2 + 1 :]}"
+    return f"{fit}-{mark}"
+
+
+def _mark(name: str) -> str:
+    return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()

@@ -1,0 +1,154 @@
+"""Reads back what was recorded of a run.
+
+In: a run id and where it lives. Out: a `RunRecord` and what happened beside it. Promised: the full record where there
+is one; else the points in MLflow's metric tables, all of them, with infinities where the store could only keep the
+largest number; one sentence that says what to do when there is neither.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import os
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import TypeVar
+
+import mlflow
+import numpy as np
+import pyarrow as pa
+from mlflow import MlflowClient
+
+from mlflow_stability.errors import RunNotFoundError
+from mlflow_stability.tracking.address import strip_credentials
+from mlflow_stability.tracking.keys import parse_key
+from mlflow_stability.tracking.record_events import EVENTS_FOLDER, Said, events_order, read_line
+from mlflow_stability.tracking.record_parts import RECORD_FOLDER, part_order, read_part
+from mlflow_stability.tracking.run_record import RunRecord, joined
+from mlflow_stability.tracking.store_trouble import sentence, store_trouble
+from mlflow_stability.vocabulary.signal import Signal
+
+_T = TypeVar("_T")
+_logger = logging.getLogger(__name__)
+_AS_GOOD_AS_INFINITE = 1.79e308  # what MLflow's databases make of an infinity
+
+
+class RunReader:
+    """An eye on one run."""
+
+    def __init__(self, run_id: str, tracking_uri: str | None = None) -> None:
+        self.run_id = run_id
+        self._uri = tracking_uri or mlflow.get_tracking_uri()
+        try:
+            with store_trouble("open the tracking store"):
+                self._client = MlflowClient(tracking_uri=self._uri)
+            with store_trouble(f"read run {run_id}"):
+                self._run = self._client.get_run(run_id)
+        except RunNotFoundError:
+            raise RunNotFoundError(
+                f"No run {run_id!r} at {strip_credentials(self._uri)}. Is the tracking URI right? "
+                "Without one given, MLFLOW_TRACKING_URI is taken."
+            ) from None
+
+    @property
+    def tags(self) -> dict[str, str]:
+        """The tags of the run."""
+        return dict(self._run.data.tags)
+
+    def record(self) -> RunRecord:
+        """Every value, or at least the points that MLflow's metric tables have."""
+        found = self.full_record()
+        if found is None:
+            found = self.metric_points()
+        if found is None:
+            raise RunNotFoundError(
+                f"Run {self.run_id} holds nothing that mlflow-stability recorded: no file in {RECORD_FOLDER} and no "
+                "metric stability/…. Was autolog() on? `mlflow-stability sync` delivers what was left behind."
+            )
+        return found
+
+    def full_record(self) -> RunRecord | None:
+        """The Parquet record; None where there is none."""
+        parts = [part for _, part in self._files(RECORD_FOLDER, part_order, read_part, "part of the record")]
+        return joined(parts) if parts else None
+
+    def said(self) -> list[tuple[int, Said]]:
+        """Events, resets, gaps, notes, openings and closings, each with the number of its recording."""
+
+        def lines(file: Path) -> list[Said]:
+            text = file.read_text(encoding="utf-8")
+            return [said for line in text.splitlines() if (said := read_line(line)) is not None]
+
+        files = self._files(EVENTS_FOLDER, events_order, lines, "file of events")
+        return [(recording, said) for (recording, _), found in files for said in found]
+
+    def metric_points(self) -> RunRecord | None:
+        """The points in MLflow's metric tables; None where there are none of ours."""
+        signals: list[Signal] = []
+        rows: list[tuple[int, int, float, int, float]] = []  # recording, step, time, signal, value
+        for key in sorted(self._run.data.metrics):
+            known = parse_key(key)
+            if known is None:
+                continue
+            section, signal = known
+            recording = int(section.rpartition("_")[2]) - 1 if "_" in section else 0
+            with store_trouble(f"read metric {key}"):
+                history = self._client.get_metric_history(self.run_id, key)
+            number = len(signals)
+            signals.append(signal)
+            rows.extend(
+                (recording, each.step, each.timestamp / 1000, number, _infinite(each.value)) for each in history
+            )
+        if not rows:
+            return None
+        rows.sort()
+        recordings, steps, times, numbers, values = zip(*rows, strict=True)
+        return RunRecord(
+            tuple(signals),
+            np.asarray(recordings, np.int32),
+            np.zeros(len(rows), np.int32),
+            np.asarray(steps, np.int64),
+            np.asarray(times, np.float64),
+            np.asarray(numbers, np.int32),
+            np.asarray(values, np.float64),
+            complete=False,
+        )
+
+    def _files(
+        self, folder: str, order: Callable[[str], tuple[int, int] | None], read: Callable[[Path], _T], what: str
+    ) -> list[tuple[tuple[int, int], _T]]:
+        """The files of an artifact folder, read one after the other in their order."""
+        with store_trouble(f"list the files in {folder} of run {self.run_id}"):
+            listed = self._client.list_artifacts(self.run_id, folder)
+        wanted = sorted((place, each.path) for each in listed if (place := order(PurePosixPath(each.path).name)))
+        found = []
+        for place, path in wanted:
+            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+                with store_trouble(f"download {path}"), _no_progress_bar():
+                    file = Path(self._client.download_artifacts(self.run_id, path, room))
+                try:
+                    found.append((place, read(file)))
+                except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
+                    # A run that is still being written to can show a file that is half there.
+                    _logger.warning("Left out one %s, %s: %s", what, path, sentence(error))
+        return found
+
+
+@contextmanager
+def _no_progress_bar() -> Iterator[None]:
+    """MLflow draws a bar for each file and takes its wish for none from the environment only."""
+    name = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
+    before = os.environ.get(name)
+    os.environ[name] = "false"
+    try:
+        yield
+    finally:
+        del os.environ[name]
+        if before is not None:
+            os.environ[name] = before
+
+
+def _infinite(value: float) -> float:
+    return math.copysign(math.inf, value) if abs(value) >= _AS_GOOD_AS_INFINITE else value

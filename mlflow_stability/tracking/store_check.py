@@ -1,0 +1,94 @@
+"""Asks a tracking store whether it is there, within seconds.
+
+In: a tracking URI. Out: what kind of store it is and whether it answers. Promised: an answer before the deadline,
+whatever the store or the network does; nothing is created, a SQLite file that MLflow has not made yet included.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow
+from mlflow import MlflowClient
+
+from mlflow_stability.tracking.address import absolute_uri, default_uri, is_sqlite, strip_credentials
+from mlflow_stability.tracking.store_trouble import sentence
+
+
+@dataclass(frozen=True, slots=True)
+class StoreCheck:
+    """What a store answered."""
+
+    uri: str
+    """Without credentials."""
+    kind: str
+    """`SQLite file`, `tracking server`, `database`, `folder of files`, `Databricks` or `plugin`."""
+    answers: bool
+    seconds: float = 0.0
+    """How long it took."""
+    trouble: str = ""
+    """Why it does not answer; empty while it does."""
+    exists: bool = True
+    """False where MLflow will make it at the first run."""
+
+
+def mlflow_version() -> str:
+    """The MLflow that is installed."""
+    return str(mlflow.__version__)
+
+
+def check_store(uri: str | None = None, deadline: float = 5.0) -> StoreCheck:
+    """Ask the store at `uri`, or the one that MLflow would take in this directory."""
+    here = str(Path.cwd())
+    uri = absolute_uri(uri or os.environ.get("MLFLOW_TRACKING_URI") or default_uri(here), here)
+    shown, kind = strip_credentials(uri), _kind(uri)
+    folder = _not_made_yet(uri)
+    if folder is not None:
+        writable = os.access(folder, os.W_OK)
+        return StoreCheck(shown, kind, writable, exists=False, trouble="" if writable else f"{folder} is not writable")
+    # One try: MLflow's own seven would wait for four minutes.
+    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
+    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(max(1, int(deadline)))
+    trouble: list[str] = []
+
+    def ask() -> None:
+        try:
+            MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
+        except Exception as error:  # the store's, the driver's or the network's own: whatever it is, it is the answer
+            trouble.append(sentence(error))
+
+    began = time.monotonic()
+    asking = threading.Thread(target=ask, daemon=True)  # a name server that hangs knows no timeout
+    asking.start()
+    asking.join(deadline)
+    if asking.is_alive():
+        trouble.append(f"no answer within {deadline:.0f} s")
+    return StoreCheck(shown, kind, not trouble, time.monotonic() - began, next(iter(trouble), ""))
+
+
+def _kind(uri: str) -> str:
+    scheme = uri.partition(":")[0].partition("+")[0]
+    if is_sqlite(uri):
+        return "SQLite file"
+    if scheme in ("http", "https"):
+        return "tracking server"
+    if scheme in ("postgresql", "mysql", "mssql"):
+        return "database"
+    if scheme == "file":
+        return "folder of files"
+    return "Databricks" if scheme in ("databricks", "uc") else "plugin"
+
+
+def _not_made_yet(uri: str) -> Path | None:
+    """The folder in which MLflow would make this SQLite file; None if it is there, or no file."""
+    path = Path(uri.partition("///")[2].partition("?")[0])
+    if not is_sqlite(uri) or not path.name or path.exists():
+        return None
+    folder = path.parent
+    while not folder.exists():
+        folder = folder.parent
+    return folder

@@ -1,0 +1,129 @@
+"""Chooses the few points of a recording that MLflow's metric tables get; the full record is kept elsewhere.
+
+In: the readings of one recording, in order. Out: points. Kept are
+
+- of every whole-model signal, and of each learning rate: the first value, then those at multiples of `every` (a
+  signal measured more rarely than that keeps all its values), at the steps of events, and the last one;
+- the extremes of what lies between two kept points, under names of their own (`loss_max`), so that a spike of one
+  step is never thinned away and the series itself is not biased;
+- how many losses and gradient norms were not finite, for a chart does not show those.
+
+Promised: the same readings give the same points, also when the work is cut at any reading and taken up again from
+`saved()`; a storm of events cannot undo the thinning.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from mlflow_stability.vocabulary.observation import StepReading
+from mlflow_stability.vocabulary.signal import Signal
+
+_EXTREMES = {"loss": ("min", "max"), "grad_norm": ("max",), "step_time": ("max",)}
+_COUNTED = ("loss", "grad_norm")
+_NONFINITE = Signal("nonfinite_values")
+_MOST_MARKED = 10  # event steps kept between two multiples of `every`
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """One value on its way to a metric table."""
+
+    signal: Signal
+    step: int
+    value: float
+    time: float
+
+
+class Thinner:
+    """Decides, reading by reading, what is kept."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        """Every how many steps a point is kept; may be raised on the way, when the store is slow."""
+        self._kept: dict[Signal, int] = {}
+        self._windows: dict[str, tuple[float, float]] = {}
+        self._nonfinite = 0
+        self._marked = (0, 0)
+        self._layout: tuple[Signal, ...] = ()
+        self._chosen: tuple[tuple[int, Signal], ...] = ()
+        self._watched: tuple[tuple[int, str], ...] = ()
+
+    def points(self, reading: StepReading, marked: bool = False) -> list[Point]:
+        """What is kept of a reading; all of it if it is marked: an event happened there, or it is the last."""
+        if reading.signals is not self._layout:
+            self._learn(reading.signals)
+        self._look(reading)
+        step, every, kept = reading.step, self.every, self._kept
+        if step % every == 0 or (marked and self._may_mark(step)):
+            due = [pair for pair in self._chosen if kept.get(pair[1]) != step]
+        else:
+            due = [pair for pair in self._chosen if step - kept.get(pair[1], step - every) >= every]
+        found: list[Point] = []
+        for position, signal in due:
+            kept[signal] = step
+            found.append(Point(signal, step, reading.values[position], reading.time))
+            if signal.quantity in self._windows and not signal.place:
+                found.extend(self._extremes(signal.quantity, reading))
+        if found and self._nonfinite:
+            found.append(Point(_NONFINITE, step, self._nonfinite, reading.time))
+        return found
+
+    def saved(self) -> dict[str, Any]:
+        """Everything that is needed to go on from here, as plain JSON."""
+        return {
+            "every": self.every,
+            "kept": [[signal.quantity, signal.place, step] for signal, step in self._kept.items()],
+            "windows": {quantity: list(window) for quantity, window in self._windows.items()},
+            "nonfinite": self._nonfinite,
+            "marked": list(self._marked),
+        }
+
+    @classmethod
+    def resumed(cls, saved: dict[str, Any]) -> Thinner:
+        """Go on where `saved` was called."""
+        thinner = cls(saved["every"])
+        thinner._kept = {Signal(quantity, place): step for quantity, place, step in saved["kept"]}
+        thinner._windows = {quantity: (low, high) for quantity, (low, high) in saved["windows"].items()}
+        thinner._nonfinite = saved["nonfinite"]
+        window, count = saved["marked"]
+        thinner._marked = (window, count)
+        return thinner
+
+    def _learn(self, signals: tuple[Signal, ...]) -> None:
+        self._layout = signals
+        self._chosen = tuple(
+            (position, signal)
+            for position, signal in enumerate(signals)
+            if not signal.place or signal.quantity == "learning_rate"
+        )
+        self._watched = tuple(
+            (position, signal.quantity)
+            for position, signal in enumerate(signals)
+            if not signal.place and (signal.quantity in _EXTREMES or signal.quantity in _COUNTED)
+        )
+
+    def _look(self, reading: StepReading) -> None:
+        """Widen the windows by this reading, and count what is not finite."""
+        for position, quantity in self._watched:
+            value = reading.values[position]
+            if math.isfinite(value):
+                low, high = self._windows.get(quantity, (value, value))
+                self._windows[quantity] = (min(low, value), max(high, value))
+            elif quantity in _COUNTED:
+                self._nonfinite += 1
+
+    def _may_mark(self, step: int) -> bool:
+        window, count = self._marked
+        here = step // self.every
+        self._marked = (here, count + 1 if window == here else 1)
+        return self._marked[1] <= _MOST_MARKED
+
+    def _extremes(self, quantity: str, reading: StepReading) -> list[Point]:
+        low, high = self._windows.pop(quantity)
+        ends = {"min": low, "max": high}
+        return [
+            Point(Signal(f"{quantity}_{end}"), reading.step, ends[end], reading.time) for end in _EXTREMES[quantity]
+        ]
