@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from servers.mlflow_server import mlflow_server
+from servers.troubled_server import TroubledServer
 
 # Before anything imports MLflow: it reads these once.
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
@@ -49,8 +51,27 @@ def copy_of(template: Path, folder: Path) -> Path:
 
 
 @pytest.fixture
-def sqlite_uri(template_database: Path, tmp_path: Path) -> Iterator[str]:
+def sqlite_uri(template_database: Path, tmp_path: Path) -> str:
     """The tracking URI of an empty SQLite store."""
     folder = tmp_path / "store"
     folder.mkdir()
-    yield f"sqlite:///{copy_of(template_database, folder)}"
+    return f"sqlite:///{copy_of(template_database, folder)}"
+
+
+@pytest.fixture(scope="session")
+def rest_server(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    """The address of a real MLflow server that all tests share: look only at runs of your own."""
+    folder = tmp_path_factory.mktemp("server")
+    shutil.copy(template_database, folder / "mlflow.db")
+    with sqlite3.connect(folder / "mlflow.db") as connection:
+        connection.execute("UPDATE experiments SET artifact_location = 'mlflow-artifacts:/' || experiment_id")
+    connection.close()
+    with mlflow_server(folder, f"sqlite:///{folder / 'mlflow.db'}") as url:
+        yield url
+
+
+@pytest.fixture
+def troubled_server(rest_server: str) -> Iterator[TroubledServer]:
+    """The same server, behind one that can be told to fail."""
+    with TroubledServer(rest_server) as server:
+        yield server

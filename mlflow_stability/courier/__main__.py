@@ -57,7 +57,7 @@ def follow(session: SessionDelivery) -> bool:
         if session.over:
             session.remove()
             return True
-        if given_up(session, LINGER):
+        if not session.alive and given_up(session, LINGER):
             session.claim.release()
             return False
         if not moved:

@@ -49,8 +49,6 @@ def deliver_session(
 
 
 def given_up(session: SessionDelivery, linger: float) -> bool:
-    """Whether training has ended and what is left cannot be delivered, or not for a long time."""
+    """Whether what is left cannot be delivered at all, or could not be for a long time."""
     since = session.stuck_since()
-    if session.alive or since is None:
-        return False
-    return session.hopeless or time.monotonic() - since > linger
+    return since is not None and (session.hopeless or time.monotonic() - since > linger)

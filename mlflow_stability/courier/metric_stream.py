@@ -8,6 +8,7 @@ behind, and the run says so.
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from dataclasses import dataclass, replace
@@ -144,17 +145,18 @@ class MetricStream:
             self._delivered.save()
 
     def _adapt(self) -> None:
-        """Choose half as many points if those that come in are more than the store can take."""
-        if self._waiting < self._pace.points_in(_BACKLOG_SECONDS):
+        """Choose fewer points, half of them or a quarter…, if more come in than the store can take."""
+        if not self._pace.is_known or self._waiting < self._pace.points_in(_BACKLOG_SECONDS):
             return
         times = [bite.points[0].time for bite in self._bites if bite.points]
         span = times[-1] - times[0]
         if times[0] < self._adapted_at or span <= 0:  # these were chosen before the last change
             return
         arriving = (self._waiting - len(self._bites[-1].points)) / span
-        if arriving > _MOST_OF_CAPACITY * self._pace.points_in(1.0):
+        bearable = _MOST_OF_CAPACITY * self._pace.points_in(1.0)
+        if arriving > bearable:
             self._seal()
-            self._thinner.every *= 2
+            self._thinner.every *= 2 ** math.ceil(math.log2(arriving / bearable))
             # The bite before the change says so too: a courier that goes on from there chooses the same points.
             self._bites[-1].thinning["every"] = self._thinner.every
             self._adapted_at = times[-1]

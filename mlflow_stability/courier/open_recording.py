@@ -53,10 +53,15 @@ class OpenRecording:
         """What does not get through at the moment."""
         return [each for each in self._patience.values() if each.error]
 
+    @property
+    def over(self) -> bool:
+        """Whether the training has said that nothing more will be recorded."""
+        return self.events.story.closing is not None or bool(self._last_words.get("closing"))
+
     def advance(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
         """One bite of each stream, and the end when it has come; False if there was nothing to do."""
         self._last_words = read_last_words(self._delivered.folder)
-        over = not alive or self.events.story.closing is not None or bool(self._last_words.get("closing"))
+        over = not alive or self.over
         moved = False
         for stream in (self.events, self.metrics, self.parts):
             if not (over and stream.done):

@@ -10,6 +10,7 @@ from __future__ import annotations
 from mlflow_stability.tracking.address import is_sqlite
 
 _SMALLEST_BATCH = 10
+_KNOWN_AFTER = 3  # requests
 
 
 class Pace:
@@ -21,6 +22,7 @@ class Pace:
         self._largest = 200 if sqlite else 1000
         self._rate = 1000.0 if sqlite else 1500.0
         self._free_at = 0.0
+        self._measured = 0
         self.batch = self._largest
         """How many points a request may hold."""
 
@@ -33,12 +35,18 @@ class Pace:
         rate = points / max(took, 1e-4)
         if points >= self.batch // 2:  # small ones say nothing about what is possible
             self._rate += 0.3 * (rate - self._rate)
+            self._measured += 1
         self._free_at = now + took * (1 / self._share - 1)
         self.batch = min(self._largest, self.batch * 2)
 
     def failed(self) -> None:
         """A request did not get through: perhaps it was too much at once."""
         self.batch = max(_SMALLEST_BATCH, self.batch // 2)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the speed of the store was measured, not only guessed."""
+        return self._measured >= _KNOWN_AFTER
 
     def points_in(self, seconds: float) -> float:
         """How many points can be sent in this time while training lives."""

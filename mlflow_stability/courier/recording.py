@@ -46,6 +46,11 @@ class Recording:
         return self.gone or self._delivered.complete
 
     @property
+    def caught_up(self) -> bool:
+        """Whether there is nothing to do before more is recorded."""
+        return self.complete or (self.waiting_bytes() == 0 and not (self._open and self._open.over))
+
+    @property
     def refused(self) -> list[str]:
         """What the store will not take."""
         return sorted(self._open.writer.refused) if self._open else []

@@ -67,7 +67,7 @@ class SessionDelivery:
     @property
     def caught_up(self) -> bool:
         """Everything that was recorded so far has arrived."""
-        return all(each.complete or not each.waiting_bytes() for each in self._recordings.values())
+        return all(each.caught_up for each in self._recordings.values())
 
     def advance(self) -> bool:
         """A bite of work for each recording; False if there was nothing to do."""

@@ -1,6 +1,6 @@
 """An ordinary training loop; two lines of it are ours.
 
-    python -m mlflow_stability.demo.training [--steps 600]
+    python -m mlflow_stability.demo.training [--steps 300]
 
 Prints a line of JSON now and then for `mlflow-stability demo` to show: how far it is, and at the end which run it was
 recorded into.
@@ -12,6 +12,7 @@ import argparse
 import json
 import math
 import sys
+import time
 
 import torch
 from torch import Tensor
@@ -23,7 +24,7 @@ from mlflow_stability.demo.text import ALPHABET, encoded
 
 LENGTH, BATCH = 64, 16
 WARM_UP = 40
-RUN_ID_WAIT = 30.0
+RUN_ID_WAIT = 20.0
 
 
 def train(steps: int) -> None:
@@ -60,6 +61,15 @@ def share_of_lr(step: int, steps: int) -> float:
     return 0.1 + 0.45 * (1 + math.cos(math.pi * (step - WARM_UP) / max(1, steps - WARM_UP)))
 
 
+def run_id() -> str | None:
+    """The run; after a training of a minute it is there, or there is no store that could take it."""
+    session = mlflow_stability.current_session()
+    until = time.monotonic() + RUN_ID_WAIT
+    while session is not None and session.run_id is None and time.monotonic() < until:
+        time.sleep(0.1)
+    return session.run_id if session is not None else None
+
+
 def say(**what: float | str | None) -> None:
     """One line for whoever started this."""
     sys.stdout.write(json.dumps(what) + "\n")
@@ -69,10 +79,9 @@ def say(**what: float | str | None) -> None:
 def main() -> None:
     """Train, and say where it was recorded."""
     parser = argparse.ArgumentParser(description="Train a tiny GPT on made-up sentences.")
-    parser.add_argument("--steps", type=int, default=600)
+    parser.add_argument("--steps", type=int, default=300)
     train(parser.parse_args().steps)
-    session = mlflow_stability.current_session()
-    say(run_id=session.run_id if session else None)
+    say(run_id=run_id())
 
 
 if __name__ == "__main__":

@@ -12,6 +12,8 @@ from typing import Any
 
 import orjson
 
+from mlflow_stability.journal.record import to_json
+
 NAME = "last_words.json"
 SIZE = 4096
 
@@ -28,7 +30,7 @@ class LastWords:
     def say(self, **what: Any) -> None:
         """Add to the page; text is cut so that it always fits."""
         self._said.update(what)
-        text = orjson.dumps(self._said)
+        text = to_json(self._said)
         if len(text) < SIZE:
             os.pwrite(self._fd, text.ljust(SIZE - 1) + b"\n", 0)
 

@@ -70,9 +70,27 @@ def unframe(line: bytes) -> list[Any]:
     return said
 
 
+def to_json(said: Any) -> bytes:
+    """JSON of text that may hold what is no valid Unicode: a folder's name, an error message."""
+    try:
+        return orjson.dumps(said)
+    except orjson.JSONEncodeError:
+        return orjson.dumps(_made_valid(said))
+
+
+def _made_valid(said: Any) -> Any:
+    if isinstance(said, str):
+        return said.encode("utf-8", "backslashreplace").decode()
+    if isinstance(said, dict):
+        return {_made_valid(key): _made_valid(value) for key, value in said.items()}
+    if isinstance(said, list | tuple):
+        return [_made_valid(each) for each in said]
+    return said
+
+
 def encode_layout(number: int, signals: Sequence[Signal]) -> bytes:
     """The line that gives a tuple of names its number."""
-    return frame(orjson.dumps(["layout", number, [[each.quantity, each.place] for each in signals]]))
+    return frame(to_json(["layout", number, [[each.quantity, each.place] for each in signals]]))
 
 
 def decode_layout(said: list[Any]) -> tuple[int, tuple[Signal, ...]]:
@@ -103,9 +121,10 @@ def encode(record: Record) -> bytes:
     if isinstance(record, Event):
         said["severity"] = int(record.severity)
         said["evidence"] = {
-            name: value if math.isfinite(value) else repr(float(value)) for name, value in record.evidence.items()
+            name: float(value) if math.isfinite(value) else repr(float(value))
+            for name, value in record.evidence.items()
         }
-    return frame(orjson.dumps([_NAMES[type(record)], said]))
+    return frame(to_json([_NAMES[type(record)], said]))
 
 
 def decode(said: list[Any]) -> Record | None:

@@ -107,8 +107,7 @@ class JournalWriter:
         if time.monotonic() < self._retry_at:
             return False
         reason = self.failure
-        first, last = self._gap or (0, 0)
-        if not self._write(encode(Gap(first, last, reason, time.time()))):
+        if self._gap is not None and not self._write(encode(Gap(*self._gap, reason, time.time()))):
             return False
         self.failure, self._gap = "", None
         self._last_words.say(stopped_at=None)

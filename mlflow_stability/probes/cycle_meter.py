@@ -27,7 +27,6 @@ from mlflow_stability.probes.readback import Readback
 from mlflow_stability.probes.reading import CycleReading, Skips, reading_of, scalars_of
 
 REMEMBERED_CYCLES = 16
-MOST_LOSSES = 1024
 OnReading = Callable[[Any, CycleReading], None]
 """Takes what `on_gate` gave when the cycle reached its gate, and the cycle's reading."""
 
@@ -42,6 +41,7 @@ class CycleMeter:
         self._tracks = OptimizerTracks()
         self._cycle = Cycle()
         self._last: Cycle | None = None
+        self._owner: Any = None
         self._cycles_ended = 0
         self._last_stepped: dict[int, dict[int, int]] = {}
         """For each track, in which cycle each optimizer stepped last."""
@@ -70,8 +70,7 @@ class CycleMeter:
         # What was clipped before more gradients came is not what the optimizer will get.
         self._cycle.clips.clear()
         self._take_loss(tensors)
-        if len(self._cycle.losses) > MOST_LOSSES:
-            self._cycle.condense()
+        self._cycle.condense()
 
     def backward_failed(self) -> None:
         """Runs when the backward pass ended in an exception: an interrupted notebook cell, say."""
@@ -126,7 +125,7 @@ class CycleMeter:
             self._end_cycle()
         cycle = self._cycle
         if not cycle.has_gate:
-            cycle.owner = self._on_gate(optimizer)
+            self._belongs_to(self._on_gate(optimizer))
             cycle.drop_zeroed(optimizer)
         cycle.track = self._tracks.join(optimizer, cycle.track)
         cycle.stepped.append(id(optimizer))
@@ -156,7 +155,7 @@ class CycleMeter:
     def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Optimizer | None) -> None:
         """A whole cycle at once, for a loop that no hook can see."""
         cycle = self._cycle
-        cycle.owner = self._on_gate(optimizer)
+        self._belongs_to(self._on_gate(optimizer))
         cycle.track = 0
         cycle.micro_batches = 1
         if loss is not None:
@@ -172,6 +171,18 @@ class CycleMeter:
         if self._cycle.has_gate:
             self._end_cycle()
         self._readback.drain()
+
+    def settle(self) -> None:
+        """Wait for what is on its way from the device: the one it belongs to is about to end."""
+        self._readback.drain()
+
+    def _belongs_to(self, owner: Any) -> None:
+        """A new owner's tracks, skips and times begin afresh."""
+        self._cycle.owner = owner
+        if owner is not self._owner:
+            self._owner, self._last, self._ended_at = owner, None, None
+            self._tracks, self._skips = OptimizerTracks(), Skips({})
+            self._last_stepped.clear()
 
     def _is_late(self, optimizer: Optimizer) -> bool:
         """Whether this step still belongs to the cycle that seemed to be over."""
@@ -191,10 +202,10 @@ class CycleMeter:
         ended, when = time.perf_counter(), time.time()
         step_time = None if self._ended_at is None else ended - self._ended_at
         self._ended_at = ended
-        place = self._tracks.track_place(cycle.track)
+        place, skips = self._tracks.track_place(cycle.track), self._skips
 
         def read(values: Sequence[float]) -> None:
-            self._on_reading(cycle.owner, reading_of(cycle, values, place, step_time, when, self._skips))
+            self._on_reading(cycle.owner, reading_of(cycle, values, place, step_time, when, skips))
 
         self._readback.fetch(scalars_of(cycle), read)
 

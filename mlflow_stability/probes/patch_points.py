@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from importlib import import_module
 
+import torch
+
 OLDEST_TORCH = "2.6"
 
 # Where each is found, as `module:name`, and what would not be seen without it.
@@ -28,6 +30,11 @@ PATCH_POINTS: dict[str, str] = {
     "torch.accelerator:current_stream": "one copy to the host that nobody waits for",
     "torch:get_device_module": "one copy to the host that nobody waits for",
 }
+
+
+def torch_version() -> str:
+    """The torch that is installed."""
+    return str(torch.__version__)
 
 
 def missing_patch_points() -> dict[str, str]:

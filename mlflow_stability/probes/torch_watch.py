@@ -155,4 +155,5 @@ def _unwatchable() -> bool:
     """Whether what happens now is compiled or captured, to be run later without us."""
     if torch.compiler.is_compiling():
         return True
-    return torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing()
+    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
+    return in_use and torch.cuda.is_current_stream_capturing()

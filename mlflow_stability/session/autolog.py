@@ -60,7 +60,7 @@ def autolog(
         exclusive=exclusive,
         silent=silent,
         strict=strict,
-        extra_tags=dict(extra_tags or {}),
+        extra_tags={str(key): str(value) for key, value in (extra_tags or {}).items()},
     )
     if _current is not None:
         _current.reconfigure(settings)

@@ -36,6 +36,7 @@ class CourierLink:
         self._look_at = 0.0
         self._start_after = 0.0
         self._away_said = False
+        self._start_failure_said = False
 
     def start(self) -> None:
         """Start the courier as a process in a session of its own, so that Ctrl-C is not for it."""
@@ -50,9 +51,23 @@ class CourierLink:
         }
         if self._tracking_uri is not None:
             environment["MLFLOW_TRACKING_URI"] = self._tracking_uri
+        try:
+            self._process = self._spawn(environment)
+        except OSError as error:
+            if not self._start_failure_said:
+                self._start_failure_said = True
+                self._warn(
+                    "The courier could not be started (%s). Training goes on and everything is kept in %s; "
+                    "`mlflow-stability sync` delivers it.",
+                    error,
+                    self.folder.parent,
+                )
+        self._start_after = time.monotonic() + RESTART_PAUSE
+
+    def _spawn(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
         log = os.open(self.folder / COURIER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
-            self._process = subprocess.Popen(
+            return subprocess.Popen(
                 [sys.executable, "-m", "mlflow_stability.courier", str(self.folder)],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
@@ -62,7 +77,6 @@ class CourierLink:
             )
         finally:
             os.close(log)
-        self._start_after = time.monotonic() + RESTART_PAUSE
 
     def ensure_started(self) -> None:
         """Start the courier, if it was not started before."""

@@ -7,6 +7,7 @@ forked child nothing of ours runs.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from collections.abc import Callable
@@ -43,7 +44,8 @@ class PartGuard:
                 if self.strict:
                     raise
                 self.off[part] = f"{type(error).__name__}: {error}"
-                self._on_failure(part, error)
+                with contextlib.suppress(Exception):  # to tell of a failure may fail, and must not reach the training
+                    self._on_failure(part, error)
                 return None
             finally:
                 if outermost:

@@ -14,6 +14,7 @@ from pathlib import Path
 from mlflow_stability.detectors.panel import Panel
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.probes.reading import CycleReading
+from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.milestone import Closing, Note, Opening
 from mlflow_stability.vocabulary.observation import StepReading
@@ -26,9 +27,7 @@ _OVERHEAD = Signal("overhead_fraction")
 class Recording:
     """The journal and the panel of one run."""
 
-    def __init__(
-        self, folder: Path, opening: Opening, own_seconds: Callable[[], float], on_event: Callable[[Event], None]
-    ) -> None:
+    def __init__(self, folder: Path, opening: Opening, guard: PartGuard, on_event: Callable[[Event], None]) -> None:
         self.folder = folder
         self.opening = opening
         self.step = opening.first_step - 1
@@ -37,10 +36,12 @@ class Recording:
         self.closed = False
         self._journal = JournalWriter(folder, opening)
         self._panel = Panel()
-        self._own_seconds = own_seconds
+        self._guard = guard
+        self._judge = guard("detectors", self._panel_judges)
         self._on_event = on_event
         self._cost_since: tuple[float, float] | None = None
-        self._norm_basis = ""
+        self._norm_bases: dict[str, list[str]] = {}
+        """What gradient norms stood for, by place."""
 
     @property
     def failure(self) -> str:
@@ -57,13 +58,9 @@ class Recording:
                 signals, values = (*signals, _OVERHEAD), (*values, share)
         step = StepReading(self.step, signals, values, self.attempt, reading.time)
         self._journal.append(step)
-        for observation in step.observations():
-            for event in self._panel.observe(observation):
-                self._journal.append(event)
-                self._on_event(event)
-        if reading.norm_basis and reading.norm_basis != self._norm_basis:
-            self._norm_basis = reading.norm_basis
-            self.note("grad_norm", reading.norm_basis)
+        self._judge(step)
+        if reading.norm_basis:
+            self._note_basis(reading)
 
     def note(self, key: str, value: str) -> None:
         """Keep a fact that becomes a tag of the run."""
@@ -76,8 +73,22 @@ class Recording:
             self._journal.append(replace(closing, step=self.step, time=time.time()))
             self._journal.close()
 
+    def _panel_judges(self, step: StepReading) -> None:
+        for observation in step.observations():
+            for event in self._panel.observe(observation):
+                self._journal.append(event)
+                self._on_event(event)
+
+    def _note_basis(self, reading: CycleReading) -> None:
+        """Once for each meaning: clipping may come and go from step to step, and from track to track."""
+        place = next(each.place for each in reading.signals if each.quantity == "grad_norm")
+        known = self._norm_bases.setdefault(place, [])
+        if reading.norm_basis not in known:
+            known.append(reading.norm_basis)
+            self.note(f"grad_norm.{place}" if place else "grad_norm", ", ".join(known))
+
     def _own_share(self) -> float | None:
         """Our part of the time since it was last asked."""
-        now, own = time.perf_counter(), self._own_seconds()
+        now, own = time.perf_counter(), self._guard.seconds
         before, self._cost_since = self._cost_since, (now, own)
         return None if before is None else (own - before[1]) / (now - before[0])

@@ -21,6 +21,7 @@ import psutil
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layout import new_session_folder
 from mlflow_stability.session.courier_link import CourierLink, Say
+from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.tracking.active_run import (
@@ -45,14 +46,21 @@ class RunBinding:
     """The recordings of this process, one at a time."""
 
     def __init__(
-        self, settings: Settings, own_seconds: Callable[[], float], on_event: Callable[[Event], None], warn: Say
+        self,
+        settings: Settings,
+        guard: PartGuard,
+        on_event: Callable[[Event], None],
+        warn: Say,
+        settle: Callable[[], None],
     ) -> None:
         self.settings = settings
         self.recording: Recording | None = None
         self.links: dict[str | None, CourierLink] = {}
-        self._own_seconds = own_seconds
+        self._guard = guard
         self._on_event = on_event
         self._warn = warn
+        self._settle = settle
+        """Waits for the readings that are still on their way to the recording."""
         self._run_id: str | None = None
         """The run that the recording is for; None while it is ours and the courier has not started it."""
         self._own = False
@@ -75,6 +83,8 @@ class RunBinding:
         run = self._changed_run(is_new)
         if run is not None or self.recording is None:
             self._switch(run)
+        elif self._own and not self.settings.exclusive:
+            self._join.install()  # the script may have imported MLflow since
         return self.recording
 
     def close(self, closing: Closing) -> None:
@@ -117,7 +127,7 @@ class RunBinding:
             self.recording = Recording(
                 link.folder / f"{self._recordings:03d}-{uuid.uuid4().hex[:8]}",
                 self._opening(run),
-                self._own_seconds,
+                self._guard,
                 self._on_event,
             )
         except OSError as error:
@@ -133,6 +143,8 @@ class RunBinding:
             self._join.install()
 
     def _end_recording(self, closing: Closing) -> None:
+        if self.recording is not None:
+            self._settle()
         recording, self.recording = self.recording, None
         if recording is not None:
             run_id = self.current_run_id()

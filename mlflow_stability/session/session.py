@@ -39,8 +39,8 @@ class Session:
         self.settings = settings
         self._pid = os.getpid()
         self._guard = PartGuard(settings.strict, self._part_failed)
-        self._binding = RunBinding(settings, lambda: self._guard.seconds, self._tell, self._warn)
         self._meter = CycleMeter(self._guard, self._at_gate, self._on_reading)
+        self._binding = RunBinding(settings, self._guard, self._tell, self._warn, self._meter.settle)
         self._watch = TorchWatch(self._guard, self._meter)
         self._ending = EndingWatch()
         self._started = False
@@ -51,6 +51,11 @@ class Session:
     def run_id(self) -> str | None:
         """The MLflow run that is being recorded into, as soon as it is known."""
         return self._binding.current_run_id()
+
+    @property
+    def recording(self) -> Recording | None:
+        """The recording in progress; None before the first step."""
+        return self._binding.recording
 
     @property
     def step(self) -> int:
@@ -91,7 +96,7 @@ class Session:
         self._finish(closing or Closing("finished", run_was_active=False))
         self._ending.remove()
         for link in self._binding.links.values():
-            link.release()
+            self._guard("the end", link.release)()
 
     def wait(self, seconds: float) -> bool:
         """Wait until everything is delivered; False if it takes longer."""

@@ -86,7 +86,7 @@ class RunReader:
 
     def metric_points(self) -> RunRecord | None:
         """The points in MLflow's metric tables; None where there are none of ours."""
-        signals: list[Signal] = []
+        signals: dict[Signal, int] = {}
         rows: list[tuple[int, int, float, int, float]] = []  # recording, step, time, signal, value
         for key in sorted(self._run.data.metrics):
             known = parse_key(key)
@@ -96,8 +96,7 @@ class RunReader:
             recording = int(section.rpartition("_")[2]) - 1 if "_" in section else 0
             with store_trouble(f"read metric {key}"):
                 history = self._client.get_metric_history(self.run_id, key)
-            number = len(signals)
-            signals.append(signal)
+            number = signals.setdefault(signal, len(signals))
             rows.extend(
                 (recording, each.step, each.timestamp / 1000, number, _infinite(each.value)) for each in history
             )

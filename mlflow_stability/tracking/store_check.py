@@ -59,7 +59,7 @@ def check_store(uri: str | None = None, deadline: float = 5.0) -> StoreCheck:
         try:
             MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
         except Exception as error:  # the store's, the driver's or the network's own: whatever it is, it is the answer
-            trouble.append(sentence(error))
+            trouble.append(_root(error))
 
     began = time.monotonic()
     asking = threading.Thread(target=ask, daemon=True)  # a name server that hangs knows no timeout
@@ -92,3 +92,11 @@ def _not_made_yet(uri: str) -> Path | None:
     while not folder.exists():
         folder = folder.parent
     return folder
+
+
+def _root(error: BaseException) -> str:
+    """What lies beneath: three libraries wrap a refused connection into a paragraph each."""
+    deepest: BaseException = error
+    while (cause := deepest.__cause__ or deepest.__context__) is not None:
+        deepest = cause
+    return deepest.strerror if isinstance(deepest, OSError) and deepest.strerror else sentence(error)

@@ -183,7 +183,9 @@ def test_sparse_gradients_count_each_row_once(watched: Watched) -> None:
 
 def test_parameters_of_several_precisions_make_one_norm(watched: Watched) -> None:
     torch.manual_seed(0)
-    parameters = [nn.Parameter(torch.randn(50, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.bfloat16)]
+    parameters = [
+        nn.Parameter(torch.randn(50, dtype=dtype)) for dtype in (torch.float32, torch.float64, torch.bfloat16)
+    ]
     optimizer = SGD(parameters, lr=0.01)
     sum((each.float() * 300.0).square().sum() for each in parameters).backward()  # type: ignore[union-attr]
     norm = true_norm(parameters)

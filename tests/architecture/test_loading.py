@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from architecture.repository import ROOT
+
+import mlflow_stability
+
+HEAVY = {"lightning", "matplotlib", "mlflow", "pandas", "pyarrow", "torch", "transformers"}
+RENDERERS = {"click", "jinja2", "matplotlib", "mlflow", "pandas", "plotly", "pyarrow", "rich"}
+
+
+def python(*arguments: str) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    return done
+
+
+def loaded_by(code: str) -> set[str]:
+    """The top-level modules that are there after this code, in a process of its own."""
+    said = python("-c", f"import sys\n{code}\nprint(*sorted({{name.partition('.')[0] for name in sys.modules}}))")
+    return set(said.stdout.split())
+
+
+@pytest.mark.parametrize(
+    "code", ["import mlflow_stability", "import mlflow_stability.cli.main", "import mlflow_stability.errors"]
+)
+def test_a_first_import_loads_nothing_heavy(code: str) -> None:
+    assert loaded_by(code) & HEAVY == set()
+
+
+def test_the_command_line_shows_its_import_times_without_torch_or_mlflow() -> None:
+    said = python("-X", "importtime", "-c", "import mlflow_stability.cli.main").stderr
+    modules = {line.rpartition("|")[2].strip().partition(".")[0] for line in said.splitlines()}
+    assert "click" in modules
+    assert modules & HEAVY == set()
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"]])
+def test_help_loads_no_command(arguments: list[str]) -> None:
+    code = f"from mlflow_stability.cli.main import run\nassert run({arguments!r}) == 0"
+    assert loaded_by(code) & HEAVY == set()
+
+
+@pytest.mark.parametrize(
+    "code",
+    [
+        "from mlflow_stability import load_run",
+        "from mlflow_stability.detectors.panel import replay",
+        "import mlflow_stability.cli.sync",
+        "import mlflow_stability.cli.run_view",
+        "import mlflow_stability.courier.__main__",
+    ],
+)
+def test_reading_a_run_back_and_delivering_it_never_load_torch(code: str) -> None:
+    assert "torch" not in loaded_by(code)
+
+
+def test_training_loads_no_renderer_and_no_mlflow() -> None:
+    bare = loaded_by("import torch")
+    watched = loaded_by("import torch\nimport mlflow_stability\nmlflow_stability.autolog()")
+    assert (watched - bare) & RENDERERS == set()
+
+
+def test_public_names_are_sorted_complete_and_there() -> None:
+    assert list(mlflow_stability.__all__) == sorted(mlflow_stability.__all__)
+    for name in mlflow_stability.__all__:
+        assert getattr(mlflow_stability, name).__name__ == name
+    assert set(mlflow_stability.__all__) <= set(dir(mlflow_stability))
+
+
+def test_a_name_that_is_not_public_says_so() -> None:
+    with pytest.raises(AttributeError, match="autologg"):
+        mlflow_stability.autologg  # noqa: B018
+
+
+def test_the_package_tells_type_checkers_that_it_is_typed() -> None:
+    assert (Path(mlflow_stability.__file__).parent / "py.typed").is_file()

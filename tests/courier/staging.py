@@ -1,0 +1,102 @@
+"""A training without torch: a process that can be killed, and a journal in its name."""
+
+from __future__ import annotations
+
+import math
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+import mlflow_stability
+from mlflow_stability.journal.layout import COURIER_LOG
+from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.vocabulary import Closing, Opening, Signal, StepReading
+
+SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("learning_rate", "group0"), Signal("grad_norm", "block.0"))
+
+
+class Training:
+    """A process that does nothing but live until it is told to end."""
+
+    def __init__(self, root: Path, uri: str, **opening: Any) -> None:
+        self.process = subprocess.Popen(["sleep", "600"])
+        started = psutil.Process(self.process.pid).create_time()
+        root.mkdir(mode=0o700, exist_ok=True)
+        self.folder = root / f"20260101-000000-{self.process.pid}-{os.urandom(2).hex()}"
+        self.folder.mkdir(mode=0o700)
+        self.uri = uri
+        self._opening = {
+            "pid": self.process.pid,
+            "process_started": started,
+            "host": socket.gethostname(),
+            "tracking_uri": uri,
+            "directory": str(root.parent),
+        }
+        self._opening |= opening
+        self.journal = self.begin(self.folder.name)
+
+    def begin(self, recording: str, **opening: Any) -> JournalWriter:
+        """Another recording of the same process."""
+        said = Opening(recording, time=time.time(), **{**self._opening, **opening})
+        count = len(list(self.folder.glob("*/journal")))
+        return JournalWriter(self.folder / f"{count:03d}-{recording}", said)
+
+    def train(self, first: int, last: int, pause: float = 0.0) -> None:
+        """Journal these steps."""
+        for step in range(first, last + 1):
+            self.journal.append(reading(step))
+            if pause:
+                time.sleep(pause)
+
+    def end(self, closing: Closing | None = None) -> None:
+        """End the process, with or without a goodbye."""
+        if closing is not None:
+            self.journal.append(closing)
+        self.journal.close()
+        self.process.kill()
+        self.process.wait()
+
+    def start_courier(self, **environment: str) -> subprocess.Popen[bytes]:
+        """A real courier for this training."""
+        with (self.folder / COURIER_LOG).open("ab") as log:
+            return subprocess.Popen(
+                [sys.executable, "-m", "mlflow_stability.courier", str(self.folder)],
+                env={
+                    **os.environ,
+                    "PYTHONPATH": str(Path(mlflow_stability.__file__).parent.parent),
+                    "MLFLOW_TRACKING_URI": self.uri,
+                    **environment,
+                },
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+
+
+def reading(step: int) -> StepReading:
+    """What was measured at a step: every number tells its step."""
+    norm = math.inf if step % 97 == 0 else step + 0.25
+    return StepReading(step, SIGNALS, (float(step), norm, 0.001, step + 0.5), 0, 1_700_000_000.0 + step / 8)
+
+
+def wait_until(true: Any, seconds: float = 60.0) -> None:
+    """Wait for something that another process does."""
+    until = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > until:
+            raise AssertionError(f"not within {seconds} s")
+        time.sleep(0.05)
+
+
+def kill(process: subprocess.Popen[bytes]) -> None:
+    """As the system would."""
+    process.send_signal(signal.SIGKILL)
+    process.wait()

@@ -1,0 +1,202 @@
+import json
+import os
+import stat
+import time
+from pathlib import Path
+
+import pytest
+from courier.staging import Training, reading
+from mlflow import MlflowClient
+
+from mlflow_stability.analysis.load import load_run
+from mlflow_stability.courier.claim import Claim
+from mlflow_stability.courier.deliver import deliver_session
+from mlflow_stability.courier.environment import ask_for_short_requests
+from mlflow_stability.tracking.run_reader import RunReader
+from mlflow_stability.vocabulary import Closing, Event, Gap, Note, Reset, Severity
+
+
+@pytest.fixture
+def root(tmp_path):
+    ask_for_short_requests()
+    return tmp_path / ".mlflow-stability"
+
+
+def run_of(uri, run_id):
+    return MlflowClient(uri).get_run(run_id)
+
+
+def test_a_finished_training_is_delivered_and_leaves_nothing_behind(root, sqlite_uri):
+    training = Training(root, sqlite_uri, tags={"team": "vision"})
+    training.train(1, 123)
+    training.end(Closing("finished", "", 123, time.time()))
+    report = deliver_session(training.folder)
+    assert (report.delivered, report.remaining, report.error) == (1, 0, "")
+    assert not root.exists()
+    run = run_of(sqlite_uri, report.run_ids[0])
+    assert run.info.status == "FINISHED"
+    assert run.data.tags["mlflow.autologging"] == "stability"
+    assert run.data.tags["team"] == "vision"
+    table = load_run(run.info.run_id, sqlite_uri)
+    assert table["step"].tolist() == list(range(1, 124))
+    assert table["loss"].tolist() == [float(step) for step in range(1, 124)]
+
+
+@pytest.mark.parametrize(
+    ("closing", "outcome", "status"),
+    [
+        (Closing("crashed", "ValueError: no", 5), "crashed", "FAILED"),
+        (Closing("exited", "code 3", 5), "exited", "FAILED"),
+        (Closing("interrupted", "", 5), "interrupted", "KILLED"),
+        (None, "killed", "KILLED"),
+    ],
+)
+def test_the_run_says_how_the_training_ended(root, sqlite_uri, closing, outcome, status):
+    training = Training(root, sqlite_uri)
+    training.train(1, 5)
+    training.end(closing)
+    report = deliver_session(training.folder)
+    run = run_of(sqlite_uri, report.run_ids[0])
+    assert run.info.status == status
+    assert run.data.tags["stability.outcome"] == outcome
+
+
+def test_a_run_that_mlflow_called_finished_after_a_crash_is_corrected(root, sqlite_uri):
+    client = MlflowClient(sqlite_uri)
+    run_id = client.create_run("0", tags={"mine": "kept"}).info.run_id
+    training = Training(root, sqlite_uri, run_id=run_id)
+    training.train(1, 5)
+    training.end(Closing("crashed", "ValueError: no", 5))
+    client.set_terminated(run_id, "FINISHED")
+    deliver_session(training.folder)
+    run = client.get_run(run_id)
+    assert run.info.status == "FAILED"
+    assert run.data.tags["mine"] == "kept"
+
+
+def test_the_record_arrives_while_the_training_lives_but_its_status_waits(root, sqlite_uri):
+    run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
+    training = Training(root, sqlite_uri, run_id=run_id)
+    training.train(1, 5)
+    training.journal.append(Closing("crashed", "", 5))
+    report = deliver_session(training.folder)
+    delivered = json.loads((training.journal.folder / "delivered.json").read_text())
+    assert delivered["complete"]
+    assert report.remaining == 1
+    assert run_of(sqlite_uri, run_id).info.status == "RUNNING"
+    training.end()
+    deliver_session(training.folder)
+    assert run_of(sqlite_uri, run_id).info.status == "FAILED"
+
+
+def test_what_happened_beside_numbers_is_in_the_run(root, sqlite_uri):
+    training = Training(root, sqlite_uri)
+    training.train(1, 55)
+    event = Event(55, "inf_detected", Severity.CRITICAL, "grad_norm is inf", evidence={"grad_norm": float("inf")})
+    said = [event, Reset(56, 1, "rolled back"), Note("degraded", "layer probe"), Gap(60, 69, "No space left on device")]
+    for each in said:
+        training.journal.append(each)
+    training.train(70, 75)
+    training.end(Closing("finished", "", 75))
+    (run_id,) = deliver_session(training.folder).run_ids
+    reader = RunReader(run_id, sqlite_uri)
+    assert [each for _, each in reader.said()][1:-1] == said
+    assert reader.tags["stability.events"] == "1 critical, 0 warning"
+    assert reader.tags["stability.last_event"] == "inf_detected at step 55: grad_norm is inf"
+    assert reader.tags["stability.degraded"] == "layer probe"
+    assert reader.tags["stability.recording_gap"] == "steps 60 to 69 are missing (No space left on device)"
+    points = MlflowClient(sqlite_uri).get_metric_history(run_id, "stability/loss")
+    assert 55 in [point.step for point in points]
+
+
+def test_a_resumed_training_that_counts_from_one_again_goes_on_behind(root, sqlite_uri):
+    run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
+    for _ in range(2):
+        training = Training(root, sqlite_uri, run_id=run_id)
+        training.train(1, 20)
+        training.end(Closing("finished", "", 20))
+        deliver_session(training.folder)
+    table = load_run(run_id, sqlite_uri)
+    assert table[["recording", "step"]].values.tolist()[:1] == [[0, 1]]
+    assert sorted(table["step"]) == list(range(1, 41))
+    steps = [point.step for point in MlflowClient(sqlite_uri).get_metric_history(run_id, "stability/loss")]
+    assert len(steps) == len(set(steps))
+
+
+def test_two_trainings_in_one_run_keep_apart(root, sqlite_uri):
+    run_id = MlflowClient(sqlite_uri).create_run("0").info.run_id
+    first = Training(root, sqlite_uri, run_id=run_id)
+    first.train(1, 20)
+    deliver_session(first.folder)
+    second = Training(root, sqlite_uri, run_id=run_id)
+    second.train(1, 20)
+    second.end(Closing("crashed", "", 20))
+    deliver_session(second.folder)
+    assert run_of(sqlite_uri, run_id).info.status == "RUNNING"
+    first.train(21, 30)
+    first.end(Closing("finished", "", 30))
+    deliver_session(first.folder)
+    client = MlflowClient(sqlite_uri)
+    assert max(point.step for point in client.get_metric_history(run_id, "stability/loss")) == 30
+    assert max(point.step for point in client.get_metric_history(run_id, "stability_2/loss")) == 20
+    table = load_run(run_id, sqlite_uri)
+    assert table.groupby("recording")["step"].count().tolist() == [30, 20]
+
+
+def test_a_session_that_a_living_courier_has_is_left_alone(root, sqlite_uri):
+    training = Training(root, sqlite_uri)
+    training.train(1, 5)
+    claim = Claim(training.folder)
+    assert claim.take()
+    assert deliver_session(training.folder).busy
+    claim.release()
+    training.end()
+    assert deliver_session(training.folder).delivered == 1
+
+
+def test_a_session_without_a_single_record_goes_with_its_process(root, sqlite_uri):
+    training = Training(root, sqlite_uri)
+    training.end()
+    (training.journal.folder / "journal").write_bytes(b"torn")
+    report = deliver_session(training.folder)
+    assert not root.exists()
+    assert report.run_ids == ()
+
+
+def test_nobody_else_may_read_a_journal_and_no_password_is_in_it(root, sqlite_uri):
+    training = Training(root, sqlite_uri)
+    training.train(1, 5)
+    deliver_session(training.folder)
+    for path in [root, *root.rglob("*")]:
+        mode = stat.S_IMODE(os.lstat(path).st_mode)
+        assert mode == (0o700 if path.is_dir() else 0o600), path
+    training.end()
+
+
+def test_a_run_that_was_deleted_is_named_and_its_journal_stays(root, sqlite_uri):
+    client = MlflowClient(sqlite_uri)
+    run_id = client.create_run("0").info.run_id
+    training = Training(root, sqlite_uri, run_id=run_id)
+    training.train(1, 5)
+    training.end(Closing("finished", "", 5))
+    client.delete_run(run_id)
+    began = time.monotonic()
+    report = deliver_session(training.folder)
+    assert time.monotonic() - began < 20
+    assert run_id in report.error
+    assert report.remaining == 1
+    client.restore_run(run_id)
+    assert deliver_session(training.folder).delivered == 1
+    assert Path(root).exists() is False
+
+
+def test_the_full_record_has_what_the_metric_tables_leave_out(root, sqlite_uri):
+    training = Training(root, sqlite_uri)
+    training.train(1, 97)
+    training.end(Closing("finished", "", 97))
+    (run_id,) = deliver_session(training.folder).run_ids
+    table = load_run(run_id, sqlite_uri)
+    assert table["grad_norm@block.0"].tolist() == [reading(step).values[3] for step in range(1, 98)]
+    points = RunReader(run_id, sqlite_uri).metric_points()
+    assert not points.complete
+    assert len(points) < 97 * 4 / 2

@@ -1,0 +1,113 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlflow_stability.detectors.panel import Panel, replay
+from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.vocabulary import Event, Opening, Reset, Severity, Signal, StepReading
+
+NAMES = tuple(
+    Signal(quantity, place) for place in ("", "track_1") for quantity in ("skipped_steps", "loss", "grad_norm")
+)
+nan, inf = math.nan, math.inf
+
+readings = st.lists(
+    st.none()  # a reset
+    | st.lists(st.tuples(st.sampled_from(NAMES), st.sampled_from([0.5, 1.0, 2.0, -3.0, nan, inf, -inf])), max_size=6),
+    max_size=40,
+)
+
+
+@settings(deadline=None)
+@given(readings)
+def test_what_was_judged_live_is_what_the_journal_gives_again(
+    tmp_path_factory: pytest.TempPathFactory, series: list[list[tuple[Signal, float]] | None]
+) -> None:
+    folder = tmp_path_factory.mktemp("replay") / "r"
+    writer, panel = JournalWriter(folder, Opening("r", 1, 0.0, "h", 0.0)), Panel()
+    live: list[Event] = []
+    for step, pairs in enumerate(series, start=1):
+        if pairs is None:
+            panel.reset()
+            writer.append(Reset(step, 1, "asked"))
+            continue
+        reading = StepReading(
+            step, tuple(name for name, _ in pairs), tuple(value for _, value in pairs), 1, float(step)
+        )
+        writer.append(reading)
+        for observation in reading.observations():
+            for event in panel.observe(observation):
+                live.append(event)
+                writer.append(event)
+    writer.close()
+    records = read_journal(folder / "journal")
+    assert repr(replay(records)) == repr(live)  # repr, for NaN equals nothing
+    assert repr([each for each in records if isinstance(each, Event)]) == repr(live)
+
+
+def events_of(losses: list[float], norms: list[float] | None = None, skips: list[float] | None = None) -> list[Event]:
+    records = []
+    for number, loss in enumerate(losses):
+        values = {"loss": loss}
+        if skips is not None:
+            values = {"skipped_steps": skips[number], **values}
+        if norms is not None:
+            values["grad_norm"] = norms[number]
+        records.append(StepReading(number + 1, tuple(map(Signal, values)), tuple(values.values())))
+    return replay(records)
+
+
+CASES: list[tuple[str, list[float], list[float] | None, list[float] | None, list[tuple[int, str]]]] = [
+    ("nothing is wrong", [2.0, 1.0, 0.5], [1.0, 1.0, 1.0], None, []),
+    ("one NaN is one finding", [2.0, nan, 0.5], None, None, [(2, "nan_detected")]),
+    ("a run of NaN is one finding", [2.0, nan, nan, nan], None, None, [(2, "nan_detected")]),
+    ("after recovery the next is another", [nan, 1.0, nan], None, None, [(1, "nan_detected"), (3, "nan_detected")]),
+    ("infinity and NaN are told apart", [1.0, inf, nan], None, None, [(2, "inf_detected"), (3, "nan_detected")]),
+    ("minus infinity counts", [1.0, -inf], None, None, [(2, "inf_detected")]),
+    ("loss and norm together are one", [1.0, nan], [1.0, nan], None, [(2, "nan_detected")]),
+    ("the norm alone counts", [1.0, 1.0], [1.0, inf], None, [(2, "inf_detected")]),
+    ("a step that a scaler skipped is excused", [1.0, 1.0, 1.0], [1.0, inf, 1.0], [0, 1, 1], []),
+    ("but not its loss", [1.0, nan, 1.0], [1.0, nan, 1.0], [0, 1, 1], [(2, "nan_detected")]),
+    ("nor the step after it", [1.0, 1.0, 1.0], [1.0, inf, inf], [0, 1, 1], [(3, "inf_detected")]),
+]
+
+
+@pytest.mark.parametrize(
+    ("losses", "norms", "skips", "expected"), [case[1:] for case in CASES], ids=[c[0] for c in CASES]
+)
+def test_findings(
+    losses: list[float],
+    norms: list[float] | None,
+    skips: list[float] | None,
+    expected: list[tuple[int, str]],
+) -> None:
+    assert [(event.step, event.kind) for event in events_of(losses, norms, skips)] == expected
+
+
+def test_an_event_says_what_happened_with_numbers_and_what_to_try() -> None:
+    (event,) = events_of([2.04, nan])
+    assert event.severity is Severity.CRITICAL
+    assert event.message == "loss is NaN at step 2; the last finite value before it was 2.04."
+    assert math.isnan(event.evidence["loss"])
+    assert event.remedies
+
+
+def test_places_are_judged_apart() -> None:
+    here, there = Signal("loss"), Signal("loss", "track_1")
+    found = replay([StepReading(step, (here, there), (nan, nan)) for step in (1, 2)])
+    assert [(event.step, event.place) for event in found] == [(1, ""), (1, "track_1")]
+
+
+def test_a_reset_forgets_what_came_before() -> None:
+    reading = StepReading(1, (Signal("loss"),), (nan,))
+    assert len(replay([reading, reading])) == 1
+    assert len(replay([reading, Reset(1, 1, "asked"), reading])) == 2
+
+
+def test_what_no_detector_asks_for_costs_nothing_and_finds_nothing() -> None:
+    assert replay([StepReading(1, (Signal("learning_rate"), Signal("step_time")), (nan, inf))]) == []

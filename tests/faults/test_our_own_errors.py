@@ -1,0 +1,87 @@
+"""An error of ours inside a hook costs that part of the recording, and nothing of the training."""
+
+from __future__ import annotations
+
+import logging
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+import mlflow_stability
+from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.vocabulary import Note, Signal, StepReading
+
+pytestmark = pytest.mark.fault
+
+
+class Treacherous(torch.optim.SGD):
+    """Its groups cannot be read for a learning rate after some steps, as some wrappers' cannot."""
+
+    def __init__(self, parameters: object, lr: float) -> None:
+        super().__init__(parameters, lr)  # type: ignore[arg-type]
+        self.steps = 0
+
+    def step(self, closure: object = None) -> None:  # type: ignore[override]
+        super().step()
+        self.steps += 1
+        if self.steps == 5:
+            self.param_groups[0]["lr"] = Rate(0.1)
+
+
+class Rate(float):
+    """A number that works for SGD and not for us."""
+
+    def __float__(self) -> float:
+        raise RuntimeError("no rate today")
+
+
+def train(steps: int) -> Tensor:
+    torch.manual_seed(0)
+    model = nn.Linear(3, 1)
+    optimizer = Treacherous(model.parameters(), 0.1)
+    for _ in range(steps):
+        model(torch.randn(4, 3)).square().mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return torch.cat([each.detach().flatten() for each in model.parameters()])
+
+
+def test_the_part_is_off_after_one_warning_and_the_weights_are_the_same(
+    sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, tmp_path: object
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+    bare = train(20)
+    mlflow_stability.autolog(exit_wait=0)
+    session = mlflow_stability.current_session()
+    assert session is not None
+    with caplog.at_level(logging.WARNING, "mlflow_stability"):
+        watched = train(20)
+    assert torch.equal(bare, watched)
+    assert list(session.parts_off) == ["learning rate"]
+    assert [record.getMessage() for record in caplog.records] == [
+        "Our part 'learning rate' failed at step 5 (RuntimeError: no rate today) and is switched off. "
+        "Training continues unchanged, without it. Pass strict=True to see the traceback."
+    ]
+    recording = session.recording
+    assert recording is not None
+    mlflow_stability.autolog(disable=True)
+    records = read_journal(recording.folder / "journal")
+    steps = [each for each in records if isinstance(each, StepReading)]
+    assert len(steps) == 20
+    assert [Signal("learning_rate") in each.signals for each in steps] == [True] * 5 + [False] * 15
+    assert all(Signal("grad_norm") in each.signals for each in steps)
+    assert [each.value for each in records if isinstance(each, Note) and each.key == "degraded"] == [
+        "learning rate: RuntimeError: no rate today (step 5)"
+    ]
+    assert session.wait(30)
+
+
+def test_strict_raises_it_instead(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+    mlflow_stability.autolog(strict=True, exit_wait=0)
+    try:
+        with pytest.raises(RuntimeError, match="no rate today"):
+            train(20)
+    finally:
+        mlflow_stability.autolog(disable=True)

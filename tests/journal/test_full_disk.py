@@ -1,0 +1,88 @@
+"""A file size limit stands in for a full disk: writes come short, then fail."""
+
+from __future__ import annotations
+
+import os
+import resource
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+from mlflow_stability.journal.follower import JournalFollower, read_journal
+from mlflow_stability.journal.last_words import read_last_words
+from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.vocabulary import Closing, Gap, Opening, Signal, StepReading
+
+OPENING = Opening("r1", 1, 0.0, "host", 0.0)
+SIGNALS = (Signal("loss"), Signal("grad_norm"))
+
+
+def reading(step: int) -> StepReading:
+    return StepReading(step, SIGNALS, (step / 8, step / 3), 0, float(step))
+
+
+def in_a_child(body: Callable[[], None]) -> None:
+    """Run it where a limit does not bind this process."""
+    child = os.fork()
+    if child == 0:
+        code = 1
+        try:
+            signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+            body()
+            code = 0
+        finally:
+            os._exit(code)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+
+
+def limit(size: int) -> None:
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+
+
+def test_a_full_disk_stops_the_recording_and_tears_nothing_that_is_read(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+
+    def training() -> None:
+        writer = JournalWriter(folder, OPENING)
+        limit(5000)
+        kept = [writer.append(reading(step)) for step in range(1, 500)]
+        assert kept.index(False) > 10
+        assert not any(kept[kept.index(False) :])
+        assert writer.failure == "No space left on device"
+        assert not writer.append(Closing("crashed", "ValueError: x", step=499))
+
+    in_a_child(training)
+    follower = JournalFollower(folder / "journal")
+    records = [entry.record for entry in follower.read()]
+    last = len(records) - 1
+    assert records == [OPENING, *map(reading, range(1, last + 1))]
+    words = read_last_words(folder)
+    assert words["stopped_at"] == last + 1
+    assert words["reason"] == "No space left on device"
+    assert words["closing"]["outcome"] == "crashed"
+
+
+def test_with_space_again_the_record_says_what_is_missing_and_goes_on(tmp_path: Path) -> None:
+    folder = tmp_path / "r"
+
+    def training() -> None:
+        writer = JournalWriter(folder, OPENING)
+        limit(5000)
+        for step in range(1, 500):
+            writer.append(reading(step))
+        limit(50_000)
+        assert not writer.append(reading(500))  # it is not tried at every step
+        writer._retry_at = 0.0
+        assert writer.append(reading(501))
+        assert writer.failure == ""
+        assert writer.append(reading(502))
+
+    in_a_child(training)
+    records = read_journal(folder / "journal")
+    gap = next(record for record in records if isinstance(record, Gap))
+    steps = [record.step for record in records if isinstance(record, StepReading)]
+    assert sorted({*steps, *range(gap.first_step, gap.last_step + 1)}) == list(range(1, 503))
+    assert len(steps) + gap.last_step - gap.first_step + 1 == 502
+    assert records[-2:] == [reading(501), reading(502)]
+    assert gap.last_step == 500
+    assert read_last_words(folder)["stopped_at"] is None

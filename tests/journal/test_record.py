@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+import math
+import sys
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_stability.journal.record import (
+    BrokenLineError,
+    decode,
+    decode_layout,
+    decode_step,
+    encode,
+    encode_layout,
+    encode_step,
+    frame,
+    unframe,
+)
+from mlflow_stability.vocabulary import Closing, Event, Gap, Note, Opening, Reset, Severity, Signal, StepReading
+
+texts = st.text(st.characters(blacklist_categories=["Cs"]))
+steps = st.integers(0, 2**53)
+times = st.floats(0, 1e11)
+values = st.floats(allow_nan=True, allow_infinity=True)
+signals = st.builds(Signal, texts, texts)
+
+records = st.one_of(
+    st.builds(
+        Event,
+        steps,
+        texts,
+        st.sampled_from(Severity),
+        texts,
+        texts,
+        st.dictionaries(texts, values),
+        st.lists(texts).map(tuple),
+        st.integers(0, 9),
+        times,
+    ),
+    st.builds(Note, texts, texts, steps, times),
+    st.builds(Reset, steps, st.integers(0, 9), texts, times),
+    st.builds(Gap, steps, steps, texts, times),
+    st.builds(Closing, texts, texts, steps, times, st.booleans()),
+    st.builds(
+        Opening,
+        texts,
+        st.integers(1, 2**31),
+        times,
+        texts,
+        times,
+        st.none() | texts,
+        tags=st.dictionaries(texts, texts),
+    ),
+)
+
+
+def body(line: bytes) -> bytes:
+    assert line.endswith(b"\n")
+    assert line.count(b"\n") == 1
+    return line[:-1]
+
+
+@given(records)
+def test_every_record_comes_back_as_it_was_written(record: object) -> None:
+    back = decode(unframe(body(encode(record))))  # type: ignore[arg-type]
+    if isinstance(record, Event):
+        assert isinstance(back, Event)
+        assert back.evidence == pytest.approx(record.evidence, rel=0, abs=0, nan_ok=True)
+        back, record = replace(back, evidence={}), replace(record, evidence={})
+    assert back == record
+
+
+@given(st.lists(st.tuples(signals, values), max_size=30), steps, times)
+def test_every_reading_comes_back_bit_by_bit(pairs: list[tuple[Signal, float]], step: int, time: float) -> None:
+    reading = StepReading(step, tuple(each for each, _ in pairs), tuple(value for _, value in pairs), 3, time)
+    number, names = decode_layout(unframe(body(encode_layout(7, reading.signals))))
+    back = decode_step(unframe(body(encode_step(reading, 7))), {number: names})
+    assert (back.step, back.signals, back.attempt, back.time) == (step, reading.signals, 3, time)
+    for got, written in zip(back.values, reading.values, strict=True):
+        assert got == written or (math.isnan(got) and math.isnan(written))
+        assert math.copysign(1, got) == math.copysign(1, written) or math.isnan(written)
+
+
+@pytest.mark.parametrize("value", [sys.float_info.max, -sys.float_info.max, sys.float_info.min, 5e-324, -0.0, 1e16])
+def test_values_at_the_edge_of_doubles_survive_beside_each_other(value: float) -> None:
+    reading = StepReading(1, (Signal("a"), Signal("b")), (value, value))
+    back = decode_step(unframe(body(encode_step(reading, 0))), {0: reading.signals})
+    assert back.values == reading.values
+
+
+@given(records, st.data())
+def test_a_line_with_one_wrong_byte_is_not_data(record: object, data: st.DataObject) -> None:
+    line = bytearray(body(encode(record)))  # type: ignore[arg-type]
+    place = data.draw(st.integers(0, len(line) - 1))
+    line[place] ^= data.draw(st.integers(1, 255))
+    with pytest.raises(BrokenLineError):
+        unframe(bytes(line))
+
+
+def test_text_that_is_no_valid_unicode_is_written_in_a_readable_form() -> None:
+    opening = Opening("r", 1, 0.0, "host", 0.0, directory="/data/caf\udce9")
+    back = decode(unframe(body(encode(opening))))
+    assert isinstance(back, Opening)
+    assert back.directory == "/data/caf\\udce9"
+
+
+def test_a_reading_whose_names_were_lost_is_not_guessed() -> None:
+    reading = StepReading(1, (Signal("loss"),), (1.0,))
+    said = unframe(body(encode_step(reading, 4)))
+    with pytest.raises(BrokenLineError):
+        decode_step(said, {})
+    with pytest.raises(BrokenLineError):
+        decode_step(said, {4: (Signal("loss"), Signal("grad_norm"))})
+
+
+def test_kinds_and_fields_of_a_later_version_are_passed_over() -> None:
+    assert decode(unframe(body(frame(b'["portrait",{"of":"a map"}]')))) is None
+    assert decode(unframe(body(frame(b'["note",{"key":"k","value":"v","colour":"red"}]')))) == Note("k", "v")
+
+
+@pytest.mark.parametrize("payload", [b"{}", b"[]", b"7", b"not json"])
+def test_a_whole_line_that_is_no_record_is_not_data(payload: bytes) -> None:
+    with pytest.raises(BrokenLineError):
+        unframe(body(frame(payload)))

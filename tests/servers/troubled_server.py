@@ -1,0 +1,97 @@
+"""A stand-in for a server in trouble: a real HTTP server in front of the real one, whose mood can be changed."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import threading
+import time
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from urllib.parse import urlsplit
+
+
+class TroubledServer(ThreadingHTTPServer):
+    """Passes requests on, unless `mood` says otherwise."""
+
+    daemon_threads = True
+
+    def __init__(self, behind: str) -> None:
+        super().__init__(("127.0.0.1", 0), _Handler)
+        self.behind = urlsplit(behind).netloc
+        self.mood = "up"
+        """`up`, `down` (hangs up without an answer), `failing` (answers 500) or `slow`."""
+        self.slowness = 1.0
+        """How many seconds every answer takes while it is slow."""
+        self.refused_metric = ""
+        """A metric key that it answers 400 to."""
+        self.lose_answers_to = ""
+        """A path of which requests are passed on, and the answer is lost, once."""
+        self.requests: list[str] = []
+        """The paths that were asked for."""
+
+    @property
+    def url(self) -> str:
+        return f"http://127.0.0.1:{self.server_address[1]}"
+
+    def __enter__(self) -> TroubledServer:
+        threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
+        return self
+
+    def __exit__(self, *what: object) -> None:
+        self.shutdown()
+        self.server_close()
+
+
+class _Handler(BaseHTTPRequestHandler):
+    protocol_version = "HTTP/1.1"
+    server: TroubledServer
+
+    def _handle(self) -> None:
+        server = self.server
+        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        server.requests.append(self.path)
+        if server.mood == "down":
+            self.close_connection = True
+            return
+        if server.mood == "failing":
+            self._answer(500, {"Content-Type": "text/plain"}, b"out of order")
+            return
+        if server.mood == "slow":
+            time.sleep(server.slowness)
+        if server.refused_metric and self.path.endswith("/runs/log-batch"):
+            keys = [each["key"] for each in json.loads(body).get("metrics", [])]
+            if server.refused_metric in keys:
+                said = {"error_code": "INVALID_PARAMETER_VALUE", "message": f"no {server.refused_metric} here"}
+                self._answer(400, {"Content-Type": "application/json"}, json.dumps(said).encode())
+                return
+        self._pass_on(body)
+
+    do_GET = do_POST = do_PUT = do_PATCH = do_DELETE = do_HEAD = _handle  # noqa: N815
+
+    def _pass_on(self, body: bytes) -> None:
+        connection = http.client.HTTPConnection(self.server.behind, timeout=60)
+        headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
+        try:
+            connection.request(self.command, self.path, body, {**headers, "Host": self.server.behind})
+            answer = connection.getresponse()
+            said = answer.read()
+        finally:
+            connection.close()
+        if self.server.lose_answers_to and self.path.endswith(self.server.lose_answers_to):
+            self.server.lose_answers_to = ""
+            self.close_connection = True
+            return
+        kept = {name: value for name, value in answer.getheaders() if name.lower() in ("content-type", "etag")}
+        self._answer(answer.status, kept, said)
+
+    def _answer(self, status: int, headers: dict[str, str], body: bytes) -> None:
+        self.send_response(status)
+        for name, value in headers.items():
+            self.send_header(name, value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        if self.command != "HEAD":
+            self.wfile.write(body)
+
+    def log_message(self, format: str, *arguments: object) -> None:  # noqa: A002
+        """Keep quiet."""
