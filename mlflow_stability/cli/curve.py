@@ -68,7 +68,7 @@ def _ranges(
 
 
 def _row(value: float, low: float, high: float, rows: int) -> int:
-    return 0 if high == low else round((value - low) / (high - low) * (rows - 1))
+    return 0 if high == low else min(rows - 1, int((value - low) / (high - low) * rows))
 
 
 def _braille(block: NDArray[np.bool_]) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -15,19 +16,21 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from mlflow_stability.cli.run_view import show_run
 from mlflow_stability.cli.terminal import notes_console, result_console
-from mlflow_stability.errors import StabilityError, TrackingError
+from mlflow_stability.errors import SettingsError, StabilityError, TrackingError
 
 
 @click.command("demo")
 @click.option("--steps", default=300, show_default=True, type=click.IntRange(20, 100_000), help="How long to train.")
 def command(steps: int) -> None:
-    """Train a tiny GPT for a minute and show its run.
+    """Train a tiny GPT for under a minute and show its run.
 
     The training is a script like any other, in a process of its own: python -m mlflow_stability.demo.training. It is
     recorded where MLflow would log to from here: MLFLOW_TRACKING_URI, else mlflow.db in this directory.
     """
     if find_spec("torch") is None:
         raise StabilityError("The demo trains a model and needs PyTorch: pip install 'mlflow-stability[demo]'")
+    if os.environ.get("MLFLOW_STABILITY_DISABLE", "") not in ("", "0"):
+        raise SettingsError("MLFLOW_STABILITY_DISABLE is set, so nothing would be recorded. Unset it for the demo.")
     notes = notes_console()
     notes.print(f"Training a GPT of a quarter million parameters for {steps} steps ...")
     run_id = train(steps, notes)

@@ -24,7 +24,7 @@ class Commands(CommandsOnDemand):
     """Every command there is."""
 
     summaries: ClassVar[Mapping[str, tuple[str, str]]] = {
-        "demo": ("mlflow_stability.cli.demo", "Train a tiny GPT for a minute and show its run."),
+        "demo": ("mlflow_stability.cli.demo", "Train a tiny GPT for under a minute and show its run."),
         "doctor": ("mlflow_stability.cli.doctor", "Check the installation, the tracking store and the journals."),
         "sync": ("mlflow_stability.cli.sync", "Deliver what journals still hold."),
     }

@@ -84,7 +84,7 @@ def _show_facts(out: Console, frame: pd.DataFrame, reader: RunReader) -> None:
     table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
     table.add_column(style="bold", no_wrap=True)
     table.add_column(overflow="fold")
-    for name, said in _facts(frame):
+    for name, said in _facts(frame, reader.tags):
         table.add_row(name, said)
     events = [said for _, said in reader.said() if isinstance(said, Event)]
     table.add_row("events", f"{len(events)}" if events else "none: no NaN and no infinity in loss or gradients")
@@ -93,10 +93,12 @@ def _show_facts(out: Console, frame: pd.DataFrame, reader: RunReader) -> None:
     out.print(Padding(table, (1, 0, 0, 0)))
 
 
-def _facts(frame: pd.DataFrame) -> Iterator[tuple[str, str]]:
+def _facts(frame: pd.DataFrame, tags: dict[str, str]) -> Iterator[tuple[str, str]]:
     signals = [str(name) for name in frame.columns[4:]]
     values = int(frame[signals].notna().to_numpy().sum())
-    yield "recorded", f"every step of {len(frame)}, {len(signals)} signals, {values} values"
+    yield "recorded", f"{len(frame)} steps, {len(signals)} signals, {values} values"
+    if "stability.recording_gap" in tags:
+        yield "missing", tags["stability.recording_gap"]
     if "step_time" in frame:
         times = frame["step_time"].dropna()
         yield "step time", f"median {times.median() * 1000:.1f} ms, slowest {times.max() * 1000:.1f} ms"

@@ -12,10 +12,10 @@ import os
 import socket
 import time
 from pathlib import Path
+from typing import Any
 
 import psutil
 
-from mlflow_stability.courier.json_page import read_page
 from mlflow_stability.courier.training_process import process_lives
 from mlflow_stability.journal.layout import COURIER, STATUS
 
@@ -49,7 +49,7 @@ class Claim:
 
     def holds(self) -> bool:
         """Whether it is still ours."""
-        return read_page(self._file) == self._mine
+        return _holder(self._file) == self._mine
 
     def release(self) -> None:
         """Leave the session to the next courier."""
@@ -57,28 +57,36 @@ class Claim:
             self._file.unlink(missing_ok=True)
 
     def _create(self) -> bool:
+        # A link's target is kept where its name is: it is there at once and whole, and fits on a full disk.
         try:
-            handle = os.open(self._file, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+            self._file.symlink_to(json.dumps(self._mine))
         except FileExistsError:
             return False
-        with os.fdopen(handle, "w") as file:
-            json.dump(self._mine, file)
         return True
 
 
 def holder_lives(folder: Path) -> bool:
     """Whether a courier is at work on this session."""
     file = folder / COURIER
-    holder = read_page(file)
-    if not holder:  # there is none, or it is just being written
-        return file.exists() and time.time() - _changed(file) < _SETTLE_SECONDS
+    holder = _holder(file)
+    if not holder:
+        return False
     if holder.get("host") == socket.gethostname():
         return process_lives(int(holder.get("pid", 0)), float(holder.get("started", 0.0)))
     return time.time() - max(_changed(file), _changed(folder / STATUS)) < _SILENT_SECONDS
 
 
+def _holder(file: Path) -> dict[str, Any]:
+    """What the link says; nothing where there is none."""
+    try:
+        said = json.loads(os.readlink(file))
+    except (OSError, ValueError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
 def _changed(file: Path) -> float:
     try:
-        return file.stat().st_mtime
+        return file.lstat().st_mtime
     except OSError:
         return 0.0

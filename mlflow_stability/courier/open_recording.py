@@ -89,7 +89,7 @@ class OpenRecording:
             self._board.close(story, self.metrics.every, self._asked, self._last_words, closing)
             self._delivered.complete = True
             self._delivered.save()
-        own = self._opening.run_id is None
+        own = self._opening.run_id is None or self._opening.resumed
         if alive and waits_for_process(closing, own):
             return False
         status = status_to_set(closing, said is not None, own, self.writer.status(), self._board.others_live())

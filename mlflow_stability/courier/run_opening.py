@@ -36,6 +36,8 @@ def open_run(
         delivered.save()
     writer = RunWriter(client, delivered.run_id)
     delivered.number, place = claim_place(writer, opening)
+    if opening.resumed and place.state == "live":
+        writer.resume()
     delivered.section, delivered.offset = place.section, place.offset
     delivered.save()
     writer.set_tags({**opening.tags, **_our_tags()})

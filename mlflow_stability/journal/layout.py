@@ -19,7 +19,7 @@ from pathlib import Path
 
 from mlflow_stability.journal.writer import NAME as JOURNAL
 
-COURIER = "courier.json"
+COURIER = "courier"
 COURIER_LOG = "courier.log"
 RELEASED = "released"
 STATUS = "status.json"

@@ -181,6 +181,7 @@ class RunBinding:
             tracking_uri=None if uri is None else strip_credentials(absolute_uri(uri, str(directory))),
             directory=str(directory),
             run_id=run.run_id if run else None,
+            resumed=run is not None and run.resumed,
             experiment_id=experiment_id(),
             first_step=first,
             log_every_n_steps=self.settings.log_every_n_steps,

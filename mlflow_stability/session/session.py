@@ -96,7 +96,7 @@ class Session:
         self._finish(closing or Closing("finished", run_was_active=False))
         self._ending.remove()
         for link in self._binding.links.values():
-            self._guard("the end", link.release)()
+            self._guard("release of the courier", link.release)()
 
     def wait(self, seconds: float) -> bool:
         """Wait until everything is delivered; False if it takes longer."""
@@ -127,8 +127,8 @@ class Session:
         self._disk_said = bool(recording.failure)
 
     def _finish(self, closing: Closing) -> None:
-        self._guard("the end", self._meter.drain)()
-        self._guard("the end", self._binding.close)(closing)
+        self._guard("the last readings", self._meter.drain)()
+        self._guard("the end of the recording", self._binding.close)(closing)
 
     def _at_exit(self) -> None:
         if os.getpid() != self._pid:

@@ -21,6 +21,8 @@ class RunInProgress:
     run_id: str
     tags: Mapping[str, str] = field(default_factory=dict)
     """As they were when the script started or resumed the run."""
+    resumed: bool = False
+    """Only named by the environment: nobody has told the server yet that it goes on."""
 
 
 def fluent_run() -> RunInProgress | None:
@@ -60,7 +62,7 @@ def lightning_run() -> RunInProgress | None:
 def announced_run() -> RunInProgress | None:
     """The run that ``MLFLOW_RUN_ID`` names and that the script's first call to MLflow would resume."""
     run_id = os.environ.get("MLFLOW_RUN_ID")
-    return RunInProgress(run_id) if run_id else None
+    return RunInProgress(run_id, resumed=True) if run_id else None
 
 
 def _logger_run_id(trainer: Any) -> str | None:

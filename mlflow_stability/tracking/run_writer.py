@@ -67,6 +67,11 @@ class RunWriter:
         with store_trouble(f"read the status of run {self.run_id}"):
             return str(self._client.get_run(self.run_id).info.status)
 
+    def resume(self) -> None:
+        """Say that the run goes on, as MLflow's own `start_run` does with one that had ended."""
+        with store_trouble(f"resume run {self.run_id}"):
+            self._client.update_run(self.run_id, status="RUNNING")
+
     def end(self, status: str, time: float) -> None:
         """Give the run the status with which it ended, and when."""
         with store_trouble(f"set the status of run {self.run_id}"):

@@ -22,6 +22,8 @@ class Opening:
     """The working directory of the training, which relative tracking URIs refer to."""
     run_id: str | None = None
     """The run in progress when the recording began; None: the courier starts one."""
+    resumed: bool = False
+    """The run is one that ``MLFLOW_RUN_ID`` names: the courier resumes it, and ends it as it ends one of our own."""
     experiment_id: str | None = None
     """Where the courier starts its run; None: MLflow's own default."""
     first_step: int = 1

@@ -12,7 +12,7 @@ from mlflow_stability.journal.layout import COURIER, STATUS
 
 
 def claim_of(folder, **said):
-    (folder / COURIER).write_text(json.dumps({"pid": 1, "started": 0.0, "host": socket.gethostname(), **said}))
+    (folder / COURIER).symlink_to(json.dumps({"pid": 1, "started": 0.0, "host": socket.gethostname(), **said}))
 
 
 def test_a_session_has_one_courier(tmp_path):
@@ -44,7 +44,7 @@ def test_a_courier_on_another_machine_lives_as_long_as_it_writes(tmp_path):
     (tmp_path / STATUS).touch()
     assert holder_lives(tmp_path)
     for name in (COURIER, STATUS):
-        os.utime(tmp_path / name, (time.time() - 100,) * 2)
+        os.utime(tmp_path / name, (time.time() - 100,) * 2, follow_symlinks=False)
     assert not holder_lives(tmp_path)
     assert Claim(tmp_path).take()
 

@@ -11,6 +11,7 @@ from mlflow import MlflowClient
 
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.courier.json_page import read_page
+from mlflow_stability.journal.layout import COURIER
 from mlflow_stability.courier.out_of_memory import MemoryWatch
 from mlflow_stability.vocabulary import Closing
 
@@ -55,7 +56,7 @@ def test_ctrl_c_and_a_hang_up_are_not_for_the_courier(training, sqlite_uri):
 
 def test_a_second_courier_goes_at_once(training):
     first = training.start_courier()
-    wait_until(lambda: (training.folder / "courier.json").exists())
+    wait_until(lambda: (training.folder / COURIER).is_symlink())
     second = training.start_courier()
     wait_until(lambda: second.poll() is not None)
     assert second.returncode == 0

@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from scenarios.trainings import STEPS, TRAININGS
+
+import mlflow_stability
+from mlflow_stability.session.session import Session
+
+
+@pytest.fixture(scope="module")
+def session(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
+    """One session with its courier for all of these trainings; its hooks are off."""
+    folder = tmp_path_factory.mktemp("watching")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        mlflow_stability.autolog(strict=True, exit_wait=0, silent=True, journal_dir=folder / "journal")
+        session = mlflow_stability.current_session()
+        assert session is not None
+        session.pause()
+        yield session
+        mlflow_stability.autolog(disable=True)
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize("name", TRAININGS)
+def test_losses_weights_buffers_and_random_states_are_bit_identical(session: Session, name: str) -> None:
+    bare = TRAININGS[name]()
+    before = session.step
+    session.resume()
+    try:
+        watched = TRAININGS[name]()
+    finally:
+        session.pause()
+    watched.must_equal(bare)
+    assert session.step - before in (STEPS, STEPS - 1)  # the last may still wait for the next backward
