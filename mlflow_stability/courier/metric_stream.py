@@ -73,6 +73,8 @@ class MetricStream:
         """Read, choose, and send one request if it is time to."""
         full = self._waiting >= self._pace.points_in(2 * _BACKLOG_SECONDS)
         more = full or self._read(over)
+        if not over:
+            self._adapt()
         if self._bites and self._pace.wait(time.monotonic(), hurry=over) <= 0:
             self._send(self._bites[0])
         elif full:
@@ -100,8 +102,6 @@ class MetricStream:
             self._seal()
         elif self._open and time.monotonic() - self._open_since >= _GATHER_SECONDS:
             self._seal()
-        if not over:
-            self._adapt()
         return more
 
     def _release(self, marked: bool) -> None:

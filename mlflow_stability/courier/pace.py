@@ -1,8 +1,9 @@
 """Keeps delivery gentle, and knows how much it can take.
 
 In: how long each request took. Out: when the next may go, and how many points a second that makes. On a SQLite file
-every writer makes all others wait, the user's own `log_metric` too: there a batch is small and a fifth of the time is
-ours while training lives.
+every writer makes all others wait, the script's own `log_metric` too. There a batch is small, and while training lives
+one twenty-fifth of the time is ours: of a hundred calls of the script's, four meet one of ours, which its 95th
+percentile does not feel.
 """
 
 from __future__ import annotations
@@ -10,6 +11,8 @@ from __future__ import annotations
 from mlflow_stability.tracking.address import is_sqlite
 
 _SMALLEST_BATCH = 10
+# One in twenty-five of the script's own calls then meets one of ours, so that its 95th percentile stays what it was.
+_SQLITE_SHARE = 0.04
 _KNOWN_AFTER = 3  # requests
 
 
@@ -18,7 +21,7 @@ class Pace:
 
     def __init__(self, uri: str) -> None:
         sqlite = is_sqlite(uri)
-        self._share = 0.2 if sqlite else 0.8
+        self._share = _SQLITE_SHARE if sqlite else 0.8
         self._largest = 200 if sqlite else 1000
         self._rate = 1000.0 if sqlite else 1500.0
         self._free_at = 0.0

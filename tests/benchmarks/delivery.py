@@ -108,9 +108,9 @@ def deliver(uri: str, options: argparse.Namespace) -> None:
     for step in range(1, steps + 1):
         time.sleep(max(0.0, began + step / options.rate - time.monotonic()))
         values = tuple(math.sin(step / 10 + number) for number in range(options.signals))
-        before = time.process_time()
+        before = time.thread_time()
         journal.append(StepReading(step, signals, values, 0, time.time()))
-        writing += time.process_time() - before
+        writing += time.thread_time() - before
         if step % options.rate == 0:
             page = folder / STATUS
             waiting.append(orjson.loads(page.read_bytes()).get("waiting_records", -1) if page.exists() else -1)
