@@ -23,7 +23,7 @@ def load_run(run_id: str, tracking_uri: str | None = None, layout: Literal["wide
     """Everything that was recorded of a run, as a table.
 
     ``layout="wide"`` has one row for each step, with the columns ``recording``, ``attempt``, ``step``, ``time``
-    (seconds since the epoch) and one for each signal: ``loss``, ``learning_rate@group0``. A signal that was not
+    (seconds since the epoch) and one for each signal: ``loss``, ``learning_rate@group_1``. A signal that was not
     measured at a step is NaN there. ``layout="long"`` has one row for each value, with the columns ``recording``,
     ``attempt``, ``step``, ``time``, ``quantity``, ``place``, ``value``.
 

@@ -19,7 +19,8 @@ _LONGEST_QUANTITY = 80
 # MLflow draws one section per prefix up to the last slash, so the quantity comes before the place.
 _BY_LAYER = "_by_layer"
 _BY_GROUP = "_by_group"
-_BY = {"learning_rate": _BY_GROUP}
+# These places are no modules: a second training beside the first, an optimizer's parameter group.
+_GROUP = re.compile(r"(?:track|optimizer|group)_\d+(?:\.group_\d+)?")
 
 _UNFIT = re.compile(r"[^\w.\-]")
 _KEY = re.compile(r"(?P<section>stability(?:_[2-9]|_[1-9]\d+)?)/(?P<quantity>[^/]+)(?:/(?P<place>[^/]+))?")
@@ -30,6 +31,11 @@ def section_of(number: int) -> str:
     return SECTION if number <= 1 else f"{SECTION}_{number}"
 
 
+def is_group(place: str) -> bool:
+    """Whether a place is one of a few that belong to the whole model, and not one of many layers."""
+    return _GROUP.fullmatch(place) is not None
+
+
 def metric_key(signal: Signal, section: str = SECTION) -> str:
     """The metric key of a signal."""
     quantity = _fitting(signal.quantity, _LONGEST_QUANTITY)
@@ -37,7 +43,7 @@ def metric_key(signal: Signal, section: str = SECTION) -> str:
         if quantity.endswith((_BY_LAYER, _BY_GROUP)):  # would be the folder that holds another signal's places
             quantity = f"{quantity}-{_mark(signal.quantity)}"
         return f"{section}/{quantity}"
-    folder = f"{section}/{quantity}{_BY.get(signal.quantity, _BY_LAYER)}"
+    folder = f"{section}/{quantity}{_BY_GROUP if is_group(signal.place) else _BY_LAYER}"
     return f"{folder}/{_fitting(signal.place, LONGEST_KEY - len(folder) - 1)}"
 
 

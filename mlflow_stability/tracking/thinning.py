@@ -2,8 +2,9 @@
 
 In: the readings of one recording, in order. Out: points. Kept are
 
-- of every whole-model signal, and of each learning rate: the first value, then those at multiples of `every` (a
-  signal measured more rarely than that keeps all its values), at the steps of events, and the last one;
+- of every whole-model signal, for each optimizer's group and each training beside the first: the first value, then
+  those at multiples of `every` (a signal measured more rarely than that keeps all its values), at the steps of events,
+  and the last one;
 - the extremes of what lies between two kept points, under names of their own (`loss_max`), so that a spike of one
   step is never thinned away and the series itself is not biased;
 - how many losses and gradient norms were not finite, for a chart does not show those.
@@ -18,6 +19,7 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
+from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.observation import StepReading
 from mlflow_stability.vocabulary.signal import Signal
 
@@ -97,7 +99,7 @@ class Thinner:
         self._chosen = tuple(
             (position, signal)
             for position, signal in enumerate(signals)
-            if not signal.place or signal.quantity == "learning_rate"
+            if not signal.place or is_group(signal.place)
         )
         self._watched = tuple(
             (position, signal.quantity)

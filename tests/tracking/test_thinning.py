@@ -11,7 +11,7 @@ from mlflow_stability.vocabulary.signal import Signal
 LOSS, NORM, RATE, LAYER = (
     Signal("loss"),
     Signal("grad_norm"),
-    Signal("learning_rate", "group0"),
+    Signal("learning_rate", "group_1"),
     Signal("grad_norm", "a"),
 )
 SIGNALS = (LOSS, NORM, RATE, LAYER)
