@@ -24,9 +24,10 @@ truth = torch.randn(8)
 with mlflow.start_run() as run:
     for step in range(1, 201):
         inputs = torch.randn(32, 8)
+        targets = inputs @ truth + 0.1 * torch.randn(32)
         if step == 137:
-            inputs = 30 * inputs  # one broken batch
-        loss = nn.functional.mse_loss(model(inputs).squeeze(1), inputs @ truth + 0.1 * torch.randn(32))
+            targets = targets + 40  # one batch with broken labels
+        loss = nn.functional.mse_loss(model(inputs).squeeze(1), targets)
         optimizer.zero_grad()
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
@@ -42,5 +43,8 @@ worst = frame.loc[frame["loss"].idxmax()]
 print(frame[["step", "loss", "grad_norm", "grad_norm_clipped", "step_time"]].tail(3).to_string(index=False))
 print(f"\nthe largest loss, {worst['loss']:.1f}, was at step {worst['step']:.0f}: gradient norm {worst['grad_norm']:.1f}")
 
-metrics = mlflow.MlflowClient().get_metric_history(run.info.run_id, "stability/loss")
-print(f"MLflow's chart has {len(metrics)} points, the record {len(frame)} steps")
+client = mlflow.MlflowClient()
+charted = [point.value for point in client.get_metric_history(run.info.run_id, "stability/loss")]
+highest = [point.value for point in client.get_metric_history(run.info.run_id, "stability/loss_max")]
+print(f"of {len(frame)} steps MLflow's chart of the loss has {len(charted)} points, {max(charted):.1f} at most")
+print(f"beside it, stability/loss_max keeps the highest value between two points: {max(highest):.1f}")

@@ -11,7 +11,7 @@ from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.tracking.thinning import Point
 from mlflow_stability.vocabulary import Signal, StepReading
 
-LOSS, RATE = Signal("loss"), Signal("learning_rate", "group0")
+LOSS, RATE = Signal("loss"), Signal("learning_rate", "group_1")
 
 
 @pytest.fixture
@@ -39,12 +39,12 @@ def test_a_run_is_one_row_for_each_step(writer, sqlite_uri, tmp_path):
         [StepReading(2, (LOSS,), (math.inf,), 0, 11.0), StepReading(3, (RATE,), (0.2,), 1, 12.0)],
     )
     table = load_run(writer.run_id, sqlite_uri)
-    assert list(table.columns) == ["recording", "attempt", "step", "time", "loss", "learning_rate@group0"]
+    assert list(table.columns) == ["recording", "attempt", "step", "time", "loss", "learning_rate@group_1"]
     assert table["step"].tolist() == [1, 2, 3]
     assert table["attempt"].tolist() == [0, 0, 1]
     assert table["time"].tolist() == [10.0, 11.0, 12.0]
     np.testing.assert_array_equal(table["loss"], [3.0, math.inf, math.nan])
-    np.testing.assert_array_equal(table["learning_rate@group0"], [0.1, math.nan, 0.2])
+    np.testing.assert_array_equal(table["learning_rate@group_1"], [0.1, math.nan, 0.2])
 
 
 def test_a_run_is_one_row_for_each_value_if_asked(writer, sqlite_uri, tmp_path):
@@ -52,7 +52,7 @@ def test_a_run_is_one_row_for_each_value_if_asked(writer, sqlite_uri, tmp_path):
     table = load_run(writer.run_id, sqlite_uri, layout="long")
     assert list(table.columns) == ["recording", "attempt", "step", "time", "quantity", "place", "value"]
     assert table["quantity"].tolist() == ["loss", "learning_rate"]
-    assert table["place"].tolist() == ["", "group0"]
+    assert table["place"].tolist() == ["", "group_1"]
     assert math.isnan(table["value"][0])
 
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import subprocess
 from collections.abc import Iterator
+from fnmatch import fnmatch
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -16,15 +16,19 @@ def python_files(folder: Path) -> list[Path]:
 
 
 def shipped_files() -> list[str]:
-    """Every file of the repository, as git sees it: tracked, or new and not ignored."""
-    listed = subprocess.run(
-        ["git", "ls-files", "--cached", "--others", "--exclude-standard"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return sorted(name for name in listed.stdout.splitlines() if (ROOT / name).is_file())
+    """Every file of the repository that belongs there: what .gitignore names is left out. Works without git too."""
+    patterns = [line.rstrip("/") for line in (ROOT / ".gitignore").read_text(encoding="utf-8").split()]
+
+    def below(folder: Path) -> Iterator[Path]:
+        for path in sorted(folder.iterdir()):
+            if path.name == ".git" or any(fnmatch(path.name, pattern) for pattern in patterns):
+                continue
+            if path.is_dir():
+                yield from below(path)
+            else:
+                yield path
+
+    return [str(path.relative_to(ROOT)) for path in below(ROOT)]
 
 
 def tree_of(path: Path) -> ast.Module:

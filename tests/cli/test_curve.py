@@ -14,9 +14,9 @@ def test_a_curve_falls_from_the_upper_left_to_the_lower_right() -> None:
     lines = draw(STEPS, np.linspace(10, 0, 1000), 40, 4, dots=False)
     assert lines == [
         "      10 |********",
-        "         |        *******",
-        "         |               ********",
-        "       0 |                       *******",
+        "         |       ********",
+        "         |              ********",
+        "       0 |                     *********",
         "          1                         1000",
     ]
 

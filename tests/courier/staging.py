@@ -19,7 +19,7 @@ from mlflow_stability.journal.layout import COURIER_LOG
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.vocabulary import Closing, Opening, Signal, StepReading
 
-SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("learning_rate", "group0"), Signal("grad_norm", "block.0"))
+SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("learning_rate", "group_1"), Signal("grad_norm", "block.0"))
 
 
 class Training:

@@ -200,3 +200,14 @@ def test_the_full_record_has_what_the_metric_tables_leave_out(root, sqlite_uri):
     points = RunReader(run_id, sqlite_uri).metric_points()
     assert not points.complete
     assert len(points) < 97 * 4 / 2
+
+
+def test_more_events_than_fit_into_one_file_all_arrive(root, sqlite_uri):
+    training = Training(root, sqlite_uri)
+    for step in range(1, 12_001):
+        training.journal.append(Event(step, "loss_spike", Severity.WARNING, "spike"))
+    training.end(Closing("finished", "", 12_000))
+    (run_id,) = deliver_session(training.folder).run_ids
+    events = [said for _, said in RunReader(run_id, sqlite_uri).said() if isinstance(said, Event)]
+    assert [event.step for event in events] == list(range(1, 12_001))
+    assert RunReader(run_id, sqlite_uri).tags["stability.events"] == "0 critical, 12000 warning"

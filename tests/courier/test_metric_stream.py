@@ -47,11 +47,11 @@ def journal(training, steps, rate=50.0):
 
 
 def test_a_store_that_cannot_take_so_many_points_gets_fewer(training):
-    shelf, delivered = Shelf(seconds_per_point=0.002), Delivered(training.journal.folder)
+    shelf, delivered = Shelf(seconds_per_point=0.0002), Delivered(training.journal.folder)
     stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1)
-    journal(training, 6000)  # 2500 points a second come in, 100 can be sent beside a living training
+    journal(training, 6000)  # 2500 points a second come in, 200 can be sent beside a living training
     began = time.monotonic()
-    while time.monotonic() - began < 12:
+    while time.monotonic() - began < 6:
         stream.advance(over=False)
         time.sleep(0.01)
     assert stream.every >= 16

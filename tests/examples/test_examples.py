@@ -1,0 +1,41 @@
+"""Every example runs as it stands, in an empty directory."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from architecture.repository import ROOT
+
+EXAMPLES = sorted((ROOT / "examples").glob("*.py"))
+
+
+def test_examples_are_numbered_in_the_order_in_which_to_read_them() -> None:
+    assert [int(path.name[:2]) for path in EXAMPLES] == list(range(1, len(EXAMPLES) + 1))
+
+
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_is_short_and_says_how_to_run_it(example: Path) -> None:
+    text = example.read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 60
+    assert f"python examples/{example.name}" in text
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
+def test_an_example_runs_and_leaves_only_the_store(example: Path, sqlite_uri: str, tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, str(example)],
+        env={**os.environ, "MLFLOW_TRACKING_URI": sqlite_uri, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout
+    assert "Traceback" not in done.stderr
+    assert {path.name for path in tmp_path.iterdir()} == {"store"}
