@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import signal
+import subprocess
 import sys
 import time
 from contextlib import suppress
@@ -23,6 +24,7 @@ from mlflow_stability.courier.session_delivery import SessionDelivery
 
 LINGER = 600.0
 _ORPHAN_LINGER = 30.0
+_LOOK_EVERY = 30.0
 _NICE = 10
 _logger = logging.getLogger("mlflow_stability.courier")
 
@@ -48,6 +50,7 @@ def main(folder: Path) -> int:
 def follow(session: SessionDelivery) -> bool:
     """Stay with a session to its end; False if something could not be delivered."""
     last_error = ""
+    orphans = OrphanHelp(session.folder)
     while session.claim.holds():
         moved = session.advance()
         error = session.report().error
@@ -61,8 +64,31 @@ def follow(session: SessionDelivery) -> bool:
             session.claim.release()
             return False
         if not moved:
+            if session.alive and not error:
+                orphans.look()
             time.sleep(min(TICK, session.seconds_to_wait()))
     return False
+
+
+class OrphanHelp:
+    """While training goes on, sessions that were left behind get couriers of their own, one after the other."""
+
+    def __init__(self, own: Path) -> None:
+        self._own = own
+        self._tried: set[Path] = set()
+        self._helper: subprocess.Popen[bytes] | None = None
+        self._look_at = 0.0
+
+    def look(self) -> None:
+        """Start a courier for the next one, if there is one and none is at work."""
+        now = time.monotonic()
+        if now < self._look_at or (self._helper is not None and self._helper.poll() is None):
+            return
+        self._look_at = now + _LOOK_EVERY
+        orphan = next_orphan(self._own.parent, self._own, os.environ.get("MLFLOW_TRACKING_URI"), self._tried)
+        if orphan is not None:
+            self._tried.add(orphan)
+            self._helper = subprocess.Popen([sys.executable, "-m", "mlflow_stability.courier", str(orphan)])
 
 
 def deliver_orphans(own: Path) -> None:

@@ -79,7 +79,7 @@ def holder_lives(folder: Path) -> bool:
 def _holder(file: Path) -> dict[str, Any]:
     """What the link says; nothing where there is none."""
     try:
-        said = json.loads(os.readlink(file))
+        said = json.loads(os.readlink(file))  # noqa: PTH115 - a Path would tidy the text up
     except (OSError, ValueError):
         return {}
     return said if isinstance(said, dict) else {}

@@ -11,15 +11,14 @@ from mlflow_stability.courier.claim import holder_lives
 from mlflow_stability.courier.recording import opening_if_readable
 from mlflow_stability.courier.training_process import process_of
 from mlflow_stability.journal.layout import recording_folders, session_folders
-from mlflow_stability.tracking.address import same_store
+from mlflow_stability.tracking.address import default_uri, same_store
 
 
 def next_orphan(root: Path, own: Path, tracking_uri: str | None, not_again: set[Path]) -> Path | None:
     """A session to deliver beside our own; None if there is none."""
-    if tracking_uri is None:
-        return None
+    ours = tracking_uri or default_uri("")
     for folder in session_folders(root):
-        if folder != own and folder not in not_again and _is_orphan(folder, tracking_uri):
+        if folder != own and folder not in not_again and _is_orphan(folder, ours):
             return folder
     return None
 
@@ -29,6 +28,5 @@ def _is_orphan(folder: Path, tracking_uri: str) -> bool:
     known = [each for each in openings if each is not None]
     if not known or len(known) < len(openings) or holder_lives(folder) or process_of(folder, known[0]).alive():
         return False
-    return all(
-        each.tracking_uri is not None and same_store(each.tracking_uri, tracking_uri, each.directory) for each in known
-    )
+    theirs = [each.tracking_uri or default_uri(each.directory) for each in known]
+    return all(same_store(uri, tracking_uri, each.directory) for uri, each in zip(theirs, known, strict=True))
