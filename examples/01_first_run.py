@@ -18,7 +18,7 @@ model = nn.Sequential(nn.Linear(2, 32), nn.Tanh(), nn.Linear(32, 32), nn.Tanh(),
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, T_max=400)
 
-for step in range(400):
+for _ in range(400):
     # Which of two spirals does a point belong to?
     side = torch.randint(2, (128,))
     angle = 1 + 6 * torch.rand(128)

@@ -41,7 +41,7 @@ session.wait(60)
 frame = mlflow_stability.load_run(run.info.run_id)
 worst = frame.loc[frame["loss"].idxmax()]
 print(frame[["step", "loss", "grad_norm", "grad_norm_clipped", "step_time"]].tail(3).to_string(index=False))
-print(f"\nthe largest loss, {worst['loss']:.1f}, was at step {worst['step']:.0f}: gradient norm {worst['grad_norm']:.1f}")
+print(f"\nthe largest loss, {worst['loss']:.1f}, was at step {worst['step']:.0f}: norm {worst['grad_norm']:.1f}")
 
 client = mlflow.MlflowClient()
 charted = [point.value for point in client.get_metric_history(run.info.run_id, "stability/loss")]

@@ -15,7 +15,7 @@ model = nn.Sequential(nn.Linear(4, 16), nn.ReLU(), nn.Linear(16, 1))
 lr, momentum = 0.02, {name: torch.zeros_like(each) for name, each in model.named_parameters()}
 
 with mlflow_stability.attach(model) as watch:
-    for step in range(300):
+    for _ in range(300):
         inputs = torch.rand(64, 4)
         loss = nn.functional.mse_loss(model(inputs).squeeze(1), inputs.prod(1))
         model.zero_grad()

@@ -7,7 +7,6 @@ it, so a spike of one step is seen however long the run was.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -51,9 +50,7 @@ def number_text(value: float) -> str:
     return f"{value:.1e}"
 
 
-def _ranges(
-    steps: NDArray[np.int64], values: NDArray[np.float64], columns: int
-) -> dict[int, tuple[float, float]]:
+def _ranges(steps: NDArray[np.int64], values: NDArray[np.float64], columns: int) -> dict[int, tuple[float, float]]:
     """Lowest and highest value of each column, joined with the neighbour's so that the curve has no holes."""
     span = max(1, int(steps[-1] - steps[0]))
     places = ((steps - steps[0]) * (columns - 1)) // span
@@ -77,13 +74,5 @@ def _braille(block: NDArray[np.bool_]) -> str:
 
 
 def _character(cell: NDArray[np.bool_]) -> str:
-    bits = sum(
-        _DOTS[side][height] for height in range(4) for side in range(cell.shape[1]) if cell[height, side]
-    )
+    bits = sum(_DOTS[side][height] for height in range(4) for side in range(cell.shape[1]) if cell[height, side])
     return chr(0x2800 + bits) if bits else " "
-
-
-def spread_of(values: Sequence[float]) -> str:
-    """`0.21 .. 3.4`: lowest and highest finite value."""
-    finite = [value for value in values if math.isfinite(value)]
-    return f"{number_text(min(finite))} .. {number_text(max(finite))}" if finite else "none finite"

@@ -1,4 +1,4 @@
-"""`mlflow-stability demo`: an ordinary training script runs with autolog(), then its run is read back and shown."""
+"""`demo`: an ordinary script trains with autolog(), then its run is read back and shown."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ def train(steps: int, notes: Console) -> str | None:
     """Run the script to its end, delivery included; the id of its run, if there is one by then."""
     script = [sys.executable, "-m", "mlflow_stability.demo.training", "--steps", str(steps)]
     run_id: str | None = None
-    columns = (TextColumn("step {task.completed} of {task.total}"), BarColumn(30), TextColumn("loss {task.fields[loss]}"))
-    with Progress(*columns, console=notes, transient=True, disable=not notes.is_terminal) as bar:
+    where, how = TextColumn("step {task.completed} of {task.total}"), TextColumn("loss {task.fields[loss]}")
+    with Progress(where, BarColumn(30), how, console=notes, transient=True, disable=not notes.is_terminal) as bar:
         task = bar.add_task("", total=steps, loss="")
         with subprocess.Popen(script, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as training:
             for said in _lines_of(training):

@@ -1,4 +1,4 @@
-"""`mlflow-stability doctor`: says whether recording would work here, and what to do where it would not."""
+"""`doctor`: says whether recording would work here, and what to do where it would not."""
 
 from __future__ import annotations
 

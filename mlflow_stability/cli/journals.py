@@ -46,8 +46,8 @@ def sessions_in(journal: Path) -> list[SessionState]:
     sessions = [_state(folder) for folder in session_folders(journal) if is_session(folder)]
     if not sessions and journal.is_dir() and any(journal.iterdir()):
         raise JournalError(
-            f"{journal} holds no journal of mlflow-stability. Journals lie in .mlflow-stability/ where the training was "
-            "started, or where MLFLOW_STABILITY_JOURNAL_DIR or autolog(journal_dir=...) says."
+            f"{journal} holds no journal of mlflow-stability. Journals lie in .mlflow-stability/ where the training "
+            "was started, or where MLFLOW_STABILITY_JOURNAL_DIR or autolog(journal_dir=...) says."
         )
     return sessions
 

@@ -63,9 +63,7 @@ def _column_of(frame: pd.DataFrame, quantity: str) -> str | None:
     return next(iter(sorted(names, key=len)), None)
 
 
-def _show_curve(
-    out: Console, frame: pd.DataFrame, column: str, title: str, style: str, tags: dict[str, str]
-) -> None:
+def _show_curve(out: Console, frame: pd.DataFrame, column: str, title: str, style: str, tags: dict[str, str]) -> None:
     rows = frame[["step", column]].dropna()
     if rows.empty:
         return

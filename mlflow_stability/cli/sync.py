@@ -1,4 +1,4 @@
-"""`mlflow-stability sync`: delivers what journals still hold, after a kill, a reboot or a long absence of the server."""
+"""`sync`: delivers what journals still hold after a kill, a reboot, or while the server was away."""
 
 from __future__ import annotations
 
@@ -92,8 +92,9 @@ def _must_be_the_same_store(sessions: list[SessionState], uri: str) -> None:
 @contextmanager
 def _progress(console: Console, session: SessionState) -> Iterator[Callable[[DeliveryReport], None]]:
     """A bar that is there while something is sent, on a terminal only."""
-    columns = (TextColumn(session.folder.name), BarColumn(bar_width=20), TextColumn("{task.fields[left]} left"))
-    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=not console.is_terminal) as bar:
+    columns = (TextColumn(session.folder.name), BarColumn(20), TextColumn("{task.fields[left]} left"))
+    hidden = not console.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("", total=max(1, session.size), left=megabytes(session.size))
 
         def show(report: DeliveryReport) -> None:

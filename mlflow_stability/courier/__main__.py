@@ -17,7 +17,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from mlflow_stability.courier.deliver import TICK, deliver_session, given_up
-from mlflow_stability.courier.environment import ask_for_short_requests
+from mlflow_stability.courier.environment import ask_for_short_requests, keep_credentials_out_of_the_log
 from mlflow_stability.courier.orphans import next_orphan
 from mlflow_stability.courier.out_of_memory import MemoryWatch
 from mlflow_stability.courier.session_delivery import SessionDelivery
@@ -36,6 +36,7 @@ def main(folder: Path) -> int:
     with suppress(OSError):
         os.nice(_NICE)
     ask_for_short_requests()
+    keep_credentials_out_of_the_log()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
     session = SessionDelivery(folder, os.environ.get("MLFLOW_TRACKING_URI"), MemoryWatch().has_killed)
     if not session.claim.take():

@@ -11,13 +11,11 @@ import getpass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from mlflow import MlflowClient
-
 from mlflow_stability.courier.delivered import Delivered
 from mlflow_stability.courier.training_process import TrainingProcess
 from mlflow_stability.tracking.recording_claim import claim_place, place_among
 from mlflow_stability.tracking.recording_tag import RecordingTag, tag_name
-from mlflow_stability.tracking.run_creation import client_of, create_run, experiment_of, find_run
+from mlflow_stability.tracking.run_creation import TrackingStore, tracking_store
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.milestone import Opening
 
@@ -28,13 +26,13 @@ def open_run(
     opening: Opening, delivered: Delivered, uri: str, process: TrainingProcess
 ) -> tuple[RunWriter, RecordingTag]:
     """The way into the recording's run, and its place there."""
-    client = client_of(uri)
+    store = tracking_store(uri)
     delivered.recording = opening.recording
     if delivered.run_id is None:
-        delivered.run_id = opening.run_id or _made_run(client, opening, delivered, process)
+        delivered.run_id = opening.run_id or _made_run(store, opening, delivered, process)
         delivered.creating = False
         delivered.save()
-    writer = RunWriter(client, delivered.run_id)
+    writer = store.writer(delivered.run_id)
     delivered.number, place = claim_place(writer, opening)
     if opening.resumed and place.state == "live":
         writer.resume()
@@ -44,15 +42,15 @@ def open_run(
     return writer, place
 
 
-def _made_run(client: MlflowClient, opening: Opening, delivered: Delivered, process: TrainingProcess) -> str:
-    experiment_id = experiment_of(client, opening.experiment_id)
+def _made_run(store: TrackingStore, opening: Opening, delivered: Delivered, process: TrainingProcess) -> str:
+    experiment_id = store.experiment(opening.experiment_id)
     if delivered.creating:  # asked before, and the answer was lost
-        found = find_run(client, experiment_id, tag_name(0), opening.recording)
+        found = store.find_run(experiment_id, tag_name(0), opening.recording)
         if found:
             return found
     delivered.creating = True
     delivered.save()
-    return create_run(client, experiment_id, _first_tags(opening, process), opening.time)
+    return store.create_run(experiment_id, _first_tags(opening, process), opening.time)
 
 
 def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:

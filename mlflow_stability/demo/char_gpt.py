@@ -25,7 +25,8 @@ class Block(nn.Module):
         )
         mixed = functional.scaled_dot_product_attention(query, key, value, is_causal=True)
         x = x + self.out(mixed.transpose(1, 2).reshape(batch, length, width))
-        return x + self.mlp(self.norm_2(x))
+        transformed: Tensor = self.mlp(self.norm_2(x))
+        return x + transformed
 
 
 class CharGPT(nn.Module):

@@ -38,7 +38,7 @@ def train(steps: int) -> None:
     for step in range(1, steps + 1):
         given, following = batch(data)
         loss = functional.cross_entropy(model(given).flatten(0, 1), following.flatten())
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
         optimizer.step()
         optimizer.zero_grad()

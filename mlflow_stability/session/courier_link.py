@@ -115,6 +115,10 @@ class CourierLink:
             time.sleep(0.05)
         return True
 
+    def trouble(self) -> str:
+        """Why it does not get on, in one sentence; empty while it does."""
+        return str(_read(self.folder / STATUS).get("error") or "")
+
     def release(self) -> None:
         """Say that nothing more will come, though this process may live on."""
         if self.folder.is_dir():

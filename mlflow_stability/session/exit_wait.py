@@ -44,10 +44,12 @@ def wait_for_delivery(links: Sequence[CourierLink], seconds: float, warn: Say) -
     late = [link for link in links if not link.wait(max(0.0, until - time.monotonic()), line)]
     line.clear()
     for link in late:
+        trouble = link.trouble()
         warn(
-            "After %.0f s not everything has reached the tracking server. What is left is safe in %s, and the courier "
-            "goes on delivering it; `mlflow-stability sync` does so too.",
+            "After %.0f s not everything has reached the tracking server%s. What is left is safe in %s, and the "
+            "courier goes on delivering it; `mlflow-stability sync` does so too.",
             seconds,
+            f" ({trouble})" if trouble else "",
             link.folder.parent,
         )
         link.let_go()

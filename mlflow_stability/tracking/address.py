@@ -41,6 +41,12 @@ def is_sqlite(uri: str) -> bool:
     return uri.startswith("sqlite")
 
 
+def sqlite_file(uri: str) -> Path | None:
+    """The file of a SQLite store; None for any other store."""
+    found = re.fullmatch(r"sqlite(?:\+\w+)?:///([^?]+)(?:\?.*)?", uri)
+    return None if found is None or found[1] == ":memory:" else Path(found[1])
+
+
 def absolute_uri(uri: str, directory: str) -> str:
     """A tracking URI that means the same from any working directory."""
     if not directory:

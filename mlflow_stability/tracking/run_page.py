@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 import mlflow
 from mlflow import MlflowClient
 
-from mlflow_stability.tracking.address import strip_credentials
+from mlflow_stability.tracking.address import is_sqlite, strip_credentials
 from mlflow_stability.tracking.store_trouble import store_trouble
 
 LOCAL_UI = "http://127.0.0.1:5000"
@@ -42,4 +43,12 @@ def run_page(run_id: str, tracking_uri: str | None = None) -> RunPage:
     shown = strip_credentials(uri)
     if shown.startswith(("http://", "https://")):
         return RunPage(info.run_name or run_id, info.status, path, "", shown.rstrip("/"))
-    return RunPage(info.run_name or run_id, info.status, path, f"mlflow ui --backend-store-uri {shown}", LOCAL_UI)
+    return RunPage(
+        info.run_name or run_id, info.status, path, f"mlflow ui --backend-store-uri {_short(shown)}", LOCAL_UI
+    )
+
+
+def _short(uri: str) -> str:
+    """A SQLite file of this very directory by its name alone."""
+    scheme, _, path = uri.partition(":///")
+    return f"{scheme}:///{Path(path).name}" if is_sqlite(uri) and Path(path).parent == Path.cwd() else uri

@@ -99,4 +99,6 @@ def _root(error: BaseException) -> str:
     deepest: BaseException = error
     while (cause := deepest.__cause__ or deepest.__context__) is not None:
         deepest = cause
-    return deepest.strerror if isinstance(deepest, OSError) and deepest.strerror else sentence(error)
+    if isinstance(deepest, OSError) and deepest.strerror:
+        return deepest.strerror
+    return sentence(error).partition(" [SQL:")[0]

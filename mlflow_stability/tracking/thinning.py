@@ -97,9 +97,7 @@ class Thinner:
     def _learn(self, signals: tuple[Signal, ...]) -> None:
         self._layout = signals
         self._chosen = tuple(
-            (position, signal)
-            for position, signal in enumerate(signals)
-            if not signal.place or is_group(signal.place)
+            (position, signal) for position, signal in enumerate(signals) if not signal.place or is_group(signal.place)
         )
         self._watched = tuple(
             (position, signal.quantity)

@@ -121,9 +121,8 @@ def deliver(uri: str, options: argparse.Namespace) -> None:
     link.release()
     ended = time.monotonic()
     done = link.wait(120, lambda status: None)
-    print(
-        f"  {steps} steps of {options.signals} signals in {options.seconds:.0f} s; {writing / steps * 1e6:.0f} us CPU a record"
-    )
+    print(f"  {steps} steps of {options.signals} signals in {options.seconds:.0f} s")
+    print(f"  journal: {writing / steps * 1e6:.0f} us CPU a step, in the training")
     quarters = [waiting[number * len(waiting) // 4 : (number + 1) * len(waiting) // 4] for number in range(4)]
     print(f"  waiting, MB, median of each quarter: {[round(statistics.median(q) / 1e6, 2) for q in quarters if q]}")
     print(f"  last of it arrived {time.monotonic() - ended:.1f} s after the end: {'all' if done else 'NOT ALL'}")
@@ -132,9 +131,8 @@ def deliver(uri: str, options: argparse.Namespace) -> None:
     frame = mlflow_stability.load_run(run_id, tracking_uri=uri)
     print(f"  rows in the full record: {len(frame)}, values: {int(frame.filter(like='signal_').count().sum())}")
     print(f"  the script's own log_metric: p95 {p95(alone) * 1000:.0f} ms alone, {p95(beside) * 1000:.0f} ms beside")
-    print(
-        f"  ratio of p95: {p95(beside) / p95(alone):.2f}; of medians {statistics.median(beside) / statistics.median(alone):.2f}"
-    )
+    medians = statistics.median(beside) / statistics.median(alone)
+    print(f"  ratio of p95: {p95(beside) / p95(alone):.2f}; of medians: {medians:.2f}")
 
 
 def main() -> None:

@@ -27,7 +27,6 @@ from tiny_gpt import TinyGPT, batch_of
 
 import mlflow_stability
 
-
 After = Callable[[torch.nn.Module, torch.Tensor], None]
 
 

@@ -54,9 +54,7 @@ def test_every_session_of_a_journal_directory_is_delivered(
     assert sorted(lengths) == [10, 20]
 
 
-def test_progress_is_for_terminals_only(
-    sqlite_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_progress_is_for_terminals_only(sqlite_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     killed_training(tmp_path / ROOT, sqlite_uri)
     assert run(["sync"]) == 0
     assert capsys.readouterr().err == ""

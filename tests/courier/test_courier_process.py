@@ -11,8 +11,8 @@ from mlflow import MlflowClient
 
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.courier.json_page import read_page
-from mlflow_stability.journal.layout import COURIER
 from mlflow_stability.courier.out_of_memory import MemoryWatch
+from mlflow_stability.journal.layout import COURIER
 from mlflow_stability.vocabulary import Closing
 
 

@@ -145,6 +145,7 @@ def test_credentials_of_the_tracking_uri_are_written_nowhere(
         environment={"MLFLOW_RUN_ID": run_id, "MLFLOW_STABILITY_EXIT_WAIT": "2"},
     )
     leaks: list[Path] = []
+    leaked: list[str] = []
     stop = threading.Event()
 
     def look() -> None:
@@ -153,6 +154,7 @@ def test_credentials_of_the_tracking_uri_are_written_nowhere(
                 try:
                     if path.is_file() and secret.encode() in path.read_bytes():
                         leaks.append(path)
+                        leaked.append(path.read_text())
                 except OSError:
                     continue
 
@@ -165,7 +167,7 @@ def test_credentials_of_the_tracking_uri_are_written_nowhere(
     stop.set()
     looking.join()
     assert modes <= {"0o700", "0o600"}
-    assert not leaks
+    assert not leaks, leaked
     assert secret not in errors
     tags = MlflowClient(tracking_uri=rest_server).get_run(run_id).data.tags
     assert not [name for name, value in tags.items() if secret in value]

@@ -42,8 +42,8 @@ def test_after_watching_every_name_in_torch_holds_the_object_that_it_held_before
     after = namespaces()
     assert len({id(each) for each in during} & {id(value) for names in before for value in names.values()}) == 0
     for old, new in zip(before, after, strict=True):
-        assert old.keys() == new.keys()
-        assert [name for name in old if old[name] is not new[name]] == []
+        # Torch imports some of its modules late, so there may be more names than before.
+        assert [name for name in old if old[name] is not new.get(name)] == []
     assert not torch_optimizer._global_optimizer_pre_hooks
     assert not torch_optimizer._global_optimizer_post_hooks
 

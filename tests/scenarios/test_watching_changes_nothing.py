@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -16,12 +17,14 @@ def session(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -
     folder = tmp_path_factory.mktemp("watching")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", f"sqlite:///{folder / 'mlflow.db'}")
+        shutil.copy(template_database, folder / "mlflow.db")
         mlflow_stability.autolog(strict=True, exit_wait=0, silent=True, journal_dir=folder / "journal")
         session = mlflow_stability.current_session()
         assert session is not None
         session.pause()
         yield session
         mlflow_stability.autolog(disable=True)
+        assert session.wait(60)
 
 
 @pytest.mark.scenario
