@@ -41,4 +41,4 @@ class _Discreet:
 
 def keep_credentials_out_of_the_log() -> None:
     """From here on, nothing that this process says names a user or a password of a tracking URI."""
-    sys.stdout = sys.stderr = _Discreet(sys.stderr)  # type: ignore[assignment]
+    sys.stdout = sys.stderr = _Discreet(sys.stderr)

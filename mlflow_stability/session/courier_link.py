@@ -78,6 +78,11 @@ class CourierLink:
         finally:
             os.close(log)
 
+    @property
+    def was_started(self) -> bool:
+        """Whether there is anybody to wait for."""
+        return self._process is not None
+
     def ensure_started(self) -> None:
         """Start the courier, if it was not started before."""
         if self._process is None:
@@ -108,9 +113,9 @@ class CourierLink:
         """
         until = time.monotonic() + seconds
         while not self._all_arrived():
-            if time.monotonic() >= until:
-                return False
             self._revive()
+            if time.monotonic() >= until or not self.was_started:
+                return False
             progress(_read(self.folder / STATUS))
             time.sleep(0.05)
         return True
@@ -133,7 +138,7 @@ class CourierLink:
         return all(_read(each / DELIVERED).get("complete") for each in recording_folders(self.folder))
 
     def _revive(self) -> None:
-        gone = self._process is not None and self._process.poll() is not None
+        gone = self._process is None or self._process.poll() is not None
         if gone and self.folder.exists() and time.monotonic() >= self._start_after:
             self.start()
 

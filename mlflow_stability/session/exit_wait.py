@@ -44,6 +44,8 @@ def wait_for_delivery(links: Sequence[CourierLink], seconds: float, warn: Say) -
     late = [link for link in links if not link.wait(max(0.0, until - time.monotonic()), line)]
     line.clear()
     for link in late:
+        if not link.was_started:
+            continue  # which was said when it happened
         trouble = link.trouble()
         warn(
             "After %.0f s not everything has reached the tracking server%s. What is left is safe in %s, and the "

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import torch
+import torch._dynamo  # puts a torch.manual_seed of its own in place when it is imported
 from scenarios.watching import batches, mse, tiny_model, watching
 from torch.optim import SGD
 from torch.optim import optimizer as torch_optimizer

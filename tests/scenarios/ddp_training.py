@@ -1,0 +1,33 @@
+"""Trains on two gloo processes; run by torchrun's environment: RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT."""
+
+from __future__ import annotations
+
+import torch
+from torch import nn
+from torch.nn.parallel import DistributedDataParallel
+
+import mlflow_stability
+
+mlflow_stability.autolog(strict=True)
+
+
+def main() -> None:
+    torch.distributed.init_process_group("gloo")
+    rank = torch.distributed.get_rank()
+    torch.manual_seed(0)
+    model = DistributedDataParallel(nn.Linear(4, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    torch.manual_seed(rank)
+    for _ in range(15):
+        loss = model(torch.randn(8, 4)).square().mean()
+        loss.backward()
+        norm = torch.cat([each.grad.flatten() for each in model.parameters()]).norm()
+        if rank == 0:
+            print(loss.item(), norm.item(), flush=True)
+        optimizer.step()
+        optimizer.zero_grad()
+    torch.distributed.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

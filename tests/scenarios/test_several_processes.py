@@ -1,0 +1,64 @@
+"""Several processes train or help to: one run, recorded by one of them."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+import mlflow_stability
+
+pytestmark = pytest.mark.scenario
+HERE = Path(__file__).parent
+PACKAGE = Path(mlflow_stability.__file__).parent.parent
+
+
+def start(script: str, *arguments: str, uri: str, **environment: str) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        [sys.executable, str(HERE / script), *arguments],
+        env={**os.environ, "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": str(PACKAGE), **environment},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+
+
+def finish(process: subprocess.Popen[str]) -> list[list[float]]:
+    """The numbers that it printed, line by line."""
+    said, errors = process.communicate(timeout=120)
+    assert process.returncode == 0, errors
+    return [[float(word) for word in line.split()] for line in said.splitlines()]
+
+
+def free_port() -> str:
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        return str(listening.getsockname()[1])
+
+
+def test_two_ranks_make_one_run_with_the_norm_of_the_averaged_gradient(sqlite_uri: str, tmp_path: Path) -> None:
+    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    ranks = [start("ddp_training.py", uri=sqlite_uri, RANK=str(rank), **together) for rank in range(2)]
+    truth, nothing = [finish(process) for process in ranks]
+    assert nothing == []
+    (run,) = MlflowClient(sqlite_uri).search_runs(["0"])
+    record = mlflow_stability.load_run(run.info.run_id, tracking_uri=sqlite_uri)
+    assert list(record["loss"]) == pytest.approx([loss for loss, _ in truth], rel=1e-5)
+    assert list(record["grad_norm"]) == pytest.approx([norm for _, norm in truth], rel=1e-5)
+    assert run.info.status == "FINISHED"
+    assert not (tmp_path / ".mlflow-stability").exists()
+
+
+@pytest.mark.parametrize("context", ["fork", "spawn"])
+def test_workers_of_a_data_loader_record_nothing(sqlite_uri: str, tmp_path: Path, context: str) -> None:
+    truth = finish(start("loader_training.py", context, uri=sqlite_uri))
+    (run,) = MlflowClient(sqlite_uri).search_runs(["0"])
+    record = mlflow_stability.load_run(run.info.run_id, tracking_uri=sqlite_uri)
+    assert list(record["loss"]) == pytest.approx([loss for (loss,) in truth], rel=1e-5)
+    assert run.data.tags["stability.recordings"] == "1"
+    assert not (tmp_path / ".mlflow-stability").exists()

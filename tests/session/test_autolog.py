@@ -1,0 +1,258 @@
+from __future__ import annotations
+
+import logging
+import os
+import shutil
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from scenarios.watching import batches, mse, tiny_model
+from torch.optim import SGD
+from torch.optim import optimizer as torch_optimizer
+
+import mlflow_stability
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.session.session import Session
+from mlflow_stability.vocabulary import Closing, Note, Signal, StepReading
+
+
+@pytest.fixture(autouse=True)
+def taken_off(tmp_path: Path) -> Iterator[None]:
+    yield
+    mlflow_stability.autolog(disable=True)
+    shutil.rmtree(tmp_path / ".mlflow-stability", ignore_errors=True)  # or the end of all tests would deliver it
+
+
+def train(steps: int = 3) -> list[float]:
+    model = tiny_model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    losses = []
+    for batch in batches(steps):
+        loss = mse(model, batch)
+        loss.backward()
+        losses.append(loss.item())
+        optimizer.step()
+        optimizer.zero_grad()
+    return losses
+
+
+def session() -> Session:
+    current = mlflow_stability.current_session()
+    assert current is not None
+    return current
+
+
+def test_autolog_itself_takes_no_time_and_creates_nothing(tmp_path: Path) -> None:
+    import mlflow_stability.session.autolog  # the import is not autolog's
+
+    modules = set(sys.modules)
+    began = time.perf_counter()
+    mlflow_stability.autolog()
+    assert time.perf_counter() - began < 0.005
+    assert list(tmp_path.iterdir()) == []
+    assert set(sys.modules) == modules
+
+
+def test_disable_leaves_torch_and_sys_exactly_as_they_were() -> None:
+    places = ((torch.autograd, "backward"), (torch.optim.Optimizer, "zero_grad"), (sys, "exit"), (sys, "excepthook"))
+    before = [vars(owner)[name] for owner, name in places]
+    mlflow_stability.autolog(strict=True)
+    assert vars(torch.autograd)["backward"] is not before[0]
+    mlflow_stability.autolog(disable=True)
+    assert [vars(owner)[name] for owner, name in places] == before
+    assert not torch_optimizer._global_optimizer_pre_hooks
+    assert not torch_optimizer._global_optimizer_post_hooks
+    assert mlflow_stability.current_session() is None
+
+
+def test_disabling_what_was_never_on_does_nothing() -> None:
+    mlflow_stability.autolog(disable=True)
+
+
+def test_calling_again_reconfigures_and_hooks_nothing_twice() -> None:
+    mlflow_stability.autolog(log_every_n_steps=10)
+    first, backward = session(), torch.autograd.backward
+    mlflow_stability.autolog(log_every_n_steps=3, silent=True, strict=True)
+    assert session() is first
+    assert first.settings.log_every_n_steps == 3
+    assert torch.autograd.backward is backward
+    assert len(torch_optimizer._global_optimizer_pre_hooks) == 1
+
+
+@pytest.mark.parametrize(("value", "works"), [("1", False), ("true", False), ("0", True), ("", True)])
+def test_the_environment_can_switch_it_off(monkeypatch: pytest.MonkeyPatch, value: str, works: bool) -> None:
+    monkeypatch.setenv("MLFLOW_STABILITY_DISABLE", value)
+    mlflow_stability.autolog()
+    assert (mlflow_stability.current_session() is not None) == works
+
+
+def test_attach_does_nothing_where_the_environment_switched_it_off(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("MLFLOW_STABILITY_DISABLE", "1")
+    with mlflow_stability.attach(tiny_model()) as watching:
+        watching.step(1.0)
+    assert watching.session is None
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"log_every_n_steps": 0}, "log_every_n_steps must be at least 1, got 0."),
+        ({"exit_wait": -1.0}, "exit_wait must be 0 or more seconds, got -1.0."),
+        ({"exit_wait": float("nan")}, "exit_wait must be 0 or more seconds, got nan."),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_with_the_rule(given: dict[str, float], said: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        mlflow_stability.autolog(**given)  # type: ignore[arg-type]
+    assert str(refused.value) == said
+    assert mlflow_stability.current_session() is None
+
+
+def test_a_journal_folder_that_cannot_be_made_is_one_warning_and_training_goes_on(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    (tmp_path / "file").write_text("in the way")
+    bare = train()
+    mlflow_stability.autolog(journal_dir=tmp_path / "file" / "journal", exit_wait=0)
+    with caplog.at_level(logging.WARNING, "mlflow_stability"):
+        assert train() == bare
+    (record,) = caplog.records
+    assert "Name another folder with autolog(journal_dir=...)" in record.getMessage()
+
+
+def test_a_courier_that_cannot_be_started_costs_only_the_delivery(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(sys, "executable", str(tmp_path / "no python here"))
+    mlflow_stability.autolog(exit_wait=0)
+    with caplog.at_level(logging.WARNING, "mlflow_stability"):
+        losses = train()
+    recording = session().recording
+    assert recording is not None
+    mlflow_stability.autolog(disable=True)
+    (record,) = caplog.records
+    assert "The courier could not be started" in record.getMessage()
+    kept = [each for each in read_journal(recording.folder / "journal") if isinstance(each, StepReading)]
+    assert [each.values[each.signals.index(Signal("loss"))] for each in kept] == pytest.approx(losses)
+
+
+def without_a_courier(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "executable", "/nonexistent")
+
+
+def records_of(own: Session) -> list[object]:
+    recording = own.recording
+    assert recording is not None
+    mlflow_stability.autolog(disable=True)
+    return list(read_journal(recording.folder / "journal"))
+
+
+def test_a_loop_attached_by_hand_is_recorded_while_the_hooks_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_a_courier(monkeypatch)
+    mlflow_stability.autolog(silent=True, exit_wait=0)
+    outer = session()
+    model = tiny_model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    losses = []
+    with mlflow_stability.attach(model, optimizer, strict=True, silent=True, exit_wait=0) as watching:
+        assert session() is watching.session
+        for batch in batches(4):
+            loss = mse(model, batch)
+            loss.backward()
+            losses.append(loss.item())
+            watching.step(loss)
+            optimizer.step()
+            optimizer.zero_grad()
+        assert watching.session is not None
+        recording = watching.session.recording
+    assert session() is outer
+    assert outer.step == 0
+    assert recording is not None
+    records = read_journal(recording.folder / "journal")
+    readings = [each for each in records if isinstance(each, StepReading)]
+    assert [each.values[each.signals.index(Signal("loss"))] for each in readings] == pytest.approx(losses)
+    assert all({Signal("grad_norm"), Signal("learning_rate")} <= set(each.signals) for each in readings)
+    assert isinstance(records[-1], Closing)
+    assert records[-1].outcome == "finished"
+
+
+def test_an_attached_loop_that_raises_says_so_and_gives_the_hooks_back(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_a_courier(monkeypatch)
+    model = tiny_model()
+    recordings = []
+
+    def loop() -> None:
+        with mlflow_stability.attach(model, silent=True, exit_wait=0) as watching:
+            watching.step(1.5)
+            assert watching.session is not None
+            recordings.append(watching.session.recording)
+            raise ValueError("no data")
+
+    with pytest.raises(ValueError, match="no data"):
+        loop()
+    (recording,) = recordings
+    assert recording is not None
+    closing = read_journal(recording.folder / "journal")[-1]
+    assert isinstance(closing, Closing)
+    assert (closing.outcome, closing.detail) == ("crashed", "ValueError: no data")
+    assert mlflow_stability.current_session() is None
+
+
+def test_clipping_that_comes_and_goes_is_noted_once_each(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_a_courier(monkeypatch)
+    mlflow_stability.autolog(silent=True, exit_wait=0)
+    model = tiny_model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for number, batch in enumerate(batches(10)):
+        mse(model, batch).backward()
+        if number % 2:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        optimizer.step()
+        optimizer.zero_grad()
+    notes = [each for each in records_of(session()) if isinstance(each, Note)]
+    assert [(each.key, each.value) for each in notes] == [
+        ("grad_norm", "no clipping seen"),
+        ("grad_norm", "no clipping seen, before clipping"),
+    ]
+
+
+def test_detectors_that_fail_leave_the_record_whole(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    without_a_courier(monkeypatch)
+    mlflow_stability.autolog(silent=False, exit_wait=0)
+    train(1)
+    own = session()
+    train(1)  # the first step of another model ends the one before
+    assert own.recording is not None
+    own.recording._panel._wanting["loss"] = None  # type: ignore[assignment]
+    own.recording._panel._states = None  # type: ignore[assignment]
+    with caplog.at_level(logging.WARNING, "mlflow_stability"):
+        train(5)
+    assert list(own.parts_off) == ["detectors"]
+    assert [each.getMessage().split(" failed")[0] for each in caplog.records if "Our part" in each.getMessage()] == [
+        "Our part 'detectors'"
+    ]
+    assert sum(isinstance(each, StepReading) for each in records_of(own)) == 7
+
+
+def test_a_forked_child_that_trains_records_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_a_courier(monkeypatch)
+    mlflow_stability.autolog(silent=True, exit_wait=0)
+    train(4)
+    own, before = session(), session().step
+    child = os.fork()
+    if child == 0:
+        torch.set_num_threads(1)
+        train(3)
+        os._exit(0 if own.step == before else 1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert sum(isinstance(each, StepReading) for each in records_of(own)) == 4
