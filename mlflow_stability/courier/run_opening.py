@@ -8,6 +8,7 @@ it. Promised: whatever is killed when, there is one run for the recording; the t
 from __future__ import annotations
 
 import getpass
+from dataclasses import replace
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
@@ -33,7 +34,8 @@ def open_run(
         delivered.creating = False
         delivered.save()
     writer = store.writer(delivered.run_id)
-    delivered.number, place = claim_place(writer, opening)
+    place = claim_place(writer, opening)
+    delivered.number = place.number
     if opening.resumed and place.state == "live":
         writer.resume()
     delivered.section, delivered.offset = place.section, place.offset
@@ -45,7 +47,7 @@ def open_run(
 def _made_run(store: TrackingStore, opening: Opening, delivered: Delivered, process: TrainingProcess) -> str:
     experiment_id = store.experiment(opening.experiment_id)
     if delivered.creating:  # asked before, and the answer was lost
-        found = store.find_run(experiment_id, tag_name(0), opening.recording)
+        found = store.find_run(experiment_id, tag_name(opening.recording), opening.recording)
         if found:
             return found
     delivered.creating = True
@@ -63,7 +65,8 @@ def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:
     script = next((word for word in process.command()[1:] if word.endswith(".py")), None)
     if script is not None:
         tags["mlflow.source.name"] = str(Path(opening.directory, script))
-    tags[tag_name(0)] = place_among({}, 0, opening, opening.time).text()
+    place = replace(place_among([], 0, opening, opening.time), settled=True)
+    tags[tag_name(opening.recording)] = place.text()
     return tags
 
 

@@ -71,7 +71,7 @@ class TagBoard:
             time=time.time(),
             events=dict(story.events),
         )
-        tags[tag_name(self._number)] = self._place.text()
+        tags[tag_name(self._place.id)] = self._place.text()
         return tags
 
     def _send(self, tags: dict[str, str]) -> None:

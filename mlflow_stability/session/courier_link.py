@@ -32,7 +32,8 @@ class CourierLink:
         self._tracking_uri = tracking_uri
         self._warn = warn
         self._process: subprocess.Popen[bytes] | None = None
-        self._pid = os.getpid()
+        self._directory = Path.cwd()
+        """Where MLflow's own defaults are seen from, whatever the script changes to later."""
         self._look_at = 0.0
         self._start_after = 0.0
         self._away_said = False
@@ -73,6 +74,7 @@ class CourierLink:
                 stdout=log,
                 stderr=log,
                 env=environment,
+                cwd=self._directory if self._directory.is_dir() else None,
                 start_new_session=True,
             )
         finally:

@@ -1,49 +1,55 @@
 """Takes a place in a run for one recording.
 
-In: the run's writer and the recording. Out: its number, its section and what is added to its steps. Promised: the same
-recording always gets the same place back; two recordings never share one; steps that the run has already are not
-written a second time by a process that started to count at 1 again.
+In: the run's writer and the recording. Out: its place: its number, its section and what is added to its steps.
+Promised: the same recording always gets the same place back; two recordings never share one, however many come at the
+same moment; steps that the run has already are not written a second time by a process that started to count at 1 again.
+
+A tracking store can only set and read tags, so the numbers are given out as in Lamport's bakery: say that you choose,
+choose one more than the highest you see, wait for all who are choosing; of two with the same number the one whose name
+comes later chooses again. See https://lamport.azurewebsites.net/pubs/bakery.pdf.
 """
 
 from __future__ import annotations
 
-import random
 import time
+from dataclasses import replace
 
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.keys import section_of
-from mlflow_stability.tracking.recording_tag import RecordingTag, recordings_in, tag_name
+from mlflow_stability.tracking.recording_tag import CHOOSING, RecordingTag, tag_name, tags_of_recordings
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.milestone import Opening
 
-_ATTEMPTS = 20
-_SETTLE_SECONDS = (0.2, 0.6)
+_ATTEMPTS = 50
+_POLL_SECONDS = 0.1
+_CHOOSING_SECONDS = 20.0  # who chooses for longer has died over it
 
 
-def claim_place(writer: RunWriter, opening: Opening) -> tuple[int, RecordingTag]:
-    """The number of this recording in its run, and the tag that says so."""
+def claim_place(writer: RunWriter, opening: Opening) -> RecordingTag:
+    """The place of this recording in its run, as its tag says it."""
+    mine = next((tag for tag in tags_of_recordings(writer.tags()) if tag.id == opening.recording), None)
+    if mine is not None and mine.number != CHOOSING and mine.settled:
+        return mine
     for _ in range(_ATTEMPTS):
-        known = recordings_in(writer.tags())
-        for number, tag in known.items():
-            if tag.id == opening.recording:
-                return number, tag
-        number = max(known, default=-1) + 1
-        mine = place_among(known, number, opening, time.time())
-        writer.set_tags({tag_name(number): mine.text()})
-        # Whoever wrote at the same moment has written over us, or we over them: look again once that is settled.
-        time.sleep(random.uniform(*_SETTLE_SECONDS))
-        settled = recordings_in(writer.tags()).get(number)
-        if settled is not None and settled.id == opening.recording:
-            return number, mine
+        _say(writer, RecordingTag(opening.recording, CHOOSING, opening.host, opening.pid, time=time.time()))
+        others = _others(writer, opening)
+        number = max((tag.number for tag in others), default=-1) + 1
+        mine = place_among([tag for tag in others if tag.number != CHOOSING], number, opening, time.time())
+        _say(writer, mine)
+        if not _lost(writer, opening, number):
+            mine = replace(mine, settled=True)
+            _say(writer, mine)
+            return mine
     raise TrackingError(f"Run {writer.run_id} gave no place to this recording in {_ATTEMPTS} attempts.")
 
 
-def place_among(known: dict[int, RecordingTag], number: int, opening: Opening, now: float) -> RecordingTag:
+def place_among(known: list[RecordingTag], number: int, opening: Opening, now: float) -> RecordingTag:
     """The tag of a newcomer: beside recordings that are still being written, behind those that have ended."""
-    beside_others = any(tag.lives(now) for tag in known.values())
-    ended_at = max((tag.last_step for tag in known.values() if not tag.lives(now)), default=0)
+    beside_others = any(tag.lives(now) for tag in known)
+    ended_at = max((tag.last_step for tag in known if not tag.lives(now)), default=0)
     return RecordingTag(
         id=opening.recording,
+        number=number,
         host=opening.host,
         pid=opening.pid,
         first_step=opening.first_step,
@@ -51,3 +57,21 @@ def place_among(known: dict[int, RecordingTag], number: int, opening: Opening, n
         section=section_of(number + 1) if beside_others else section_of(1),
         offset=ended_at if opening.first_step <= ended_at else 0,
     )
+
+
+def _lost(writer: RunWriter, opening: Opening, number: int) -> bool:
+    """Whether somebody whose name comes first has chosen the same number, once all have chosen."""
+    while True:
+        others = _others(writer, opening)
+        now = time.time()
+        if not any(tag.number == CHOOSING and now - tag.time < _CHOOSING_SECONDS for tag in others):
+            return any(tag.number == number and (tag.settled or tag.id < opening.recording) for tag in others)
+        time.sleep(_POLL_SECONDS)
+
+
+def _others(writer: RunWriter, opening: Opening) -> list[RecordingTag]:
+    return [tag for tag in tags_of_recordings(writer.tags()) if tag.id != opening.recording]
+
+
+def _say(writer: RunWriter, tag: RecordingTag) -> None:
+    writer.set_tags({tag_name(tag.id): tag.text()})

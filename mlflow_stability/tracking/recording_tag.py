@@ -1,7 +1,8 @@
 """The tag with which a recording takes its place in a run and shows that it lives.
 
-`stability.recording.<n>` holds a JSON object: whose recording this is, how far it is and when that was written. It is
-how two processes that write into the same run keep apart, and how a resumed run knows at which step to go on.
+`stability.recording.<id>` holds a JSON object: which number this recording has in the run, how far it is and when that
+was written. It is how two processes that write into the same run keep apart, and how a resumed run knows at which step
+to go on. Each recording writes its own tag only.
 """
 
 from __future__ import annotations
@@ -14,7 +15,8 @@ from dataclasses import asdict, dataclass, field, fields
 from mlflow_stability.tracking.keys import SECTION
 
 LIVE_SECONDS = 30.0
-_NAME = re.compile(r"stability\.recording\.(\d+)")
+CHOOSING = -1
+_NAME = re.compile(r"stability\.recording\.[\w\-]+")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,8 +24,12 @@ class RecordingTag:
     """What a run knows of one recording in it."""
 
     id: str
+    number: int = 0
+    """Its number in the run; `CHOOSING` while it looks for one."""
     host: str = ""
     pid: int = 0
+    settled: bool = False
+    """Nobody else can have the same number any more."""
     state: str = "live"
     """`live` or `ended`."""
     first_step: int = 0
@@ -46,22 +52,26 @@ class RecordingTag:
         return json.dumps(asdict(self))
 
 
-def tag_name(number: int) -> str:
-    """The key of the tag of the n-th recording."""
-    return f"stability.recording.{number}"
+def tag_name(recording: str) -> str:
+    """The key of the tag of a recording."""
+    return f"stability.recording.{recording}"
 
 
-def recordings_in(tags: Mapping[str, str]) -> dict[int, RecordingTag]:
-    """The recordings of a run, by number; a tag that somebody else has written over is passed over."""
+def tags_of_recordings(tags: Mapping[str, str]) -> list[RecordingTag]:
+    """What a run knows of its recordings; a tag that somebody else has written over is passed over."""
     known = {each.name for each in fields(RecordingTag)}
-    found = {}
+    found = []
     for key, value in tags.items():
-        name = _NAME.fullmatch(key)
-        if name is None:
+        if _NAME.fullmatch(key) is None:
             continue
         try:
             said = json.loads(value)
-            found[int(name[1])] = RecordingTag(**{key: said[key] for key in said if key in known})
+            found.append(RecordingTag(**{key: said[key] for key in said if key in known}))
         except (ValueError, TypeError):
             continue
-    return dict(sorted(found.items()))
+    return sorted(found, key=lambda tag: (tag.number, tag.id))
+
+
+def recordings_in(tags: Mapping[str, str]) -> dict[int, RecordingTag]:
+    """The recordings of a run, by number."""
+    return {tag.number: tag for tag in tags_of_recordings(tags) if tag.number != CHOOSING}

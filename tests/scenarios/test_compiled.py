@@ -11,6 +11,11 @@ from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW
 
+pytestmark = [  # of what torch itself does while it compiles
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),
+    pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf"),
+]
+
 
 @pytest.fixture(autouse=True)
 def nothing_compiled_before() -> Iterator[None]:
@@ -82,6 +87,25 @@ def test_compiled_steps_train_as_they_do_without_us(train: object) -> None:
         rows = watched.rows()
     assert all(torch.equal(mine, theirs) for mine, theirs in zip(seen, bare, strict=True))
     assert len(rows) in (0, 5), "a compiled step is seen whole or not at all"
+
+
+def test_a_compiled_forward_and_backward_leaves_the_norm_to_be_seen(watched: Watched) -> None:
+    model = tiny_model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+
+    @torch.compile(backend="aot_eager")
+    def forward_and_backward(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        return loss
+
+    norms = []
+    for batch in batches(4):
+        forward_and_backward(*batch)
+        norms.append(true_norm(model.parameters()))
+        optimizer.step()
+        optimizer.zero_grad()
+    assert [row["grad_norm"] for row in watched.rows()] == pytest.approx(norms, rel=1e-5)
 
 
 def test_functions_that_were_compiled_before_still_run_when_watching_begins_and_ends() -> None:

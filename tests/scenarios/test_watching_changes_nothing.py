@@ -10,6 +10,12 @@ from scenarios.trainings import STEPS, TRAININGS
 import mlflow_stability
 from mlflow_stability.session.session import Session
 
+pytestmark = [
+    pytest.mark.scenario,
+    pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated"),  # used by torch itself
+    pytest.mark.filterwarnings("ignore:.*LeafSpec:FutureWarning"),  # used by Lightning
+]
+
 
 @pytest.fixture(scope="module")
 def session(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Session]:
@@ -27,7 +33,6 @@ def session(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -
         assert session.wait(60)
 
 
-@pytest.mark.scenario
 @pytest.mark.parametrize("name", TRAININGS)
 def test_losses_weights_buffers_and_random_states_are_bit_identical(session: Session, name: str) -> None:
     bare = TRAININGS[name]()
