@@ -86,14 +86,7 @@ def main() -> None:
     trainings["watched"] = Training(options.device)
     trainings["floor"] = Training(options.device, floor)
     if not options.without_naive:
-        import mlflow
-
-        mlflow.set_tracking_uri(f"sqlite:///{Path.cwd() / 'naive.db'}")
-        run = mlflow.start_run()
         trainings["naive"] = Training(options.device, naive)
-        mlflow.set_tracking_uri(f"sqlite:///{Path.cwd() / 'watched.db'}")
-        mlflow.end_run()
-        del run
     parameters = sum(each.numel() for each in trainings["bare"].model.parameters())
     wait = torch.cuda.synchronize if options.device == "cuda" else (lambda: None)
 
@@ -116,7 +109,7 @@ def main() -> None:
     if "naive" in trainings:
         import mlflow
 
-        mlflow.set_tracking_uri(f"sqlite:///{Path.cwd() / 'naive.db'}")
+        mlflow.set_tracking_uri(f"sqlite:///{Path.cwd() / 'mlflow.db'}")
         mlflow.start_run()
     for name in trainings:
         measured(name)
