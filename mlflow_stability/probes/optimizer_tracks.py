@@ -12,6 +12,9 @@ from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
+MOST = 16
+"""How many of them have names of their own; a script that makes an optimizer for every sample has the rest in one."""
+
 
 class OptimizerTracks:
     """Which optimizers there are, in the order in which they first stepped."""
@@ -33,12 +36,12 @@ class OptimizerTracks:
             earlier = (self._track_of_parameter.get(each) for each in parameters)
             track = next((each for each in earlier if each is not None), -1)
         if track < 0:
-            track = self._tracks_seen
+            track = min(self._tracks_seen, MOST - 1)
             self._tracks_seen += 1
         for each in parameters:
             self._track_of_parameter[each] = track
         self._tracks[optimizer] = track
-        self._numbers[optimizer] = self._optimizers_seen
+        self._numbers[optimizer] = min(self._optimizers_seen, MOST - 1)
         self._optimizers_seen += 1
         return track
 

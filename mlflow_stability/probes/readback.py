@@ -64,7 +64,7 @@ class Readback:
         wide = torch.float64 if device.type == "cuda" else torch.float32  # Apple's GPUs have no double
         with torch.no_grad():
             row = _row([each.detach().reshape(()).to(device, non_blocking=True) for _, each in far], wide)
-            host = torch.empty(len(far), dtype=wide, pin_memory=device.type == "cuda")
+            host = torch.empty(len(far), dtype=wide, device="cpu", pin_memory=device.type == "cuda")
             host.copy_(row, non_blocking=True)
         arrived = torch.get_device_module(device).Event()
         arrived.record(torch.accelerator.current_stream(device))

@@ -7,7 +7,9 @@ raised before, and inside a compiled region our hooks are not there at all.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch
@@ -15,10 +17,12 @@ import torch.nn.utils.clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from mlflow_stability.probes.closures import takes_closure, watched_closure
 from mlflow_stability.probes.cycle_meter import CycleMeter
 from mlflow_stability.probes.hook_handles import HookHandles
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step_frames import is_nested_step
+from mlflow_stability.probes.training_thread import TrainingThread
 
 # The modules that hold a name for the norm that `clip_grad_norm_` takes. A script that imported `clip_grad_norm_`
 # itself before us still looks the norm up here at each call.
@@ -31,7 +35,8 @@ _NORM_NAMES = (
 class TorchWatch:
     """The hooks of one meter."""
 
-    def __init__(self, guard: Guard, meter: CycleMeter) -> None:
+    def __init__(self, guard: Guard, meter: CycleMeter, on_foreign_thread: Callable[[], None] = lambda: None) -> None:
+        self._thread = TrainingThread(on_foreign_thread)
         self._handles = HookHandles()
         self._gates = 0
         self._in_backward = False
@@ -66,47 +71,44 @@ class TorchWatch:
         self._handles.remove()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if _unwatchable() or is_nested_step():
+        if self._unwatchable() or is_nested_step():
             return None
         self._gates += 1
-        closure = kwargs.get("closure", args[1] if len(args) > 1 else None)
-        if not callable(closure):
+        by_name = kwargs.get("closure")
+        closure = by_name if by_name is not None else args[1] if len(args) > 1 and takes_closure(optimizer) else None
+        if closure is None:
             self._gate(optimizer)
             return None
-        wrapped = self._watched(closure, optimizer)
-        if "closure" in kwargs:
+        wrapped = watched_closure(closure, partial(self._evaluated, optimizer))
+        if by_name is not None:
             return args, {**kwargs, "closure": wrapped}
         return (args[0], wrapped, *args[2:]), kwargs
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not _unwatchable() and not is_nested_step():
+        if not self._unwatchable() and not is_nested_step():
             self._step_ended(optimizer)
 
-    def _watched(self, closure: Callable[[], Any], optimizer: Optimizer) -> Callable[[], Any]:
-        """The user's closure; its first evaluation ends at the gate."""
-        evaluations = 0
-
-        def watched(*args: Any, **kwargs: Any) -> Any:
-            nonlocal evaluations
-            evaluations += 1
-            first = evaluations == 1
-            self._closure_begins(first)
-            failed = True
-            try:
-                result = closure(*args, **kwargs)
-                failed = False
-            finally:
-                self._closure_ends(optimizer, first, failed)
-            return result
-
-        return watched
+    @contextmanager
+    def _evaluated(self, optimizer: Optimizer, first: bool) -> Iterator[None]:
+        """Around an evaluation of a closure; the first ends at the gate."""
+        self._closure_begins(first)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            self._closure_ends(optimizer, first, failed)
 
     def _around_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._in_backward or _unwatchable():  # reentrant checkpoints run a backward inside a backward
+        if self._in_backward or self._unwatchable():  # reentrant checkpoints run a backward inside a backward
             return original(*args, **kwargs)
+        tensors = args[0] if args else kwargs.get("tensors")
+        if not isinstance(tensors, Sequence | torch.Tensor | None):  # a generator can be read only once
+            tensors = tuple(tensors)
+            args, kwargs = ((tensors, *args[1:]), kwargs) if args else (args, {**kwargs, "tensors": tensors})
         self._in_backward = True
         try:
-            self._backward(args[0] if args else kwargs.get("tensors"))
+            self._backward(tensors)
             return original(*args, **kwargs)
         except BaseException:
             self._backward_failed()
@@ -116,12 +118,12 @@ class TorchWatch:
 
     def _around_zero_grad(self, original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(owner, *args, **kwargs)
-        if not _unwatchable():
+        if not self._unwatchable():
             self._zeroed(owner)
         return result
 
     def _around_norm(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if _unwatchable():
+        if self._unwatchable():
             return original(*args, **kwargs)
         tensors = args[0] if args else kwargs.pop("tensors")
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)  # it may be a generator
@@ -150,10 +152,10 @@ class TorchWatch:
             self._swallowed(scaler, optimizer)
         return result
 
-
-def _unwatchable() -> bool:
-    """Whether what happens now is compiled or captured, to be run later without us."""
-    if torch.compiler.is_compiling():
-        return True
-    in_use: bool = torch.cuda.is_initialized()  # type: ignore[no-untyped-call]
-    return in_use and torch.cuda.is_current_stream_capturing()
+    def _unwatchable(self) -> bool:
+        """Whether what happens now is compiled or captured, to be run later without us, or in another's thread."""
+        if torch.compiler.is_compiling():
+            return True
+        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
+            return True
+        return self._thread.is_foreign()

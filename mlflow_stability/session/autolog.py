@@ -62,6 +62,9 @@ def autolog(
         strict=strict,
         extra_tags={str(key): str(value) for key, value in (extra_tags or {}).items()},
     )
+    if _current is not None and _current.is_inherited:
+        _current.pause()  # a fork has inherited the hooks of its parent's session
+        _current = None
     if _current is not None:
         _current.reconfigure(settings)
         return

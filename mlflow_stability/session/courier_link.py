@@ -37,6 +37,7 @@ class CourierLink:
         self._look_at = 0.0
         self._start_after = 0.0
         self._away_said = False
+        self._gone_said = False
         self._start_failure_said = False
 
     def start(self) -> None:
@@ -95,6 +96,14 @@ class CourierLink:
         now = time.monotonic()
         if now >= self._look_at:
             self._look_at = now + LOOK_EVERY
+            if not self.folder.exists() and not self._gone_said:
+                self._gone_said = True
+                self._warn(
+                    "The journal in %s was deleted while training runs. What had not been delivered is lost, and "
+                    "nothing more is recorded into this run. Start a new run, or call autolog(disable=True) and "
+                    "autolog() again, to go on recording.",
+                    self.folder,
+                )
             self._revive()
             self._pass_on()
 

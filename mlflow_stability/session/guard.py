@@ -8,9 +8,13 @@ forked child nothing of ours runs.
 from __future__ import annotations
 
 import contextlib
+import functools
 import os
+import signal
 import time
+import traceback
 from collections.abc import Callable
+from types import CodeType
 from typing import Any
 
 OnFailure = Callable[[str, Exception], None]
@@ -41,7 +45,7 @@ class PartGuard:
             try:
                 return body(*args)
             except Exception as error:
-                if self.strict:
+                if self.strict or _came_from_signal_handler(error):
                     raise
                 self.off[part] = f"{type(error).__name__}: {error}"
                 with contextlib.suppress(Exception):  # to tell of a failure may fail, and must not reach the training
@@ -53,3 +57,18 @@ class PartGuard:
                     self.seconds += time.perf_counter() - began
 
         return guarded
+
+
+def _came_from_signal_handler(error: Exception) -> bool:
+    """Whether the script's own handler raised this, by chance while our code was running: then it is the script's."""
+    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
+    codes = {code for handler in handlers if (code := _code_of(handler)) is not None}
+    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
+
+
+def _code_of(handler: Any) -> CodeType | None:
+    while isinstance(handler, functools.partial):
+        handler = handler.func
+    function = getattr(handler, "__func__", handler)
+    code = getattr(function, "__code__", None) or getattr(getattr(type(handler), "__call__", None), "__code__", None)  # noqa: B004
+    return code if isinstance(code, CodeType) else None

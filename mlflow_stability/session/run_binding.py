@@ -34,7 +34,7 @@ from mlflow_stability.tracking.active_run import (
     lightning_run,
     tracking_uri,
 )
-from mlflow_stability.tracking.address import absolute_uri, strip_credentials
+from mlflow_stability.tracking.address import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.milestone import Closing, Opening
 from mlflow_stability.vocabulary.settings import Settings
@@ -55,7 +55,7 @@ class RunBinding:
     ) -> None:
         self.settings = settings
         self.recording: Recording | None = None
-        self.links: dict[str | None, CourierLink] = {}
+        self.links: dict[str, CourierLink] = {}
         self._guard = guard
         self._on_event = on_event
         self._warn = warn
@@ -63,13 +63,15 @@ class RunBinding:
         """Waits for the readings that are still on their way to the recording."""
         self._run_id: str | None = None
         """The run that the recording is for; None while it is ours and the courier has not started it."""
+        self._recording_link: CourierLink | None = None
+        self._recording_address = ""
         self._own = False
         self._fluent = False
         self._known_optimizers: weakref.WeakSet[object] = weakref.WeakSet()
         self._last_steps: dict[str, int] = {}
         self._recordings = 0
         self._rank: tuple[int, int] | None = None
-        self._join = ImplicitRunJoin(self._own_run_id)
+        self._join = ImplicitRunJoin(self._joinable_run_id)
 
     def at_gate(self, optimizer: object) -> Recording | None:
         """The recording that this cycle goes into; None on every rank but the first."""
@@ -115,9 +117,23 @@ class RunBinding:
 
     def _own_run_id(self, wait: float = JOIN_WAIT) -> str | None:
         """The id of the run that the courier started for us."""
-        if self._own and self._run_id is None and self.recording is not None:
-            self._run_id = self._link().run_id(self.recording.folder, wait)
+        if self._own and self._run_id is None and self.recording is not None and self._recording_link is not None:
+            self._run_id = self._recording_link.run_id(self.recording.folder, wait)
         return self._run_id if self._own else None
+
+    def _joinable_run_id(self) -> str | None:
+        """Our run, for a metric of the script's own; None where the script has turned to another store since."""
+        recording = self.recording
+        if recording is None or recording.opening.pid != os.getpid():
+            return None
+        opening = recording.opening
+        same = _address(opening.directory) == self._recording_address and experiment_id() == opening.experiment_id
+        return self._own_run_id() if same else None
+
+    def leave_ended_run(self) -> None:
+        """End the recording of a run that the script has ended itself."""
+        if self._fluent and self.recording is not None and fluent_run_id() != self._run_id:
+            self._end_recording(Closing("finished", run_was_active=False))
 
     def _switch(self, run: RunInProgress | None) -> None:
         if self.recording is not None:
@@ -136,6 +152,7 @@ class RunBinding:
                 "Name another folder with autolog(journal_dir=...)."
             ) from error
         self._recordings += 1
+        self._recording_link, self._recording_address = link, _address(str(Path.cwd()))
         self._own, self._run_id = run is None, run.run_id if run else None
         self._fluent = run is not None and fluent_run_id() == run.run_id
         link.ensure_started()
@@ -154,8 +171,8 @@ class RunBinding:
 
     def _link(self) -> CourierLink:
         """The courier for where runs live now; it is started with the first recording."""
-        uri = tracking_uri()
-        if uri not in self.links:
+        uri, address = tracking_uri(), _address(str(Path.cwd()))
+        if address not in self.links:
             try:
                 folder = new_session_folder(self.settings.journal_root())
             except OSError as error:
@@ -163,8 +180,8 @@ class RunBinding:
                     f"No journal can be kept in {self.settings.journal_root()} ({error.strerror or error}), so nothing "
                     "is recorded. Name another folder with autolog(journal_dir=...)."
                 ) from error
-            self.links[uri] = CourierLink(folder, uri, self._warn)
-        return self.links[uri]
+            self.links[address] = CourierLink(folder, uri, self._warn)
+        return self.links[address]
 
     def _opening(self, run: RunInProgress | None) -> Opening:
         uri, directory = tracking_uri(), Path.cwd()
@@ -188,3 +205,8 @@ class RunBinding:
             tags=dict(self.settings.extra_tags),
             world_size=self._rank[1] if self._rank else 1,
         )
+
+
+def _address(directory: str) -> str:
+    """Where runs live now, said in one way only."""
+    return absolute_uri(tracking_uri() or default_uri(directory), directory)

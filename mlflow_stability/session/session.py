@@ -41,11 +41,16 @@ class Session:
         self._guard = PartGuard(settings.strict, self._part_failed)
         self._meter = CycleMeter(self._guard, self._at_gate, self._on_reading)
         self._binding = RunBinding(settings, self._guard, self._tell, self._warn, self._meter.settle)
-        self._watch = TorchWatch(self._guard, self._meter)
+        self._watch = TorchWatch(self._guard, self._meter, self._foreign_thread)
         self._ending = EndingWatch()
         self._started = False
         self._disk_said = False
         self._by_hand = self._guard("cycles", self._meter.manual_step)
+
+    @property
+    def is_inherited(self) -> bool:
+        """Whether another process began this session, and this one was forked from it."""
+        return os.getpid() != self._pid
 
     @property
     def run_id(self) -> str | None:
@@ -99,7 +104,9 @@ class Session:
             self._guard("release of the courier", link.release)()
 
     def wait(self, seconds: float) -> bool:
-        """Wait until everything is delivered; False if it takes longer."""
+        """Wait until everything is delivered; False if it takes longer, as it does while a run is in progress."""
+        self._guard("the last readings", self._meter.drain)()
+        self._guard("the end of the recording", self._binding.leave_ended_run)()
         return wait_for_delivery(list(self._binding.links.values()), seconds, self._warn)
 
     def _at_gate(self, optimizer: Any) -> Recording | None:
@@ -134,11 +141,17 @@ class Session:
         if os.getpid() != self._pid:
             return
         closing = self._ending.closing
-        run_id = self.run_id
+        run_id = self._guard("the run's id", self._binding.current_run_id)()
         self.stop(closing)
         self._guard("delivery at the end", self.wait)(self.settings.exit_wait)
         if closing.outcome != "finished" and run_id is not None and fluent_run_id() == run_id:
-            end_fluent_run(RUN_STATUS[closing.outcome])
+            self._guard("the run's status", end_fluent_run)(RUN_STATUS[closing.outcome])
+
+    def _foreign_thread(self) -> None:
+        self._warn(
+            "Two threads train at once, and their steps cannot be told apart. Only those of the first are recorded; "
+            "train in processes of their own to have both."
+        )
 
     def _part_failed(self, part: str, error: Exception) -> None:
         self._warn(

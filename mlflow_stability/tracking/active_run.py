@@ -7,11 +7,14 @@ cost the training seconds. What is known of a run is what the script's own `star
 from __future__ import annotations
 
 import gc
+import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
+
+_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,22 +30,22 @@ class RunInProgress:
 
 def fluent_run() -> RunInProgress | None:
     """The run of ``mlflow.start_run`` in this thread: of the script, of ``mlflow.pytorch.autolog``, of a Trainer."""
-    fluent = sys.modules.get("mlflow.tracking.fluent")
-    run = fluent.active_run() if fluent is not None else None
+    fluent: Any = sys.modules.get("mlflow.tracking.fluent")
+    run = fluent.active_run() if hasattr(fluent, "active_run") else None
     return None if run is None else RunInProgress(run.info.run_id, run.data.tags)
 
 
 def fluent_run_id() -> str | None:
     """The id alone: asked at every step."""
-    fluent = sys.modules.get("mlflow.tracking.fluent")
-    run = fluent.active_run() if fluent is not None else None
+    fluent: Any = sys.modules.get("mlflow.tracking.fluent")
+    run = fluent.active_run() if hasattr(fluent, "active_run") else None
     return None if run is None else str(run.info.run_id)
 
 
 def end_fluent_run(status: str) -> None:
     """End the run in progress with this status, where MLflow's own exit is about to call it finished."""
-    fluent = sys.modules.get("mlflow.tracking.fluent")
-    if fluent is not None and fluent.active_run() is not None:
+    fluent: Any = sys.modules.get("mlflow.tracking.fluent")
+    if hasattr(fluent, "active_run") and fluent.active_run() is not None:
         fluent.end_run(status)
 
 
@@ -107,9 +110,12 @@ class ImplicitRunJoin:
 
         def get_or_start_run() -> Any:
             if fluent.active_run() is None:
-                run_id = self._our_run_id()
-                if run_id is not None:
-                    return fluent.start_run(run_id=run_id)
+                try:
+                    run_id = self._our_run_id()
+                    if run_id is not None:
+                        return fluent.start_run(run_id=run_id)
+                except Exception as error:  # then let MLflow do what it does without us
+                    _logger.debug("The script's own metrics do not go into our run: %s", error)
             return original()
 
         def undo() -> None:

@@ -1,0 +1,35 @@
+"""Knows the thread that trains: cycles of two threads at once cannot be told apart at the hooks.
+
+The first thread that computes gradients or takes a step is the one; when it has ended, the next. Threads that Python
+did not start are autograd's own, and work for whoever called backward.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+
+class TrainingThread:
+    """The thread whose cycles are counted."""
+
+    def __init__(self, on_foreign: Callable[[], None]) -> None:
+        self._ident = 0
+        self._thread: threading.Thread | None = None
+        self._on_foreign = on_foreign
+        self._said = False
+
+    def is_foreign(self) -> bool:
+        """Whether the caller runs in another thread than the one that trains; said once."""
+        if threading.get_ident() == self._ident and self._thread is not None:
+            return False
+        thread = threading.current_thread()
+        if isinstance(thread, threading._DummyThread):
+            return False
+        if self._thread is None or not self._thread.is_alive():
+            self._thread, self._ident = thread, threading.get_ident()
+            return False
+        if not self._said:
+            self._said = True
+            self._on_foreign()
+        return True
