@@ -6,7 +6,7 @@ and resets give the same events, whenever and wherever they are shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from mlflow_stability.detectors.catalog import default_detectors
@@ -26,6 +26,12 @@ class Panel:
             for quantity in detector.quantities:
                 self._wanting.setdefault(quantity, []).append((number, detector))
         self._states: dict[tuple[int, str], Any] = {}
+
+    def judge(self, reading: StepReading) -> Iterator[Event]:
+        """Judge all values of a step, in their order; live and in replay this is the loop."""
+        for signal, value in zip(reading.signals, reading.values, strict=True):
+            if signal.quantity in self._wanting:  # most values are only recorded
+                yield from self.observe(Observation(signal, reading.step, value, reading.attempt, reading.time))
 
     def observe(self, observation: Observation) -> list[Event]:
         """Judge one value."""
@@ -65,6 +71,5 @@ def replay(records: Iterable[object], detectors: Sequence[Detector] | None = Non
         if isinstance(record, Reset):
             panel.reset()
         elif isinstance(record, StepReading):
-            for observation in record.observations():
-                events.extend(panel.observe(observation))
+            events += panel.judge(record)
     return events

@@ -74,10 +74,9 @@ class Recording:
             self._journal.close()
 
     def _panel_judges(self, step: StepReading) -> None:
-        for observation in step.observations():
-            for event in self._panel.observe(observation):
-                self._journal.append(event)
-                self._on_event(event)
+        for event in self._panel.judge(step):
+            self._journal.append(event)
+            self._on_event(event)
 
     def _note_basis(self, reading: CycleReading) -> None:
         """Once for each meaning: clipping may come and go from step to step, and from track to track."""

@@ -81,8 +81,11 @@ def test_the_part_is_off_after_one_warning_and_the_weights_are_the_same(
 def test_strict_raises_it_instead(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     mlflow_stability.autolog(strict=True, exit_wait=0)
+    session = mlflow_stability.current_session()
+    assert session is not None
     try:
         with pytest.raises(RuntimeError, match="no rate today"):
             train(20)
     finally:
         mlflow_stability.autolog(disable=True)
+    assert session.wait(30)
