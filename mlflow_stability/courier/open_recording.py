@@ -85,16 +85,20 @@ class OpenRecording:
         story = self.events.story
         said = story.closing or _closing(self._last_words)
         closing = said or silent_end(killed_for_memory(), story.last_step, story.last_time)
+        own = self._opening.run_id is None or self._opening.resumed
+        process_first = alive and waits_for_process(closing, own)
         if not self._delivered.complete:
             self._board.close(story, self.metrics.every, self._asked, self._last_words, closing)
+        if not process_first:
+            status = status_to_set(closing, said is not None, own, self.writer.status(), self._board.others_live())
+            if status is not None:
+                self.writer.end(status, closing.time or story.last_time)
+        # Training may end as soon as it reads this, and take us along: what can be said must have been said by now.
+        if not self._delivered.complete:
             self._delivered.complete = True
             self._delivered.save()
-        own = self._opening.run_id is None or self._opening.resumed
-        if alive and waits_for_process(closing, own):
+        if process_first:
             return False
-        status = status_to_set(closing, said is not None, own, self.writer.status(), self._board.others_live())
-        if status is not None:
-            self.writer.end(status, closing.time or story.last_time)
         self.finished = True
         return True
 
