@@ -2,8 +2,9 @@
 
 .mlflow-stability/                      the journal root, mode 0700
   20261121-034500-4711-3f9a/            one training process
-    courier.json                        who delivers it: pid and start time
+    courier                             a link whose target says who delivers it: pid and start time
     courier.log                         what the courier had to say
+    released                            watching was taken off, though the process may live on
     status.json                         how far it is
     000-8c1f…/                          one recording: what this process did for one run
       journal  last_words.json          written by the training
