@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
@@ -26,37 +26,44 @@ def gradients_of(optimizer: Optimizer) -> list[Tensor]:
     return [gradient for parameter in parameters_of(optimizer) if (gradient := parameter.grad) is not None]
 
 
-@torch.no_grad()
 def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
     """The norm over all of them as one scalar on the device; None when there are none.
 
     Half precision is summed in single: a norm of 70,000 fits no float16, and is no overflow of the training.
     """
-    buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
-    for gradient in gradients:
-        if gradient.layout is not torch.strided:
-            gradient = gradient.coalesce().values() if gradient.is_sparse else gradient.values()
-        buckets.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-    if not buckets:
+    if not gradients:
         return None
     norms: list[Tensor] = []
-    for (_, dtype), bucket in buckets.items():
-        if hasattr(bucket[0], "full_tensor"):
-            raise ShardedGradientsError("gradients are sharded over processes (DTensor)")
-        wide = torch.float32 if dtype in (torch.float16, torch.bfloat16) else None
-        norms.extend(torch._foreach_norm(bucket, 2.0, wide))
-    return combined(norms)
+    with torch.no_grad():
+        buckets = _alike(gradients)
+        for bucket in buckets:
+            if hasattr(bucket[0], "full_tensor"):
+                raise ShardedGradientsError("gradients are sharded over processes (DTensor)")
+            wide = torch.float32 if bucket[0].dtype in (torch.float16, torch.bfloat16) else None
+            norms.extend(torch._foreach_norm(bucket, 2.0, wide))
+        if len(buckets) > 1:
+            norms = _of_one_kind(norms)
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
 
 
-@torch.no_grad()
-def combined(norms: Iterable[Tensor]) -> Tensor:
-    """The norm over parts whose norms are given."""
-    parts = list(norms)
-    if len(parts) == 1:
-        return parts[0]
-    first = parts[0]
-    if any(part.device != first.device or part.dtype != first.dtype for part in parts):
-        wide = torch.promote_types(first.dtype, torch.float32)
-        parts = [part.to(first.device, wide, non_blocking=True) for part in parts]
-    norm: Tensor = torch.linalg.vector_norm(torch.stack(parts))
-    return norm
+def _alike(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
+    """Lists of one device and type each; as a rule there is one, and finding that out must cost little."""
+    first = gradients[0]
+    device, dtype, dense = first.device, first.dtype, torch.strided
+    if all(each.dtype is dtype and each.layout is dense and each.device == device for each in gradients):
+        return [list(gradients)]
+    buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        if gradient.layout is not dense:
+            gradient = gradient.coalesce().values() if gradient.is_sparse else gradient.values()
+        buckets.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+    return list(buckets.values())
+
+
+def _of_one_kind(norms: list[Tensor]) -> list[Tensor]:
+    """All on the device of the first, wide enough for each."""
+    device = norms[0].device
+    wide = torch.float32
+    for norm in norms:
+        wide = torch.promote_types(wide, norm.dtype)
+    return [norm.to(device, wide, non_blocking=True) for norm in norms]

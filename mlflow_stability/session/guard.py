@@ -20,6 +20,19 @@ from typing import Any
 OnFailure = Callable[[str, Exception], None]
 
 
+class _Forks:
+    """How many forks lie between the first process and this one: cheaper to ask at each hook than the pid."""
+
+    count = 0
+
+    def one_more(self) -> None:
+        self.count += 1
+
+
+_forks = _Forks()
+os.register_at_fork(after_in_child=_forks.one_more)
+
+
 class PartGuard:
     """Wraps the bodies of hooks."""
 
@@ -30,14 +43,15 @@ class PartGuard:
         """The parts that are switched off, and why."""
         self.strict = strict
         self._on_failure = on_failure
-        self._pid = os.getpid()
+        self._forks = _forks.count
         self._inside = False
 
     def __call__(self, part: str, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body, made harmless."""
+        forks, off = self._forks, self.off
 
         def guarded(*args: Any) -> Any:
-            if part in self.off or os.getpid() != self._pid:
+            if _forks.count != forks or part in off:
                 return None
             outermost = not self._inside
             began = time.perf_counter() if outermost else 0.0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import signal
 import threading
-import time
 from typing import Any
 
 import pytest
@@ -91,17 +90,17 @@ def test_of_two_threads_that_train_at_once_the_first_is_recorded_and_both_train(
             go.wait(10)
 
     alone = tiny_model()
-    ready, go = threading.Event(), threading.Event()
+    ready, go, gone = threading.Event(), threading.Event(), threading.Event()
+    gone.set()
     models = [tiny_model(), tiny_model()]
     first = threading.Thread(target=train, args=(models[0], 5, ready, go))
     first.start()
     ready.wait(10)
-    second = threading.Thread(target=train, args=(models[1], 5, threading.Event(), go))
-    second.start()
-    time.sleep(0.1)
+    second = threading.Thread(target=train, args=(models[1], 5, threading.Event(), gone))
+    second.start()  # trains from beginning to end while the first is in the middle
+    second.join()
     go.set()
     first.join()
-    second.join()
     watched.watch.remove()
     train(alone, 5, threading.Event(), go)
     for model in models:
