@@ -31,14 +31,25 @@ _NORM_NAMES = (
     (torch.nn.utils, "get_total_norm"),
 )
 
+BACKWARDS_WITHOUT_STEP = 200
+"""From how many backward passes on it is odd that no optimizer step was seen: more than anybody accumulates."""
+
 
 class TorchWatch:
     """The hooks of one meter."""
 
-    def __init__(self, guard: Guard, meter: CycleMeter, on_foreign_thread: Callable[[], None] = lambda: None) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        meter: CycleMeter,
+        on_foreign_thread: Callable[[], None] = lambda: None,
+        on_no_steps: Callable[[], None] = lambda: None,
+    ) -> None:
         self._thread = TrainingThread(on_foreign_thread)
         self._handles = HookHandles()
         self._gates = 0
+        self._backwards = 0
+        self._no_steps = guard("cycles", on_no_steps)
         self._in_backward = False
         self._backward = guard("cycles", meter.backward)
         self._backward_failed = guard("cycles", meter.backward_failed)
@@ -107,6 +118,9 @@ class TorchWatch:
             tensors = tuple(tensors)
             args, kwargs = ((tensors, *args[1:]), kwargs) if args else (args, {**kwargs, "tensors": tensors})
         self._in_backward = True
+        self._backwards += 1
+        if self._backwards == BACKWARDS_WITHOUT_STEP and not self._gates:
+            self._no_steps()
         try:
             self._backward(tensors)
             return original(*args, **kwargs)

@@ -17,7 +17,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.cycle_meter import CycleMeter
 from mlflow_stability.probes.reading import CycleReading
-from mlflow_stability.probes.torch_watch import TorchWatch
+from mlflow_stability.probes.torch_watch import BACKWARDS_WITHOUT_STEP, TorchWatch
 from mlflow_stability.session.ending import EndingWatch
 from mlflow_stability.session.exit_wait import wait_for_delivery
 from mlflow_stability.session.guard import PartGuard
@@ -41,7 +41,7 @@ class Session:
         self._guard = PartGuard(settings.strict, self._part_failed)
         self._meter = CycleMeter(self._guard, self._at_gate, self._on_reading)
         self._binding = RunBinding(settings, self._guard, self._tell, self._warn, self._meter.settle)
-        self._watch = TorchWatch(self._guard, self._meter, self._foreign_thread)
+        self._watch = TorchWatch(self._guard, self._meter, self._foreign_thread, self._no_steps_seen)
         self._ending = EndingWatch()
         self._started = False
         self._disk_said = False
@@ -151,6 +151,14 @@ class Session:
         self._warn(
             "Two threads train at once, and their steps cannot be told apart. Only those of the first are recorded; "
             "train in processes of their own to have both."
+        )
+
+    def _no_steps_seen(self) -> None:
+        self._warn(
+            "Gradients were computed %d times and no optimizer step was seen, so nothing is recorded. A step inside "
+            "torch.compile runs no hooks, and neither does an optimizer that is no torch.optim.Optimizer: use "
+            "`with mlflow_stability.attach(model, optimizer) as session: ... session.step(loss)`.",
+            BACKWARDS_WITHOUT_STEP,
         )
 
     def _part_failed(self, part: str, error: Exception) -> None:

@@ -256,3 +256,20 @@ def test_a_forked_child_that_trains_records_nothing(monkeypatch: pytest.MonkeyPa
         os._exit(0 if own.step == before else 1)
     assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     assert sum(isinstance(each, StepReading) for each in records_of(own)) == 4
+
+
+def test_a_training_whose_steps_cannot_be_seen_is_told_so_once(caplog: pytest.LogCaptureFixture) -> None:
+    mlflow_stability.autolog(strict=True)
+    model = tiny_model()
+    (batch,) = batches(1)
+    with caplog.at_level(logging.WARNING, "mlflow_stability"):
+        for _ in range(450):
+            mse(model, batch).backward()
+            with torch.no_grad():
+                for parameter in model.parameters():
+                    assert parameter.grad is not None
+                    parameter -= 0.01 * parameter.grad
+                    parameter.grad = None
+    (said,) = [record.getMessage() for record in caplog.records]
+    assert "200 times" in said
+    assert "attach" in said
