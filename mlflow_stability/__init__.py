@@ -12,16 +12,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
     from mlflow_stability.analysis.load import load_run
     from mlflow_stability.session.autolog import attach, autolog, current_session
 
 __version__ = "0.1.0"
-__all__ = ["attach", "autolog", "current_session", "load_run"]
+__all__ = ["attach", "autolog", "current_session", "diagnose", "diagnose_all", "load_run"]
 
 _HOMES = {
     "attach": "mlflow_stability.session.autolog",
     "autolog": "mlflow_stability.session.autolog",
     "current_session": "mlflow_stability.session.autolog",
+    "diagnose": "mlflow_stability.analysis.diagnose",
+    "diagnose_all": "mlflow_stability.analysis.diagnose",
     "load_run": "mlflow_stability.analysis.load",
 }
 

@@ -4,9 +4,11 @@ StabilityError
  |- SettingsError         an argument that cannot be meant
  |- RunNotFoundError      no such run, or nothing of ours in it
  |- TrackingError         the tracking server or store could not be reached or refused
- `- JournalError          a journal that cannot be read, written or delivered
+ |- JournalError          a journal that cannot be read, written or delivered
+ |- TrainingDiverged      a training ends here, as the user asked: ``stop_on``, ``on_give_up="raise"``
+ `- UnreadableLogError    a file or folder that is no training log, or one that cannot be read
 
-Nothing here is ever raised into a training loop, unless the user asked for ``strict=True``.
+Nothing here is ever raised into a training loop, unless the user asked for ``strict=True`` or for it to be ended.
 """
 
 from __future__ import annotations
@@ -30,3 +32,11 @@ class TrackingError(StabilityError):
 
 class JournalError(StabilityError):
     """A journal cannot be read, written or delivered."""
+
+
+class UnreadableLogError(StabilityError):
+    """A file or folder is no training log, or one that cannot be read."""
+
+
+class TrainingDiverged(StabilityError):  # noqa: N818 - what happened to the training, not an error of ours
+    """A training was ended because it diverged, as the user had asked."""

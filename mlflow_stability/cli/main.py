@@ -15,6 +15,7 @@ import click
 import mlflow_stability
 from mlflow_stability.cli.on_demand import CommandsOnDemand
 from mlflow_stability.errors import StabilityError
+from mlflow_stability.reports.harmless import plain
 
 COULD_NOT = 2
 INTERRUPTED = 130
@@ -24,6 +25,13 @@ class Commands(CommandsOnDemand):
     """Every command there is."""
 
     summaries: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "diagnose": (
+            "mlflow_stability.cli.diagnose",
+            "Say what went wrong in runs and logs, why, and what to change.",
+        ),
+        "explain": ("mlflow_stability.cli.explain", "Say what a judgement sees, why it matters and what to try."),
+        "checklist": ("mlflow_stability.cli.checklist", "List what to check, filled in with what a run shows."),
+        "import": ("mlflow_stability.cli.import_logs", "Turn logs of other tools into MLflow runs."),
         "demo": ("mlflow_stability.cli.demo", "Train a tiny GPT for under a minute and show its run."),
         "doctor": ("mlflow_stability.cli.doctor", "Check the installation, the tracking store and the journals."),
         "sync": ("mlflow_stability.cli.sync", "Deliver what journals still hold."),
@@ -44,7 +52,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         error.show()
         return COULD_NOT
     except StabilityError as error:
-        click.echo(f"mlflow-stability: {error}", err=True)
+        click.echo(f"mlflow-stability: {plain(str(error))}", err=True)
         return COULD_NOT
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED

@@ -16,8 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mlflow_stability.analysis.load import load_run
-from mlflow_stability.cli.curve import draw, number_text
 from mlflow_stability.cli.terminal import WIDEST, speaks_unicode
+from mlflow_stability.reports.curve import draw, number_text
 from mlflow_stability.tracking.run_page import RunPage, run_page
 from mlflow_stability.tracking.run_reader import RunReader
 from mlflow_stability.vocabulary.event import Event, Severity

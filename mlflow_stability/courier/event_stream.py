@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlflow_stability.courier.delivered import Delivered
+from mlflow_stability.courier.stall_watch import StallWatch
 from mlflow_stability.courier.story import Story
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.follower import JournalFollower
@@ -35,6 +36,7 @@ class EventStream:
         self.story = Story(delivered.offset)
         self.reached = 0
         """The place up to which the journal was heard."""
+        self._stalls = StallWatch()
         self._delivered = delivered
         self._writer = writer
         self._follower = JournalFollower(delivered.folder / JOURNAL)
@@ -59,24 +61,37 @@ class EventStream:
         self.done = over and not full and not more and not self._changed
         return full or more
 
+    def look_for_stall(self, now: float) -> None:
+        """See whether steps still come; while none does, the run says so."""
+        stall = self._stalls.look(now)
+        if stall != self.story.stalled:
+            self.story.stalled = stall
+            self._changed = True
+
     def _read(self) -> bool:
         limit = min(_READ_AT_ONCE, LINES_PER_FILE - len(self._lines))
         entries = self._follower.read(limit)
         for entry in entries:
             self.story.hear(entry.record)
             self.reached = entry.end
-            if not isinstance(entry.record, StepReading):
+            if isinstance(entry.record, StepReading):
+                pause = self._stalls.heard(entry.record.step, entry.record.time)
+                if pause is not None:
+                    self._lines.append(line_of(_counted(pause, self._delivered.offset)))
+                    self._changed = True
+            else:
                 self._lines.append(line_of(_counted(entry.record, self._delivered.offset)))
                 self._changed = True
         return len(entries) >= limit
 
     def _send(self) -> None:
         if self._file >= self._delivered.events_files:
-            number = self._delivered.number or 0
+            number, stalled = self._delivered.number or 0, self.story.stalled
+            now = [] if stalled is None else [line_of(_counted(stalled, self._delivered.offset))]
             try:
                 with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
                     file = Path(room, events_name(number, self._file))
-                    file.write_text("".join(self._lines), encoding="utf-8")
+                    file.write_text("".join([*self._lines, *now]), encoding="utf-8")
                     self._writer.upload(file, EVENTS_FOLDER)
             except OSError as error:
                 raise TrackingError(f"Could not write the file of events: {error}") from error

@@ -62,6 +62,8 @@ class OpenRecording:
         """One bite of each stream, and the end when it has come; False if there was nothing to do."""
         self._last_words = read_last_words(self._delivered.folder)
         over = not alive or self.over
+        if not over and not self._opening.interactive:
+            self.events.look_for_stall(time.time())
         moved = False
         for stream in (self.events, self.metrics, self.parts):
             if not (over and stream.done):

@@ -20,6 +20,8 @@ class Story:
         self.last_time = 0.0
         self.closing: Closing | None = None
         self.events: Counter[str] = Counter()
+        self.stalled: Event | None = None
+        """Set while the training hangs."""
         self._offset = offset
         self._last_event: Event | None = None
         self._notes: dict[str, str] = {}
@@ -40,6 +42,7 @@ class Story:
             self._gaps.append(record)
         elif isinstance(record, Closing):
             self.closing = record
+            self.stalled = None  # what came to its own end was no stall
 
     def tags(self, others: Iterable[dict[str, int]] = ()) -> dict[str, str]:
         """The tags that tell it; `others`: the events of the run's other recordings, by severity."""
@@ -47,9 +50,11 @@ class Story:
         events = Counter(self.events)
         for each in others:
             events.update(each)
+        if self.stalled is not None:
+            events[self.stalled.severity.name] += 1
         tags["stability.events"] = events_in_words(events)
-        if self._last_event is not None:
-            event = self._last_event
+        event = self.stalled or self._last_event
+        if event is not None:
             tags["stability.last_event"] = f"{event.kind} at step {event.step + self._offset}: {event.message}"
         if self._gaps:
             tags["stability.recording_gap"] = "; ".join(self._missing(gap) for gap in self._gaps)

@@ -1,14 +1,134 @@
-"""Every judgement there is, in the order in which they look."""
+"""Every judgement there is, in the order in which they look.
+
+In: names such as ``loss_spike`` or ``loss_spike:classic``. Out: detectors, what is known of each, and a text from which
+the very same detectors are built again, so that "the same detectors" never silently means today's defaults.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, fields
+from difflib import get_close_matches
+from typing import Any
+
+from mlflow_stability.detectors.adam_rms_high import AdamRmsHigh
+from mlflow_stability.detectors.dead_layer import DeadLayer
 from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.divergence import Divergence
+from mlflow_stability.detectors.divergence_classic import DivergenceClassic
+from mlflow_stability.detectors.gradient_explosion import GradientExplosion
+from mlflow_stability.detectors.gradient_explosion_classic import GradientExplosionClassic
+from mlflow_stability.detectors.gradient_imbalance import GradientImbalance
+from mlflow_stability.detectors.gradient_vanishing import GradientVanishing
 from mlflow_stability.detectors.inf_detected import InfDetected
+from mlflow_stability.detectors.kind_documentation import KindDocumentation, documentation_of
+from mlflow_stability.detectors.learning_rate_jump import LearningRateJump
+from mlflow_stability.detectors.learning_rate_out_of_range import LearningRateOutOfRange
+from mlflow_stability.detectors.loss_scale_collapse import LossScaleCollapse
+from mlflow_stability.detectors.loss_spike import LossSpike
+from mlflow_stability.detectors.loss_spike_classic import LossSpikeClassic
+from mlflow_stability.detectors.low_mfu import LowMfu
+from mlflow_stability.detectors.memory_pressure import MemoryPressure
 from mlflow_stability.detectors.nan_detected import NanDetected
+from mlflow_stability.detectors.oscillation import Oscillation
+from mlflow_stability.detectors.overfitting import Overfitting
+from mlflow_stability.detectors.plateau import Plateau
+from mlflow_stability.detectors.slow_progress import SlowProgress
+from mlflow_stability.detectors.step_skipped import StepSkipped
+from mlflow_stability.detectors.step_time_increase import StepTimeIncrease
+from mlflow_stability.detectors.throughput_drop import ThroughputDrop
+from mlflow_stability.detectors.update_ratio_high import UpdateRatioHigh
+from mlflow_stability.detectors.update_ratio_low import UpdateRatioLow
+from mlflow_stability.detectors.ways_to_end import WAYS_TO_END
+from mlflow_stability.detectors.weight_spike import WeightSpike
+from mlflow_stability.errors import SettingsError
 
-DETECTORS: tuple[type[Detector], ...] = (NanDetected, InfDetected)
+DETECTORS: tuple[type[Detector], ...] = (
+    NanDetected,
+    InfDetected,
+    LossSpike,
+    Divergence,
+    GradientExplosion,
+    GradientVanishing,
+    Plateau,
+    Overfitting,
+    LossScaleCollapse,
+    StepSkipped,
+    LearningRateJump,
+    GradientImbalance,
+    DeadLayer,
+    UpdateRatioHigh,
+    UpdateRatioLow,
+    AdamRmsHigh,
+    WeightSpike,
+    Oscillation,
+    SlowProgress,
+    ThroughputDrop,
+    StepTimeIncrease,
+    MemoryPressure,
+    LowMfu,
+)
+"""Those that look unless others are asked for."""
+ON_REQUEST: tuple[type[Detector], ...] = (
+    LossSpikeClassic,
+    DivergenceClassic,
+    GradientExplosionClassic,
+    LearningRateOutOfRange,
+)
+"""Those that look only when they are asked for by name: the classic rules, and one that is for Adam's family alone."""
+KINDS: tuple[str, ...] = tuple(dict.fromkeys(each.kind for each in (*DETECTORS, *ON_REQUEST, *WAYS_TO_END)))
+"""Every kind of trouble that there is a documentation for."""
 
 
-def default_detectors() -> tuple[Detector, ...]:
-    """All of them, with their default thresholds."""
-    return tuple(detector() for detector in DETECTORS)
+def default_detectors(*, experimental: bool = True) -> tuple[Detector, ...]:
+    """Those that look unless others are asked for, with their default thresholds."""
+    return tuple(each() for each in DETECTORS if experimental or not each.experimental)
+
+
+def named(names: Iterable[str]) -> tuple[Detector, ...]:
+    """The detectors of these names, with their default thresholds."""
+    return tuple(_by_name(name)() for name in names)
+
+
+def name_of(detector: Detector | type[Detector]) -> str:
+    """How a detector is asked for."""
+    return f"{detector.kind}:{detector.rule}" if detector.rule else detector.kind
+
+
+def described(detectors: Sequence[Detector]) -> str:
+    """A text from which `built` makes the very same detectors."""
+    return json.dumps([[name_of(each), asdict(each)] for each in detectors], separators=(",", ":"))  # type: ignore[call-overload]
+
+
+def built(text: str) -> tuple[Detector, ...]:
+    """The detectors that `described` was given."""
+    try:
+        return tuple(_with(_by_name(name), thresholds) for name, thresholds in json.loads(text))
+    except (TypeError, ValueError) as error:
+        if isinstance(error, SettingsError):
+            raise
+        raise SettingsError(f"This is no description of detectors ({error}): {text[:100]!r}") from None
+
+
+def documentation(name: str) -> KindDocumentation:
+    """What is known of a kind, or of one rule that finds it: ``loss_spike``, ``loss_spike:classic``, ``killed``."""
+    ways = {each.kind: each for each in WAYS_TO_END}
+    return documentation_of(ways[name] if name in ways else _by_name(name, also=list(ways)))
+
+
+def _with(detector: type[Detector], thresholds: dict[str, Any]) -> Detector:
+    known = {each.name for each in fields(detector)}  # type: ignore[arg-type]
+    unknown = sorted(set(thresholds) - known)
+    if unknown:
+        raise SettingsError(f"{name_of(detector)} has no threshold {unknown[0]!r}; it has {', '.join(sorted(known))}.")
+    return detector(**thresholds)
+
+
+def _by_name(name: str, also: Sequence[str] = ()) -> type[Detector]:
+    known = {name_of(each): each for each in (*DETECTORS, *ON_REQUEST)}
+    if name in known:
+        return known[name]
+    near = get_close_matches(name, [*known, *also], n=3, cutoff=0.5)
+    hint = f"did you mean {' or '.join(near)}?" if near else f"there are {', '.join([*known, *also])}."
+    raise SettingsError(f"There is no detector {name!r}; {hint}")

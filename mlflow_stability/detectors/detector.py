@@ -2,27 +2,42 @@
 
 A detector is a frozen dataclass whose fields are its thresholds. It is pure: what it says depends on the state it is
 handed and the point it is shown, and on nothing else, so that what was judged live can be judged again afterwards.
+The state belongs to the panel; a detector may change it in place and keeps nothing of it.
 Only `panel` calls it; detectors do not know each other.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
-from mlflow_stability.vocabulary.event import Event
+from mlflow_stability.vocabulary.event import Event, Severity
 
 
-@dataclass(frozen=True, slots=True)
-class Point:
-    """One value, as detectors see it."""
+class Point(NamedTuple):
+    """One value, as detectors see it: with what the signal's own baseline says of it."""
 
     quantity: str
     place: str
     step: int
     value: float
-    attempt: int
-    time: float
+    attempt: int = 0
+    time: float = 0.0
+    finite: bool = True
+    """Whether the value is neither NaN nor infinite."""
+    before: float | None = None
+    """The last finite value of the same signal before this one."""
+    z: float = 0.0
+    """How far the value lies above its baseline, in widths of the signal's own noise; 0 where there is none yet."""
+    accepted: bool = True
+    """Whether the value went into the baseline; what stands out and what is not finite stays outside."""
+    center: float = 0.0
+    """The level that `z` is counted from, in the units of the value; 0 where there is none yet."""
+    scale: float = 0.0
+    """The width of the noise: as a share of the level where `logarithmic`, else in the units of the value."""
+    tail: float = 0.0
+    """The z that this signal's own noise is expected to reach once in 100,000 values."""
+    logarithmic: bool = True
+    """Whether z compares ratios; differences are compared while the baseline holds values at or below zero."""
 
 
 class Detector(Protocol):
@@ -30,8 +45,20 @@ class Detector(Protocol):
 
     kind: ClassVar[str]
     """The name of what it finds: ``nan_detected``."""
+    rule: ClassVar[str]
+    """Which way of finding it: empty for our own, ``classic`` for the one that is in general use."""
     quantities: ClassVar[tuple[str, ...]]
     """The quantities it wants to see; those of one place share one state."""
+    compared: ClassVar[tuple[str, ...]]
+    """Those of them that it wants to see against their baseline."""
+    across_places: ClassVar[bool]
+    """Whether all places share one state."""
+    severities: ClassVar[tuple[Severity, ...]]
+    """How bad its findings can be, the mildest first."""
+    experimental: ClassVar[bool]
+    """Whether its false alarms are not measured yet; such findings are never above INFO."""
+    remedies: ClassVar[tuple[str, ...]]
+    """What to try, most likely first."""
 
     def begin(self) -> Any:
         """Start afresh, knowing nothing."""

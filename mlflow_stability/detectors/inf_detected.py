@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.detectors.nonfinite import NonFinite, before, watch
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.nonfinite import SKIPPED, NonFinite, before, watch
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -30,7 +31,12 @@ class InfDetected:
     """
 
     kind: ClassVar[str] = "inf_detected"
+    rule: ClassVar[str] = ""
     quantities: ClassVar[tuple[str, ...]] = ("skipped_steps", "loss", "grad_norm")
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = False
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
+    experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (
         "Lower the learning rate 2-5 times, or clip gradients at 1.0.",
         "Look for an exponential, a division or a logarithm without a bound in the first infinite module.",
@@ -43,18 +49,15 @@ class InfDetected:
 
     def step(self, state: NonFinite, point: Point) -> tuple[NonFinite, Event | None]:
         """Look at the next value."""
-        is_inf = math.isinf(point.value)
-        new, found = watch(state, point, is_bad=is_inf, is_finite=math.isfinite(point.value))
+        if point.finite and not state.ill and point.quantity != SKIPPED:
+            return state, None  # nearly always
+        new, found = watch(state, point, is_bad=math.isinf(point.value))
         if not found:
             return new, None
-        return new, Event(
-            point.step,
-            self.kind,
+        return new, finding(
+            self,
+            point,
             Severity.CRITICAL,
-            f"{point.quantity} is {point.value} at step {point.step}; {before(state, point.quantity)}.",
-            place=point.place,
-            evidence={point.quantity: point.value},
-            remedies=self.remedies,
-            attempt=point.attempt,
-            time=point.time,
+            f"{point.quantity} is {point.value} at step {point.step}; {before(point)}.",
+            {point.quantity: point.value},
         )

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.detectors.nonfinite import NonFinite, before, watch
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.nonfinite import SKIPPED, NonFinite, before, watch
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -29,7 +30,12 @@ class NanDetected:
     """
 
     kind: ClassVar[str] = "nan_detected"
+    rule: ClassVar[str] = ""
     quantities: ClassVar[tuple[str, ...]] = ("skipped_steps", "loss", "grad_norm")
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = False
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
+    experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (
         "Find the first module whose output is NaN.",
         "Look at the inputs of this step: empty targets, a division by zero, the logarithm of zero.",
@@ -43,18 +49,15 @@ class NanDetected:
 
     def step(self, state: NonFinite, point: Point) -> tuple[NonFinite, Event | None]:
         """Look at the next value."""
-        is_nan = math.isnan(point.value)
-        new, found = watch(state, point, is_bad=is_nan, is_finite=math.isfinite(point.value))
+        if point.finite and not state.ill and point.quantity != SKIPPED:
+            return state, None  # nearly always
+        new, found = watch(state, point, is_bad=math.isnan(point.value))
         if not found:
             return new, None
-        return new, Event(
-            point.step,
-            self.kind,
+        return new, finding(
+            self,
+            point,
             Severity.CRITICAL,
-            f"{point.quantity} is NaN at step {point.step}; {before(state, point.quantity)}.",
-            place=point.place,
-            evidence={point.quantity: point.value},
-            remedies=self.remedies,
-            attempt=point.attempt,
-            time=point.time,
+            f"{point.quantity} is NaN at step {point.step}; {before(point)}.",
+            {point.quantity: point.value},
         )

@@ -7,8 +7,7 @@ for a scale and are not counted here.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 
 from mlflow_stability.detectors.detector import Point
 
@@ -22,13 +21,12 @@ class NonFinite:
 
     ill: frozenset[str] = frozenset()
     """The quantities that are bad at the moment."""
-    last_finite: Mapping[str, float] = field(default_factory=dict)
     skips: float = 0.0
     excused_step: int = -1
     """The step that the loss scaler threw away."""
 
 
-def watch(state: NonFinite, point: Point, *, is_bad: bool, is_finite: bool) -> tuple[NonFinite, bool]:
+def watch(state: NonFinite, point: Point, *, is_bad: bool) -> tuple[NonFinite, bool]:
     """The new state, and whether a finding begins here."""
     quantity = point.quantity
     if quantity == SKIPPED:
@@ -39,14 +37,13 @@ def watch(state: NonFinite, point: Point, *, is_bad: bool, is_finite: bool) -> t
         if quantity in state.ill or (quantity != LOSS and point.step == state.excused_step):
             return state, False
         return replace(state, ill=state.ill | {quantity}), not state.ill
-    if is_finite:
-        return NonFinite(
-            state.ill - {quantity}, {**state.last_finite, quantity: point.value}, state.skips, state.excused_step
-        ), False
+    if point.finite and quantity in state.ill:
+        return replace(state, ill=state.ill - {quantity}), False
     return state, False
 
 
-def before(state: NonFinite, quantity: str) -> str:
+def before(point: Point) -> str:
     """The half sentence about the last good value."""
-    last = state.last_finite.get(quantity)
-    return "no finite value came before it" if last is None else f"the last finite value before it was {last:.4g}"
+    if point.before is None:
+        return "no finite value came before it"
+    return f"the last finite value before it was {point.before:.4g}"

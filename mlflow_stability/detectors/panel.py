@@ -6,14 +6,41 @@ and resets give the same events, whenever and wherever they are shown.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+import math
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
+from mlflow_stability.detectors.baseline import Baseline
 from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.detector import Detector, Point
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.milestone import Reset
 from mlflow_stability.vocabulary.observation import Observation, StepReading
+from mlflow_stability.vocabulary.signal import Signal
+
+_Step = Callable[[Any, Point], tuple[Any, Event | None]]
+
+
+class _Seat:
+    """A detector's place at the table: what it has seen so far of one place."""
+
+    __slots__ = ("state", "step")
+
+    def __init__(self, detector: Detector) -> None:
+        self.step: _Step = detector.step
+        self.state = detector.begin()
+
+
+class _Desk:
+    """Everything about one signal: its baseline, and the detectors that want to see it."""
+
+    __slots__ = ("baseline", "before", "seats", "signal")
+
+    def __init__(self, signal: Signal, baseline: Baseline | None, seats: list[_Seat]) -> None:
+        self.signal = signal
+        self.baseline = baseline
+        self.before: float | None = None
+        self.seats = seats
 
 
 class Panel:
@@ -21,46 +48,87 @@ class Panel:
 
     def __init__(self, detectors: Sequence[Detector] | None = None) -> None:
         self.detectors = tuple(default_detectors() if detectors is None else detectors)
-        self._wanting: dict[str, list[tuple[int, Detector]]] = {}
-        for number, detector in enumerate(self.detectors):
-            for quantity in detector.quantities:
-                self._wanting.setdefault(quantity, []).append((number, detector))
-        self._states: dict[tuple[int, str], Any] = {}
+        self._compared = frozenset(quantity for each in self.detectors for quantity in each.compared)
+        self._wanted = frozenset(quantity for each in self.detectors for quantity in each.quantities)
+        self._desks: dict[Signal, _Desk] = {}
+        self._seats: dict[tuple[int, str], _Seat] = {}
+        self._layout: tuple[Signal, ...] | None = None
+        self._layout_desks: list[_Desk | None] = []
 
-    def judge(self, reading: StepReading) -> Iterator[Event]:
+    def judge(self, reading: StepReading) -> list[Event]:
         """Judge all values of a step, in their order; live and in replay this is the loop."""
-        for signal, value in zip(reading.signals, reading.values, strict=True):
-            if signal.quantity in self._wanting:  # most values are only recorded
-                yield from self.observe(Observation(signal, reading.step, value, reading.attempt, reading.time))
+        if reading.signals is not self._layout:  # mostly the same tuple as a step ago
+            self._layout = reading.signals
+            self._layout_desks = [self._desk(signal) for signal in reading.signals]
+        events: list[Event] = []
+        for desk, value in zip(self._layout_desks, reading.values, strict=True):
+            if desk is not None:  # most values are only recorded
+                _show(desk, value, reading.step, reading.attempt, reading.time, events)
+        return events
 
     def observe(self, observation: Observation) -> list[Event]:
         """Judge one value."""
-        wanting = self._wanting.get(observation.signal.quantity)
-        if not wanting:
-            return []
-        place = observation.signal.place
-        point = Point(
-            observation.signal.quantity,
-            place,
-            observation.step,
-            observation.value,
-            observation.attempt,
-            observation.time,
-        )
-        events = []
-        for number, detector in wanting:
-            key = (number, place)
-            state = self._states.get(key)
-            if state is None:
-                state = detector.begin()
-            self._states[key], event = detector.step(state, point)
-            if event is not None:
-                events.append(event)
+        desk = self._desk(observation.signal)
+        events: list[Event] = []
+        if desk is not None:
+            _show(desk, observation.value, observation.step, observation.attempt, observation.time, events)
         return events
 
     def reset(self) -> None:
         """Forget everything: what comes now is judged by itself."""
-        self._states.clear()
+        self._desks.clear()
+        self._seats.clear()
+        self._layout = None
+
+    def _desk(self, signal: Signal) -> _Desk | None:
+        desk = self._desks.get(signal)
+        if desk is None and signal.quantity in self._wanted:
+            seats = [
+                self._seat(number, "" if detector.across_places else signal.place)
+                for number, detector in enumerate(self.detectors)
+                if signal.quantity in detector.quantities
+            ]
+            baseline = Baseline() if signal.quantity in self._compared else None
+            desk = self._desks[signal] = _Desk(signal, baseline, seats)
+        return desk
+
+    def _seat(self, number: int, place: str) -> _Seat:
+        seat = self._seats.get((number, place))
+        if seat is None:
+            seat = self._seats[number, place] = _Seat(self.detectors[number])
+        return seat
+
+
+def _show(desk: _Desk, value: float, step: int, attempt: int, time: float, events: list[Event]) -> None:
+    """Compare a value with its baseline and let every detector that wants it look."""
+    signal, baseline, before = desk.signal, desk.baseline, desk.before
+    finite = math.isfinite(value)
+    if finite:
+        desk.before = value
+    if baseline is not None and finite:
+        baseline.take(value)
+        point = Point(
+            signal.quantity,
+            signal.place,
+            step,
+            value,
+            attempt,
+            time,
+            True,
+            before,
+            baseline.z,
+            baseline.accepted,
+            baseline.center,
+            baseline.scale,
+            baseline.tail,
+            baseline.logarithmic,
+        )
+    else:
+        point = Point(signal.quantity, signal.place, step, value, attempt, time, finite, before, accepted=finite)
+    for seat in desk.seats:
+        seat.state, event = seat.step(seat.state, point)
+        if event is not None:
+            events.append(event)
 
 
 def replay(records: Iterable[object], detectors: Sequence[Detector] | None = None) -> list[Event]:

@@ -7,13 +7,14 @@ reconfigures; ``autolog(disable=True)`` leaves torch exactly as it was.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
 
+from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.ending import closing_of
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.settings import Settings, settings_from_environment
@@ -26,6 +27,9 @@ def autolog(
     log_every_n_steps: int = 10,
     exit_wait: float = 30.0,
     journal_dir: str | os.PathLike[str] | None = None,
+    detectors: Iterable[Any] | None = None,
+    divergence_threshold: float | None = None,
+    consecutive_divergence_steps: int = 3,
     exclusive: bool = False,
     disable: bool = False,
     silent: bool = False,
@@ -39,6 +43,10 @@ def autolog(
             reads, has every step whatever this says.
         exit_wait: For how many seconds the end of the training waits until everything is delivered.
         journal_dir: Where the journal is kept until it is delivered; `./.mlflow-stability` if not given.
+        detectors: Which detectors look: names such as "loss_spike" or "loss_spike:classic", or detectors with
+            thresholds of your own such as `LossSpike(z=10)`; all of `mlflow-stability explain` if not given.
+        divergence_threshold: Call it divergence, too, when the loss is above this many times its mean of 100 steps.
+        consecutive_divergence_steps: For how many steps in a row, with `divergence_threshold`.
         exclusive: Leave runs alone that the script has started; record only into runs of our own.
         disable: Take everything off again.
         silent: Say nothing, not even warnings.
@@ -57,6 +65,9 @@ def autolog(
         log_every_n_steps=log_every_n_steps,
         exit_wait=exit_wait,
         journal_dir=None if journal_dir is None else Path(journal_dir),
+        detectors=None if detectors is None else tuple(detectors),
+        divergence_threshold=divergence_threshold,
+        consecutive_divergence_steps=consecutive_divergence_steps,
         exclusive=exclusive,
         silent=silent,
         strict=strict,
@@ -125,4 +136,6 @@ def _switched_off() -> bool:
 
 def _settings(**given: Any) -> Settings:
     """The settings, with what the environment overrides."""
-    return Settings(**(given | settings_from_environment()))
+    settings = Settings(**(given | settings_from_environment()))
+    chosen_detectors(settings)  # a name that there is not is told here, not at the first step
+    return settings

@@ -7,10 +7,11 @@ panel saw is what the journal keeps, in the same order.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.panel import Panel
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.probes.reading import CycleReading
@@ -27,7 +28,14 @@ _OVERHEAD = Signal("overhead_fraction")
 class Recording:
     """The journal and the panel of one run."""
 
-    def __init__(self, folder: Path, opening: Opening, guard: PartGuard, on_event: Callable[[Event], None]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        opening: Opening,
+        detectors: Sequence[Detector],
+        guard: PartGuard,
+        on_event: Callable[[Event], None],
+    ) -> None:
         self.folder = folder
         self.opening = opening
         self.step = opening.first_step - 1
@@ -35,7 +43,7 @@ class Recording:
         self.attempt = 0
         self.closed = False
         self._journal = JournalWriter(folder, opening)
-        self._panel = Panel()
+        self._panel = Panel(detectors)
         self._guard = guard
         self._judge = guard("detectors", self._panel_judges)
         self._on_event = on_event

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
 import time
 import uuid
 import weakref
@@ -18,9 +19,11 @@ from pathlib import Path
 
 import psutil
 
+from mlflow_stability.detectors.catalog import described
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layout import new_session_folder
 from mlflow_stability.session.courier_link import CourierLink, Say
+from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording import Recording
@@ -139,10 +142,12 @@ class RunBinding:
         if self.recording is not None:
             self._end_recording(Closing("finished", run_was_active=False))
         link = self._link()
+        detectors = chosen_detectors(self.settings)
         try:
             self.recording = Recording(
                 link.folder / f"{self._recordings:03d}-{uuid.uuid4().hex[:8]}",
-                self._opening(run),
+                replace(self._opening(run), detectors=described(detectors)),
+                detectors,
                 self._guard,
                 self._on_event,
             )
@@ -204,6 +209,7 @@ class RunBinding:
             log_every_n_steps=self.settings.log_every_n_steps,
             tags=dict(self.settings.extra_tags),
             world_size=self._rank[1] if self._rank else 1,
+            interactive=hasattr(sys, "ps1") or "ipykernel" in sys.modules,
         )
 
 

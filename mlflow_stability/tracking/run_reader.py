@@ -38,12 +38,12 @@ _AS_GOOD_AS_INFINITE = 1.79e308  # what MLflow's databases make of an infinity
 class RunReader:
     """An eye on one run."""
 
-    def __init__(self, run_id: str, tracking_uri: str | None = None) -> None:
+    def __init__(self, run_id: str, tracking_uri: str | None = None, client: MlflowClient | None = None) -> None:
         self.run_id = run_id
         self._uri = tracking_uri or mlflow.get_tracking_uri()
         try:
             with store_trouble("open the tracking store"):
-                self._client = MlflowClient(tracking_uri=self._uri)
+                self._client = client or MlflowClient(tracking_uri=self._uri)
             with store_trouble(f"read run {run_id}"):
                 self._run = self._client.get_run(run_id)
         except RunNotFoundError:
@@ -56,6 +56,26 @@ class RunReader:
     def tags(self) -> dict[str, str]:
         """The tags of the run."""
         return dict(self._run.data.tags)
+
+    @property
+    def params(self) -> dict[str, str]:
+        """Its parameters."""
+        return dict(self._run.data.params)
+
+    @property
+    def name(self) -> str:
+        """What people call it."""
+        return str(self._run.info.run_name or self.run_id)
+
+    @property
+    def status(self) -> str:
+        """MLflow's word for how it stands: ``RUNNING``, ``FINISHED``."""
+        return str(self._run.info.status)
+
+    @property
+    def metric_keys(self) -> list[str]:
+        """The keys of all its metrics."""
+        return sorted(self._run.data.metrics)
 
     def record(self) -> RunRecord:
         """Every value, or at least the points that MLflow's metric tables have."""

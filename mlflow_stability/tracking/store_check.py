@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -50,9 +52,6 @@ def check_store(uri: str | None = None, deadline: float = 5.0) -> StoreCheck:
     if folder is not None:
         writable = os.access(folder, os.W_OK)
         return StoreCheck(shown, kind, writable, exists=False, trouble="" if writable else f"{folder} is not writable")
-    # One try: MLflow's own seven would wait for four minutes.
-    os.environ["MLFLOW_HTTP_REQUEST_MAX_RETRIES"] = "0"
-    os.environ["MLFLOW_HTTP_REQUEST_TIMEOUT"] = str(max(1, int(deadline)))
     trouble: list[str] = []
 
     def ask() -> None:
@@ -62,12 +61,29 @@ def check_store(uri: str | None = None, deadline: float = 5.0) -> StoreCheck:
             trouble.append(_root(error))
 
     began = time.monotonic()
-    asking = threading.Thread(target=ask, daemon=True)  # a name server that hangs knows no timeout
-    asking.start()
-    asking.join(deadline)
+    with _one_try(deadline):
+        asking = threading.Thread(target=ask, daemon=True)  # a name server that hangs knows no timeout
+        asking.start()
+        asking.join(deadline)
     if asking.is_alive():
         trouble.append(f"no answer within {deadline:.0f} s")
     return StoreCheck(shown, kind, not trouble, time.monotonic() - began, next(iter(trouble), ""))
+
+
+@contextmanager
+def _one_try(deadline: float) -> Iterator[None]:
+    """MLflow's own seven tries would wait for four minutes; it takes their number from the environment only."""
+    ours = {"MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0", "MLFLOW_HTTP_REQUEST_TIMEOUT": str(max(1, int(deadline)))}
+    before = {name: os.environ.get(name) for name in ours}
+    os.environ.update(ours)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value
 
 
 def _kind(uri: str) -> str:

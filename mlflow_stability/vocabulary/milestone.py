@@ -32,6 +32,10 @@ class Opening:
     tags: dict[str, str] = field(default_factory=dict)
     """The user's ``extra_tags``."""
     world_size: int = 1
+    interactive: bool = False
+    """Whether a person types the training: one who thinks is no stall."""
+    detectors: str = ""
+    """Who judges while it trains, with all thresholds, as `catalog.described` wrote it; replay builds the same."""
     schema: int = 1
 
 

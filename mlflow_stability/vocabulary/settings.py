@@ -6,6 +6,7 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from mlflow_stability.errors import SettingsError
 
@@ -30,6 +31,12 @@ class Settings:
     """Raise our own errors into the training instead of switching the failing part off."""
     extra_tags: Mapping[str, str] = field(default_factory=dict)
     """Tags for the run."""
+    detectors: tuple[Any, ...] | None = None
+    """Which detectors look: names (``loss_spike``, ``loss_spike:classic``) or detectors; None: all of the catalog."""
+    divergence_threshold: float | None = None
+    """Also call it divergence when the loss is this many times its mean of 100 steps; None: only the robust rule."""
+    consecutive_divergence_steps: int = 3
+    """For how many steps in a row, with `divergence_threshold`."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, with the rule and what came."""
@@ -37,6 +44,12 @@ class Settings:
             raise SettingsError(f"log_every_n_steps must be at least 1, got {self.log_every_n_steps}.")
         if not self.exit_wait >= 0:
             raise SettingsError(f"exit_wait must be 0 or more seconds, got {self.exit_wait}.")
+        if self.divergence_threshold is not None and not self.divergence_threshold > 1:
+            raise SettingsError(f"divergence_threshold must be more than 1, got {self.divergence_threshold}.")
+        if self.consecutive_divergence_steps < 1:
+            raise SettingsError(
+                f"consecutive_divergence_steps must be at least 1, got {self.consecutive_divergence_steps}."
+            )
 
     def journal_root(self) -> Path:
         """The absolute folder that holds the journals; never a temporary one, for a reboot empties those."""

@@ -1,0 +1,103 @@
+"""Says what went wrong in a run, wherever it was recorded.
+
+In: a run id or a path. Out: a `Diagnosis`; for many, what could not be read as well. Promised: a path needs no server
+and loads neither MLflow nor torch; a run loads no reader of files.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
+
+from mlflow_stability.analysis.asked_for import AskedFor, asked_for
+from mlflow_stability.analysis.recorded_here import from_full_record
+from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.errors import SettingsError, StabilityError
+from mlflow_stability.reports.report import Failure
+from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.run_history import RunHistory
+
+
+def diagnose(
+    run_id_or_path: str | os.PathLike[str],
+    tracking_uri: str | None = None,
+    *,
+    detectors: Sequence[Detector] | None = None,
+) -> Diagnosis:
+    """What went wrong in a run, why, and what to change.
+
+    Takes the id of an MLflow run, or the path of a training log or of a run's folder in ``mlruns``; what exists as a
+    path is taken as one. Without `tracking_uri`, runs are looked for where MLflow does: ``MLFLOW_TRACKING_URI``, else
+    its default. `detectors` judge instead of the default ones, also what was judged while it trained.
+
+    Raises ``RunNotFoundError``, ``TrackingError`` or ``UnreadableLogError`` with a sentence that says what to do, and
+    ``SettingsError`` for a path that holds several runs: ``diagnose_all`` takes those.
+    """
+    return _concluded(history_of(run_id_or_path, tracking_uri), detectors)
+
+
+def diagnose_all(
+    run_ids_and_paths: Iterable[str | os.PathLike[str]],
+    tracking_uri: str | None = None,
+    *,
+    detectors: Sequence[Detector] | None = None,
+) -> Iterator[Diagnosis | Failure]:
+    """The same for many, each as soon as it is known; folders give all the runs in them.
+
+    What cannot be read is a `Failure` in its place, and the others go on.
+    """
+    for source in run_ids_and_paths:
+        is_path = True
+        try:
+            asked = asked_for(source)
+            is_path = asked.is_path
+            histories = histories_of(asked, tracking_uri)
+        except StabilityError as error:
+            yield Failure(os.fspath(source), str(error), is_path)
+            continue
+        for history in histories:
+            yield _concluded(history, detectors)
+
+
+def history_of(run_id_or_path: str | os.PathLike[str], tracking_uri: str | None = None) -> RunHistory:
+    """Everything that is known of one run."""
+    histories = histories_of(asked_for(run_id_or_path), tracking_uri)
+    if len(histories) > 1:
+        names = ", ".join(history.name for history in histories[:3])
+        more = ", ..." if len(histories) > 3 else ""
+        raise SettingsError(
+            f"{os.fspath(run_id_or_path)} holds {len(histories)} runs ({names}{more}). Name one of them; "
+            "`mlflow-stability diagnose` and mlflow_stability.diagnose_all() take them all."
+        )
+    return histories[0]
+
+
+def histories_of(asked: AskedFor, tracking_uri: str | None = None) -> list[RunHistory]:
+    """Everything that is known of each run there; at least one."""
+    if asked.path is not None:
+        from mlflow_stability.importers.open_log import read
+
+        histories = map(from_full_record, read(asked.path))
+        return [replace(history, source=_as_given(history.source, asked)) for history in histories]
+    from mlflow_stability.tracking.run_history import read_run_history
+
+    return [read_run_history(asked.source, tracking_uri)]
+
+
+def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Diagnosis:
+    """The diagnosis; other detectors than the usual judge again what was judged while it trained."""
+    from mlflow_stability.diagnosis.diagnose import diagnosis_of
+
+    if detectors is not None and history.events is not None and history.complete:
+        note = "Judged again, with other detectors than while it trained."
+        history = replace(history, events=None, notes=(*history.notes, note))
+    return diagnosis_of(history, detectors=detectors)
+
+
+def _as_given(source: str, asked: AskedFor) -> str:
+    """The source with the very words that were typed in front: ``./logs/a.csv`` for a log in ``./logs``."""
+    within = os.path.relpath(source, asked.path)
+    if within.startswith(os.pardir):
+        return source
+    return asked.source if within == os.curdir else os.path.join(asked.source, within)  # noqa: PTH118

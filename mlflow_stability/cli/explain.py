@@ -1,0 +1,76 @@
+"""`explain`: says what a judgement sees, why it matters, what to try, and when it is wrong."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import click
+from rich.text import Text
+
+from mlflow_stability.cli.kinds import RULES_ON_REQUEST, checked_rule_if_any, complete_kinds
+from mlflow_stability.cli.output import present
+from mlflow_stability.detectors.catalog import KINDS, documentation
+from mlflow_stability.detectors.kind_documentation import KindDocumentation
+from mlflow_stability.diagnosis.rule import Rule
+from mlflow_stability.diagnosis.rules import RULES
+from mlflow_stability.reports.pen import Pen
+
+Rows = Iterator[tuple[Text, Text]]
+
+
+@click.command("explain")
+@click.argument("kind", required=False, callback=checked_rule_if_any, shell_complete=complete_kinds)
+def command(kind: str | None) -> None:
+    """Say what a judgement sees, why it matters and what to try.
+
+    KIND is what `diagnose` calls an issue: loss_spike. Without it, all kinds are listed.
+    """
+    present(_list_all if kind is None else lambda pen: _explain(pen, documentation(kind)))
+
+
+def _list_all(pen: Pen) -> None:
+    pen.section("Kinds", _listed(pen, [documentation(each) for each in KINDS]), space=False)
+    pen.section("Rules that look on request", _listed(pen, [documentation(each) for each in RULES_ON_REQUEST]))
+    pen.paragraph("More", "`mlflow-stability explain KIND` says everything about one.")
+
+
+def _listed(pen: Pen, found: list[KindDocumentation]) -> Rows:
+    for each in found:
+        mark = "" if not each.experimental else " (experimental)"
+        yield pen.text(each.name, pen.style(each.severities[-1])), pen.text(f"{each.sentence}{mark}")
+
+
+def _explain(pen: Pen, about: KindDocumentation) -> None:
+    pen.console.print(Text.assemble(pen.text(about.name, "bold"), ": ", pen.text(about.sentence)))
+    pen.paragraph("Severity", _severity(about))
+    pen.paragraph("Looks at", ", ".join(about.quantities))
+    pen.paragraph("What it sees", about.sees)
+    pen.paragraph("Why it matters", about.why)
+    pen.paragraph("What to try", about.try_)
+    pen.paragraph("When it is wrong", about.wrong)
+    pen.section("Thresholds", _thresholds(pen, about))
+    if not about.rule:
+        for rule in RULES:
+            if rule.kind == about.kind:
+                pen.paragraph("What it sees in whole curves, afterwards", _said_by(rule, "What it sees"))
+                pen.paragraph("When that is wrong", _said_by(rule, "When it is wrong"))
+        others = [documentation(each) for each in RULES_ON_REQUEST if each.startswith(f"{about.kind}:")]
+        pen.section("Other rules", ((pen.text(each.name), pen.text(each.sentence)) for each in others))
+    pen.paragraph("Reference", about.reference)
+
+
+def _severity(about: KindDocumentation) -> str:
+    named = " or ".join(each.name for each in about.severities)
+    return f"{named}; experimental: how often it is wrong is not measured yet" if about.experimental else named
+
+
+def _thresholds(pen: Pen, about: KindDocumentation) -> Rows:
+    for each in about.thresholds:
+        yield Text.assemble(pen.text(each.name), " = ", pen.text(f"{each.value:g}", "cyan")), pen.text(each.meaning)
+
+
+def _said_by(rule: type[Rule], title: str) -> str:
+    """One paragraph of a rule's own description."""
+    paragraphs = (" ".join(each.split()) for each in (inspect.getdoc(rule) or "").split("\n\n"))
+    return next((each.removeprefix(f"{title}: ") for each in paragraphs if each.startswith(f"{title}: ")), "")

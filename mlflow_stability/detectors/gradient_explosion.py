@@ -1,0 +1,96 @@
+"""Says when the gradient norm leaps far above its own level."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.episode_gate import EpisodeGate
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.vocabulary.event import Event, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class GradientExplosion:
+    """The gradient norm leapt far above its own level.
+
+    What it sees: a norm, before clipping where that can be seen, at least 5.5 widths of its own noise and 8 times above
+    its level; a heavy tail raises the 5.5. The level is the run's own: a model whose healthy norm is 300 is not ill.
+    Critical from 1000 on, if that is 100 times its level. One finding until the norm has been calm for 8 steps.
+
+    Why it matters: one such step can throw the weights far from where they were; the loss often follows a few steps
+    later, and with fp16 infinity does.
+
+    What to try: clip the gradients at 1.0; lower the learning rate 2-5 times; look at the loss and the batch of this
+    step.
+
+    When it is wrong: recurrent networks and reinforcement learning, where single large norms belong to it and clipping
+    takes care of them.
+
+    Reference: Pascanu et al. (arXiv:1211.5063); GLM-130B (arXiv:2210.02414, 3)
+    """
+
+    threshold: float = 5.5
+    """The least z of the norm's logarithm."""
+    share_of_tail: float = 0.7
+    """The least z as a share of what the norm's own noise reaches once in 100,000 steps."""
+    smallest_rise: float = 8.0
+    """The least norm as a multiple of its level."""
+    critical_norm: float = 1000.0
+    """From which norm on it is critical, ..."""
+    critical_rise: float = 100.0
+    """... if it is at least this multiple of the level."""
+    calm_below: float = 4.0
+    """Below this z a step counts as calm."""
+    calm_steps: int = 8
+    """After how many calm steps in a row the trouble is over."""
+
+    kind: ClassVar[str] = "gradient_explosion"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("grad_norm",)
+    compared: ClassVar[tuple[str, ...]] = ("grad_norm",)
+    across_places: ClassVar[bool] = False
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
+    experimental: ClassVar[bool] = False
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Clip gradients at 1.0.",
+        "Lower the learning rate 2-5 times.",
+        "Look at the loss and the batch of this step.",
+    )
+
+    def begin(self) -> EpisodeGate:
+        """Start afresh, knowing nothing."""
+        return EpisodeGate()
+
+    def step(self, state: EpisodeGate, point: Point) -> tuple[EpisodeGate, Event | None]:
+        """Look at the next norm."""
+        z = point.z
+        if z < self.calm_below:
+            if state.said and point.finite:
+                state.quiet(self.calm_steps)
+            return state, None
+        limit = max(self.threshold, self.share_of_tail * point.tail)
+        if z < limit or point.value < point.center * self.smallest_rise:
+            return state, None
+        huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
+        severity = Severity.CRITICAL if huge else Severity.WARNING
+        if not state.speaks(severity):
+            return state, None
+        return state, finding(
+            self,
+            point,
+            severity,
+            f"grad_norm is {point.value:.4g} at step {point.step}, {_times(point)} its level of {point.center:.4g}: "
+            f"{z:.1f} widths of its noise; the limit is {limit:.1f}.",
+            {
+                "grad_norm": point.value,
+                "level": point.center,
+                "z": z,
+                "limit": limit,
+            },
+        )
+
+
+def _times(point: Point) -> str:
+    return f"{point.value / point.center:,.0f} times" if point.center > 0 else "above"

@@ -1,0 +1,138 @@
+"""Says when the gradient has all but gone while there is still something to learn."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import median
+from typing import ClassVar
+
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.vocabulary.event import Event, Severity
+
+_RECENT = 10
+
+
+@dataclass(slots=True)
+class Fading:
+    """What has been seen so far."""
+
+    first_losses: list[float] = field(default_factory=list)
+    first_norms: list[float] = field(default_factory=list)
+    recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    start_loss: float | None = None
+    start_norm: float | None = None
+    tiny: int = 0
+    """For how many steps in a row the norm has been below the limit."""
+    faded: int = 0
+    """For how many steps in a row it has been below its share of the start."""
+    said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class GradientVanishing:
+    """The gradient norm has all but gone, and the loss has hardly fallen.
+
+    What it sees: a norm below 1e-5 (a layer's: 1e-7) for 10 steps, unless the loss has fallen to half of its start; or
+    a norm below a tenth of its start for 200 steps while the loss has fallen by less than 2 %. One finding until the
+    norm is back.
+
+    Why it matters: the weights no longer move; more steps change nothing.
+
+    What to try: look at the initialisation; add residual connections; normalise before each block; raise the learning
+    rate; look for saturated or dead units.
+
+    When it is wrong: losses that are scaled down by hand; norms that were recorded after clipping to a tiny value.
+
+    Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
+    """
+
+    smallest: float = 1e-5
+    """The norm of the whole model below which it has vanished."""
+    smallest_of_layer: float = 1e-7
+    """The same for one layer."""
+    steps: int = 10
+    """For how many steps in a row."""
+    gained: float = 0.5
+    """A loss at or below this share of its start has done its work: a tiny gradient is natural then."""
+    share_of_start: float = 0.1
+    """The share of the norm at the start below which it has faded."""
+    faded_steps: int = 200
+    """For how many steps in a row."""
+    stuck: float = 0.98
+    """The least share of the loss at the start at which a faded gradient counts."""
+    start: int = 20
+    """How many first values are the start; their median counts."""
+
+    kind: ClassVar[str] = "gradient_vanishing"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm")
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = False
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    experimental: ClassVar[bool] = False
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Look at the initialisation.",
+        "Add residual connections, or normalise before each block.",
+        "Raise the learning rate.",
+        "Look for saturated or dead units.",
+    )
+
+    def begin(self) -> Fading:
+        """Start afresh, knowing nothing."""
+        return Fading()
+
+    def step(self, state: Fading, point: Point) -> tuple[Fading, Event | None]:
+        """Look at the next loss or gradient norm."""
+        if not point.finite:
+            return state, None
+        if point.quantity == "loss":
+            if state.start_loss is None:
+                state.first_losses.append(point.value)
+                if len(state.first_losses) == self.start:
+                    state.start_loss = median(state.first_losses)
+            state.recent_losses.append(point.value)
+            return state, None
+        norm = point.value
+        if state.start_norm is None:
+            state.first_norms.append(norm)
+            if len(state.first_norms) == self.start:
+                state.start_norm = median(state.first_norms)
+        limit = self.smallest if point.place == "" or point.place.startswith("track_") else self.smallest_of_layer
+        start = state.start_norm
+        tiny, faded = norm < limit, start is not None and norm < start * self.share_of_start
+        share = self._share_of_loss(state) if tiny or faded else None
+        tiny = tiny and not (share is not None and share <= self.gained)
+        state.tiny = state.tiny + 1 if tiny else 0
+        state.faded = state.faded + 1 if faded and share is not None and share >= self.stuck else 0
+        if not tiny and not faded:
+            state.said = False
+        elif not state.said and (state.tiny >= self.steps or state.faded >= self.faded_steps):
+            state.said = True
+            return state, self._vanished(state, point, limit)
+        return state, None
+
+    def _share_of_loss(self, state: Fading) -> float | None:
+        """What is left of the loss at the start; None where that cannot be said."""
+        start = state.start_loss
+        if start is None or start <= 0:
+            return None
+        # Of the last values, not of the baseline: that does not follow a loss which leapt when the gradient went.
+        now = median(state.recent_losses)
+        return now / start if now > 0 else None
+
+    def _vanished(self, state: Fading, point: Point, limit: float) -> Event:
+        evidence = {"grad_norm": point.value, "limit": limit}
+        since = f"below {limit:g} for {state.tiny} steps" if state.tiny >= self.steps else ""
+        if not since and state.start_norm is not None:
+            evidence["start"] = state.start_norm
+            since = f"below a share of {self.share_of_start:g} of its start ({state.start_norm:.3g})"
+            since += f" for {state.faded} steps"
+        share = self._share_of_loss(state)
+        if share is not None:
+            evidence["share_of_loss"] = share
+            since += f", and the loss is at {share:.0%} of its start"
+        return finding(
+            self, point, Severity.WARNING, f"grad_norm is {point.value:.3g} at step {point.step}: {since}.", evidence
+        )

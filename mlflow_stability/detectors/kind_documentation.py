@@ -1,0 +1,87 @@
+"""What is known of a kind of trouble, as people read it: made from the docstrings and fields of its class.
+
+In: the class of a judgement. Out: a `KindDocumentation`. Promised: nothing is written twice; what is explained is what
+stands beside the code that judges.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from dataclasses import dataclass, fields
+from itertools import pairwise
+from typing import Any
+
+from mlflow_stability.vocabulary.event import Severity
+
+SECTIONS = ("What it sees", "Why it matters", "What to try", "When it is wrong", "Reference")
+"""The paragraphs of a judgement's docstring, after its first sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class Threshold:
+    """A number that a judgement is made by."""
+
+    name: str
+    value: float
+    meaning: str
+
+
+@dataclass(frozen=True, slots=True)
+class KindDocumentation:
+    """Everything that is to be said of a kind of trouble, or of one rule that finds it."""
+
+    kind: str
+    rule: str
+    """``classic`` and the like; empty for the rule that is used unless another is asked for."""
+    sentence: str
+    """What has happened, in one sentence."""
+    sees: str
+    why: str
+    try_: str
+    wrong: str
+    reference: str
+    severities: tuple[Severity, ...]
+    """How bad it can be, the mildest first."""
+    experimental: bool
+    quantities: tuple[str, ...]
+    """Empty for what is seen from outside of the series."""
+    thresholds: tuple[Threshold, ...]
+    remedies: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """``loss_spike`` or ``loss_spike:classic``: how it is asked for."""
+        return f"{self.kind}:{self.rule}" if self.rule else self.kind
+
+
+def documentation_of(judgement: Any) -> KindDocumentation:
+    """Read the documentation of a judgement's class."""
+    sentence, *paragraphs = (inspect.getdoc(judgement) or "").split("\n\n")
+    said = dict(" ".join(each.split()).split(": ", 1) for each in paragraphs if ": " in each)
+    return KindDocumentation(
+        kind=judgement.kind,
+        rule=getattr(judgement, "rule", ""),
+        sentence=" ".join(sentence.split()),
+        sees=said.get(SECTIONS[0], ""),
+        why=said.get(SECTIONS[1], ""),
+        try_=said.get(SECTIONS[2], ""),
+        wrong=said.get(SECTIONS[3], ""),
+        reference=said.get(SECTIONS[4], ""),
+        severities=judgement.severities,
+        experimental=getattr(judgement, "experimental", False),
+        quantities=getattr(judgement, "quantities", ()),
+        thresholds=_thresholds(judgement),
+        remedies=judgement.remedies,
+    )
+
+
+def _thresholds(judgement: Any) -> tuple[Threshold, ...]:
+    """The fields with what is written under each."""
+    (body,) = (node.body for node in ast.parse(inspect.getsource(judgement)).body if isinstance(node, ast.ClassDef))
+    meanings = {}
+    for field, under in pairwise(body):
+        if isinstance(field, ast.AnnAssign) and isinstance(field.target, ast.Name) and isinstance(under, ast.Expr):
+            meanings[field.target.id] = " ".join(str(ast.literal_eval(under.value)).split())
+    usual = judgement()
+    return tuple(Threshold(each.name, getattr(usual, each.name), meanings.get(each.name, "")) for each in fields(usual))

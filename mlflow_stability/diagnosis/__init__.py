@@ -1,0 +1,1 @@
+"""Concludes: the history of a run goes in, a diagnosis comes out."""

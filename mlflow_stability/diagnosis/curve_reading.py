@@ -1,0 +1,158 @@
+"""Reads a loss curve as a whole, in the words that people use of it.
+
+In: one curve. Out: where it began and ended, its trend, stability, pattern, shape and health, where its decay would
+end, and how spiky it was. Promised: a word that cannot be told is empty, a number that cannot be told is None.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.diagnosis.curves import Curve
+from mlflow_stability.diagnosis.decay import fitted_end
+from mlflow_stability.diagnosis.levels import Levels, levels_of
+from mlflow_stability.vocabulary.diagnosis import CurveReading
+
+FEWEST = 8
+"""A shorter curve is not described."""
+STRONG, STEADY, MARGINAL = 0.20, 0.05, 0.01
+"""A fall by more than so much from the first to the last tenth; a rise by more than the last is a rise."""
+SMOOTH, NOISY = 0.05, 0.20
+"""The volatility of the last tenth up to which a curve is smooth, and up to which it is noisy."""
+OSCILLATION = 0.05
+"""The least relative amplitude of an oscillation."""
+ONE_FREQUENCY = 0.3
+"""The share of the recent variation that lies in one frequency, from which on it is an oscillation and no noise."""
+BROKEN_U = 0.10
+"""How far the end of a U is above its lowest."""
+EXPLODING, CONVERGED = 100.0, 1e-6
+"""Above this a loss that did not fall is exploding; below this it has converged."""
+ROLLING, DEVIATIONS = 1000, 7.0
+"""OLMo 2, section 3.2: values at least so many deviations from the mean of so many values before."""
+
+
+def reading_of(curve: Curve) -> CurveReading | None:
+    """What the curve shows; None where it has no finite value."""
+    finite = curve.finite
+    values, steps = curve.values[finite], curve.steps[finite]
+    if not len(values):
+        return None
+    best = int(np.argmin(values))
+    levels = levels_of(curve)
+    described = len(values) >= FEWEST and levels is not None
+    change = _change(values) if described else None
+    volatility = _volatility(values) if described else None
+    trend = _trend(change)
+    health = _health(curve, values)
+    return CurveReading(
+        metric=curve.name,
+        place=curve.place,
+        points=len(curve.values),
+        first_step=int(curve.steps[0]),
+        last_step=int(curve.steps[-1]),
+        first=float(values[0]),
+        last=float(values[-1]),
+        best=float(values[best]),
+        best_step=int(steps[best]),
+        trend=trend,
+        change=change,
+        stability=_stability(volatility),
+        volatility=volatility,
+        pattern=_pattern(values, levels) if described and levels is not None else "",
+        shape=_shape(levels, trend, health) if described and levels is not None else "",
+        health=health,
+        expected_final=fitted_end(levels.steps, np.exp(levels.x)) if levels and levels.logarithmic else None,
+        spike_score=spike_score(values),
+    )
+
+
+def _tenths(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    count = max(2, len(values) // 10)
+    return values[:count], values[-count:]
+
+
+def _change(values: NDArray[np.float64]) -> float | None:
+    first, last = (float(np.median(part)) for part in _tenths(values))
+    return (last - first) / abs(first) if first else None
+
+
+def _trend(change: float | None) -> str:
+    if change is None:
+        return ""
+    if change > MARGINAL:
+        return "rising"
+    falls = ((STRONG, "strong"), (STEADY, "steady"), (MARGINAL, "marginal"))
+    return next((word for least, word in falls if change < -least), "flat")
+
+
+def _volatility(values: NDArray[np.float64]) -> float | None:
+    _, last = _tenths(values)
+    if len(last) < 4:
+        last = values[-4:]
+    places = np.arange(len(last))
+    with np.errstate(all="ignore"):
+        line = np.polyval(np.polyfit(places, last, 1), places)
+        level = abs(float(np.mean(last)))
+        share = float(np.std(last - line)) / level if level else np.inf
+    return share if np.isfinite(share) else None
+
+
+def _stability(volatility: float | None) -> str:
+    if volatility is None:
+        return ""
+    return "smooth" if volatility <= SMOOTH else "noisy" if volatility <= NOISY else "very noisy"
+
+
+def _pattern(values: NDArray[np.float64], levels: Levels) -> str:
+    recent = values[-min(len(values), 512) :]
+    places = np.arange(len(recent))
+    level = abs(float(np.median(recent)))
+    around = recent - np.polyval(np.polyfit(places, recent, min(2, len(recent) - 1)), places)
+    power = np.abs(np.fft.rfft(around))[1:] ** 2
+    swing = float(np.percentile(around, 90) - np.percentile(around, 10))
+    if len(power) >= 16 and power.sum() > 0 and level and swing > OSCILLATION * level:
+        top = int(np.argmax(power))
+        share = float(power[max(0, top - 1) : top + 2].sum() / power.sum())
+        if share > ONE_FREQUENCY and top >= 3:  # fewer turns than that are a course, not an oscillation
+            return "oscillating"
+    falling = np.diff(levels.x) < levels.noise
+    return "monotone" if falling.mean() >= 0.95 and levels.x[-1] < levels.x[0] else "bouncy"
+
+
+def _shape(levels: Levels, trend: str, health: str) -> str:
+    x, count = levels.x, len(levels)
+    lowest = int(np.argmin(x))
+    edge = max(1, count // 10)
+    start, end = float(np.median(x[:edge])), float(np.median(x[-edge:]))
+    if health == "exploding" or (levels.logarithmic and end - float(x[lowest]) > np.log(10)):
+        return "explosion"
+    least = BROKEN_U if levels.logarithmic else 3.0
+    if count // 10 <= lowest < count - edge and min(start, end) - float(x[lowest]) > max(least, 3 * levels.noise):
+        return "u-shape"
+    if trend in ("flat", "marginal") and abs(end - start) < max(0.05, 3 * levels.noise):
+        return "plateau"
+    return "decay" if end < start else ""
+
+
+def _health(curve: Curve, values: NDArray[np.float64]) -> str:
+    if not np.isfinite(curve.values[-1]):
+        return "broken"
+    first, last = (float(np.median(part)) for part in _tenths(values))
+    if last > EXPLODING and last >= first:
+        return "exploding"
+    return "converged" if 0 <= last < CONVERGED else "ok"
+
+
+def spike_score(values: NDArray[np.float64]) -> float | None:
+    """The share of values that are seven deviations or more from the mean of the thousand before; None below that."""
+    if len(values) <= ROLLING:
+        return None
+    middle = float(np.median(values))
+    with np.errstate(all="ignore"):
+        sums = np.concatenate([[0.0], np.cumsum(values - middle)])
+        squares = np.concatenate([[0.0], np.cumsum((values - middle) ** 2)])
+        mean = (sums[ROLLING:-1] - sums[: -ROLLING - 1]) / ROLLING
+        spread = np.sqrt(np.maximum((squares[ROLLING:-1] - squares[: -ROLLING - 1]) / ROLLING - mean**2, 0.0))
+        far = np.abs(values[ROLLING:] - middle - mean) >= DEVIATIONS * spread
+    return float((far & (spread > 1e-10)).mean())

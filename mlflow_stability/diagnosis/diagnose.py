@@ -1,0 +1,106 @@
+"""Concludes what happened in a run.
+
+In: everything that is known of it. Out: its outcome, episodes, first cause and remedies, how its curves went, and what
+could not be told. Promised: the same history gives the same diagnosis, with no look at anything else; what was judged
+while it trained is taken as it was judged; a run that cannot be judged is not called healthy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from mlflow_stability.detectors.catalog import default_detectors
+from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.diagnosis.causes import cause_of
+from mlflow_stability.diagnosis.curve_reading import reading_of
+from mlflow_stability.diagnosis.curves import RunCurves, run_curves, starts_of
+from mlflow_stability.diagnosis.endings import endings_of
+from mlflow_stability.diagnosis.episodes import episodes_of
+from mlflow_stability.diagnosis.hindsight import in_hindsight
+from mlflow_stability.diagnosis.limits import limits_of
+from mlflow_stability.diagnosis.reconcile import reconciled
+from mlflow_stability.diagnosis.remedies import remedies_of
+from mlflow_stability.diagnosis.replay import replayed
+from mlflow_stability.diagnosis.rules import OF_VALIDATIONS, RULES, WHERE_JUDGED_LIVE
+from mlflow_stability.diagnosis.sketch import sketch_of
+from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
+from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.episode import Episode
+from mlflow_stability.vocabulary.run_history import RunHistory
+
+MOST_CURVES = 12
+"""Of so many curves at most a reading and a sketch are given."""
+
+
+def diagnosis_of(history: RunHistory, *, detectors: Sequence[Detector] | None = None) -> Diagnosis:
+    """The conclusion about one run; ``detectors``: other ones, or other thresholds, than the usual."""
+    with np.errstate(all="ignore"):  # a log may hold any number; what overflows here is no finding of its own
+        return _concluded(history, detectors)
+
+
+def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Diagnosis:
+    asked = tuple(default_detectors() if detectors is None else detectors)
+    curves = run_curves(history)
+    steps = _span(history)
+    last_attempt = max((curve.attempt for curve in (*curves.losses, *curves.validations)), default=0)
+    episodes = _judged(history, curves, asked, (steps[1] - steps[0]) if steps else 0)
+    episodes += tuple(endings_of(history, steps[1] if steps else 0, last_attempt))
+    shown = sorted((*curves.losses, *curves.validations), key=lambda curve: curve.part)[:MOST_CURVES]
+    readings = tuple(reading for curve in shown if (reading := reading_of(curve)) is not None)
+    measured = any(not curve.game for curve in (*curves.losses, *curves.validations))
+    outcome = outcome_of(episodes, readings, history.outcome, measured=measured)
+    cause, undecided = cause_of(episodes, history, curves)
+    return Diagnosis(
+        source=history.source,
+        name=history.name,
+        format=history.format,
+        basis=history.basis,
+        outcome=outcome,
+        verdict=verdict_of(outcome, episodes, readings, history.points),
+        episodes=episodes,
+        cause=cause,
+        remedies=remedies_of(episodes, cause),
+        curves=readings,
+        sketches=tuple(sketch_of(curve) for curve in shown),
+        cannot_tell=(*limits_of(history, curves), *undecided),
+        notes=_notes(history),
+        ended=history.outcome,
+        steps=steps,
+        points=history.points,
+    )
+
+
+def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector], span: int) -> tuple[Episode, ...]:
+    """What detectors and rules say of it, each trouble once."""
+    live = history.events is not None
+    found = [episode for rule in (WHERE_JUDGED_LIVE if live else RULES) for episode in rule().find(curves)]
+    if live:
+        unseen = RunCurves((), curves.validations, (), ())
+        found += [episode for rule in OF_VALIDATIONS for episode in rule().find(unseen)]
+    if history.events is not None:
+        events = list(history.events)
+    else:
+        events = replayed(history, curves, detectors) if history.complete else []
+    seen = episodes_of(events, history, curves, starts_of(history), (*default_detectors(), *detectors))
+    if not live:
+        seen = in_hindsight(seen, found, curves)
+    return reconciled([*seen, *found], span)
+
+
+def _notes(history: RunHistory) -> tuple[str, ...]:
+    if history.events is not None:
+        return (*history.notes, "Events were recorded while it trained; whole curves were looked at in addition.")
+    if not history.complete:
+        return (*history.notes, "Only some of the measured points are left: judged by rules for sparse points alone.")
+    return history.notes
+
+
+def _span(history: RunHistory) -> tuple[int, int] | None:
+    spans = [
+        (int(metric.series.steps.min()), int(metric.series.steps.max()))
+        for metric in history.metrics
+        if len(metric.series) and not metric.meaning.bookkeeping
+    ]
+    return (min(low for low, _ in spans), max(high for _, high in spans)) if spans else None

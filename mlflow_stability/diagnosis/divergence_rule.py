@@ -1,0 +1,193 @@
+"""Says when a loss ended far above its best and stayed there, or rose to the end."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.detectors.divergence import Divergence
+from mlflow_stability.diagnosis.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.levels import Levels, coarser, levels_of, noise_of
+from mlflow_stability.vocabulary.episode import Episode
+from mlflow_stability.vocabulary.event import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceRule:
+    """A loss ended well above the best it had reached, and did not come back.
+
+    What it sees: the last twentieth or fiftieth of the curve, at least two points, all above the best level by more
+    than chance, and by at least 10 % on average. Chance is measured on the curve itself, and grows with the time since
+    the best, as it does for a curve that merely wanders. Seven points are enough; a slow drift and a jump both count,
+    and so does a curve that left its start upwards and whose second half never came back to it.
+
+    Why it matters: what was learned until the best step is being lost; every further step makes it worse.
+
+    What to try: go back to a checkpoint before the onset; lower the learning rate 2-5 times; a longer warm-up; clip
+    the gradients.
+
+    When it is wrong: a curriculum, a longer sequence length, a penalty that is switched on: the loss then means
+    something else than before. Losses of adversarial players and of policies move without meaning, so such must rise
+    tenfold.
+
+    Reference: Chowdhery et al. 2022, PaLM, section 5.1; Page 1954, Continuous inspection schemes (the onset).
+    """
+
+    kind: ClassVar[str] = "divergence"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
+    remedies: ClassVar[tuple[str, ...]] = Divergence.remedies
+
+    fewest_points: int = 7
+    """Shorter curves are not judged."""
+    smallest_rise: float = math.log(1.10)
+    """The mean rise of the end above the best level, in nats: 10 %."""
+    smallest_rise_of_a_game: float = math.log(10)
+    """The same for one side of a game and for the objective of a policy."""
+    smallest_rise_in_spreads: float = 8.0
+    """The same for a curve that reaches zero or below, in units of its own spread."""
+    lost_progress: float = 0.1
+    """The share of what was gained since the early curve that is lost at the end."""
+    chance: float = 4.0
+    """How many standard deviations of chance the mean rise is at least."""
+    luck: float = 1.0
+    """And how many more, because the best level is the luckiest one of many."""
+    unsure: float = 4.0
+    """By how much the noise of few levels is taken for higher: by so many divided by their number."""
+    confirmed: float = 0.5
+    """By how much chance is smaller where the validation loss ended above its best as well."""
+    wandering: float = 2.0
+    """How many times what a random walk with the curve's own steps would have done since the best level."""
+    fewest_points_never_back: int = 10
+    """From so many points on, a curve whose whole second half lies above its start has diverged, however noisy."""
+    above_start: float = math.log(1.15)
+    """And how far above, in nats: 15 %."""
+    tails: tuple[float, float] = (0.05, 0.02)
+    """The shares of the curve that count as its end, two levels at least: a jump just before the end counts, too."""
+    critical_rise: float = 0.3
+    """From this rise on, in nats, or where the end is above the early curve, it is critical; else a warning."""
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The losses that were lost; validation losses only where no training loss was logged."""
+        judged = curves.losses or curves.validations
+        return [episode for curve in judged if not curve.part for episode in self._of(curve, curves.validations)]
+
+    def _of(self, curve: Curve, validations: tuple[Curve, ...]) -> list[Episode]:
+        levels = levels_of(curve)
+        if levels is None or len(levels.raw_x) < self.fewest_points:
+            return []
+        tails = sorted({max(2, round(share * len(levels))) for share in self.tails}, reverse=True)
+        for count in tails:
+            found = self._ended_above(curve, levels, count, validations)
+            if found:
+                return found
+        if levels.logarithmic and not curve.game and self._never_back(levels):
+            best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
+            return [self._episode(curve, levels, best, float(np.median(levels.raw_x[:3])), critical=True)]
+        return []
+
+    def _ended_above(self, curve: Curve, levels: Levels, count: int, validations: tuple[Curve, ...]) -> list[Episode]:
+        """Judge so many last levels against the best of those before."""
+        x = levels.x
+        best, floor = _best_held(x[:-count]) if len(x) > count else (0, float(x[0]))
+        end = x[-count:]
+        early = float(np.median(x[: min(3, best + 1)])) if best < len(x) // 20 else float(x[len(x) // 20])
+        rise = float(end.mean()) - floor
+        if rise < self._smallest(curve, levels):
+            return []
+        noise = self._noise(levels, best)
+        if self._confirmed(curve, int(levels.steps[best]), validations):
+            noise *= self.confirmed
+        lost = _lost(early, floor, floor + rise) if levels.logarithmic else 1.0
+        wandering = (self.wandering / 2 if lost >= 0.5 else self.wandering) * _wandered(levels, len(x) - count - best)
+        by_chance = max((self.chance / math.sqrt(count) + self.luck) * noise, wandering)
+        stayed = float(end.min()) - floor >= max(noise, rise / 4)
+        if stayed and rise >= by_chance and lost >= self.lost_progress:
+            limit = floor + min(3 * noise, max(1.5 * noise, rise / 6))
+            return [self._episode(curve, levels, best, limit, rise >= self.critical_rise or lost >= 1)]
+        return []
+
+    def _smallest(self, curve: Curve, levels: Levels) -> float:
+        if not levels.logarithmic:
+            return self.smallest_rise_in_spreads
+        return self.smallest_rise_of_a_game if curve.game else self.smallest_rise
+
+    def _noise(self, levels: Levels, best: int) -> float:
+        """Chance, as the whole curve or what came since the best shows it, whichever is more."""
+        since = levels.x[best:]
+        noise = max(levels.noise, noise_of(since)) if len(since) >= 10 else levels.noise
+        return noise * (1 + self.unsure / len(levels))
+
+    def _confirmed(self, curve: Curve, best_step: int, validations: tuple[Curve, ...]) -> bool:
+        """Whether the last validations since then are worse than the best of all: other data, the same model."""
+        for other in validations:
+            if other is curve or other.place != curve.place or other.attempt != curve.attempt:
+                continue
+            values, steps = other.values[other.finite], other.steps[other.finite]
+            late = values[steps > best_step][-2:]
+            if len(values) > len(late) > 0 and values.min() > 0:
+                return bool(np.log(late.min() / values.min()) > self.smallest_rise)
+        return False
+
+    def _never_back(self, levels: Levels) -> bool:
+        """Whether the whole second half, point by point, is above where the curve began: no noise does that."""
+        x = levels.raw_x
+        if len(x) < self.fewest_points_never_back:
+            return False
+        return float(levels.x[len(levels.x) // 2 :].min()) > float(np.median(x[:3])) + self.above_start
+
+    def _episode(self, curve: Curve, levels: Levels, best: int, limit: float, critical: bool) -> Episode:
+        start = onset(levels, best, limit)
+        finite = curve.values[curve.finite]
+        around = finite[best * levels.size : (best + 1) * levels.size]
+        lowest, last = float(np.median(around)), float(np.median(finite[-max(1, len(finite) // 20) :]))
+        than = f", {last / lowest:.3g} times its best of {lowest:.4g}" if lowest > 0 else f"; its best was {lowest:.4g}"
+        first, final = int(levels.raw_steps[start]), int(curve.steps[-1])
+        peak = start + int(np.argmax(finite[start:]))
+        return Episode(
+            self.kind,
+            Severity.CRITICAL if critical else Severity.WARNING,
+            first,
+            int(levels.raw_steps[peak]),
+            final,
+            f"{curve.name} rose from step {first} on and ended at {last:.4g}{than} at step {int(levels.steps[best])}.",
+            recovered=False,
+            metric=curve.name,
+            place=curve.place,
+            attempt=curve.attempt,
+            evidence={"best": lowest, "highest": float(finite[peak]), "last": last},
+            remedies=self.remedies,
+        )
+
+
+def _wandered(levels: Levels, since: int) -> float:
+    """How far a random walk with the curve's own steps would be by now.
+
+    Its steps are taken from a coarse reading of the curve, in which noise that differs from point to point evens out.
+    """
+    coarse, size = coarser(levels, 25)
+    return noise_of(coarse) * math.sqrt(max(1.0, since / size))
+
+
+def _lost(early: float, floor: float, end: float) -> float:
+    """The share of what had been gained that is gone, so that a ripple near zero is no matter."""
+    gained, lost = (math.expm1(min(each - floor, 700.0)) for each in (early, end))
+    return lost / gained if gained > 0 else 1.0
+
+
+def _best_held(x: NDArray[np.float64]) -> tuple[int, float]:
+    """The best level that the curve held, and where: of a long curve for five levels, so that luck is none."""
+    width = 5 if len(x) >= 40 else 3 if len(x) >= 18 else 1
+    held = np.median(np.lib.stride_tricks.sliding_window_view(x, width), axis=1)
+    best = int(np.argmin(held))
+    return best + int(np.argmin(x[best : best + width])), float(held[best])
+
+
+def onset(levels: Levels, best: int, limit: float) -> int:
+    """The point from which the curve stayed above a limit: where the sum of what it was above and below is least."""
+    first = best * levels.size
+    above = np.clip(levels.raw_x[first:] - limit, -10 * max(levels.noise, 0.01), 10 * max(levels.noise, 0.01))
+    return min(first + int(np.argmin(np.cumsum(above))) + 1, len(levels.raw_x) - 1)

@@ -1,0 +1,109 @@
+"""Looks for the cause in the learning rate: a jump, a missing warm-up, a peak that is too high, a rate too low."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlflow_stability.diagnosis.curves import Curve
+from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.surroundings import JUST_BEFORE, Surroundings, shown
+
+JUMP = 1.5
+"""A learning rate that is multiplied by so much from one point to the next jumped, unless it was warming up."""
+HIGH_FOR_ADAM = 1e-2
+"""Optimizers of the Adam family hardly ever stand more."""
+NONE_TO_SPEAK_OF = 1e-8
+"""With a learning rate below this nothing moves."""
+NEAR_TOP = 0.7
+"""From this share of its highest value on, a learning rate that is still rising is near its top."""
+
+
+def learning_rate_look(around: Surroundings) -> Look:
+    """What the learning rate did before something broke."""
+    rates = [_until(rate, around.episode.start) for rate in around.rates]
+    rates = [(curve, values) for curve, values in rates if len(values)]
+    if not rates:
+        return not_seen("learning rate: not logged")
+    episode = around.episode
+    for curve, values in rates:
+        jump = _jump(values)
+        if jump is not None:
+            before, after = float(values[jump - 1]), float(values[jump])
+            step = int(curve.steps[np.isfinite(curve.values)][jump])
+            since = f", {episode.start - step} steps before" if episode.start > step else ""
+            return is_it(
+                "learning_rate_jump",
+                f"The learning rate jumped from {shown(before)} to {shown(after)} at step {step}{since}.",
+                f"learning rate x {after / before:.3g} in one step",
+            )
+    curve, values = max(rates, key=lambda each: float(each[1].max()))
+    now, top = float(values[-1]), float(curve.values[curve.finite].max())
+    if len(values) >= 3 and _rising(values) and now >= NEAR_TOP * top:
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate had been warmed up to {shown(now)} when it began: more than the model stands yet.",
+            f"learning rate rose from {shown(float(values[0]))} to {shown(now)} in the {len(values)} points before",
+        )
+    if around.is_early and episode.kind != "loss_spike" and float(values[0]) >= 0.9 * top > 0:
+        return is_it(
+            "no_warm_up",
+            f"The learning rate was {shown(now)}, its highest, from the first step on, without a warm-up.",
+            f"it began at step {episode.start}, and the learning rate was {shown(float(values[0]))} from the start",
+        )
+    if now > HIGH_FOR_ADAM and _is_adam(around):
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate was {shown(now)}; the Adam family hardly ever stands more than {HIGH_FOR_ADAM:g}.",
+            f"learning rate {shown(now)} at step {episode.start}",
+        )
+    return is_not(f"learning rate: {_course(values)}")
+
+
+def rate_too_low_look(around: Surroundings) -> Look:
+    """Whether nothing could move for want of a learning rate."""
+    every = [rate.values[rate.finite] for rate in around.rates]
+    every = [values for values in every if len(values)]
+    if not every:
+        return not_seen("learning rate: not logged")
+    top = max(float(values.max()) for values in every)
+    if top <= NONE_TO_SPEAK_OF:
+        return is_it("learning_rate_too_low", f"The learning rate never rose above {shown(top)}: nothing could move.")
+    return is_not(f"a learning rate of almost zero: up to {shown(top)}")
+
+
+def _until(curve: Curve, step: int) -> tuple[Curve, np.ndarray[tuple[int], np.dtype[np.float64]]]:
+    """The finite values up to the first bad step."""
+    finite = curve.finite
+    return curve, curve.values[finite][: int(np.searchsorted(curve.steps[finite], step, side="right"))]
+
+
+def _jump(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> int | None:
+    """Where the rate jumped just before, unless it rose in the same way all the time; None: nowhere."""
+    low = max(1, len(values) - JUST_BEFORE)
+    for place in range(len(values) - 1, low - 1, -1):
+        before, after = float(values[place - 1]), float(values[place])
+        if before > 0 and after >= JUMP * before:
+            earlier = values[max(0, place - 4) : place]
+            warming = len(earlier) < 3 or float(np.diff(earlier).min()) > 0 or earlier[0] <= 0
+            if not warming:
+                return place
+    return None
+
+
+def _rising(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
+    recent = values[-JUST_BEFORE:]
+    return bool(np.all(np.diff(recent[-5:]) >= 0) and recent[-1] > recent[0] * 1.05)
+
+
+def _is_adam(around: Surroundings) -> bool:
+    said = (*around.history.params.items(), *around.history.tags.items())
+    return any("adam" in f"{key} {value}".lower() for key, value in said)
+
+
+def _course(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> str:
+    recent = values[-JUST_BEFORE:]
+    low, high = float(recent.min()), float(recent.max())
+    if high - low <= 1e-3 * high:
+        return f"constant at {shown(high)}"
+    way = "falling" if recent[-1] < recent[0] else "rising slowly"
+    return f"{way} from {shown(float(recent[0]))} to {shown(float(recent[-1]))}, without a jump"

@@ -1,0 +1,91 @@
+"""Puts the conclusion about a run into one word and one sentence.
+
+In: its episodes and curves, and how its process ended. Out: the outcome, and a sentence with numbers. Promised: a run
+that cannot be judged is never called healthy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from mlflow_stability.vocabulary.diagnosis import CurveReading
+from mlflow_stability.vocabulary.episode import Episode
+from mlflow_stability.vocabulary.event import Severity
+
+FEWEST = 8
+"""A run none of whose losses has so many points is not called healthy."""
+LOUD = 0.05
+"""A loss that varies by more than this share is told by its course, not by its first and last value."""
+NON_FINITE = ("nan_detected", "inf_detected")
+ENDED = ("out_of_memory", "killed", "crashed", "exited", "interrupted")
+
+
+def outcome_of(episodes: Sequence[Episode], readings: Sequence[CurveReading], ended: str, *, measured: bool) -> str:
+    """The one word; ``measured``: whether there is a loss that says how well the training goes."""
+    bad = [each for each in episodes if each.severity >= Severity.WARNING]
+    last = max((each.attempt for each in bad), default=0)
+    lasting = {each.kind for each in bad if not each.recovered and each.attempt == last}
+    if lasting & set(NON_FINITE):
+        return "broken"
+    if "divergence" in lasting:
+        return "diverged"
+    if ended in ENDED:
+        return ended
+    if "plateau" in lasting:
+        return "stuck"
+    if "overfitting" in lasting:
+        return "overfitted"
+    if bad:
+        return "unstable"
+    return "healthy" if measured and any(each.points >= FEWEST for each in readings) else "cannot_tell"
+
+
+def verdict_of(outcome: str, episodes: Sequence[Episode], readings: Sequence[CurveReading], points: int) -> str:
+    """The one sentence."""
+    main = readings[0] if readings else None
+    if outcome == "cannot_tell":
+        return f"Cannot tell: {_too_little(main, points)}."
+    bad = [each for each in episodes if each.severity >= Severity.WARNING]
+    course = _course(main)
+    if outcome == "healthy":
+        return f"Healthy: {course}; nothing above INFO."
+    kinds = {
+        "broken": NON_FINITE,
+        "diverged": ("divergence",),
+        "stuck": ("plateau",),
+        "overfitted": ("overfitting",),
+        "out_of_memory": ("out_of_memory",),
+        "killed": ("killed",),
+        "crashed": ("crashed",),
+    }.get(outcome, ())
+    deciding = next((each for each in bad if each.kind in kinds), bad[0] if bad else None)
+    title = outcome.replace("_", " ").capitalize()
+    if deciding is None:
+        return f"{title}: {course}; nothing above INFO before that."
+    if outcome == "unstable":
+        counted = Counter(each.kind for each in bad)
+        listed = ", ".join(f"{count} x {kind}" if count > 1 else kind for kind, count in counted.items())
+        return f"Unstable: {listed}, first at step {bad[0].start}; {course}."
+    others = len(bad) - 1
+    more = f" {others} more finding{'s' if others > 1 else ''} above INFO." if others else ""
+    return f"{title}: {deciding.message}{more}"
+
+
+def _course(reading: CurveReading | None) -> str:
+    if reading is None:
+        return "there is no loss to follow"
+    steps = reading.last_step - reading.first_step + (reading.first_step == 1)
+    if reading.change is not None and reading.volatility is not None and reading.volatility > LOUD:
+        moved = "fell" if reading.change < 0 else "rose"
+        return f"{reading.metric}, which is noisy, {moved} by {abs(reading.change):.1%} in {steps:,} steps"
+    moved = "fell" if reading.last < reading.first else "rose" if reading.last > reading.first else "stayed"
+    return f"{reading.metric} {moved} from {reading.first:.4g} to {reading.last:.4g} in {steps:,} steps"
+
+
+def _too_little(reading: CurveReading | None, points: int) -> str:
+    if reading is None:
+        return "there is no loss among its metrics" if points else "it holds no values"
+    if reading.points >= FEWEST:
+        return f"{reading.metric} does not say how well the training goes; it stayed finite and never rose tenfold"
+    return f"{reading.metric} has {reading.points} point{'s' if reading.points != 1 else ''}, {FEWEST} are needed"

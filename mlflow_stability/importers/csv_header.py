@@ -1,0 +1,48 @@
+"""Tells a table from other text by its first lines.
+
+In: the lines with which a file begins. Out: what separates its cells, if it is a table: names first, numbers beneath.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+_SEPARATORS = (",", ";", "\t")
+_VALUE = re.compile(r"[=:]\s*[-+.]?\d")  # a header names columns and holds no values: `step=1`
+
+
+def separator_of(lines: Iterable[str]) -> str | None:
+    """What separates the cells of these lines, if they are a table: names first, numbers beneath."""
+    lines = [line for line in lines if line.strip() and not line.startswith("#")]
+    if len(lines) < 2:
+        return None
+    for mark in _SEPARATORS:
+        header = cells_of(lines[0], mark)
+        if len(header) < 2 or len(set(header)) < len(header) or any(map(_is_no_name, header)):
+            continue
+        rows = [cells_of(line, mark) for line in lines[1:]]
+        again = next((n for n, row in enumerate(rows) if n and row[0] == header[0]), len(rows))
+        rows = rows[:again]
+        fitting = [row for row in rows if len(row) == len(header)]
+        if len(fitting) * 2 > len(rows) and sum(any(map(is_number, row)) for row in fitting) * 2 > len(fitting):
+            return mark
+    return None
+
+
+def cells_of(line: str, separator: str) -> list[str]:
+    """The cells of a line, without what pads or quotes them."""
+    return [cell.strip().strip('"').strip() for cell in line.split(separator)]
+
+
+def _is_no_name(cell: str) -> bool:
+    return is_number(cell) or _VALUE.search(cell) is not None
+
+
+def is_number(cell: str) -> bool:
+    """Whether a cell holds a number."""
+    try:
+        float(cell)
+    except ValueError:
+        return False
+    return True

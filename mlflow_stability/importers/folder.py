@@ -1,0 +1,130 @@
+"""Reads a folder of logs: MLflow runs, event files and single logs, at any depth that people use.
+
+In: a folder, and how a single file is read. Out: a `RunHistory` for each log. Promised: what belongs to one run stays
+together; hidden folders and runs that were deleted are left out, unless they were asked for; what looks like a log and
+cannot be read is noted, what is none is passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.importers.event_file import is_event_file, read_event_files
+from mlflow_stability.importers.harmless import reason_of, shown_path
+from mlflow_stability.importers.log_text import head_of
+from mlflow_stability.importers.mlflow_files import is_deleted, is_mlflow_run, read_mlflow_run
+from mlflow_stability.vocabulary.run_history import RunHistory
+
+DEEPEST = 8
+MOST_FILES = 20_000
+_LOGS = {".log", ".txt", ".out", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".gz", ""}
+"""How the names of logs end; in a folder, unlike a file that was named, other files are not even opened."""
+_NO_LOGS = {
+    "config.json",
+    "args.json",
+    "hparams.json",
+    "package.json",
+    "tokenizer.json",
+    "vocab.json",
+    "requirements.txt",
+}
+_EVENTS = "events.out.tfevents"  # TensorBoard's own name for them: all in one folder are one run
+_NEVER = {"artifacts", "node_modules", "__pycache__", "site-packages"}
+
+Reader = Callable[[Path], RunHistory]
+
+
+def read_folder(folder: Path, read_file: Reader) -> list[RunHistory]:
+    """Every run in a folder."""
+    if is_mlflow_run(folder):
+        return [read_mlflow_run(folder)]
+    if folder.name in ("metrics", "params", "tags") and is_mlflow_run(folder.parent):
+        return [replace(read_mlflow_run(folder.parent), source=str(folder))]
+    walk = _Walk(read_file)
+    found = list(walk.runs(folder))
+    if not found:
+        found = [run for each in walk.deleted for run in walk.tried(read_mlflow_run, each)]
+        walk.deleted.clear()
+    if not found:
+        why = f" {walk.trouble[0]}" if walk.trouble else ""
+        raise UnreadableLogError(
+            f"No training log was found in {shown_path(folder)} or {DEEPEST} folders below it.{why} "
+            "Give the file itself if it has an unusual name."
+        )
+    notes = tuple(walk.notes())
+    return [replace(each, notes=(*each.notes, *notes)) if notes else each for each in found]
+
+
+class _Walk:
+    """One walk through folders."""
+
+    def __init__(self, read_file: Reader) -> None:
+        self.trouble: list[str] = []
+        self.deleted: list[Path] = []
+        self._read_file = read_file
+        self._left = MOST_FILES
+
+    def runs(self, folder: Path, depth: int = 0) -> Iterator[RunHistory]:
+        """The runs in a folder and below, in the order of their paths."""
+        try:
+            entries = sorted(folder.iterdir())
+        except OSError as error:
+            self.trouble.append(f"{shown_path(folder)} could not be listed: {reason_of(error)}.")
+            return
+        events = [each for each in entries if each.name.startswith(_EVENTS) and _is_event_file(each)]
+        if len(events) > 1:
+            yield from self.tried(lambda source: read_event_files(source, events), folder)
+        for each in entries:
+            if each.is_dir():
+                yield from self._below(each, depth)
+            elif (len(events) < 2 or each not in events) and _may_be_a_log(each) and self._left:
+                self._left -= 1
+                yield from self.tried(self._read_file, each)
+
+    def _below(self, folder: Path, depth: int) -> Iterator[RunHistory]:
+        if folder.is_symlink() or folder.name.startswith(".") or folder.name in _NEVER or depth >= DEEPEST:
+            return
+        if not is_mlflow_run(folder):
+            yield from self.runs(folder, depth + 1)
+        elif is_deleted(folder):
+            self.deleted.append(folder)
+        else:
+            yield from self.tried(read_mlflow_run, folder)
+
+    def tried(self, reader: Reader, path: Path) -> Iterator[RunHistory]:
+        """What a reader gives; what the system would not let it read is noted, what is no log is not."""
+        try:
+            yield reader(path)
+        except UnreadableLogError as error:
+            if isinstance(error.__cause__ or error.__context__, OSError):
+                self.trouble.append(str(error))
+        except OSError as error:
+            self.trouble.append(f"{shown_path(Path(error.filename or path))} could not be read: {reason_of(error)}.")
+
+    def notes(self) -> Iterator[str]:
+        """What was left out."""
+        if self.trouble:
+            others = "Another log" if len(self.trouble) == 1 else f"{len(self.trouble)} other logs"
+            yield f"{others} beside it could not be read: {self.trouble[0]}"
+        if self.deleted:
+            runs = "A deleted run was" if len(self.deleted) == 1 else f"{len(self.deleted)} deleted runs were"
+            yield f"{runs} left out; {shown_path(self.deleted[0])} is read where it is asked for."
+        if not self._left:
+            yield f"Only the first {MOST_FILES:,} files were looked at."
+
+
+def _may_be_a_log(file: Path) -> bool:
+    """Whether a file is worth opening."""
+    if file.name.startswith(".") or file.name in _NO_LOGS or not file.is_file():
+        return False
+    return file.suffix.lower() in _LOGS or "tfevents" in file.name
+
+
+def _is_event_file(path: Path) -> bool:
+    try:
+        return path.is_file() and is_event_file(head_of(path))
+    except UnreadableLogError:
+        return False

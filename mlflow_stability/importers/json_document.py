@@ -1,0 +1,126 @@
+"""Reads one JSON document: Hugging Face's trainer state, a list of rows, or names with lists of values.
+
+In: a text file that is one JSON value. Out: a `RunHistory`. Promised: the row in which a Trainer sums up its training
+is no point of a curve; ``NaN`` and ``Infinity`` are values, ``null`` was not logged.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.importers.gathered import Gathered
+from mlflow_stability.importers.harmless import shown_path
+from mlflow_stability.importers.history import history_of
+from mlflow_stability.importers.json_rows import log_row
+from mlflow_stability.importers.log_text import text_of
+from mlflow_stability.importers.step_names import is_epoch, step_name
+from mlflow_stability.vocabulary.run_history import RunHistory
+
+LARGEST = 500_000_000
+"""A document is held whole; one with more characters than this is refused."""
+_SUMMARY = frozenset({"train_runtime", "total_flos"})
+_DEEPEST = 4
+
+
+def document_of(path: Path, encoding: str) -> object:
+    """The JSON value in a file; None if it holds something else."""
+    with text_of(path, encoding) as text:
+        whole = text.read(LARGEST + 1)
+    if len(whole) > LARGEST:
+        raise UnreadableLogError(
+            f"{shown_path(path)} is a single JSON document of more than {LARGEST // 1_000_000} MB; "
+            "write one JSON object a line instead, which is read line by line."
+        )
+    try:
+        return json.loads(whole)
+    except (ValueError, RecursionError):
+        return None
+
+
+def read_document(path: Path, document: object) -> RunHistory:
+    """The run that a document tells of."""
+    gathered = Gathered()
+    if isinstance(document, dict) and isinstance(document.get("log_history"), list):
+        _read_rows(gathered, [row for row in document["log_history"] if not _SUMMARY & set(row)])
+        gathered.params.update(_facts(document))
+        return history_of(gathered, path, "trainer_state")
+    rows = _rows_in(document)
+    if rows is not None:
+        _read_rows(gathered, rows)
+    elif isinstance(document, dict):
+        _read_lists(gathered, document)
+    return history_of(gathered, path, "json")
+
+
+def _read_rows(gathered: Gathered, rows: Sequence[Mapping[str, object]]) -> None:
+    for number, row in enumerate(rows):
+        read = log_row(row)
+        gathered.add_row(number, read.values, read.step, read.epoch, read.time)
+
+
+def _rows_in(document: object, depth: int = 0) -> Sequence[Mapping[str, object]] | None:
+    """The longest list of objects in a document."""
+    if isinstance(document, list):
+        rows = [row for row in document if isinstance(row, dict)]
+        return rows if len(rows) >= 2 and len(rows) * 2 > len(document) else None
+    if not isinstance(document, dict) or depth > _DEEPEST:
+        return None
+    found = [_rows_in(each, depth + 1) for each in document.values()]
+    return max((rows for rows in found if rows), key=len, default=None)
+
+
+def _read_lists(gathered: Gathered, document: Mapping[str, object]) -> None:
+    """Lists of numbers by name, as Keras's `History.history` has them; or pairs of step and value."""
+    lists = dict(_lists(document))
+    lengths = {len(values) for values in lists.values()}
+    step = step_name(lists)
+    epoch = next((name for name in lists if is_epoch(name)), None)
+    for name, values in lists.items():
+        if name in (step, epoch) and len(lengths) == 1:
+            continue
+        numbers = np.array(
+            [np.nan if each is None else each[-1] if isinstance(each, list) else each for each in values], float
+        )
+        logged = np.array([each is not None for each in values])
+        rows = np.arange(len(values), dtype=np.int64)
+        steps = np.full(len(values), np.nan)
+        if values and isinstance(values[0], list):
+            steps = np.array([each[-2] for each in values], float)
+        elif step is not None and len(lists[step]) == len(values):
+            steps = np.array(lists[step], float)
+        epochs = (
+            np.array(lists[epoch], float)
+            if epoch and len(lists[epoch]) == len(values)
+            else np.full(len(values), np.nan)
+        )
+        gathered.add_column(name, rows[logged], numbers[logged], steps[logged], epochs[logged])
+
+
+def _lists(document: Mapping[str, object], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, list]]:  # type: ignore[type-arg]
+    for key, value in document.items():
+        if isinstance(value, dict) and depth < _DEEPEST:
+            yield from _lists(value, f"{prefix}{key}/", depth + 1)
+        elif isinstance(value, list) and value and (_all_numbers(value) or _all_points(value)):
+            yield f"{prefix}{key}", value
+
+
+def _all_numbers(values: Sequence[object]) -> bool:
+    return all(each is None or type(each) in (int, float) for each in values)
+
+
+def _all_points(values: Sequence[object]) -> bool:
+    """Whether these are `[step, value]` or `[time, step, value]`, as TensorBoard's download has them."""
+    return all(
+        isinstance(each, list) and len(each) in (2, 3) and _all_numbers(each) and None not in each for each in values
+    )
+
+
+def _facts(document: Mapping[str, object]) -> Iterator[tuple[str, str]]:
+    for name in ("max_steps", "num_train_epochs", "train_batch_size", "best_metric", "best_model_checkpoint"):
+        if document.get(name) is not None:
+            yield name, str(document[name])

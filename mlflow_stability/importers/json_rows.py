@@ -1,0 +1,106 @@
+"""Reads rows of values that are written as JSON objects or as Python prints its dictionaries.
+
+In: an object, or a line that holds one, perhaps behind a logger's prefix (fairseq). Out: a `LogLine`. Promised:
+numbers written as text are numbers; ``NaN``, ``Infinity`` and Python's ``nan`` are values; ``null`` was not logged;
+objects inside objects become names with slashes; lists, texts and truth values are no metrics.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import math
+import re
+from collections.abc import Iterator, Mapping
+from functools import lru_cache
+
+from mlflow_stability.importers.log_line import LogLine
+from mlflow_stability.importers.step_names import is_epoch, is_time, step_name
+from mlflow_stability.vocabulary.name_words import HELD_OUT, words_of
+
+_DEEPEST = 6
+_AGES_AGO = 1e8  # a time above is one since 1970, and not since the start
+_NUMBER = re.compile(r"\s*[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|infinity)\s*", re.I)
+_BARE = re.compile(r"(?<![\w'\"])(nan|inf|-inf)(?![\w'\"])")
+_TENSOR = re.compile(r"tensor\(([^,()]*)[^()]*\)")
+
+
+def json_line(line: str) -> LogLine | None:
+    """The values of a line that is a JSON object, or ends with one."""
+    start = line.find("{")
+    if start < 0 or not line.rstrip().endswith("}"):
+        return None
+    row = _object(line[start:].strip())
+    if row is None:
+        return None
+    before = line[:start].strip()
+    read = log_row(row)
+    if not before:
+        read.form = "json_lines"
+        return read
+    read.form = "fairseq" if "|" in before and "num_updates" in line else "text"
+    read.label = before.split("|")[-2].strip() if before.count("|") > 1 else before.split()[-1]
+    return read
+
+
+def log_row(row: Mapping[str, object]) -> LogLine:
+    """The values of one object."""
+    values = dict(_flat(row))
+    step, epoch, time, role = _plan(tuple(values), *(str(row.get(key, "")) for key in ("split", "mode", "phase")))
+    read = LogLine(form="json")
+    if epoch is not None:
+        read.epoch = values[epoch]
+    if step is not None:
+        read.step = values.pop(step)
+    if time is not None and values[time] > _AGES_AGO:
+        read.time = values.pop(time)
+    read.values = {f"{role}/{name}": value for name, value in values.items()} if role else values
+    return read
+
+
+@lru_cache(maxsize=4096)
+def _plan(names: tuple[str, ...], *said: str) -> tuple[str | None, str | None, str | None, str]:
+    """Which of these names are step, epoch and time; and the word that says that all were measured on held-out data."""
+    epoch = next((name for name in names if is_epoch(name)), None)
+    time = next((name for name in names if is_time(name)), None)
+    role = next((word.lower() for text in said for word in words_of(text)[:1] if word.lower() in HELD_OUT), "")
+    return step_name(names), epoch, time, role
+
+
+def _object(text: str) -> Mapping[str, object] | None:
+    found: object = None
+    try:
+        found = json.loads(text)
+    except (ValueError, RecursionError):
+        if "'" in text and ":" in text:
+            found = _python_dictionary(text)
+    return found if isinstance(found, dict) else None
+
+
+def _python_dictionary(text: str) -> object:
+    """What `print(dict)` wrote, with its bare ``nan`` and its tensors."""
+    try:
+        return ast.literal_eval(_BARE.sub(r"'\1'", _TENSOR.sub(r"\1", text)))
+    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return None
+
+
+def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, float]]:
+    for key, value in row.items():
+        name = f"{prefix}{key}" if prefix else str(key)
+        if type(value) is float:
+            yield name, value
+        elif type(value) is int:
+            yield name, _as_float(value)
+        elif isinstance(value, str):
+            if _NUMBER.fullmatch(value):
+                yield name, float(value)
+        elif isinstance(value, dict) and depth < _DEEPEST:
+            yield from _flat(value, f"{name}/", depth + 1)
+
+
+def _as_float(value: float) -> float:
+    try:
+        return float(value)
+    except OverflowError:
+        return math.inf if value > 0 else -math.inf

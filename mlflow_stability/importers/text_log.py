@@ -1,0 +1,112 @@
+"""Reads logs line by line: JSON lines, printed dictionaries, tables, names with numbers, and any mixture of them.
+
+In: a text file. Out: a `RunHistory`. Promised: one pass with bounded memory; source code, banners and prose around the
+log are no values: a line without a step counts only if lines like it come again as the training goes on.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from pathlib import Path
+
+from mlflow_stability.importers.gathered import Gathered
+from mlflow_stability.importers.history import history_of
+from mlflow_stability.importers.json_rows import json_line
+from mlflow_stability.importers.line_pattern import LinePatterns
+from mlflow_stability.importers.log_line import LogLine
+from mlflow_stability.importers.log_text import lines_of, text_of
+from mlflow_stability.importers.loose_lines import LooseLines
+from mlflow_stability.importers.pair_line import held_out_in, pair_line, said_of
+from mlflow_stability.importers.table_lines import ColumnTable, KeyValueTable
+from mlflow_stability.importers.told_in_words import Told
+from mlflow_stability.vocabulary.run_history import RunHistory
+
+_UNKNOWN = float("nan")
+_SAYS_MORE = re.compile(r"verflow|onfinite|[Ss]kipping")
+
+
+class TextLog:
+    """Takes a log line by line."""
+
+    def __init__(self) -> None:
+        self._gathered = Gathered()
+        self._loose = LooseLines()
+        self._forms: Counter[str] = Counter()
+        self._key_values, self._columns = KeyValueTable(), ColumnTable()
+        self._patterns, self._told = LinePatterns(), Told()
+        self._step = self._epoch = _UNKNOWN
+        self._row = 0
+        self._heading = ""
+
+    def take(self, line: str) -> None:
+        """One line."""
+        read = self._patterns.read(line)
+        if read is None:
+            read = self._understood(line)
+        if read is not None:
+            self._keep(read)
+        elif line.rstrip().endswith(":"):
+            self._heading = held_out_in(line)
+        if read is None or not read.has_step or _SAYS_MORE.search(line):
+            self._told.hear(line)
+
+    def _understood(self, line: str) -> LogLine | None:
+        """The values of a line of a kind that was not seen before."""
+        if not line.strip():
+            return None
+        read = json_line(line) if "{" in line else None
+        if read is not None:
+            return read
+        in_table, done = self._key_values.take(line)
+        if in_table or done is not None:
+            return done
+        row = self._columns.take(line)
+        if row is not None:
+            return row
+        found = pair_line(line)
+        if found is None:
+            return None
+        self._patterns.learn(found[1])
+        return found[0]
+
+    def finish(self) -> tuple[Gathered, str]:
+        """Everything that was found, and the form that most of it had."""
+        last = self._key_values.complete()
+        if last is not None:
+            self._keep(last)
+        self._loose.join(self._gathered)
+        columns = self._gathered.columns
+        begin = max(columns.values(), key=len).rows[0] if columns else 0
+        for name in [name for name, column in columns.items() if len(column) == 1 and column.rows[0] < begin]:
+            del columns[name]  # a banner's: `batch: 16384 seq=2048`
+        self._told.give(self._gathered)
+        return self._gathered, self._forms.most_common(1)[0][0] if self._forms else "text"
+
+    def _keep(self, read: LogLine) -> None:
+        if read.epoch == read.epoch:
+            self._epoch = read.epoch
+        if read.has_step:
+            self._step = read.step
+        if not read.values:
+            return
+        if self._heading and not read.has_step:  # `Test Error:` above `Avg loss: 0.5`
+            read.values = said_of(read.values, self._heading)
+        self._heading = ""
+        self._forms[read.form] += 1
+        self._row += 1
+        if read.has_step:
+            self._told.value_came(int(min(read.step, 2**53)))
+            self._gathered.add_row(self._row, read.values, read.step, self._epoch, read.time)
+        else:
+            self._loose.keep(self._row, read, self._step, self._epoch)
+
+
+def read_text_log(path: Path, encoding: str) -> RunHistory:
+    """The run that a text file tells of."""
+    log = TextLog()
+    with text_of(path, encoding) as text:
+        for line in lines_of(text):
+            log.take(line)
+    gathered, form = log.finish()
+    return history_of(gathered, path, form)

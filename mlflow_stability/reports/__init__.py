@@ -1,0 +1,1 @@
+"""Presents: a diagnosis goes in, text or a page comes out."""

@@ -1,0 +1,144 @@
+"""Shows one run on a terminal: verdict, loss, what happened, why, what to do, what could not be told."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+from rich.text import Text
+
+from mlflow_stability.reports import wording
+from mlflow_stability.reports.curve import GUTTER, axis, draw, number_text
+from mlflow_stability.reports.marks import mark_line
+from mlflow_stability.reports.pen import OUTCOME_STYLES, Pen
+from mlflow_stability.reports.sketched import Sketched, sketches_of
+from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.episode import Episode
+from mlflow_stability.vocabulary.event import Severity
+
+CURVE_ROWS = 6
+FEW_EPISODES, FEW_CURVES, FEW_REMEDIES, FEW_REASONS = 12, 2, 5, 4
+_Row = tuple[Text, Text]
+_Numbered = Sequence[tuple[int, Episode]]
+
+
+def show_run(pen: Pen, diagnosis: Diagnosis) -> None:
+    """Everything about one run; without `verbose`, what fits on a page."""
+    numbered = _numbered(pen, diagnosis.episodes)
+    pen.rule(diagnosis.name or diagnosis.source)
+    word, sentence = wording.headline(diagnosis)
+    pen.console.print(Text.assemble(pen.text(f"{word}:", OUTCOME_STYLES[diagnosis.outcome]), " ", pen.text(sentence)))
+    pen.section("Summary", _facts(pen, diagnosis))
+    _show_curves(pen, diagnosis, numbered)
+    pen.section("What happened", _happened(pen, diagnosis, numbered))
+    pen.section("Why", _why(pen, diagnosis))
+    pen.section("What to do", _to_do(pen, diagnosis))
+    pen.section("What could not be told", _some(pen, diagnosis.cannot_tell, FEW_REASONS))
+    pen.section("Remarks", _some(pen, diagnosis.notes, FEW_REASONS))
+
+
+def _numbered(pen: Pen, episodes: Sequence[Episode]) -> _Numbered:
+    """The episodes to show, in order of time; without `verbose` the worst of those above INFO."""
+    places = [place for place, each in enumerate(episodes) if pen.verbose or each.severity > Severity.INFO]
+    if not pen.verbose:
+        places = sorted(sorted(places, key=lambda place: -episodes[place].severity)[:FEW_EPISODES])
+    return [(number, episodes[place]) for number, place in enumerate(places, start=1)]
+
+
+def _facts(pen: Pen, diagnosis: Diagnosis) -> Iterator[_Row]:
+    if diagnosis.source != diagnosis.name:
+        yield pen.text("source", "dim"), pen.text(diagnosis.source)
+    yield pen.text("read", "dim"), pen.text(wording.basis(diagnosis))
+    ending = wording.ending(diagnosis)
+    if ending is not None:
+        yield pen.text(ending[0], "dim"), pen.text(ending[1])
+    yield pen.text("found", "dim"), pen.text(wording.counts_of(diagnosis))
+    for reading in diagnosis.curves if pen.verbose else diagnosis.curves[:FEW_CURVES]:
+        said = [wording.curve(reading), wording.character(reading), wording.figures(reading) if pen.verbose else ""]
+        yield pen.text(reading.metric, "dim"), pen.text("; ".join(part for part in said if part))
+
+
+def _show_curves(pen: Pen, diagnosis: Diagnosis, numbered: _Numbered) -> None:
+    """The first curve with every mark, and that of the first bad episode; when asked for, all others."""
+    decisive = next((each.metric for each in diagnosis.episodes if each.severity > Severity.INFO), "")
+    for place, curve in enumerate(sketches_of(diagnosis)):
+        if place == 0 or pen.verbose or curve.metric == decisive:
+            _show_curve(pen, curve, [one for one in numbered if place == 0 or one[1].metric == curve.metric])
+
+
+def _show_curve(pen: Pen, curve: Sketched, numbered: _Numbered) -> None:
+    width = pen.console.width - 2
+    title = pen.text(curve.metric, "bold cyan")
+    title.truncate(width // 2, overflow="ellipsis" if pen.unicode else "crop")
+    last = f"{number_text(curve.final)} at step {curve.last:,}" + (", log scale" if curve.logarithmic else "")
+    pen.console.print()
+    pen.console.print(Text.assemble(title, " " * max(1, width - title.cell_len - len(last)), last))
+    for line in _drawn(pen, curve, width):
+        pen.console.print(Text(line, "cyan", no_wrap=True))
+    if numbered:
+        pen.console.print(mark_line(numbered, curve.first, curve.last, width, unicode=pen.unicode))
+    pen.console.print(Text(axis(curve.first, curve.last, width), "dim", no_wrap=True))
+
+
+def _drawn(pen: Pen, curve: Sketched, width: int) -> list[str]:
+    """The curve alone; its axis comes beneath the marks."""
+    if not curve.finite.any():
+        return [" " * GUTTER + "no finite value"]
+    values = np.stack([curve.low, curve.high], axis=1).reshape(-1)
+    steps, values = np.append(np.repeat(curve.steps, 2), curve.last), np.append(values, np.nan)
+    return draw(steps, values, width, CURVE_ROWS, dots=pen.unicode, logarithmic=curve.logarithmic)[:-1]
+
+
+def _happened(pen: Pen, diagnosis: Diagnosis, numbered: _Numbered) -> Iterator[_Row]:
+    for number, episode in numbered:
+        style = pen.style(episode.severity)
+        head = Text.assemble(
+            pen.text(f"{episode.severity.name} {episode.kind}", style), "  ", pen.text(wording.where(episode), "dim")
+        )
+        yield pen.text(str(number), style), Text("\n").join([head, *_lines_about(pen, episode)])
+    hidden = Counter((each.severity > Severity.INFO, each.kind) for each in diagnosis.episodes)
+    hidden.subtract((each.severity > Severity.INFO, each.kind) for _, each in numbered)
+    for bad, title in ((True, "not shown"), (False, "for your information")):
+        kinds = [
+            f"{kind} ({left})" if left > 1 else kind
+            for (is_bad, kind), left in hidden.items()
+            if left and is_bad is bad
+        ]
+        if kinds:
+            yield pen.text("-", "dim"), pen.text(f"{title}: {', '.join(kinds)}; --verbose shows more", "dim")
+
+
+def _lines_about(pen: Pen, episode: Episode) -> Iterator[Text]:
+    yield pen.text(episode.message)
+    if pen.verbose:
+        if episode.evidence:
+            yield pen.text(wording.evidence(episode), "dim")
+        for remedy in episode.remedies:
+            yield pen.text(f"-> {remedy}", "green")
+
+
+def _why(pen: Pen, diagnosis: Diagnosis) -> Iterator[_Row]:
+    cause = diagnosis.cause
+    if cause is None:
+        return
+    name = pen.text(wording.cause_name(cause), "bold")
+    yield pen.text(""), Text.assemble(name, ": ", pen.text(cause.statement))
+    for said in cause.evidence:
+        yield pen.text("+", "green"), pen.text(said)
+    for said in cause.ruled_out:
+        yield pen.text("-", "dim"), Text.assemble(pen.text("not it: ", "dim"), pen.text(said, "dim"))
+
+
+def _to_do(pen: Pen, diagnosis: Diagnosis) -> Iterator[_Row]:
+    shown = diagnosis.remedies if pen.verbose else diagnosis.remedies[:FEW_REMEDIES]
+    for number, remedy in enumerate(shown, start=1):
+        yield pen.text(f"{number}.", "green"), pen.text(remedy)
+
+
+def _some(pen: Pen, sentences: Sequence[str], few: int) -> Iterator[_Row]:
+    shown = sentences if pen.verbose or len(sentences) <= few + 1 else sentences[:few]
+    for sentence in shown:
+        yield pen.text("-", "dim"), pen.text(sentence)
+    if len(shown) < len(sentences):
+        yield pen.text("-", "dim"), pen.text(f"{len(sentences) - len(shown)} more; --verbose shows them", "dim")

@@ -1,0 +1,130 @@
+"""The phrases that every report words alike."""
+
+from __future__ import annotations
+
+from mlflow_stability.reports.curve import number_text
+from mlflow_stability.reports.report import Report
+from mlflow_stability.vocabulary.diagnosis import Cause, CurveReading, Diagnosis
+from mlflow_stability.vocabulary.episode import Episode
+from mlflow_stability.vocabulary.event import Severity
+
+OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}
+"""Words for programs that people would write otherwise."""
+WELL = frozenset({"healthy", "cannot_tell"})
+"""The outcomes that are no trouble."""
+
+
+def outcome(diagnosis: Diagnosis) -> str:
+    """``healthy``, ``out of memory``."""
+    return OUTCOMES.get(diagnosis.outcome, diagnosis.outcome)
+
+
+def headline(diagnosis: Diagnosis) -> tuple[str, str]:
+    """The outcome and the sentence about it; a sentence that begins with the outcome does not say it twice."""
+    word = outcome(diagnosis).capitalize()
+    return word, diagnosis.verdict.removeprefix(f"{word}: ")
+
+
+def counts(report: Report) -> str:
+    """``1 critical, 2 warnings, 1 info``; ``nothing found`` where that is all."""
+    return _counted([report.count(each) for each in sorted(Severity, reverse=True)])
+
+
+def counts_of(diagnosis: Diagnosis) -> str:
+    """The same for one run."""
+    return _counted([sum(e.severity is each for e in diagnosis.episodes) for each in sorted(Severity, reverse=True)])
+
+
+def read(report: Report) -> str:
+    """``3 files and 1 run``."""
+    parts = []
+    if report.asked_for_files:
+        parts.append(_number(report.files, "file"))
+    if report.asked_for_runs or not parts:
+        parts.append(_number(report.runs, "run"))
+    return " and ".join(parts)
+
+
+def basis(diagnosis: Diagnosis) -> str:
+    """What the diagnosis was made from, and over which steps."""
+    span = f", steps {diagnosis.steps[0]:,} to {diagnosis.steps[1]:,}" if diagnosis.steps else ""
+    return f"{diagnosis.basis}{span}" if diagnosis.basis else f"{diagnosis.points:,} values{span}"
+
+
+def ending(diagnosis: Diagnosis) -> tuple[str, str] | None:
+    """What to call how the process ended, and how it did; None where nobody can know."""
+    if not diagnosis.ended:
+        return None
+    return "now" if diagnosis.ended == "running" else "ended", diagnosis.ended.replace("_", " ")
+
+
+def steps(episode: Episode) -> str:
+    """``step 600``, ``steps 600 to 812``."""
+    if episode.end <= episode.start:
+        return f"step {episode.start:,}"
+    return f"steps {episode.start:,} to {episode.end:,}"
+
+
+def where(episode: Episode) -> str:
+    """When and where, in a half sentence: ``steps 600 to 812, worst at 790, in train/loss, recovered``."""
+    parts = [steps(episode)]
+    if episode.peak not in (episode.start, episode.end):
+        parts.append(f"worst at {episode.peak:,}")
+    if episode.attempt:
+        parts.append(f"attempt {episode.attempt + 1}")
+    name = episode.metric or episode.place
+    if name:
+        parts.append(f"in {name}" + (f" ({episode.place})" if episode.metric and episode.place else ""))
+    if episode.recovered is not None:
+        parts.append("recovered" if episode.recovered else "not recovered")
+    if episode.experimental:
+        parts.append("experimental")
+    return ", ".join(parts)
+
+
+def cause_name(cause: Cause) -> str:
+    """``learning rate too high (likely)``."""
+    return f"{cause.name.replace('_', ' ')} ({'seen' if cause.certain else 'likely'})"
+
+
+def evidence(episode: Episode) -> str:
+    """``z 12.4, loss 8.31``."""
+    return ", ".join(f"{name} {number_text(value)}" for name, value in episode.evidence.items())
+
+
+def curve(reading: CurveReading) -> str:
+    """``4.61 -> 1.78, best 1.74 at step 950``."""
+    ends = f"{number_text(reading.first)} -> {number_text(reading.last)}"
+    return f"{ends}, best {number_text(reading.best)} at step {reading.best_step:,}"
+
+
+def character(reading: CurveReading) -> str:
+    """``strong, smooth, monotone, decay``: what can be told of a curve; empty where nothing can."""
+    words = [reading.trend, reading.stability, reading.pattern, reading.shape]
+    words.append("" if reading.health == "ok" else reading.health)
+    return ", ".join(word for word in words if word)
+
+
+def figures(reading: CurveReading) -> str:
+    """``-61% from start to end, volatility 2%``: the numbers behind those words."""
+    parts = []
+    if reading.change is not None:
+        parts.append(f"{reading.change:+.0%} from start to end")
+    if reading.volatility is not None:
+        parts.append(f"volatility {reading.volatility:.0%}")
+    if reading.expected_final is not None:
+        parts.append(f"heading for {number_text(reading.expected_final)}")
+    if reading.spike_score is not None:
+        parts.append(f"spike score {reading.spike_score:.2%}")
+    return ", ".join(parts)
+
+
+def _counted(numbers: list[int]) -> str:
+    critical, warning, info = numbers
+    if not any(numbers):
+        return "nothing found"
+    return f"{critical} critical, {_number(warning, 'warning')}, {info} info"
+
+
+def _number(count: int, noun: str) -> str:
+    return f"{count:,} {noun}{'' if count == 1 else 's'}"

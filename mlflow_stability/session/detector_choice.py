@@ -1,0 +1,33 @@
+"""Decides which detectors look at a training, from what the user asked for."""
+
+from __future__ import annotations
+
+from dataclasses import is_dataclass
+from typing import cast
+
+from mlflow_stability.detectors.catalog import default_detectors, named
+from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.divergence_classic import DivergenceClassic
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary.settings import Settings
+
+_NEEDED = ("kind", "rule", "quantities", "compared", "across_places", "begin", "step")
+
+
+def chosen_detectors(settings: Settings) -> tuple[Detector, ...]:
+    """Those that the settings name; SettingsError for a name that there is not."""
+    asked = settings.detectors
+    detectors = default_detectors() if asked is None else tuple(_one(each) for each in asked)
+    if settings.divergence_threshold is None:
+        return detectors
+    return (*detectors, DivergenceClassic(settings.divergence_threshold, settings.consecutive_divergence_steps))
+
+
+def _one(asked: object) -> Detector:
+    if isinstance(asked, str):
+        return named([asked])[0]
+    if isinstance(asked, type) or not (is_dataclass(asked) and all(hasattr(asked, each) for each in _NEEDED)):
+        raise SettingsError(
+            f"detectors= takes names such as 'loss_spike' or detectors such as LossSpike(), got {asked!r}."
+        )
+    return cast(Detector, asked)

@@ -1,0 +1,167 @@
+"""Turns a run that was read from somewhere else into an MLflow run.
+
+In: a `RunHistory` and the name of an experiment. Out: a run id. Promised: params, tags, metrics under their own names,
+values that are not numbers included, times where there are any; the same history twice is one run, wherever it was read
+from; an import that was killed is completed by the next, point by point the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from hashlib import blake2b
+from itertools import islice
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+from mlflow import MlflowClient
+from mlflow.entities import Metric, Param, RunTag
+
+from mlflow_stability.errors import TrackingError
+from mlflow_stability.tracking.address import tracking_uri_for
+from mlflow_stability.tracking.foreign_keys import fitting_keys
+from mlflow_stability.tracking.impatience import answering_client
+from mlflow_stability.tracking.run_creation import tracking_store
+from mlflow_stability.tracking.store_trouble import store_trouble
+from mlflow_stability.vocabulary.outcome import RUN_STATUS
+from mlflow_stability.vocabulary.run_history import RunHistory
+
+METRICS_AT_ONCE, TEXTS_AT_ONCE = 1000, 100
+_LONGEST_PARAM, _LONGEST_TAG = 6000, 5000
+# Of another store: they name things that are not here.
+_NOT_OURS_TO_SET = frozenset({"mlflow.runName", "mlflow.parentRunId", "mlflow.rootRunId", "mlflow.log-model.history"})
+# Not `stability.*`: those tags say that a run was recorded by us, and most imported ones were not.
+_HASH, _STATE, _SOURCE, _FORMAT = "imported.hash", "imported.state", "imported.from", "imported.format"
+_WHOLE = "whole"
+
+_Thing = TypeVar("_Thing")
+
+Progress = Callable[[int], None]
+"""Told how many values have arrived so far."""
+
+
+class RunImport:
+    """The way into one experiment of one store."""
+
+    def __init__(self, experiment: str, tracking_uri: str | None = None) -> None:
+        uri = tracking_uri_for(None, str(Path.cwd()), tracking_uri)
+        if uri.startswith(("http://", "https://")):
+            self._client = answering_client(uri)
+        else:
+            tracking_store(uri)  # makes a database that is not there yet
+            with store_trouble("open the tracking store"):
+                self._client = MlflowClient(tracking_uri=uri)
+        self._experiment = self._found_or_made(experiment)
+
+    def bring(self, history: RunHistory, artifacts: Path | None = None, progress: Progress = lambda _: None) -> str:
+        """Bring a run in, unless it is there; give its id. `artifacts`: a folder to put beside its metrics."""
+        content = content_hash(history)
+        run_id, state = self._find(content)
+        if run_id is None:
+            run_id = self._create(history, content)
+        elif state == _WHOLE:
+            progress(history.points)
+            return run_id
+        self._write(run_id, history, progress)
+        if artifacts is not None and artifacts.is_dir():
+            with store_trouble(f"upload {artifacts.name}"):
+                self._client.log_artifacts(run_id, str(artifacts), artifacts.name)
+        with store_trouble(f"end run {run_id}"):
+            status = RUN_STATUS.get(history.outcome, "FINISHED")
+            self._client.set_terminated(run_id, status, end_time=_last_time(history, self._started(run_id)))
+            self._client.set_tag(run_id, _STATE, _WHOLE)
+        return run_id
+
+    def _found_or_made(self, name: str) -> str:
+        with store_trouble(f"find experiment {name}"):
+            found = self._client.get_experiment_by_name(name)
+            if found is None:
+                return str(self._client.create_experiment(name))
+        if found.lifecycle_stage != "active":
+            raise TrackingError(f"Experiment {name} was deleted. Restore it, or give --experiment another name.")
+        return str(found.experiment_id)
+
+    def _find(self, content: str) -> tuple[str | None, str]:
+        with store_trouble("look for an earlier import"):
+            runs = self._client.search_runs([self._experiment], f"tags.`{_HASH}` = '{content}'", max_results=1)
+        return (str(runs[0].info.run_id), runs[0].data.tags.get(_STATE, "")) if runs else (None, "")
+
+    def _create(self, history: RunHistory, content: str) -> str:
+        tags = {_HASH: content, _STATE: "begun", _SOURCE: history.source[:_LONGEST_TAG], _FORMAT: history.format}
+        with store_trouble("create a run"):
+            run = self._client.create_run(self._experiment, _first_time(history), tags, run_name=history.name[:250])
+        return str(run.info.run_id)
+
+    def _started(self, run_id: str) -> int:
+        with store_trouble(f"read run {run_id}"):
+            return int(self._client.get_run(run_id).info.start_time)
+
+    def _write(self, run_id: str, history: RunHistory, progress: Progress) -> None:
+        params = [Param(key, text) for key, text in _fitting_texts(history.params, _LONGEST_PARAM)]
+        tags = {key: text for key, text in history.tags.items() if key not in _NOT_OURS_TO_SET and text.strip()}
+        if history.notes and "mlflow.note.content" not in tags:
+            tags["mlflow.note.content"] = "\n".join(history.notes)
+        labels = [RunTag(key, text) for key, text in _fitting_texts(tags, _LONGEST_TAG)]
+        with store_trouble(f"write to run {run_id}"):
+            for some in _batches(iter(params), TEXTS_AT_ONCE):
+                self._client.log_batch(run_id, params=some, synchronous=True)
+            for few in _batches(iter(labels), TEXTS_AT_ONCE):
+                self._client.log_batch(run_id, tags=few, synchronous=True)
+            done = 0
+            for points in _batches(_points(history, self._started(run_id)), METRICS_AT_ONCE):
+                self._client.log_batch(run_id, metrics=points, synchronous=True)
+                done += len(points)
+                progress(done)
+
+
+def content_hash(history: RunHistory) -> str:
+    """What tells runs apart: everything that was logged, and nothing of where it was found."""
+    content = blake2b(digest_size=16)
+    for metric in sorted(history.metrics, key=lambda each: each.name):
+        series = metric.series
+        content.update(repr((metric.name, len(series))).encode("utf-8", "surrogatepass"))
+        values = np.where(np.isnan(series.values), np.nan, series.values)  # all not-a-numbers are one
+        for column in (series.steps, values, series.attempts, series.times):
+            content.update(np.ascontiguousarray(column).tobytes())
+    content.update(repr((sorted(history.params.items()), history.outcome)).encode("utf-8", "surrogatepass"))
+    return content.hexdigest()
+
+
+def _points(history: RunHistory, started: int) -> Iterator[Metric]:
+    """All values with their times; where the source knows none, a millisecond a step from the start of the run."""
+    keys = fitting_keys([metric.name for metric in history.metrics])
+    for metric in history.metrics:
+        series = metric.series
+        if not len(series):
+            continue
+        times = np.round(series.times * 1000).astype(np.int64)
+        if not series.times.all():
+            again = np.flatnonzero(np.diff(series.attempts) > 0)
+            past = np.zeros(len(series), np.int64)
+            for place in again:  # an attempt begins after the one before it
+                past[place + 1 :] += max(1, int(series.steps[place] - series.steps[place + 1]) + 1)
+            counted = np.arange(len(series))  # no two at one time: a store would take equal values for one
+            times = started + np.maximum.accumulate(series.steps - series.steps[0] + past - counted) + counted
+        columns = (series.values.tolist(), times.tolist(), series.steps.tolist())
+        for value, time, step in zip(*columns, strict=True):
+            yield Metric(keys[metric.name], value, time, step)
+
+
+def _batches(things: Iterator[_Thing], size: int) -> Iterator[list[_Thing]]:
+    while some := list(islice(things, size)):
+        yield some
+
+
+def _fitting_texts(texts: Mapping[str, str], longest: int) -> Iterator[tuple[str, str]]:
+    keys = fitting_keys(texts)
+    return ((keys[key], text[:longest]) for key, text in texts.items())
+
+
+def _first_time(history: RunHistory) -> int | None:
+    times = [float(metric.series.times.min()) for metric in history.metrics if len(metric.series)]
+    return round(min(times) * 1000) if times and min(times) > 0 else None
+
+
+def _last_time(history: RunHistory, started: int) -> int:
+    times = [float(metric.series.times.max()) for metric in history.metrics if len(metric.series)]
+    return max(started, round(max(times, default=0) * 1000))

@@ -1,0 +1,27 @@
+"""Adds finished reports to a run.
+
+In: a run id and files. Out: artifacts in `stability/`. Promised: a report of the same name is replaced, nothing else of
+the run is touched, and its status and times stay as they are.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from mlflow_stability.tracking.impatience import answering_client
+from mlflow_stability.tracking.store_trouble import store_trouble
+
+REPORT_FOLDER = "stability"
+
+
+def log_report(run_id: str, tracking_uri: str | None, files: Mapping[str, str]) -> None:
+    """Write each text into the run, under its file name."""
+    client = answering_client(tracking_uri)
+    with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+        for name, text in files.items():
+            file = Path(room, name)
+            file.write_text(text, encoding="utf-8")
+            with store_trouble(f"add {name} to run {run_id}"):
+                client.log_artifact(run_id, str(file), REPORT_FOLDER)

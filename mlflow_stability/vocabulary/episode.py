@@ -1,0 +1,34 @@
+"""A stretch of trouble: neighbouring events of one kind, as people talk about them and reports count them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mlflow_stability.vocabulary.event import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One thing that went wrong, from its first step to its last."""
+
+    kind: str
+    severity: Severity
+    start: int
+    peak: int
+    """Where it was worst."""
+    end: int
+    message: str
+    """What happened, with numbers, in one sentence."""
+    events: int = 1
+    """How many events it is made of."""
+    recovered: bool | None = None
+    """Whether things were as before afterwards; None where that cannot be told."""
+    metric: str = ""
+    """The metric it was seen in, by the name that the script gave it."""
+    place: str = ""
+    """The module, the parameter group, the one of several losses."""
+    attempt: int = 0
+    evidence: dict[str, float] = field(default_factory=dict)
+    remedies: tuple[str, ...] = ()
+    experimental: bool = False
+    """Whether the judgement's false alarms are not measured yet; such are never above INFO."""

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+from analysis.logs import diverging, ending_in_nan, falling, write_log
+from architecture.test_loading import loaded_by
+
+import mlflow_stability
+from mlflow_stability.analysis.asked_for import asked_for
+from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
+from mlflow_stability.errors import RunNotFoundError, SettingsError, UnreadableLogError
+from mlflow_stability.reports.report import Failure
+from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.event import Severity
+
+SOME_ID = "0123456789abcdef" * 2
+
+
+def test_what_looks_like_a_run_id_is_one_unless_it_exists_as_a_path(tmp_path: Path) -> None:
+    assert not asked_for(SOME_ID).is_path
+    (tmp_path / SOME_ID).mkdir()
+    there = asked_for(SOME_ID)
+    assert there.is_path
+    assert "was not looked for as a run" in there.remark
+
+
+def test_a_path_object_is_always_a_path() -> None:
+    with pytest.raises(UnreadableLogError):
+        asked_for(Path(SOME_ID))
+
+
+@pytest.mark.parametrize("typed", ["gone.csv", "", "a\x00b", "x" * 5000, SOME_ID[:-1]])
+def test_what_is_neither_is_said_in_one_sentence(typed: str) -> None:
+    with pytest.raises(UnreadableLogError, match="32 hexadecimal digits"):
+        asked_for(typed)
+
+
+def test_a_healthy_log_is_healthy() -> None:
+    diagnosis = diagnose(write_log(Path("good.jsonl"), falling()))
+    assert diagnosis.outcome == "healthy"
+    assert diagnosis.severity is Severity.INFO
+
+
+def test_a_log_that_ends_in_nan_is_broken_from_there_on() -> None:
+    diagnosis = diagnose(str(write_log(Path("nan.jsonl"), ending_in_nan())))
+    assert diagnosis.outcome == "broken"
+    assert [(each.kind, each.start) for each in diagnosis.episodes] == [("nan_detected", 400)]
+
+
+@pytest.mark.parametrize("given", ["logs/a.jsonl", "./logs/a.jsonl", "logs//a.jsonl"])
+def test_the_source_is_what_was_given(given: str) -> None:
+    write_log(Path("logs/a.jsonl"), falling())
+    assert diagnose(given).source == given
+
+
+@pytest.mark.parametrize("given", ["./logs", "logs", "logs/"])
+def test_of_a_folder_the_source_is_the_path_of_the_file_in_it(given: str) -> None:
+    write_log(Path("logs/a.jsonl"), falling())
+    write_log(Path("logs/deeper/b.jsonl"), falling(1))
+    sources = [each.source for each in diagnose_all([given])]
+    assert sorted(sources) == [os.path.join(given, "a.jsonl"), os.path.join(given, "deeper/b.jsonl")]  # noqa: PTH118
+
+
+def test_several_runs_at_one_path_have_to_be_asked_for_as_such() -> None:
+    write_log(Path("logs/a.jsonl"), falling())
+    write_log(Path("logs/b.jsonl"), diverging())
+    with pytest.raises(SettingsError, match="logs holds 2 runs"):
+        diagnose("logs")
+    outcomes = {each.name: each.outcome for each in diagnose_all(["logs"]) if isinstance(each, Diagnosis)}
+    assert outcomes == {"a.jsonl": "healthy", "b.jsonl": "diverged"}
+
+
+def test_what_cannot_be_read_does_not_hold_up_the_others() -> None:
+    write_log(Path("a.jsonl"), falling())
+    Path("empty.csv").touch()
+    found = list(diagnose_all(["empty.csv", "a.jsonl", "gone.csv"]))
+    assert [type(each) for each in found] == [Failure, Diagnosis, Failure]
+    assert "empty" in found[0].message if isinstance(found[0], Failure) else False
+
+
+def test_a_run_that_is_not_there_is_said_with_the_place(sqlite_uri: str) -> None:
+    with pytest.raises(RunNotFoundError, match=SOME_ID):
+        diagnose(SOME_ID, sqlite_uri)
+    (found,) = diagnose_all([SOME_ID], sqlite_uri)
+    assert isinstance(found, Failure)
+    assert not found.is_path
+
+
+def test_a_path_needs_neither_mlflow_nor_torch() -> None:
+    write_log(Path("a.jsonl"), falling())
+    code = (
+        f"import os; os.chdir({str(Path.cwd())!r})\n"
+        "import mlflow_stability; assert mlflow_stability.diagnose('a.jsonl').outcome == 'healthy'"
+    )
+    assert loaded_by(code) & {"mlflow", "torch", "rich", "jinja2", "click"} == set()
+
+
+def test_a_run_needs_no_reader_of_files(sqlite_uri: str) -> None:
+    code = (
+        "import mlflow_stability\n"
+        f"try: mlflow_stability.diagnose({SOME_ID!r}, {sqlite_uri!r})\n"
+        "except mlflow_stability.errors.RunNotFoundError: pass\n"
+        "assert not any(name.startswith('mlflow_stability.importers') for name in sys.modules)"
+    )
+    loaded = loaded_by(code)
+    assert "mlflow" in loaded
+    assert "torch" not in loaded
+
+
+def test_diagnosing_is_public() -> None:
+    assert mlflow_stability.diagnose is diagnose
+    assert mlflow_stability.diagnose_all is diagnose_all

@@ -1,0 +1,194 @@
+"""Loss curves such as trainings have, with and without trouble, made from a seed.
+
+`PEERS` are those on which other tools were compared; `OTHERS` vary what those hold constant: shapes, noise, schedules.
+Each maker takes a generator and gives the losses of one run; `ONSET` says where trouble begins.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+Losses = NDArray[np.float64]
+Maker = Callable[[np.random.Generator], Losses]
+STEPS = np.arange(1000)
+SIGMA = 0.05
+
+
+def decay(rng: np.random.Generator, sigma: float = SIGMA, tau: float = 150.0) -> Losses:
+    return 1.5 + 3 * np.exp(-STEPS / tau) + rng.normal(0, sigma, len(STEPS))
+
+
+def power_law(rng: np.random.Generator, sigma: float = SIGMA, power: float = 0.3) -> Losses:
+    return 1.5 + 3 * (1 + STEPS / 5) ** -power + rng.normal(0, sigma, len(STEPS))
+
+
+def one_step(factor: float) -> Maker:
+    def make(rng: np.random.Generator) -> Losses:
+        losses = decay(rng)
+        losses[600] *= factor
+        return losses
+
+    return make
+
+
+def diverging(rng: np.random.Generator) -> Losses:
+    losses = decay(rng)
+    losses[600:] *= np.exp((STEPS[600:] - 600) / 150)
+    return losses
+
+
+def diverging_fast(rng: np.random.Generator) -> Losses:
+    losses = decay(rng)
+    losses[900:] *= 1 + 5 * np.minimum(1, (STEPS[900:] - 900) / 20)
+    return losses
+
+
+def drifting(rng: np.random.Generator) -> Losses:
+    losses = decay(rng)
+    losses[400:] += (STEPS[400:] - 400) / 600
+    return losses
+
+
+def broken(value: float) -> Maker:
+    def make(rng: np.random.Generator) -> Losses:
+        losses = decay(rng)
+        losses[700:] = value
+        return losses
+
+    return make
+
+
+def stuck(first: float = 5.5, level: float = 4.5, since: int = 100) -> Maker:
+    def make(rng: np.random.Generator) -> Losses:
+        return level + (first - level) * np.maximum(0, 1 - STEPS / since) + rng.normal(0, SIGMA, len(STEPS))
+
+    return make
+
+
+def flat(rng: np.random.Generator) -> Losses:
+    return math.log(256) + rng.normal(0, SIGMA, len(STEPS))
+
+
+def fine_tuning(rng: np.random.Generator) -> Losses:
+    return 1.08 + 0.22 * np.exp(-STEPS / 60) + rng.normal(0, SIGMA, len(STEPS))
+
+
+def policy_gradient(rng: np.random.Generator) -> Losses:
+    return rng.normal(0, 0.03, len(STEPS)) - 0.01 * np.sin(STEPS / 120)
+
+
+PEERS: dict[str, tuple[Maker, str, int]] = {
+    "healthy": (decay, "", 0),
+    "healthy_noisy": (lambda rng: decay(rng, 0.15), "", 0),
+    "healthy_warm": (power_law, "", 0),
+    "healthy_conv": (lambda rng: decay(rng, tau=40.0), "", 0),
+    "fine_tuning": (fine_tuning, "", 0),
+    "policy_gradient": (policy_gradient, "", 0),
+    "spike2": (one_step(2), "loss_spike", 600),
+    "spike4": (one_step(4), "loss_spike", 600),
+    "diverge": (diverging, "divergence", 600),
+    "diverge_fast": (diverging_fast, "divergence", 900),
+    "drift": (drifting, "divergence", 400),
+    "nan": (broken(math.nan), "nan_detected", 700),
+    "inf": (broken(math.inf), "inf_detected", 700),
+    "plateau": (stuck(), "plateau", 100),
+    "flat": (flat, "plateau", 0),
+}
+"""Name: how it is made, what must be found in it, and from which step on."""
+
+
+def cosine_with_kinks(rng: np.random.Generator) -> Losses:
+    cycle = 0.3 * (1 + np.cos(2 * np.pi * (STEPS % 250) / 250)) / 2
+    return 1.4 + 2.6 * np.exp(-STEPS / 180) + 0.4 * cycle * np.exp(-STEPS / 300) + rng.normal(0, SIGMA, len(STEPS))
+
+
+def step_decay(rng: np.random.Generator) -> Losses:
+    levels = np.array([2.2, 1.5, 1.2, 1.1])[np.minimum(3, STEPS // 300)]
+    return levels + 2.5 * np.exp(-STEPS / 60) + rng.normal(0, 0.08, len(STEPS))
+
+
+def warm_up_bump(rng: np.random.Generator) -> Losses:
+    bump = 1.2 * np.exp(-(((STEPS - 25) / 12) ** 2))
+    return 1.8 + 5 * np.exp(-STEPS / 120) + bump + rng.normal(0, SIGMA, len(STEPS))
+
+
+def first_steps_jump(rng: np.random.Generator) -> Losses:
+    losses = 2 + 5 * np.exp(-STEPS / 100) + rng.normal(0, SIGMA, len(STEPS))
+    losses[2:5] += [9.0, 3.0, 1.0]
+    return losses
+
+
+def epoch_waves(rng: np.random.Generator) -> Losses:
+    return 1.5 + 2 * np.exp(-STEPS / 250) + 0.08 * np.sin(2 * np.pi * STEPS / 100) + rng.normal(0, 0.04, len(STEPS))
+
+
+def epoch_drops(rng: np.random.Generator) -> Losses:
+    return 2.5 * 0.6 ** (STEPS // 250) + 0.1 + rng.normal(0, 0.05, len(STEPS)) * 0.6 ** (STEPS // 250)
+
+
+def growing_noise(rng: np.random.Generator) -> Losses:
+    return (0.2 + 3 * np.exp(-STEPS / 200)) * np.exp(rng.normal(0, 1, len(STEPS)) * (0.02 + 0.2 * STEPS / len(STEPS)))
+
+
+def coarse_rounding(rng: np.random.Generator) -> Losses:
+    exact = (1.5 + 3 * np.exp(-STEPS / 150) + rng.normal(0, 0.02, len(STEPS))).astype(np.float32)
+    return (exact.view(np.uint32) & np.uint32(0xFFFF0000)).view(np.float32).astype(np.float64)
+
+
+def heavy_tails(rng: np.random.Generator) -> Losses:
+    return (1.5 + 3 * np.exp(-STEPS / 150)) * np.exp(0.03 * rng.standard_t(3, len(STEPS)))
+
+
+def skewed(rng: np.random.Generator) -> Losses:
+    return (1.5 + 3 * np.exp(-STEPS / 150)) * np.exp(rng.gamma(4, 0.12, len(STEPS)) - 0.48)
+
+
+def slow_noise(rng: np.random.Generator) -> Losses:
+    noise = np.zeros(len(STEPS))
+    for step in range(1, len(STEPS)):
+        noise[step] = 0.9 * noise[step - 1] + rng.normal(0, 0.02)
+    return (1.5 + 3 * np.exp(-STEPS / 150)) * np.exp(noise)
+
+
+def to_zero(rng: np.random.Generator) -> Losses:
+    floor = 1e-4 * np.exp(rng.normal(0, 0.6, len(STEPS)))
+    return 3 * np.exp(-STEPS / 80) * np.exp(rng.normal(0, 0.2, len(STEPS))) + floor
+
+
+def sum_of_squares(rng: np.random.Generator) -> Losses:
+    return 1e13 * (1 + STEPS) ** -3.0 * np.exp(rng.normal(0, 0.05, len(STEPS))) + 20
+
+
+def log_likelihood(rng: np.random.Generator) -> Losses:
+    return -4 + 6 * np.exp(-STEPS / 200) + rng.normal(0, 0.1, len(STEPS))
+
+
+def slow_finish(rng: np.random.Generator) -> Losses:
+    return 11 * (1 + STEPS) ** -0.18 + rng.normal(0, 0.04, len(STEPS))
+
+
+OTHERS: dict[str, Maker] = {
+    maker.__name__: maker
+    for maker in (
+        cosine_with_kinks,
+        step_decay,
+        warm_up_bump,
+        first_steps_jump,
+        epoch_waves,
+        epoch_drops,
+        growing_noise,
+        coarse_rounding,
+        heavy_tails,
+        skewed,
+        slow_noise,
+        to_zero,
+        sum_of_squares,
+        log_likelihood,
+        slow_finish,
+    )
+}
+"""Healthy ones."""

@@ -1,0 +1,46 @@
+"""Series to be judged, and the short way to have them judged."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.detectors.catalog import named
+from mlflow_stability.detectors.panel import replay
+from mlflow_stability.vocabulary import Event, Signal, StepReading
+
+Floats = NDArray[np.float64]
+
+
+def readings(series: Mapping[str, Sequence[float] | Floats], first_step: int = 0) -> list[StepReading]:
+    """One reading a step; None leaves a value out."""
+    found = []
+    for offset, row in enumerate(zip(*series.values(), strict=True)):
+        pairs = [
+            (Signal.parse(name), float(value)) for name, value in zip(series, row, strict=True) if value is not None
+        ]
+        found.append(StepReading(first_step + offset, tuple(s for s, _ in pairs), tuple(v for _, v in pairs)))
+    return found
+
+
+def judged(names: str | None = None, /, **series: Sequence[float] | Floats) -> list[Event]:
+    """What the detectors of these names find; all of them if none is named."""
+    return replay(readings(series), None if names is None else named(names.split()))
+
+
+def noise(seed: int, steps: int, width: float = 1.0) -> Floats:
+    return width * np.random.default_rng(seed).standard_normal(steps)
+
+
+def decaying(steps: int, low: float = 1.5, high: float = 4.5, over: float = 150.0) -> Floats:
+    """A loss that falls from one level to another."""
+    return low + (high - low) * np.exp(-np.arange(steps) / over)
+
+
+def at(values: Floats, step: int, factor: float, steps: int = 1) -> Floats:
+    """The same with some values multiplied."""
+    changed = values.copy()
+    changed[step : step + steps] *= factor
+    return changed

@@ -1,0 +1,117 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from detectors.series import Floats, decaying, judged, noise
+
+from mlflow_stability.vocabulary import Event, Severity
+
+steps = np.arange(1000)
+
+
+def found(loss: Floats) -> list[Event]:
+    return judged("divergence", loss=loss)
+
+
+HEALTHY = {
+    "decay": decaying(1000) + noise(1, 1000, 0.05),
+    "fast decay": decaying(1000, over=25) + noise(2, 1000, 0.05),
+    "noisy": decaying(1000) + noise(3, 1000, 0.2),
+    "power law": 6 * (steps + 10) ** -0.2 * np.exp(noise(4, 1000, 0.03)),
+    "step schedule": np.where(steps < 500, 2.0, 1.2) * np.exp(noise(5, 1000, 0.03)),
+    "fine-tuning": 1.08 + 0.22 * np.exp(-steps / 40) + noise(6, 1000, 0.03),
+    "noise that grows": np.exp(-steps / 400) * np.exp(noise(7, 1000) * (0.02 + steps / 5000)),
+    "epochs": (2 - 0.3 * (steps // 250)) * np.exp(noise(8, 1000, 0.03)),
+    "rounded": np.round((decaying(1000) + noise(9, 1000, 0.01)) * 64) / 64,
+    "constant": np.full(1000, 2.0),
+    "around zero": noise(10, 1000, 0.4),
+    "around zero, drifting": noise(11, 1000, 0.4) + steps / 1500,
+    "spiky": decaying(1000) * np.where(steps % 97 == 0, 3.0, 1.0) + noise(12, 1000, 0.03),
+}
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_healthy_loss_is_silent(name: str) -> None:
+    assert found(HEALTHY[name]) == []
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_jump_of_35_percent_is_found_within_12_steps(seed: int) -> None:
+    (event,) = found((2 + noise(seed, 1000, 0.03)) * np.where(steps < 700, 1.0, 1.35))
+    assert event.step <= 711
+    assert event.severity is Severity.CRITICAL
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_drift_of_a_fifth_of_a_percent_a_step_is_found_within_80_steps(seed: int) -> None:
+    drifting = (2 + noise(seed, 900, 0.03)) * 1.002 ** np.maximum(0, np.arange(900) - 700)
+    assert 700 < found(drifting)[0].step <= 780
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_a_slow_rise_under_a_falling_loss_is_a_warning_before_it_is_large(seed: int) -> None:
+    rising = decaying(800) + np.clip((np.arange(800) - 400) / 600, 0, 1) + noise(seed, 800, 0.05)
+    event = found(rising)[0]
+    assert 400 < event.step <= 575
+    assert event.severity is Severity.WARNING
+    assert 0.04 <= event.evidence["rise"] < 0.15
+
+
+def test_a_slow_rise_that_goes_on_becomes_critical() -> None:
+    rising = 2 + np.clip((np.arange(3000) - 500) / 1000, 0, 2) + noise(1, 3000, 0.05)
+    severities = [event.severity for event in found(rising)]
+    assert severities[0] is Severity.WARNING
+    assert Severity.CRITICAL in severities
+    assert len(severities) <= 3
+
+
+def test_a_run_that_explodes_is_one_or_two_findings_and_not_one_a_step() -> None:
+    loss = (decaying(1000) + noise(2, 1000, 0.05)) * np.exp(np.maximum(0, steps - 600) / 100)
+    events = found(loss)
+    assert 1 <= len(events) <= 2
+    assert events[0].step < 660
+    assert events[-1].severity is Severity.CRITICAL
+
+
+def test_a_new_level_is_said_once() -> None:
+    assert len(found(np.where(np.arange(4000) < 500, 2.0, 3.0) + noise(3, 4000, 0.03))) == 1
+
+
+def test_after_it_has_come_back_the_next_is_another() -> None:
+    loss = 2 + noise(4, 3000, 0.03)
+    loss[800:850] += 1.5
+    loss[2000:2050] += 1.5
+    assert [event.step // 100 for event in found(loss)] == [8, 20]
+
+
+def test_a_second_leap_from_a_level_that_has_become_the_usual_one_is_another() -> None:
+    loss = np.select([np.arange(5000) < 500, np.arange(5000) < 3000], [2.0, 3.0], 4.5) + noise(8, 5000, 0.03)
+    assert [(event.step // 100, event.severity) for event in found(loss)] == [
+        (5, Severity.CRITICAL),
+        (30, Severity.CRITICAL),
+    ]
+
+
+def test_a_rise_over_hundreds_of_powers_of_ten_is_survived() -> None:
+    assert found(np.exp(np.linspace(-700, 340, 1000)))[0].severity is Severity.CRITICAL
+
+
+def test_non_finite_values_are_neither_high_nor_low() -> None:
+    loss = 2 + noise(5, 1000, 0.03)
+    loss[500:] = np.nan
+    assert found(loss) == []
+
+
+def test_a_loss_that_can_be_negative_diverges_by_leaps() -> None:
+    loss = noise(6, 1000, 0.3) - 3.0
+    assert found(loss) == []
+    loss[700:] += 12.0
+    assert found(loss)[0].step <= 720
+
+
+@pytest.mark.parametrize("phi", [0.6, 0.9])
+def test_noise_that_hangs_together_is_no_drift(phi: float) -> None:
+    noisy, last = noise(7, 20_000, 0.05), 0.0
+    for step, fresh in enumerate(noisy):
+        last = noisy[step] = phi * last + fresh
+    assert found(2 + noisy) == []

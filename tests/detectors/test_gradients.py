@@ -1,0 +1,70 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from detectors.series import at, decaying, judged, noise
+
+from mlflow_stability.vocabulary import Severity
+
+norms = np.exp(noise(0, 800, 0.31))
+
+
+def test_twenty_times_the_usual_norm_is_an_explosion() -> None:
+    (event,) = judged("gradient_explosion", grad_norm=at(norms, 600, 20.0))
+    assert (event.step, event.severity) == (600, Severity.WARNING)
+
+
+@pytest.mark.parametrize("level", [1e-4, 1.0, 300.0, 1e5])
+def test_a_healthy_norm_of_any_size_is_silent(level: float) -> None:
+    assert judged("gradient_explosion gradient_vanishing", grad_norm=norms * level) == []
+
+
+def test_a_norm_that_is_twice_its_quiet_level_is_none() -> None:
+    assert judged("gradient_explosion", grad_norm=at(np.full(600, 0.5), 500, 2.0)) == []
+
+
+def test_a_thousand_is_critical_only_far_above_the_level() -> None:
+    assert judged("gradient_explosion", grad_norm=at(norms, 600, 5000.0))[0].severity is Severity.CRITICAL
+    assert judged("gradient_explosion", grad_norm=at(norms * 300, 600, 20.0))[0].severity is Severity.WARNING
+
+
+def test_an_explosion_that_goes_on_is_one_finding() -> None:
+    assert len(judged("gradient_explosion", grad_norm=at(norms, 500, 50.0, 300))) == 1
+
+
+def test_a_gradient_that_has_gone_is_said_once() -> None:
+    gone = norms * np.where(np.arange(800) < 500, 1.0, 1e-8)
+    (event,) = judged("gradient_vanishing", loss=np.full(800, 2.3), grad_norm=gone)
+    assert (event.step, event.severity) == (509, Severity.WARNING)
+
+
+def test_a_tiny_gradient_is_natural_once_the_loss_has_fallen() -> None:
+    gone = norms * np.where(np.arange(800) < 500, 1.0, 1e-8)
+    assert judged("gradient_vanishing", loss=decaying(800, 0.01, 3.0), grad_norm=gone) == []
+
+
+def test_a_gradient_that_faded_while_the_loss_stands_is_found() -> None:
+    faded = norms * np.where(np.arange(800) < 100, 1.0, 0.02)
+    (event,) = judged("gradient_vanishing", loss=2.3 + noise(1, 800, 0.01), grad_norm=faded)
+    assert 290 <= event.step <= 310
+    assert judged("gradient_vanishing", loss=decaying(800), grad_norm=faded) == []
+
+
+def test_a_layer_has_a_lower_limit() -> None:
+    layer = {"grad_norm@blocks.0": np.full(50, 1e-6)}
+    assert judged("gradient_vanishing", **layer) == []
+    assert len(judged("gradient_vanishing", **{"grad_norm@blocks.0": np.full(50, 1e-8)})) == 1
+
+
+def test_a_layer_without_gradient_is_dead() -> None:
+    (event,) = judged("dead_layer", **{"grad_norm": norms[:200], "grad_norm@head": np.zeros(200)})
+    assert (event.step, event.place, event.severity) == (99, "head", Severity.INFO)
+
+
+def test_layers_that_lie_far_apart_are_named() -> None:
+    layers = {f"grad_norm@blocks.{n}": np.full(20, 10.0**-n) for n in range(4)}
+    (event,) = judged("gradient_imbalance", **layers)
+    assert (event.step, event.place) == (4, "blocks.3")
+    assert "1,000 times apart" in event.message
+    layers.pop("grad_norm@blocks.3")
+    assert judged("gradient_imbalance", **layers) == []

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from detectors.series import at, decaying, judged, noise
+
+from mlflow_stability.vocabulary import Severity
+
+healthy = decaying(1000) + noise(0, 1000, 0.05)
+
+
+def test_a_healthy_loss_is_silent() -> None:
+    assert judged("loss_spike", loss=healthy) == []
+
+
+@pytest.mark.parametrize("factor", [1.6, 2.0, 4.0])
+@pytest.mark.parametrize("steps", [1, 3, 8, 40])
+def test_a_spike_is_one_finding_at_its_first_step(factor: float, steps: int) -> None:
+    (event,) = judged("loss_spike", loss=at(healthy, 600, factor, steps))
+    assert (event.step, event.severity) == (600, Severity.WARNING)
+
+
+def test_it_says_what_happened_with_numbers() -> None:
+    (event,) = judged("loss_spike", loss=at(np.full(300, 2.0), 250, 3.0))
+    assert event.message == ("loss is 6 at step 250, from a level of 2: 549.3 widths of its noise; the limit is 12.0.")
+    assert event.evidence["loss"] == 6.0
+    assert event.evidence["level"] == pytest.approx(2.0)
+    assert event.remedies[0] == "Lower the learning rate 2-5 times."
+
+
+def test_a_hundred_fold_spike_is_critical_and_is_said_after_a_smaller_one() -> None:
+    spiked = at(at(healthy, 600, 3.0), 601, 500.0)
+    assert [(e.step, e.severity) for e in judged("loss_spike", loss=spiked)] == [
+        (600, Severity.WARNING),
+        (601, Severity.CRITICAL),
+    ]
+
+
+def test_two_spikes_with_calm_between_them_are_two_findings() -> None:
+    assert [e.step for e in judged("loss_spike", loss=at(at(healthy, 600, 2.0), 650, 2.0))] == [600, 650]
+
+
+def test_a_rise_of_less_than_5_percent_is_no_spike_however_quiet_the_loss() -> None:
+    quiet = np.full(600, 2.0)
+    assert judged("loss_spike", loss=at(quiet, 500, 1.04)) == []
+    assert len(judged("loss_spike", loss=at(quiet, 500, 1.06))) == 1
+
+
+def test_loss_and_gradient_agreeing_count_at_a_lower_limit() -> None:
+    loss, norm = 2 + noise(1, 800, 0.1), np.exp(noise(2, 800, 0.3))
+    small = loss.copy()
+    small[600] = 2.0 * math.exp(0.05 * 7)  # seven widths
+    assert judged("loss_spike", loss=small, grad_norm=norm) == []
+    (event,) = judged("loss_spike", loss=small, grad_norm=at(norm, 600, 30.0))
+    assert event.step == 600
+    assert event.evidence["grad_norm_z"] > 6
+    (again,) = judged("loss_spike", grad_norm=at(norm, 600, 30.0), loss=small)  # whichever comes first
+    assert again.step == 600
+    assert judged("loss_spike", loss=small, grad_norm=at(norm, 601, 30.0)) == []
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_one_nan_blinds_nobody(bad: float) -> None:
+    loss, norm = at(healthy, 450, 3.0), np.exp(noise(3, 1000, 0.2))
+    loss[400] = norm[400] = bad
+    found = [(e.step, e.kind) for e in judged(loss=loss, grad_norm=norm)]
+    assert found == [(400, "nan_detected" if math.isnan(bad) else "inf_detected"), (450, "loss_spike")]
+
+
+def test_noise_with_a_heavy_tail_raises_the_limit() -> None:
+    random = np.random.default_rng(4)
+    heavy = np.maximum(2 + 0.03 * random.standard_t(3, 20_000), 0.1)
+    assert len(judged("loss_spike", loss=heavy)) <= 2
+    assert len(judged("loss_spike:classic", loss=heavy)) > 100
+    (event,) = [e for e in judged("loss_spike", loss=at(heavy, 19_000, 3.0)) if e.step == 19_000]
+    assert event.evidence["limit"] > 15
+
+
+@pytest.mark.parametrize("slope", [0.0, 0.001])
+def test_a_policy_gradient_loss_around_zero_is_silent_and_its_spike_is_found(slope: float) -> None:
+    loss = noise(5, 1000, 0.3) + slope * np.arange(1000)
+    assert judged("loss_spike divergence", loss=loss) == []
+    loss[700] += 9.0
+    assert [e.step for e in judged("loss_spike", loss=loss)] == [700]
+
+
+def test_a_loss_that_is_mostly_zero_is_silent() -> None:
+    hinge = np.maximum(0.0, noise(6, 3000, 0.2) - 0.15)
+    assert judged("loss_spike divergence", loss=hinge) == []
+
+
+def test_a_restart_of_the_learning_rate_excuses_the_rise_that_follows_it() -> None:
+    rate = np.concatenate([1e-3 * np.cos(np.linspace(0, 1.55, 500))] * 2)
+    loss = 1.6 + 0.4 * np.concatenate([rate[:1], rate[:-1]]) / 1e-3 + noise(7, 1000, 0.01)  # a step later
+    assert {e.kind for e in judged("loss_spike divergence", loss=loss)} != set()
+    assert judged("loss_spike divergence", loss=loss, learning_rate=rate) == []
+    beyond = rate * np.where(np.arange(1000) >= 500, 3.0, 1.0)  # to where it has never been
+    assert judged("loss_spike divergence", loss=loss, learning_rate=beyond) != []
+
+
+def test_the_same_spike_stands_out_in_a_run_of_any_scale() -> None:
+    for scale in (1e-6, 1.0, 1e6):
+        assert [e.step for e in judged("loss_spike", loss=at(healthy, 600, 2.0) * scale)] == [600]

@@ -1,0 +1,104 @@
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import numpy as np
+import pytest
+from detectors.series import judged
+
+from mlflow_stability.vocabulary import Event, Severity
+
+
+def scaler(changes: Iterable[tuple[int, float]], steps: int = 1000) -> tuple[list[float], list[float]]:
+    """The skipped steps and scales of a scaler whose scale changes at these steps; each fall is a skipped step."""
+    at, scale, skipped = dict(changes), 65536.0, 0.0
+    skips, scales = [], []
+    for step in range(steps):
+        factor = at.get(step, 1.0)
+        skipped += factor < 1
+        scale *= factor
+        skips.append(skipped)
+        scales.append(scale)
+    return skips, scales
+
+
+def events(changes: Iterable[tuple[int, float]]) -> list[Event]:
+    skips, scales = scaler(changes)
+    return judged("loss_scale_collapse step_skipped", skipped_steps=skips, loss_scale=scales)
+
+
+def test_the_search_for_a_first_scale_is_no_trouble() -> None:
+    assert events((step, 0.5) for step in range(12)) == []
+
+
+def test_growing_and_falling_in_turn_is_no_trouble() -> None:
+    assert events([(200, 2.0), (201, 0.5), (500, 2.0), (501, 0.5), (800, 2.0), (801, 0.5)]) == []
+
+
+def test_five_falls_without_growth_are_a_collapse() -> None:
+    found = [e for e in events((step, 0.5) for step in range(300, 400, 10)) if e.kind == "loss_scale_collapse"]
+    assert [(e.step, e.severity) for e in found] == [(340, Severity.CRITICAL)]
+
+
+def test_growth_in_between_starts_the_count_anew() -> None:
+    changes = [(300, 0.5), (310, 0.5), (320, 0.5), (330, 2.0), (340, 0.5), (350, 0.5), (360, 0.5)]
+    assert [e.kind for e in events(changes)] == ["step_skipped"]
+
+
+def test_the_floor_counts_even_in_the_search() -> None:
+    (collapse,) = [e for e in events((step, 0.5) for step in range(30)) if e.kind == "loss_scale_collapse"]
+    assert (collapse.step, collapse.evidence["loss_scale"]) == (15, 1.0)
+
+
+def test_three_skips_in_300_are_a_warning_and_sixteen_critical() -> None:
+    skips = [e for e in events((step, 0.9) for step in range(400, 480, 4)) if e.kind == "step_skipped"]
+    assert [(e.step, e.severity) for e in skips] == [(408, Severity.WARNING), (460, Severity.CRITICAL)]
+
+
+def test_one_skip_without_a_scaler_is_a_warning() -> None:
+    (event,) = judged("step_skipped", skipped_steps=[0.0] * 5 + [1.0] * 20)
+    assert (event.step, event.severity) == (5, Severity.WARNING)
+
+
+steps = np.arange(1000)
+SCHEDULES = {
+    "constant": np.full(1000, 3e-4),
+    "linear warm-up from nothing": 1e-3 * np.minimum(steps / 100, 1),
+    "linear warm-up from almost nothing": 1e-3 * np.minimum(1e-5 + steps / 100, 1),
+    "warm-up and cosine": 1e-3 * np.minimum(steps / 100, 1) * (1 + np.cos(np.pi * steps / 1000)) / 2,
+    "cosine with warm restarts": 1e-3 * (1 + np.cos(np.pi * (steps % 200) / 200)) / 2,
+    "cycles": 1e-3 * (0.1 + np.abs((steps % 100) / 50 - 1)),
+    "warm-up in stairs": 1e-4 * np.minimum(steps // 100 + 1, 5),
+    "torch's ConstantLR": np.where(steps < 300, 1e-3 / 3, 1e-3),
+    "falls in stairs": 1e-3 * 0.1 ** (steps // 300),
+    "one cycle": 1e-3 * np.where(steps < 300, 0.04 + 0.96 * steps / 300, (1000 - steps) / 700),
+    "lowered by hand and raised again": np.where((steps > 300) & (steps < 400), 1e-5, 1e-3),
+    "inverse square root": 1e-2 * np.minimum((steps + 1) ** -0.5, (steps + 1) * 200**-1.5),
+}
+
+
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_no_schedule_is_a_jump(name: str) -> None:
+    assert judged("learning_rate_jump", learning_rate=SCHEDULES[name]) == []
+
+
+@pytest.mark.parametrize("name", ["constant", "warm-up and cosine", "falls in stairs", "cosine with warm restarts"])
+@pytest.mark.parametrize("factor", [20.0, 1000.0])
+def test_a_leap_beyond_the_highest_rate_is_a_jump(name: str, factor: float) -> None:
+    broken = SCHEDULES[name].copy()
+    broken[550:] = broken.max() * factor
+    (event,) = judged("learning_rate_jump", learning_rate=broken)
+    assert (event.step, event.severity) == (550, Severity.WARNING)
+
+
+def test_groups_that_leap_together_are_one_finding() -> None:
+    rate = np.where(steps < 500, 1e-3, 1e-1)
+    series = {"learning_rate": rate, "learning_rate@group_1": rate / 10}
+    assert [event.step for event in judged("learning_rate_jump", **series)] == [500]
+
+
+def test_a_rate_that_hardly_any_training_uses_is_named() -> None:
+    assert judged("learning_rate_out_of_range", learning_rate=SCHEDULES["warm-up and cosine"]) == []
+    (high,) = judged("learning_rate_out_of_range", learning_rate=np.full(100, 0.5))
+    (low,) = judged("learning_rate_out_of_range", learning_rate=np.full(1000, 1e-12))
+    assert (high.step, low.step, high.severity, low.severity) == (19, 999, Severity.INFO, Severity.INFO)

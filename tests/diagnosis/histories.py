@@ -1,0 +1,61 @@
+"""Histories of runs, made of plain lists."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from mlflow_stability.vocabulary import Event, Series
+from mlflow_stability.vocabulary.metric_names import Meaning, meanings_of
+from mlflow_stability.vocabulary.run_history import Metric, RunHistory
+
+
+def metric_of(
+    name: str,
+    values: ArrayLike,
+    *,
+    meaning: Meaning | None = None,
+    steps: ArrayLike | None = None,
+    attempts: ArrayLike | None = None,
+) -> Metric:
+    known = meanings_of([name])[name] if meaning is None else meaning
+    numbers = np.asarray(values, np.float64)
+    at = np.arange(len(numbers)) if steps is None else np.asarray(steps, np.int64)
+    of = np.zeros(len(numbers), np.int64) if attempts is None else np.asarray(attempts, np.int64)
+    return Metric(name, known, Series(known.signal, at.astype(np.int64), numbers, of, np.zeros(len(numbers))))
+
+
+def run_of(
+    *metrics: Metric,
+    events: Sequence[Event] | None = None,
+    outcome: str = "",
+    outcome_detail: str = "",
+    params: Mapping[str, str] | None = None,
+    complete: bool = True,
+) -> RunHistory:
+    return RunHistory(
+        "a.jsonl",
+        "a",
+        "json_lines",
+        "all of it",
+        metrics,
+        None if events is None else tuple(events),
+        outcome=outcome,
+        outcome_detail=outcome_detail,
+        params=params or {},
+        complete=complete,
+    )
+
+
+def run_named(**named: ArrayLike) -> RunHistory:
+    """A run whose metrics all have a value at each step, under the names that they are given here."""
+    meanings = meanings_of(named)
+    return run_of(*(metric_of(name, values, meaning=meanings[name]) for name, values in named.items()))
+
+
+def falling(count: int, *, seed: int = 0, noise: float = 0.02, first: float = 4.5, last: float = 1.5) -> np.ndarray:
+    """A healthy loss."""
+    course = last + (first - last) * np.exp(-np.arange(count) / max(1.0, count / 6))
+    return course * np.exp(np.random.default_rng(seed).normal(0, noise, count))

@@ -1,0 +1,169 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, metric_of, run_named, run_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary import Event, Gap, Severity
+from mlflow_stability.vocabulary.metric_names import meanings_of
+
+nan, inf = math.nan, math.inf
+
+
+def test_a_healthy_run_is_called_healthy_with_numbers() -> None:
+    diagnosis = diagnosis_of(run_of(metric_of("loss", np.linspace(4.61, 1.78, 1000), steps=range(1, 1001))))
+    assert diagnosis.outcome == "healthy"
+    assert diagnosis.verdict == "Healthy: loss fell from 4.61 to 1.78 in 1,000 steps; nothing above INFO."
+    assert (diagnosis.severity, diagnosis.steps, diagnosis.points) == (Severity.INFO, (1, 1000), 1000)
+
+
+@pytest.mark.parametrize("values", [[], [1.0], [3.0, 2.0, 1.0]])
+def test_too_few_points_are_never_called_healthy(values: list[float]) -> None:
+    diagnosis = diagnosis_of(run_named(loss=values))
+    assert diagnosis.outcome == "cannot_tell"
+    assert diagnosis.verdict.startswith("Cannot tell: ")
+    assert diagnosis.cannot_tell
+
+
+def test_a_run_without_a_loss_is_never_called_healthy() -> None:
+    diagnosis = diagnosis_of(run_named(accuracy=np.linspace(0, 1, 100)))
+    assert (diagnosis.outcome, diagnosis.verdict) == ("cannot_tell", "Cannot tell: there is no loss among its metrics.")
+
+
+def test_a_run_of_a_game_is_not_called_healthy_by_its_losses() -> None:
+    diagnosis = diagnosis_of(run_named(generator_loss=falling(100), discriminator_loss=falling(100)))
+    assert diagnosis.outcome == "cannot_tell"
+    assert any("does not measure it" in each for each in diagnosis.cannot_tell)
+
+
+def test_a_short_run_that_broke_is_called_broken_all_the_same() -> None:
+    assert diagnosis_of(run_named(loss=[3.0, 2.0, nan])).outcome == "broken"
+
+
+@pytest.mark.parametrize(
+    ("outcome", "change"),
+    [
+        ("broken", lambda losses: np.r_[losses[:200], np.full(200, nan)]),
+        ("diverged", lambda losses: np.r_[losses[:200], np.linspace(2, 9, 200)]),
+        ("unstable", lambda losses: np.r_[losses[:200], 9.0, losses[201:]]),
+        ("unstable", lambda losses: np.r_[losses[:200], nan, losses[201:]]),
+        ("stuck", lambda losses: 4.0 + (losses - losses) + np.random.default_rng(0).normal(0, 0.02, 400)),
+        ("healthy", lambda losses: losses),
+    ],
+)
+def test_outcomes(outcome: str, change: object) -> None:
+    diagnosis = diagnosis_of(run_named(loss=change(falling(400))))  # type: ignore[operator]
+    assert diagnosis.outcome == outcome
+    assert diagnosis.verdict.startswith(outcome.capitalize())
+    assert bool(diagnosis.remedies) == (outcome != "healthy")
+
+
+def test_a_run_that_was_killed_in_good_health_is_called_killed() -> None:
+    diagnosis = diagnosis_of(run_of(metric_of("loss", falling(100)), outcome="killed", outcome_detail="signal 9"))
+    assert (diagnosis.outcome, diagnosis.ended) == ("killed", "killed")
+    assert diagnosis.verdict == "Killed: The training was killed after step 99: signal 9."
+
+
+def test_a_run_that_its_user_stopped_has_no_episode() -> None:
+    diagnosis = diagnosis_of(run_of(metric_of("loss", falling(100)), outcome="interrupted"))
+    assert (diagnosis.outcome, diagnosis.episodes) == ("interrupted", ())
+
+
+def test_what_was_judged_while_it_trained_is_taken_as_it_was_judged() -> None:
+    event = Event(50, "gradient_explosion", Severity.WARNING, "The gradient norm is 9.", evidence={"grad_norm": 9.0})
+    losses = falling(400)
+    losses[200] *= 3  # nothing was said about it while it trained
+    recorded = run_of(metric_of("loss", losses), events=[event])
+    assert [each.kind for each in diagnosis_of(recorded).episodes] == ["gradient_explosion"]
+    assert [each.kind for each in diagnosis_of(run_of(metric_of("loss", losses))).episodes] == ["loss_spike"]
+
+
+def test_what_only_the_whole_curve_shows_is_added_to_what_was_judged_while_it_trained() -> None:
+    losses = np.r_[falling(200), np.linspace(1.6, 5, 200)]
+    assert diagnosis_of(run_of(metric_of("loss", losses), events=[])).outcome == "diverged"
+
+
+def test_a_validation_that_no_detector_saw_is_judged_afterwards() -> None:
+    broken, losses = np.r_[falling(30), nan, nan], falling(320)
+    names = ["train_loss", "val_loss"]
+    meanings = meanings_of(names)
+    history = run_of(
+        metric_of("train_loss", losses, meaning=meanings["train_loss"]),
+        metric_of("val_loss", broken, meaning=meanings["val_loss"], steps=10 * np.arange(32)),
+        events=[],
+    )
+    assert [(each.kind, each.start) for each in diagnosis_of(history).episodes] == [("nan_detected", 300)]
+
+
+def test_of_thinned_points_only_whole_curves_are_judged_and_it_says_so() -> None:
+    losses = falling(200)
+    losses[100] *= 3
+    diagnosis = diagnosis_of(run_of(metric_of("loss", losses), complete=False))
+    assert [each.kind for each in diagnosis.episodes] == ["loss_spike"]
+    assert any("sparse points" in note for note in diagnosis.notes)
+
+
+def test_neighbouring_spikes_are_one_episode_and_distant_ones_are_two() -> None:
+    near, far = falling(600), falling(600)
+    near[[400, 401, 403]] *= 3
+    far[[300, 500]] *= 3
+    assert len(diagnosis_of(run_named(loss=near)).episodes) == 1
+    assert [each.start for each in diagnosis_of(run_named(loss=far)).episodes] == [300, 500]
+
+
+def test_the_parts_of_a_loss_do_not_repeat_what_its_whole_says() -> None:
+    whole = falling(400)
+    whole[200] *= 3
+    diagnosis = diagnosis_of(run_named(total_loss=whole, loss_cls=whole * 0.6, loss_box=whole * 0.4))
+    assert [(each.kind, each.metric) for each in diagnosis.episodes] == [("loss_spike", "total_loss")]
+
+
+def test_several_runs_in_one_file_are_judged_apart() -> None:
+    losses = np.concatenate([falling(50), falling(50, seed=1), falling(50, seed=2)])
+    steps, attempts = np.tile(np.arange(50), 3), np.repeat([0, 1, 2], 50)
+    assert diagnosis_of(run_of(metric_of("loss", losses, steps=steps, attempts=attempts))).outcome == "healthy"
+
+
+numbers = st.one_of(
+    st.floats(allow_nan=True, allow_infinity=True, width=64),
+    st.sampled_from([0.0, 1.0, 2.5, -1.0, 1e-300, 1e300, 1.7976931348623157e308, nan, inf, -inf]),
+)
+names = st.sampled_from(["loss", "val_loss", "grad_norm", "learning_rate", "loss_scale", "loss_cls", "reward"])
+
+
+@settings(deadline=None, max_examples=150)
+@given(st.dictionaries(names, st.lists(numbers, max_size=60), max_size=4), st.integers(1, 5), st.booleans())
+def test_no_history_whatever_breaks_a_diagnosis_and_the_same_gives_the_same(
+    series: dict[str, list[float]], stride: int, complete: bool
+) -> None:
+    meanings = meanings_of(series)
+    metrics = [
+        metric_of(name, values, meaning=meanings[name], steps=stride * np.arange(len(values)))
+        for name, values in series.items()
+    ]
+    history = run_of(*metrics, complete=complete)
+    first = diagnosis_of(history)
+    assert repr(first) == repr(diagnosis_of(history))
+    assert first.outcome
+    assert first.verdict.endswith(".")
+    for each in first.episodes:
+        assert each.start <= each.peak <= each.end
+        assert each.kind
+        assert each.message
+
+
+def test_a_noisy_loss_is_told_by_its_course_and_not_by_its_first_and_last_value() -> None:
+    noise = np.exp(np.random.default_rng(1).normal(0, 0.15, 500))
+    verdict = diagnosis_of(run_named(loss=np.linspace(4, 2, 500) * noise)).verdict
+    assert verdict.startswith("Healthy: loss, which is noisy, fell by ")
+
+
+def test_steps_that_could_not_be_recorded_are_named_as_not_judged() -> None:
+    history = replace(run_of(metric_of("loss", falling(50))), gaps=(Gap(10, 14, "disk full"),))
+    assert "Steps that could not be recorded: 10-14." in diagnosis_of(history).cannot_tell

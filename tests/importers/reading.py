@@ -1,0 +1,28 @@
+"""Writes a sample where it can be read, and looks up curves in what came out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from mlflow_stability.importers.open_log import read
+from mlflow_stability.vocabulary.run_history import Metric, RunHistory
+
+
+def history(folder: Path, content: str | bytes, name: str = "some.file") -> RunHistory:
+    file = folder / name
+    file.write_bytes(content if isinstance(content, bytes) else content.encode())
+    (found,) = read(file)
+    return found
+
+
+def metric(run: RunHistory, name: str) -> Metric:
+    return next(each for each in run.metrics if each.name == name)
+
+
+def curve(run: RunHistory, name: str) -> list[tuple[int, float]]:
+    series = metric(run, name).series
+    return list(zip(series.steps.tolist(), series.values.tolist(), strict=True))
+
+
+def steps(run: RunHistory, name: str) -> list[int]:
+    return metric(run, name).series.steps.tolist()

@@ -1,0 +1,194 @@
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+from importers.reading import curve, history, metric, steps
+
+
+def test_the_listing_of_the_source_in_front_of_a_log_is_no_log(tmp_path: Path) -> None:
+    code = "import torch\nloss = 0.0\nfor step in range(10): loss: float = 1.0\nlr = 3e-4\nassert loss == 0.5, 'nan'\n"
+    run = history(
+        tmp_path, code + "".join(f"step:{n}/9 train_loss:{5 - n / 4} train_time:{n}ms\n" for n in range(1, 10))
+    )
+    assert [each.name for each in run.metrics] == ["train_loss", "train_time"]
+    assert steps(run, "train_loss") == list(range(1, 10))
+
+
+def test_a_banner_is_no_data(tmp_path: Path) -> None:
+    banner = "params:24405641 L:6 d:512\n  BATCH  : 16384 tok/step  seq=2048\nwarmup:1/3\nwarmup:2/3\nwarmup:3/3\n"
+    run = history(tmp_path, banner + "".join(f"step:{n}/90 loss:{7 / n} t:10ms\n" for n in range(1, 9)))
+    assert {each.name for each in run.metrics} == {"loss", "t"}
+    assert metric(run, "t").meaning.bookkeeping
+
+
+def test_a_last_evaluation_behind_the_training_is_no_point_of_the_curve(tmp_path: Path) -> None:
+    log = (
+        "".join(f"step:{n} val_loss:{7 / n}\n" for n in range(1, 9))
+        + "final_int8_roundtrip val_loss:99 eval_time:3ms\n"
+    )
+    assert len(curve(history(tmp_path, log), "val_loss")) == 8
+
+
+def test_lines_without_a_step_count_where_they_come_again(tmp_path: Path) -> None:
+    log = "".join(f"step {n * 10}: loss {9 / n:.2f}\nValidation loss: {10 / n:.2f}\n" for n in range(1, 5))
+    run = history(tmp_path, log)
+    assert steps(run, "Validation loss") == [10, 20, 30, 40]
+    assert metric(run, "Validation loss").meaning.quantity == "val_loss"
+
+
+def test_epochs_named_on_lines_of_their_own_date_what_follows(tmp_path: Path) -> None:
+    log = "".join(
+        f"Epoch {n}/3\n 10/10 [======] - 3s 20ms/step - loss: {1 / n:.3f} - val_loss: {2 / n:.3f}\n" for n in (1, 2, 3)
+    )
+    run = history(tmp_path, log)
+    assert [value for _, value in curve(run, "loss")] == [1.0, 0.5, 0.333]
+    assert steps(run, "loss") == steps(run, "val_loss") == sorted(set(steps(run, "loss")))
+
+
+def test_steps_that_begin_anew_in_each_epoch_are_put_in_a_row(tmp_path: Path) -> None:
+    log = "".join(f"Epoch: [{e}][{b}/40] Loss {3 - e - b / 100:.3f}\n" for e in range(3) for b in (0, 10, 20, 30))
+    run = history(tmp_path, log)
+    assert steps(run, "Loss") == sorted(steps(run, "Loss"))
+    assert len(set(steps(run, "Loss"))) == 12
+    assert metric(run, "Loss").series.attempts.max() == 0
+    assert "begin anew in each epoch" in run.notes[0]
+
+
+def test_several_runs_in_one_file_are_several_attempts(tmp_path: Path) -> None:
+    one = "step:0/40 val_loss:11.0\n" + "".join(f"step:{n}/40 train_loss:{5 / n}\n" for n in range(1, 41))
+    run = history(tmp_path, one * 3)
+    assert metric(run, "train_loss").series.attempts.tolist() == [0] * 40 + [1] * 40 + [2] * 40
+    assert metric(run, "val_loss").series.attempts.tolist() == [0, 1, 2]
+    assert "3 runs or attempts" in " ".join(run.notes)
+
+
+def test_a_final_test_at_step_0_is_no_restart(tmp_path: Path) -> None:
+    log = (
+        "".join(f"step {n} loss {9 / n:.2f} val_loss {8 / n:.2f}\n" for n in range(100, 1300, 100))
+        + "step 0 val_loss 0.1\n"
+    )
+    run = history(tmp_path, log)
+    assert metric(run, "loss").series.attempts.max() == 0
+    assert curve(run, "val_loss")[-1] == (1200, 0.1)
+
+
+def test_a_table_of_keys_and_values_is_a_row(tmp_path: Path) -> None:
+    rule = "-" * 24 + "\n"
+    rows = [
+        f"| loss      | {9 / n:<8.3g} |\n| lr        | 0.0001   |\n| step      | {n * 20:<8} |\n" for n in range(1, 6)
+    ]
+    run = history(tmp_path, "Logging to /tmp\n" + rule + (rule + rule).join(rows) + rule)
+    assert run.format == "key_value_table"
+    assert steps(run, "loss") == [20, 40, 60, 80, 100]
+
+
+def test_sections_of_a_table_give_their_names_to_what_is_in_them(tmp_path: Path) -> None:
+    table = "---------------\n| rollout/ | |\n|    ep_rew_mean | {0} |\n| time/ | |\n|    total_timesteps | {0}000 |\n"
+    table += "| train/ | |\n|    loss | 0.{0} |\n"
+    run = history(tmp_path, "".join(table.format(n) for n in range(1, 4)))
+    assert curve(run, "train/loss") == [(1000, 0.1), (2000, 0.2), (3000, 0.3)]
+    assert not metric(run, "rollout/ep_rew_mean").meaning.known
+
+
+def test_a_table_with_a_header_is_read_by_its_columns(tmp_path: Path) -> None:
+    log = "epoch     train_loss  valid_loss  accuracy  time\n" + "".join(
+        f"{n}  {2 / (n + 1):.3f}  {3 / (n + 1):.3f}  0.5  00:1{n}\n" for n in range(4)
+    )
+    run = history(tmp_path, log)
+    assert curve(run, "valid_loss") == [(0, 3.0), (1, 1.5), (2, 1.0), (3, 0.75)]
+
+
+def test_fairseq_writes_numbers_as_text_and_says_of_overflows(tmp_path: Path) -> None:
+    def inner(n: int, loss: float) -> str:
+        return (
+            '2021-03-08 12:31:36 | INFO | train_inner | {"epoch": 1, "update": 0.0, '
+            f'"loss": "{loss}", "num_updates": "{n}", "lr": "2e-05", "gnorm": "20.7", "loss_scale": "4"}}\n'
+        )
+
+    skipped = "2021-03-08 12:33:12 | INFO | fairseq.trainer | NOTE: gradient overflow detected, ignoring gradient, "
+    skipped += "setting loss scale to: 2.0\n"
+    end = (
+        '2021-03-08 12:43:15 | INFO | valid | {"epoch": 1, "valid_loss": "17.9", "valid_num_updates": "3"}\n'
+        '2021-03-08 12:43:15 | INFO | train | {"epoch": 1, "train_loss": "19.3", "train_num_updates": "3"}\n'
+        "2021-03-08 12:43:15 | INFO | fairseq_cli.train | done training in 798.6 seconds\n"
+    )
+    run = history(tmp_path, inner(1, 16.5) + skipped + inner(2, 25.2) + inner(3, 18.1) + end)
+    assert run.format == "fairseq"
+    assert curve(run, "loss") == [(1, 16.5), (2, 25.2), (3, 18.1)]
+    assert (metric(run, "loss").meaning.quantity, metric(run, "train_loss").meaning.known) == ("loss", False)
+    assert [(each.kind, each.step, each.evidence) for each in run.reported] == [
+        ("step_skipped", 1, {"loss_scale": 2.0})
+    ]
+    assert "how a loss scale is found" in " ".join(run.notes)
+    assert run.outcome == "finished"
+
+
+def test_megatron_prints_no_loss_where_every_iteration_was_skipped(tmp_path: Path) -> None:
+    def iteration(n: int, loss: str) -> str:
+        return (
+            f" iteration {n:8}/  500 | consumed samples: {n * 16} | learning rate: 1.5E-04 | {loss}loss scale: -1.0 | "
+            "number of skipped iterations: 0 |\n"
+        )
+
+    run = history(
+        tmp_path, iteration(100, "") + "".join(iteration(n, f"lm loss: {9 / n:.3E} | ") for n in (200, 300, 400))
+    )
+    assert steps(run, "lm loss") == [200, 300, 400]
+    assert steps(run, "learning rate") == [100, 200, 300, 400]
+    assert metric(run, "lm loss").meaning.quantity == "loss"
+    assert metric(run, "consumed samples").meaning.bookkeeping
+    assert run.reported == ()
+
+
+def test_printed_dictionaries_of_a_trainer_are_rows(tmp_path: Path) -> None:
+    log = "".join(
+        f"{{'loss': {9 / n:.2f}, 'learning_rate': '{n}.000e-05', 'grad_norm': nan, 'epoch': {n / 4}}}\n"
+        for n in range(1, 9)
+    )
+    log += "{'train_runtime': 12.5, 'train_loss': 1.5, 'epoch': 2.0}\n"
+    run = history(tmp_path, log)
+    assert [value for _, value in curve(run, "learning_rate")] == [float(f"{n}e-05") for n in range(1, 9)]
+    assert all(math.isnan(value) for _, value in curve(run, "grad_norm"))
+    assert run.ordinal_steps
+    assert steps(run, "loss") == list(range(8))
+
+
+def test_colours_carriage_returns_and_windows_line_ends_do_not_matter(tmp_path: Path) -> None:
+    rows = [f"\x1b[32mstep {n}\x1b[0m loss \x1b[1;31m{9 / n:.3f}\x1b[0m" for n in range(1, 9)]
+    assert steps(history(tmp_path, "\r\n".join(rows)), "loss") == list(range(1, 9))
+    assert steps(history(tmp_path, "\r".join(rows)), "loss") == list(range(1, 9))
+
+
+def test_how_a_training_ended_is_told_by_what_comes_last(tmp_path: Path) -> None:
+    log = "".join(f"step {n} loss {9 / n:.3f}\n" for n in range(1, 9))
+    died = "Traceback (most recent call last):\n  File 'x.py', line 3, in f\n"
+    endings = {
+        "RuntimeError: shapes do not match\n": "crashed",
+        "torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB\n": "out_of_memory",
+        "KeyboardInterrupt\n": "interrupted",
+        "  exitcode  : -9 (pid: 58994)\n  traceback : Signal 9 (SIGKILL) received by PID 58994\n": "killed",
+    }
+    for words, outcome in endings.items():
+        run = history(tmp_path, log + died + words)
+        assert (run.outcome, bool(run.outcome_detail)) == (outcome, True)
+        assert history(tmp_path, log + died + words + "step 9 loss 1.0\n").outcome == ""
+
+
+def test_a_log_without_any_step_is_numbered_and_says_so(tmp_path: Path) -> None:
+    run = history(tmp_path, "starting\n" + "".join(f"loss: {9 / n:.3f} acc: 0.5\n" for n in range(1, 9)))
+    assert run.ordinal_steps
+    assert steps(run, "loss") == list(range(8))
+    assert "numbered in their order" in " ".join(run.notes)
+
+
+def test_values_between_the_names_of_epochs_are_numbered(tmp_path: Path) -> None:
+    log = "".join(f"Epoch {epoch}\n" + f"loss: 0.{epoch}\n" * 10 for epoch in range(1, 4))
+    run = history(tmp_path, log)
+    assert run.ordinal_steps
+    assert steps(run, "loss") == list(range(30))
+
+
+def test_only_the_validation_names_its_step_and_the_loss_is_read_all_the_same(tmp_path: Path) -> None:
+    log = "".join("".join(f"loss: 1.{k}\n" for k in range(5)) + f"step {n} accuracy 0.{n}\n" for n in range(1, 9))
+    assert len(curve(history(tmp_path, log), "loss")) == 40

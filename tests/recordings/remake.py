@@ -1,0 +1,90 @@
+"""Records the trainings anew and puts them into `mlruns_fixtures/`, in MLflow's file layout.
+
+python tests/recordings/remake.py [NAME …]
+
+Each run's folder bears the name of its training; what it must be diagnosed as is in its `expected.json`, which is
+written by hand and kept. What belongs to a machine or a person is taken out: paths, users, commits.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+ROOT = Path(__file__).parents[2]
+FIXTURES = ROOT / "mlruns_fixtures"
+EXPERIMENT = FIXTURES / "0"
+EXPERIMENT_PAGE = """artifact_location: file:///mlruns_fixtures/0
+creation_time: 1780000000000
+experiment_id: '0'
+last_update_time: 1780000000000
+lifecycle_stage: active
+name: Default
+"""
+PERSONAL_TAGS = re.compile(r"mlflow\.(user|source\..*)")
+
+
+def main() -> None:
+    sys.path.insert(0, str(Path(__file__).parent))
+    from trainings import TRAININGS
+
+    names = sys.argv[1:] or list(TRAININGS)
+    EXPERIMENT.mkdir(parents=True, exist_ok=True)
+    (EXPERIMENT / "meta.yaml").write_text(EXPERIMENT_PAGE)
+    for name in names:
+        with tempfile.TemporaryDirectory() as room:
+            put_away(record(name, Path(room)), name)
+        print(name)
+
+
+def record(name: str, room: Path) -> Path:
+    """The folder of the run that the training left in a file store."""
+    store = room / "mlruns"
+    environment = {
+        **os.environ,
+        "MLFLOW_TRACKING_URI": store.as_uri(),
+        "MLFLOW_ALLOW_FILE_STORE": "true",
+        "MLFLOW_DISABLE_TELEMETRY": "true",
+        "MLFLOW_STABILITY_EXIT_WAIT": "60",
+    }
+    command = [sys.executable, str(Path(__file__).with_name("trainings.py")), name]
+    subprocess.run(command, cwd=room, env=environment, capture_output=True, check=False)
+    until = time.monotonic() + 60  # of a killed training the courier delivers the rest
+    while (room / ".mlflow-stability").exists():
+        if time.monotonic() > until:
+            raise RuntimeError(f"The recording of {name} was not delivered within a minute.")
+        time.sleep(0.2)
+    (run,) = [each.parent for each in store.glob("0/*/meta.yaml")]
+    return run
+
+
+def put_away(run: Path, name: str) -> None:
+    """Move it into the fixtures under the name of its training."""
+    place = EXPERIMENT / name
+    expected = (place / "expected.json").read_text() if (place / "expected.json").exists() else None
+    shutil.rmtree(place, ignore_errors=True)
+    meta = (run / "meta.yaml").read_text().replace(run.name, name)
+    meta = re.sub(r"(?m)^artifact_uri: .*$", f"artifact_uri: file:///mlruns_fixtures/0/{name}/artifacts", meta)
+    meta = re.sub(r"(?m)^user_id: .*$", "user_id: someone", meta)
+    shutil.copytree(run, place)
+    (place / "meta.yaml").write_text(meta)
+    for tag in (place / "tags").iterdir():
+        if PERSONAL_TAGS.fullmatch(tag.name):
+            tag.unlink()
+        elif tag.name.startswith("stability.recording."):
+            tag.write_text(re.sub(r'"host": "[^"]*"', '"host": ""', tag.read_text()))
+    for events in place.glob("artifacts/stability/events/*.jsonl"):
+        text = re.sub(r'"(host|directory|tracking_uri)": "[^"]*"', r'"\1": ""', events.read_text())
+        events.write_text(text.replace(run.name, name))
+    if expected is not None:
+        (place / "expected.json").write_text(expected)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,106 @@
+"""Every recorded run is diagnosed as what it is."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from mlflow_stability.analysis.diagnose import diagnose, history_of
+from mlflow_stability.cli.main import run as run_command
+from mlflow_stability.detectors.catalog import built
+from mlflow_stability.detectors.panel import replay
+from mlflow_stability.tracking.record_events import read_line
+from mlflow_stability.tracking.record_parts import read_part
+from mlflow_stability.vocabulary.event import Event, Severity
+from mlflow_stability.vocabulary.milestone import Opening
+
+EXPERIMENT = Path(__file__).parents[2] / "mlruns_fixtures" / "0"
+RUNS = sorted(each.parent for each in EXPERIMENT.glob("*/meta.yaml"))
+
+
+def expected_of(run: Path) -> dict[str, Any]:
+    expected: dict[str, Any] = json.loads((run / "expected.json").read_text())
+    return expected
+
+
+def name_of(run: Path) -> str:
+    return run.name
+
+
+def test_there_are_recorded_runs_of_every_ordinary_failure() -> None:
+    assert {run.name for run in RUNS} >= {
+        "healthy",
+        "loss_spike",
+        "divergence",
+        "nan_bad_batch",
+        "nan_overflow",
+        "gradient_explosion",
+        "vanishing_gradients",
+        "plateau_at_chance",
+        "overfitting",
+        "oscillation",
+        "learning_rate_jump",
+        "crash",
+        "kill",
+    }
+
+
+@pytest.mark.parametrize("run", RUNS, ids=name_of)
+def test_a_recorded_run_is_diagnosed_as_what_it_is(run: Path) -> None:
+    expected, found = expected_of(run), diagnose(run)
+    assert found.format == "recorded"
+    assert found.outcome == expected["outcome"], found.verdict
+    serious = [each for each in found.episodes if each.severity >= Severity.WARNING]
+    wanted = expected["issues"]
+    assert sorted((each.kind, each.severity.name) for each in serious) == sorted(
+        (each["issue_type"], each["severity"]) for each in wanted
+    ), found.verdict
+    for each in wanted:
+        (episode,) = [one for one in serious if one.kind == each["issue_type"]]
+        first, last = each["steps"]
+        assert first <= episode.start <= last, episode
+    assert (found.cause.name if found.cause else None) == expected["cause"], found.cause
+
+
+@pytest.mark.parametrize("run", RUNS, ids=name_of)
+def test_what_was_judged_live_is_what_the_record_gives_when_it_is_judged_again(run: Path) -> None:
+    stability = run / "artifacts" / "stability"
+    said = [read_line(line) for file in sorted(stability.glob("events/*")) for line in file.read_text().splitlines()]
+    (opening,) = [each for each in said if isinstance(each, Opening)]
+    live = [each for each in said if isinstance(each, Event)]
+    (part,) = stability.glob("record/*.parquet")
+    again = replay(read_part(part).readings(), built(opening.detectors))
+    assert [_plain(each) for each in again] == [_plain(each) for each in live]
+
+
+def _plain(event: Event) -> tuple[object, ...]:
+    return event.step, event.kind, event.severity, event.message, event.place, repr(event.evidence), event.time
+
+
+def test_a_whole_folder_of_runs_is_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_command(["diagnose", str(EXPERIMENT), "--output-format", "json"]) == 1
+    document = json.loads(capsys.readouterr().out)
+    assert {Path(each["source"]).name for each in document["runs"]} == {run.name for run in RUNS}
+    assert document["errors"] == []
+
+
+@pytest.mark.parametrize("run", RUNS, ids=name_of)
+def test_the_exit_code_says_whether_anything_is_wrong(run: Path) -> None:
+    assert run_command(["diagnose", str(run)]) == expected_of(run)["exit_code"]
+
+
+def test_the_fixtures_name_no_machine_and_no_person() -> None:
+    for run in RUNS:
+        for file in run.rglob("*"):
+            if file.is_file() and file.suffix != ".parquet":
+                text = file.read_text()
+                assert "/tmp" not in text, file
+                assert '"host": "v' not in text, file
+
+
+def test_a_recorded_run_has_what_the_script_logged_too() -> None:
+    history = history_of(EXPERIMENT / "overfitting")
+    assert [metric.name for metric in history.of("val_loss")] == ["val_loss"]

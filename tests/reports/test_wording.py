@@ -1,0 +1,50 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from reports.samples import BAD, GOOD, MIXED, SEVERAL, broken, healthy, nan, oscillation, run_of_a_store, spike
+
+from mlflow_stability.reports import wording
+from mlflow_stability.reports.report import Report
+from mlflow_stability.vocabulary.episode import Episode
+
+
+@pytest.mark.parametrize(
+    ("report", "read", "counts"),
+    [
+        (BAD, "1 file", "1 critical, 1 warning, 1 info"),
+        (GOOD, "1 file", "nothing found"),
+        (SEVERAL, "2 files", "1 critical, 1 warning, 1 info"),
+        (MIXED, "1 file and 1 run", "1 critical, 1 warning, 1 info"),
+        (Report((run_of_a_store(),) * 2), "2 runs", "nothing found"),
+    ],
+)
+def test_what_was_read_and_found_is_counted(report: Report, read: str, counts: str) -> None:
+    assert (wording.read(report), wording.counts(report)) == (read, counts)
+
+
+@pytest.mark.parametrize(
+    ("episode", "said"),
+    [
+        (spike(), "step 300, in train_loss, recovered"),
+        (oscillation(), "steps 420 to 480, worst at 430, in train_loss, experimental"),
+        (nan(), "steps 960 to 999, attempt 2, in train_loss (decoder), not recovered"),
+        (replace(spike(), metric="", place="blocks.3", recovered=None), "step 300, in blocks.3"),
+    ],
+)
+def test_an_episode_is_placed_in_half_a_sentence(episode: Episode, said: str) -> None:
+    assert wording.where(episode) == said
+
+
+def test_a_verdict_does_not_say_its_outcome_twice() -> None:
+    assert wording.headline(healthy())[0] == "Healthy"
+    assert wording.headline(healthy())[1].startswith("train_loss fell")
+    assert wording.headline(replace(healthy(), verdict="All is well.")) == ("Healthy", "All is well.")
+    assert wording.headline(replace(healthy(), outcome="out_of_memory", verdict="Out of memory: at 3."))[1] == "at 3."
+
+
+def test_a_run_that_goes_on_has_not_ended() -> None:
+    assert wording.ending(replace(broken(), ended="running")) == ("now", "running")
+    assert wording.ending(replace(broken(), ended="out_of_memory")) == ("ended", "out of memory")
+    assert wording.ending(replace(broken(), ended="")) is None
