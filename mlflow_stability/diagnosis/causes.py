@@ -14,6 +14,7 @@ from mlflow_stability.diagnosis.curves import RunCurves
 from mlflow_stability.diagnosis.gradient_cause import bad_batch_look, explosion_look, vanishing_look
 from mlflow_stability.diagnosis.learning_rate_cause import learning_rate_look, rate_too_low_look
 from mlflow_stability.diagnosis.look import Look
+from mlflow_stability.diagnosis.nouns import noun_of
 from mlflow_stability.diagnosis.numeric_cause import loss_scale_look, overflow_look
 from mlflow_stability.diagnosis.surroundings import Surroundings, surroundings_of
 from mlflow_stability.vocabulary.diagnosis import Cause
@@ -59,8 +60,10 @@ def cause_of(
         return None, ()
     first = serious[0]
     looks = looks_at(first, history, curves)
-    reasons = [look.unseen for look in looks if look.unseen] or [look.ruled_out for look in looks]
-    return None, (f"Cause of the {first.kind} at step {first.start}: {'; '.join(reasons)}.",)
+    seen, unseen = [look.ruled_out for look in looks if look.ruled_out], [look.unseen for look in looks if look.unseen]
+    said = [f"Not it: {'; '.join(seen)}."] if seen else []
+    said += [f"Not seen: {'; '.join(unseen)}."] if unseen else []
+    return None, (" ".join([f"Why there was {noun_of(first.kind)} at step {first.start}.", *said]),)
 
 
 def _soon_after_the_first(serious: list[Episode], curves: RunCurves) -> list[Episode]:

@@ -8,11 +8,13 @@ while it trained is taken as it was judged; a run that cannot be judged is not c
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
 from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.loss_spike import LossSpike
 from mlflow_stability.diagnosis.causes import cause_of
 from mlflow_stability.diagnosis.curve_reading import reading_of
 from mlflow_stability.diagnosis.curves import RunCurves, run_curves, starts_of
@@ -23,8 +25,10 @@ from mlflow_stability.diagnosis.limits import limits_of
 from mlflow_stability.diagnosis.reconcile import reconciled
 from mlflow_stability.diagnosis.remedies import remedies_of
 from mlflow_stability.diagnosis.replay import replayed
+from mlflow_stability.diagnosis.rule import Rule
 from mlflow_stability.diagnosis.rules import OF_VALIDATIONS, RULES, WHERE_JUDGED_LIVE
 from mlflow_stability.diagnosis.sketch import sketch_of
+from mlflow_stability.diagnosis.spike_rule import SpikeRule
 from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
 from mlflow_stability.vocabulary.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.episode import Episode
@@ -75,7 +79,8 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
 def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector], span: int) -> tuple[Episode, ...]:
     """What detectors and rules say of it, each trouble once."""
     live = history.events is not None
-    found = [episode for rule in (WHERE_JUDGED_LIVE if live else RULES) for episode in rule().find(curves)]
+    rules = [_as_asked(rule(), detectors) for rule in (WHERE_JUDGED_LIVE if live else RULES)]
+    found = [episode for rule in rules for episode in rule.find(curves)]
     if live:
         unseen = RunCurves((), curves.validations, (), ())
         found += [episode for rule in OF_VALIDATIONS for episode in rule().find(unseen)]
@@ -87,6 +92,16 @@ def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector
     if not live:
         seen = in_hindsight(seen, found, curves)
     return reconciled([*seen, *found], span)
+
+
+def _as_asked(rule: Rule, detectors: Sequence[Detector]) -> Rule:
+    """The rule for spikes, as far from the usual as the detector of spikes is."""
+    spike = next((each for each in detectors if isinstance(each, LossSpike)), None)
+    if not isinstance(rule, SpikeRule) or spike is None:
+        return rule
+    factor = spike.threshold / LossSpike().threshold
+    few, many = rule.deviations
+    return replace(rule, deviations=(factor * few, factor * many))
 
 
 def _notes(history: RunHistory) -> tuple[str, ...]:

@@ -17,6 +17,11 @@ NONE_TO_SPEAK_OF = 1e-8
 NEAR_TOP = 0.7
 """From this share of its highest value on, a learning rate that is still rising is near its top."""
 
+NEW_GROUND = 100
+"""Over so many points before the trouble a rate is compared with all that came before them."""
+RAISED = 2.0
+"""A rate that has been raised so many times above that went where the training had never been."""
+
 
 def learning_rate_look(around: Surroundings) -> Look:
     """What the learning rate did before something broke."""
@@ -43,6 +48,13 @@ def learning_rate_look(around: Surroundings) -> Look:
             "learning_rate_too_high",
             f"The learning rate had been warmed up to {shown(now)} when it began: more than the model stands yet.",
             f"learning rate rose from {shown(float(values[0]))} to {shown(now)} in the {len(values)} points before",
+        )
+    ground = float(values[:-NEW_GROUND].max()) if len(values) > NEW_GROUND else 0.0
+    if ground > 0 and now >= RAISED * ground:
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate had been raised to {shown(now)} when it began; it had not been above {shown(ground)}.",
+            f"learning rate x {now / ground:.3g} within {NEW_GROUND} points",
         )
     if around.is_early and episode.kind != "loss_spike" and float(values[0]) >= 0.9 * top > 0:
         return is_it(

@@ -6,9 +6,9 @@ that cannot be judged is never called healthy.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Sequence
 
+from mlflow_stability.diagnosis.nouns import listed
 from mlflow_stability.vocabulary.diagnosis import CurveReading
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
@@ -64,9 +64,9 @@ def verdict_of(outcome: str, episodes: Sequence[Episode], readings: Sequence[Cur
     if deciding is None:
         return f"{title}: {course}; nothing above INFO before that."
     if outcome == "unstable":
-        counted = Counter(each.kind for each in bad)
-        listed = ", ".join(f"{count} x {kind}" if count > 1 else kind for kind, count in counted.items())
-        return f"Unstable: {listed}, first at step {bad[0].start}; {course}."
+        first = min(each.start for each in bad)
+        where = f"at step {first}" if all(each.start == first for each in bad) else f"from step {first} on"
+        return f"Unstable: {listed(each.kind for each in bad)} {where}; {course}."
     others = len(bad) - 1
     more = f" {others} more finding{'s' if others > 1 else ''} above INFO." if others else ""
     return f"{title}: {deciding.message}{more}"

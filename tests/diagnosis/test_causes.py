@@ -93,7 +93,7 @@ def test_a_nan_that_nothing_announced_has_no_cause_but_a_sentence_that_says_so()
     losses[300:] = nan
     diagnosis = diagnosis_of(run_named(loss=losses))
     assert diagnosis.cause is None
-    assert any(each.startswith("Cause of the nan_detected at step 300: ") for each in diagnosis.cannot_tell)
+    assert any(each.startswith("Why there was NaN at step 300. ") for each in diagnosis.cannot_tell)
 
 
 def test_a_plateau_without_gradients_is_put_down_to_them() -> None:
@@ -144,3 +144,12 @@ def test_a_jump_of_the_learning_rate_is_told_with_what_came_of_it() -> None:
     cause = cause_in(run_named(loss=diverging_from(205), learning_rate=jumped, grad_norm=norms()))
     assert cause.name == "learning_rate_jump"
     assert "steps before" in cause.statement
+
+
+def test_a_rate_that_was_raised_where_it_had_never_been_is_the_cause_of_what_follows() -> None:
+    raised = np.concatenate([np.full(COUNT // 2, 1e-3), 1e-3 * 1.03 ** np.arange(COUNT - COUNT // 2)])
+    losses = falling(COUNT)
+    losses[COUNT - 150 :] *= np.linspace(1, 6, 150)
+    cause = cause_in(run_named(loss=losses, learning_rate=raised))
+    assert cause.name == "learning_rate_too_high"
+    assert "had not been above" in cause.statement
