@@ -12,6 +12,7 @@ from dataclasses import replace
 
 from mlflow_stability.analysis.asked_for import AskedFor, asked_for
 from mlflow_stability.analysis.recorded_here import from_full_record
+from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError, StabilityError
 from mlflow_stability.reports.report import Failure
@@ -75,10 +76,11 @@ def history_of(run_id_or_path: str | os.PathLike[str], tracking_uri: str | None 
 
 def histories_of(asked: AskedFor, tracking_uri: str | None = None) -> list[RunHistory]:
     """Everything that is known of each run there; at least one."""
-    if asked.path is not None:
+    path = asked.path or run_folder(asked.source, tracking_uri)
+    if path is not None:
         from mlflow_stability.importers.open_log import read
 
-        histories = map(from_full_record, read(asked.path))
+        histories = map(from_full_record, read(path))
         return [replace(history, source=_as_given(history.source, asked)) for history in histories]
     from mlflow_stability.tracking.run_history import read_run_history
 
@@ -97,6 +99,8 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
 
 def _as_given(source: str, asked: AskedFor) -> str:
     """The source with the very words that were typed in front: ``./logs/a.csv`` for a log in ``./logs``."""
+    if asked.path is None:
+        return asked.source
     within = os.path.relpath(source, asked.path)
     if within.startswith(os.pardir):
         return source
