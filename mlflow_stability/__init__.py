@@ -14,18 +14,40 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
     from mlflow_stability.analysis.load import load_run
+    from mlflow_stability.errors import TrainingDiverged
+    from mlflow_stability.recovery.conservative_scaler import conservative_grad_scaler
+    from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+    from mlflow_stability.recovery.spam_adam import SPAMAdam
     from mlflow_stability.session.autolog import attach, autolog, current_session
+    from mlflow_stability.recovery.restoring import restore
 
 __version__ = "0.1.0"
-__all__ = ["attach", "autolog", "current_session", "diagnose", "diagnose_all", "load_run"]
+__all__ = [
+    "RollbackPolicy",
+    "SPAMAdam",
+    "TrainingDiverged",
+    "attach",
+    "autolog",
+    "conservative_grad_scaler",
+    "current_session",
+    "diagnose",
+    "diagnose_all",
+    "load_run",
+    "restore",
+]
 
 _HOMES = {
+    "RollbackPolicy": "mlflow_stability.recovery.rollback_policy",
+    "SPAMAdam": "mlflow_stability.recovery.spam_adam",
+    "TrainingDiverged": "mlflow_stability.errors",
     "attach": "mlflow_stability.session.autolog",
     "autolog": "mlflow_stability.session.autolog",
+    "conservative_grad_scaler": "mlflow_stability.recovery.conservative_scaler",
     "current_session": "mlflow_stability.session.autolog",
     "diagnose": "mlflow_stability.analysis.diagnose",
     "diagnose_all": "mlflow_stability.analysis.diagnose",
     "load_run": "mlflow_stability.analysis.load",
+    "restore": "mlflow_stability.recovery.restoring",
 }
 
 

@@ -58,7 +58,12 @@ def diagnose_all(
             yield Failure(os.fspath(source), str(error), is_path)
             continue
         for history in histories:
-            yield _concluded(history, detectors)
+            try:
+                yield _concluded(history, detectors)
+            except Exception as error:  # a mistake of ours about one run must not take the others with it
+                what = f"unexpected {type(error).__name__}, {error}"
+                said = f"{history.source} could not be judged: {what}. Please report it."
+                yield Failure(history.source, said, is_path)
 
 
 def history_of(run_id_or_path: str | os.PathLike[str], tracking_uri: str | None = None) -> RunHistory:

@@ -19,7 +19,8 @@ def run_folder(run_id: str, tracking_uri: str | None = None) -> Path | None:
     store = Path(DEFAULT) if not said else _folder_of(said)
     if store is None or not store.is_dir():
         return None
-    return next((each.parent for each in sorted(store.glob(f"*/{run_id}/meta.yaml"))), None)
+    found = (each for id_ in (run_id, run_id.lower()) for each in sorted(store.glob(f"*/{id_}/meta.yaml")))
+    return next((each.parent for each in found), None)
 
 
 def _folder_of(uri: str) -> Path | None:

@@ -74,7 +74,7 @@ def check_mlflow(uri: str | None) -> Iterator[Finding]:
     yield Finding("mlflow", FINE, mlflow_version())
     store = check_store(uri)
     if not store.answers:
-        said = f"{store.kind} {store.uri} does not answer: {store.trouble}"
+        said = f"{store.kind} {store.uri} {store.answered or f'does not answer: {store.trouble}'}"
         advice = (
             "Is the address right, and is it running? It comes from --tracking-uri, else MLFLOW_TRACKING_URI. "
             "A training records all the same: its journal waits for the store."

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 
 import click
@@ -11,15 +10,17 @@ from rich.text import Text
 
 from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import diagnose_all
+from mlflow_stability.analysis.only_kinds import only_kinds
 from mlflow_stability.analysis.thresholds import detectors_with
 from mlflow_stability.cli.kinds import checked_kinds, complete_kinds
 from mlflow_stability.cli.main import COULD_NOT
 from mlflow_stability.cli.options import tracking_uri_option
-from mlflow_stability.cli.output import must_be_writable, present, put_out
+from mlflow_stability.cli.output import present, put_out
+from mlflow_stability.cli.output_file import form_for, must_be_writable, must_not_overwrite
 from mlflow_stability.cli.terminal import notes_console
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.reports import terminal
-from mlflow_stability.reports.formats import FORMATS, form_of, render
+from mlflow_stability.reports.formats import FORMATS, render
 from mlflow_stability.reports.harmless import plain
 from mlflow_stability.reports.report import Failure, Report, is_from_store
 from mlflow_stability.vocabulary.diagnosis import Diagnosis
@@ -96,6 +97,8 @@ def command(
     Exit code 0: nothing above INFO. 1: a WARNING or CRITICAL was found. 2: something could not be read; what could is
     shown all the same.
     """
+    form = form_for(file, form)
+    must_not_overwrite(file, sources)
     if log_to_run:
         _must_be_runs(sources)
     detectors = detectors_with(loss_spike=loss_spike_threshold, gradient_explosion=gradient_explosion_threshold)
@@ -108,8 +111,9 @@ def command(
                     failures.append(found)
                 else:
                     diagnoses.append(found)
-    report = Report(tuple(_only(diagnoses, kinds)), tuple(failures))
-    _show(report, form or (file and form_of(file)) or "rich", file, verbose)
+    report = Report(tuple(only_kinds(each, kinds) for each in diagnoses), tuple(failures))
+    must_not_overwrite(file, (each.source for each in diagnoses))
+    _show(report, form, file, verbose)
     if file is not None:
         _note(f"Written to {file}")
     _remark(sources, report)
@@ -118,12 +122,6 @@ def command(
     if failures:
         return COULD_NOT
     return FOUND if report.worst >= FLOORS[fail_on] else 0
-
-
-def _only(diagnoses: Sequence[Diagnosis], kinds: tuple[str, ...]) -> Iterator[Diagnosis]:
-    for diagnosis in diagnoses:
-        episodes = tuple(each for each in diagnosis.episodes if not kinds or each.kind in kinds)
-        yield replace(diagnosis, episodes=episodes)
 
 
 def _show(report: Report, form: str, file: Path | None, verbose: bool) -> None:

@@ -29,7 +29,7 @@ def command(paths: tuple[Path, ...], experiment: str, tracking_uri: str | None) 
     """Turn logs of other tools into MLflow runs.
 
     PATH is a log file, a folder of logs, or a folder in MLflow's file-store layout. Every run becomes an MLflow run;
-    its id is printed. A run that was imported before is not imported again.
+    its id is printed. A log that was imported before is not imported again, also where it was moved since.
     """
     notes = notes_console()
     histories, trouble = _read_all(paths)
@@ -38,11 +38,15 @@ def command(paths: tuple[Path, ...], experiment: str, tracking_uri: str | None) 
         with _progress(notes, histories) as show:
             for history in histories:
                 artifacts = Path(history.source, "artifacts", "stability")  # of a run that we recorded
-                click.echo(into.bring(history, artifacts, show(history)))
+                click.echo(into.bring(history, artifacts, show(history), _remark))
     for error in trouble[1:]:
         click.echo(f"mlflow-stability: {error}", err=True)
     if trouble:
         raise trouble[0]
+
+
+def _remark(said: str) -> None:
+    click.echo(f"mlflow-stability: {shown_text(said)}", err=True)
 
 
 def _read_all(paths: tuple[Path, ...]) -> tuple[list[RunHistory], list[StabilityError]]:

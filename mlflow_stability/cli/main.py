@@ -6,7 +6,9 @@ stopped by Ctrl-C. The result alone goes to stdout.
 
 from __future__ import annotations
 
+import os
 import sys
+import traceback
 from collections.abc import Mapping, Sequence
 from typing import ClassVar, NoReturn
 
@@ -19,6 +21,8 @@ from mlflow_stability.reports.harmless import plain
 
 COULD_NOT = 2
 INTERRUPTED = 130
+TRACEBACK = "MLFLOW_STABILITY_TRACEBACK"
+"""The environment variable that shows where something unexpected happened."""
 
 
 class Commands(CommandsOnDemand):
@@ -32,6 +36,7 @@ class Commands(CommandsOnDemand):
         "explain": ("mlflow_stability.cli.explain", "Say what a judgement sees, why it matters and what to try."),
         "checklist": ("mlflow_stability.cli.checklist", "List what to check, filled in with what a run shows."),
         "import": ("mlflow_stability.cli.import_logs", "Turn logs of other tools into MLflow runs."),
+        "checkpoints": ("mlflow_stability.cli.checkpoints", "List, verify and download the checkpoints of a run."),
         "demo": ("mlflow_stability.cli.demo", "Train a tiny GPT for under a minute and show its run."),
         "doctor": ("mlflow_stability.cli.doctor", "Check the installation, the tracking store and the journals."),
         "sync": ("mlflow_stability.cli.sync", "Deliver what journals still hold."),
@@ -56,6 +61,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return COULD_NOT
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED
+    except Exception as error:  # a mistake of ours: exit code 1 would say that something was found
+        if os.environ.get(TRACEBACK, "") not in ("", "0"):
+            traceback.print_exc()
+        said = plain(f"{type(error).__name__}: {error}", 300)
+        click.echo(f"mlflow-stability: unexpected {said}. Please report it, with what {TRACEBACK}=1 prints.", err=True)
+        return COULD_NOT
     return code if isinstance(code, int) else 0
 
 

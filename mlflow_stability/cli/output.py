@@ -11,8 +11,6 @@ import sys
 from collections.abc import Callable
 from pathlib import Path
 
-import click
-
 from mlflow_stability.cli.terminal import result_console, speaks_unicode
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.reports.pen import Pen, written
@@ -46,10 +44,3 @@ def put_out(text: str, file: Path | None = None) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         if not isinstance(error, BrokenPipeError):
             raise SettingsError(f"The result could not be written: {error.strerror}.") from error
-
-
-def must_be_writable(_context: click.Context, _option: click.Parameter, file: Path | None) -> Path | None:
-    """Refuse a file in a folder that is not there, before anything is read."""
-    if file is not None and not file.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {file.absolute().parent}.")
-    return file

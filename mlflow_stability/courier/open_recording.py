@@ -12,6 +12,7 @@ from dataclasses import fields
 from functools import partial
 from typing import Any
 
+from mlflow_stability.courier.checkpoint_stream import CheckpointStream
 from mlflow_stability.courier.delivered import Delivered
 from mlflow_stability.courier.event_stream import EventStream
 from mlflow_stability.courier.finish import silent_end, status_to_set, waits_for_process
@@ -38,12 +39,13 @@ class OpenRecording:
         self.metrics = MetricStream(delivered, self.writer, Pace(uri), self._asked)
         self.parts = PartStream(delivered, self.writer, opening.time)
         self.events = EventStream(delivered, self.writer)
+        self._streams: list[Stream] = [self.events, self.metrics, self.parts]
+        self._checkpoints: CheckpointStream | None = None
         self._board = TagBoard(self.writer, delivered.number or 0, place)
         self._delivered = delivered
         self._opening = opening
-        self._patience: dict[Stream | TagBoard, Patience] = {
-            each: Patience() for each in (self.events, self.metrics, self.parts, self._board)
-        }
+        self._patience: dict[Stream | TagBoard, Patience] = {stream: Patience() for stream in self._streams}
+        self._patience[self._board] = Patience()
         self._last_words: dict[str, Any] = {}
         self.finished = False
         """Nothing is left to do."""
@@ -65,14 +67,25 @@ class OpenRecording:
         if not over and not self._opening.interactive:
             self.events.look_for_stall(time.time())
         moved = False
-        for stream in (self.events, self.metrics, self.parts):
+        for stream in self._streams:
             if not (over and stream.done):
                 moved |= self._try(stream, partial(stream.advance, over))
-        if over and self.events.done and self.metrics.done and self.parts.done:
+        moved |= self._take_checkpoints_along()
+        if over and all(stream.done for stream in self._streams):
             return self._try(self._board, partial(self._end, alive, killed_for_memory)) or moved
         if self._board.due():
             self._try(self._board, self._show)
         return moved
+
+    def _take_checkpoints_along(self) -> bool:
+        """Begin with checkpoints once the training has said where it keeps them."""
+        directory = self.events.story.checkpoints
+        if self._checkpoints is not None or directory is None:
+            return False
+        self._checkpoints = CheckpointStream(directory, self.writer.checkpoints())
+        self._streams.append(self._checkpoints)
+        self._patience[self._checkpoints] = Patience()
+        return True
 
     def waiting_bytes(self) -> int:
         """How much of the journal has not arrived everywhere."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from pathlib import Path
 
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.event import Event, Severity
 from mlflow_stability.vocabulary.milestone import Closing, Gap, Note
 from mlflow_stability.vocabulary.observation import StepReading
+from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER
 
 
 class Story:
@@ -26,6 +28,12 @@ class Story:
         self._last_event: Event | None = None
         self._notes: dict[str, str] = {}
         self._gaps: list[Gap] = []
+
+    @property
+    def checkpoints(self) -> Path | None:
+        """Where the training keeps its checkpoints, once it has said so."""
+        said = self._notes.get(CHECKPOINTS_FOLDER)
+        return Path(said) if said else None
 
     def hear(self, record: Record) -> None:
         """Take a record in."""

@@ -11,26 +11,26 @@ from dataclasses import replace
 
 from mlflow_stability.diagnosis.course_cause import chance_look, end_look, memorising_look
 from mlflow_stability.diagnosis.curves import RunCurves
-from mlflow_stability.diagnosis.gradient_cause import bad_batch_look, explosion_look, vanishing_look
+from mlflow_stability.diagnosis.gradient_cause import bad_batch_look, explosion_look, growth_look, vanishing_look
 from mlflow_stability.diagnosis.learning_rate_cause import learning_rate_look, rate_too_low_look
 from mlflow_stability.diagnosis.look import Look
 from mlflow_stability.diagnosis.nouns import noun_of
-from mlflow_stability.diagnosis.numeric_cause import loss_scale_look, overflow_look
+from mlflow_stability.diagnosis.numeric_cause import gradient_first_look, loss_scale_look, overflow_look
 from mlflow_stability.diagnosis.surroundings import Surroundings, surroundings_of
 from mlflow_stability.vocabulary.diagnosis import Cause
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 from mlflow_stability.vocabulary.run_history import RunHistory
 
-NON_FINITE = (loss_scale_look, overflow_look, learning_rate_look, explosion_look)
+NON_FINITE = (loss_scale_look, overflow_look, learning_rate_look, gradient_first_look, explosion_look)
 LOOKS: dict[str, tuple[Callable[[Surroundings], Look], ...]] = {
     "nan_detected": NON_FINITE,
     "inf_detected": NON_FINITE,
     "loss_scale_collapse": NON_FINITE,
     "step_skipped": NON_FINITE,
-    "divergence": (learning_rate_look, explosion_look),
+    "divergence": (learning_rate_look, explosion_look, growth_look),
     "loss_spike": (learning_rate_look, bad_batch_look, explosion_look),
-    "gradient_explosion": (learning_rate_look, bad_batch_look),
+    "gradient_explosion": (learning_rate_look, bad_batch_look, growth_look),
     "gradient_vanishing": (vanishing_look, rate_too_low_look),
     "plateau": (vanishing_look, rate_too_low_look, chance_look),
     "learning_rate_jump": (learning_rate_look,),
@@ -62,7 +62,7 @@ def cause_of(
     looks = looks_at(first, history, curves)
     seen, unseen = [look.ruled_out for look in looks if look.ruled_out], [look.unseen for look in looks if look.unseen]
     said = [f"Not it: {'; '.join(seen)}."] if seen else []
-    said += [f"Not seen: {'; '.join(unseen)}."] if unseen else []
+    said += [f"Not seen: {'; '.join(dict.fromkeys(unseen))}."] if unseen else []
     return None, (" ".join([f"Why there was {noun_of(first.kind)} at step {first.start}.", *said]),)
 
 

@@ -50,6 +50,8 @@ class Curve:
     """Whether the loss of the whole model is logged beside it."""
     game: bool = False
     """Whether its level says nothing about progress: one side of a game, a policy's objective."""
+    valued: bool = False
+    """Whether it is the error of an estimate of returns while returns rise: then it grows as the policy gets better."""
 
     @property
     def distance(self) -> float:
@@ -121,7 +123,8 @@ def curves_of(history: RunHistory, quantity: str, starts: Mapping[int, int] | No
     ``starts`` is what `starts_of` gives, for those who ask more than once.
     """
     metrics = [metric for metric in history.of(quantity) if not metric.meaning.duplicate_of and len(metric.series) > 1]
-    learns_by_reward = any(REWARD_WORDS.search(metric.name.lower()) for metric in history.metrics)
+    rewards = [metric for metric in history.metrics if REWARD_WORDS.search(metric.name.lower())]
+    learns_by_reward, pays = bool(rewards), any(map(_rises, rewards))
     whole = any(not metric.meaning.place for metric in metrics)
     starts = starts_of(history) if starts is None else starts
     found = []
@@ -130,11 +133,20 @@ def curves_of(history: RunHistory, quantity: str, starts: Mapping[int, int] | No
         game = quantity != "grad_norm" and (learns_by_reward or bool(GAME_WORDS.search(metric.name.lower())))
         for start, chosen in _pieces(metric, starts):
             steps, values = metric.series.steps[chosen], decoded(metric.series.values[chosen])
-            found.append(Curve(metric.name, quantity, place, start, steps, values, whole and place != "", game))
+            found.append(
+                Curve(metric.name, quantity, place, start, steps, values, whole and place != "", game, game and pays)
+            )
     sums = list(_sums(found)) if not whole and quantity != "grad_norm" else []
     summed = {curve.attempt for curve in sums}
     parts = [replace(each, part=True) if each.attempt in summed and not each.game else each for each in found]
     return (*sums, *parts)
+
+
+def _rises(metric: Metric) -> bool:
+    """Whether a reward ended higher than it began."""
+    values = metric.series.values[np.isfinite(metric.series.values)]
+    fifth = max(3, len(values) // 5)
+    return len(values) >= 2 * fifth and float(np.median(values[-fifth:])) > float(np.median(values[:fifth]))
 
 
 def _pieces(metric: Metric, starts: Mapping[int, int]) -> Iterator[tuple[int, NDArray[np.bool_] | slice]]:

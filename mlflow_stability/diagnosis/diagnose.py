@@ -14,6 +14,7 @@ import numpy as np
 
 from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.loss_spike import LossSpike
 from mlflow_stability.diagnosis.causes import cause_of
 from mlflow_stability.diagnosis.curve_reading import reading_of
@@ -22,11 +23,14 @@ from mlflow_stability.diagnosis.endings import endings_of
 from mlflow_stability.diagnosis.episodes import episodes_of
 from mlflow_stability.diagnosis.hindsight import in_hindsight
 from mlflow_stability.diagnosis.limits import limits_of
+from mlflow_stability.diagnosis.passed import passed
 from mlflow_stability.diagnosis.reconcile import reconciled
 from mlflow_stability.diagnosis.remedies import remedies_of
 from mlflow_stability.diagnosis.replay import replayed
+from mlflow_stability.diagnosis.resumes import joined, resumed_in
 from mlflow_stability.diagnosis.rule import Rule
 from mlflow_stability.diagnosis.rules import OF_VALIDATIONS, RULES, WHERE_JUDGED_LIVE
+from mlflow_stability.diagnosis.silence import silence_of
 from mlflow_stability.diagnosis.sketch import sketch_of
 from mlflow_stability.diagnosis.spike_rule import SpikeRule
 from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
@@ -51,10 +55,13 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
     last_attempt = max((curve.attempt for curve in (*curves.losses, *curves.validations)), default=0)
     episodes = _judged(history, curves, asked, (steps[1] - steps[0]) if steps else 0)
     episodes += tuple(endings_of(history, steps[1] if steps else 0, last_attempt))
-    shown = sorted((*curves.losses, *curves.validations), key=lambda curve: curve.part)[:MOST_CURVES]
+    resumed = resumed_in(curves.losses or curves.validations)
+    drawn = (*curves.losses, *curves.validations)
+    shown = sorted(drawn if resumed is None else joined(drawn), key=lambda curve: curve.part)[:MOST_CURVES]
     readings = tuple(reading for curve in shown if (reading := reading_of(curve)) is not None)
     measured = any(not curve.game for curve in (*curves.losses, *curves.validations))
-    outcome = outcome_of(episodes, readings, history.outcome, measured=measured)
+    silence = silence_of(history)
+    outcome = outcome_of(episodes, readings, history.outcome, measured=measured and not silence, last_attempt=resumed)
     cause, undecided = cause_of(episodes, history, curves)
     return Diagnosis(
         source=history.source,
@@ -62,14 +69,14 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         format=history.format,
         basis=history.basis,
         outcome=outcome,
-        verdict=verdict_of(outcome, episodes, readings, history.points),
+        verdict=verdict_of(outcome, episodes, readings, history.points, silence),
         episodes=episodes,
         cause=cause,
         remedies=remedies_of(episodes, cause),
         curves=readings,
         sketches=tuple(sketch_of(curve) for curve in shown),
         cannot_tell=(*limits_of(history, curves), *undecided),
-        notes=_notes(history),
+        notes=_notes(history, curves, resumed),
         ended=history.outcome,
         steps=steps,
         points=history.points,
@@ -90,8 +97,16 @@ def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector
         events = replayed(history, curves, detectors) if history.complete else []
     seen = episodes_of(events, history, curves, starts_of(history), (*default_detectors(), *detectors))
     if not live:
-        seen = in_hindsight(seen, found, curves)
-    return reconciled([*seen, *found], span)
+        seen = in_hindsight(seen, found, curves, _asked_for(detectors))
+    episodes = reconciled([*seen, *found], span)
+    return episodes if live else passed(episodes, curves)
+
+
+def _asked_for(detectors: Sequence[Detector]) -> set[str]:
+    """The kinds that somebody set a threshold of."""
+    usual = {LossSpike.kind: LossSpike(), GradientExplosion.kind: GradientExplosion()}
+    own = [each for each in detectors if isinstance(each, LossSpike | GradientExplosion)]
+    return {each.kind for each in own if each != usual[each.kind]}
 
 
 def _as_asked(rule: Rule, detectors: Sequence[Detector]) -> Rule:
@@ -101,10 +116,26 @@ def _as_asked(rule: Rule, detectors: Sequence[Detector]) -> Rule:
         return rule
     factor = spike.threshold / LossSpike().threshold
     few, many = rule.deviations
-    return replace(rule, deviations=(factor * few, factor * many))
+    agreeing, with_gradient = rule.agreeing, rule.agreeing_with_gradient
+    return replace(
+        rule,
+        deviations=(factor * few, factor * many),
+        agreeing=(factor * agreeing[0], agreeing[1]),
+        agreeing_with_gradient=(factor * with_gradient[0], with_gradient[1]),
+    )
 
 
-def _notes(history: RunHistory) -> tuple[str, ...]:
+def _notes(history: RunHistory, curves: RunCurves, resumed: int | None) -> tuple[str, ...]:
+    starts = len({curve.attempt for curve in curves.losses})
+    if resumed is not None:
+        said = f"The training was started {starts} times and went on: the verdict is that of the last start."
+        return (*_basis(history), said)
+    if starts > 1 and history.events is None:
+        return (*_basis(history), f"The training begins anew {starts} times: the verdict is that of the worst part.")
+    return _basis(history)
+
+
+def _basis(history: RunHistory) -> tuple[str, ...]:
     if history.events is not None:
         return (*history.notes, "Events were recorded while it trained; whole curves were looked at in addition.")
     if not history.complete:

@@ -73,7 +73,12 @@ class DivergenceRule:
     def find(self, curves: RunCurves) -> list[Episode]:
         """The losses that were lost; validation losses only where no training loss was logged."""
         judged = curves.losses or curves.validations
-        return [episode for curve in judged if not curve.part for episode in self._of(curve, curves.validations)]
+        return [
+            episode
+            for curve in judged
+            if not curve.part and not curve.valued
+            for episode in self._of(curve, curves.validations)
+        ]
 
     def _of(self, curve: Curve, validations: tuple[Curve, ...]) -> list[Episode]:
         levels = levels_of(curve)
@@ -143,7 +148,7 @@ class DivergenceRule:
         start = onset(levels, best, limit)
         finite = curve.values[curve.finite]
         around = finite[best * levels.size : (best + 1) * levels.size]
-        lowest, last = float(np.median(around)), float(np.median(finite[-max(1, len(finite) // 20) :]))
+        lowest, last = float(np.median(around)), float(np.median(finite[-min(5, len(finite)) :]))
         than = f", {last / lowest:.3g} times its best of {lowest:.4g}" if lowest > 0 else f"; its best was {lowest:.4g}"
         first, final = int(levels.raw_steps[start]), int(curve.steps[-1])
         peak = start + int(np.argmax(finite[start:]))

@@ -114,6 +114,7 @@ def _placed(episode: Episode, curve: Curve) -> Episode:
     recovered = bool(len(calm)) if len(values) - final >= 3 else None
     if episode.kind == "divergence":
         recovered = float(np.median(values[-max(3, len(values) // 20) :])) <= limit
+        recovered = recovered and (bool(len(calm)) or float(np.median(values[-min(5, len(values)) :])) <= limit)
         end = end if recovered else len(values) - 1
     return replace(
         episode,

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import numpy as np
 
+from mlflow_stability.diagnosis.curves import RunCurves
+from mlflow_stability.diagnosis.gradient_rise_rule import GradientRiseRule
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
+from mlflow_stability.vocabulary.episode import Episode
 
 EXPLODED = 5.0
 """A gradient norm of so many times its usual one."""
@@ -77,8 +80,30 @@ def bad_batch_look(around: Surroundings) -> Look:
         return not_seen(
             f"batch: with {len(loss.values)} logged points nobody knows how many batches one point stands for"
         )
-    what = "the gradient norm" if episode.kind == "gradient_explosion" else "the loss"
+    norm = f"the gradient norm of {episode.place}" if episode.place else "the gradient norm"
+    what = norm if episode.kind == "gradient_explosion" else "the loss"
     return is_it("bad_batch", f"A bad batch at step {episode.start}: {what} jumped{jumped} and came back.", *evidence)
+
+
+def growth_look(around: Surroundings) -> Look:
+    """Whether the gradient norm grew long before, too gradually to stand out just before."""
+    grown = _growth(around)
+    if grown is None:
+        return is_not("a gradient norm that grew gradually") if around.norm else not_seen("gradient norm: not logged")
+    what = "" if around.episode.kind == "gradient_explosion" else f"; the loss followed at step {around.episode.start}"
+    return is_it(
+        "gradient_explosion",
+        f"The gradients grew without end from step {grown.start} on, from a norm of {shown(grown.evidence['level'])} "
+        f"to {shown(grown.evidence['last'])}{what}.",
+        f"gradient norm x {grown.evidence['grown']:.3g}",
+    )
+
+
+def _growth(around: Surroundings) -> Episode | None:
+    if around.norm is None or around.loss is None:
+        return None
+    found = GradientRiseRule().find(RunCurves((around.loss,), (), (around.norm,), ()))
+    return next((each for each in found if each.start <= max(around.episode.start, around.episode.peak)), None)
 
 
 def vanishing_look(around: Surroundings) -> Look:
@@ -91,9 +116,11 @@ def vanishing_look(around: Surroundings) -> Look:
     tenth = max(3, len(values) // 10)
     first, last = float(np.median(values[:tenth])), float(np.median(values[-tenth:]))
     if last < VANISHED or last < OF_ITS_START * first:
+        course = f"fell from {shown(first)} to {shown(last)}" if last < 0.9 * first else ""
+        course = course or f"was {shown(first)} at the start and {shown(last)} at the end"
         return is_it(
             "vanishing_gradients",
-            f"The gradients vanished: their norm fell from {shown(first)} to {shown(last)}, too little to learn from.",
+            f"The gradients vanished: their norm {course}, too little to learn from.",
             f"gradient norm x {last / first:.2g}" if first > 0 else "the gradient norm was 0 from the start",
         )
     return is_not(f"vanishing gradients: norm {shown(last)} at the end, {shown(first)} at the start")

@@ -17,6 +17,9 @@ FEWEST_FOR_TAIL = 40
 """A tail is fitted to so many points or more."""
 USUAL_SHAPE, USUAL_COUNT = 0.15, 10
 """How heavy the tails of losses usually are, and how many points of a curve's own outweigh that."""
+APART, APART_SHARE, APART_FROM = 2.0, 0.05, 2.0
+"""Points stand apart that are so many times as far out as the next ones; at most this share of all does, and the next
+ones are themselves no closer than so many deviations."""
 LEFT_OUT = 0.05
 """What is added to the heaviness of a tail because its furthest points, which may be the trouble, are left out."""
 
@@ -73,6 +76,21 @@ def _noise(x: NDArray[np.float64], height: NDArray[np.float64]) -> float:
     return max(1.4826 * float(np.median(np.abs(differences - np.median(differences)))) / math.sqrt(2), 1e-3)
 
 
+def _apart(ordered: NDArray[np.float64]) -> int:
+    """How many of the sorted points are left when those that stand apart from all others are taken away.
+
+    Three or more points with an empty stretch below them, as wide as everything under it, are no tail of one noise:
+    however many such spikes there are, they say nothing about how far the noise reaches.
+    """
+    low = int(len(ordered) * (1 - APART_SHARE))
+    upper = ordered[low:]
+    if len(upper) < 2:
+        return len(ordered)
+    wide = np.flatnonzero((upper[:-1] >= APART_FROM) & (upper[1:] >= APART * upper[:-1]))
+    place = low + int(wide[0]) + 1 if len(wide) else len(ordered)
+    return place if len(ordered) - place >= 3 else len(ordered)
+
+
 def tail_limit(z: NDArray[np.float64], count: int) -> float:
     """What a tail like this one reaches once in twenty such runs; 0 for very few points.
 
@@ -80,7 +98,7 @@ def tail_limit(z: NDArray[np.float64], count: int) -> float:
     is mostly what a usual tail would reach.
     """
     ordered = np.sort(z[np.isfinite(z)])
-    ordered = ordered[: len(ordered) - max(2, len(ordered) // 300)]
+    ordered = ordered[: min(len(ordered) - max(2, len(ordered) // 300), _apart(ordered))]
     if len(ordered) < FEWEST_FOR_TAIL:
         return 0.0
     edge = float(ordered[-len(ordered) // 10])

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_stability.diagnosis.curves import Curve
+from mlflow_stability.diagnosis.curves import Curve, curves_of
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.surroundings import JUST_BEFORE, Surroundings, shown
 
@@ -25,6 +25,9 @@ RAISED = 2.0
 
 def learning_rate_look(around: Surroundings) -> Look:
     """What the learning rate did before something broke."""
+    resumed = _since_the_resume(around)
+    if resumed is not None:
+        return resumed
     rates = [_until(rate, around.episode.start) for rate in around.rates]
     rates = [(curve, values) for curve, values in rates if len(values)]
     if not rates:
@@ -35,7 +38,8 @@ def learning_rate_look(around: Surroundings) -> Look:
         if jump is not None:
             before, after = float(values[jump - 1]), float(values[jump])
             step = int(curve.steps[np.isfinite(curve.values)][jump])
-            since = f", {episode.start - step} steps before" if episode.start > step else ""
+            earlier = episode.start - step
+            since = f", {earlier} step{'s' if earlier > 1 else ''} before" if earlier > 0 else ""
             return is_it(
                 "learning_rate_jump",
                 f"The learning rate jumped from {shown(before)} to {shown(after)} at step {step}{since}.",
@@ -81,6 +85,28 @@ def rate_too_low_look(around: Surroundings) -> Look:
     if top <= NONE_TO_SPEAK_OF:
         return is_it("learning_rate_too_low", f"The learning rate never rose above {shown(top)}: nothing could move.")
     return is_not(f"a learning rate of almost zero: up to {shown(top)}")
+
+
+def _since_the_resume(around: Surroundings) -> Look | None:
+    """Whether the learning rate was another one before the resume after which it began."""
+    if "resumed" not in around.episode.evidence:
+        return None
+    earlier = [each for each in curves_of(around.history, "learning_rate") if each.attempt < around.episode.attempt]
+    for rate in around.rates:
+        old = max((each for each in earlier if each.name == rate.name), key=lambda each: each.attempt, default=None)
+        if old is None or not old.finite.any() or not rate.finite.any():
+            continue
+        same = old.values[old.finite & (old.steps <= rate.steps[0])]
+        before = float(same[-1] if len(same) else old.values[old.finite][-1])
+        after = float(rate.values[rate.finite][0])
+        if before > 0 and after >= JUMP * before:
+            return is_it(
+                "learning_rate_jump",
+                f"The learning rate was {shown(after)} after the resume at step {int(rate.steps[0])}, and "
+                f"{shown(before)} before it.",
+                f"learning rate x {after / before:.3g} across the resume",
+            )
+    return None
 
 
 def _until(curve: Curve, step: int) -> tuple[Curve, np.ndarray[tuple[int], np.dtype[np.float64]]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from mlflow_stability.diagnosis.curves import RunCurves
 from mlflow_stability.diagnosis.overfitting_rule import OverfittingRule
 from mlflow_stability.diagnosis.plateau_rule import PlateauRule
+from mlflow_stability.diagnosis.silence import silence_of
 from mlflow_stability.diagnosis.spike_rule import SpikeRule
 from mlflow_stability.vocabulary.run_history import RunHistory
 
@@ -29,8 +30,12 @@ def limits_of(history: RunHistory, curves: RunCurves) -> tuple[str, ...]:
         if games:
             found.append(
                 f"Progress by {_listed(games)}: the loss of a player in a game, or of a policy, does not measure it; "
-                "such are judged for non-finite values and for rising tenfold."
+                "such are judged for non-finite values"
+                + ("." if all(curve.valued for curve in losses if curve.game) else " and for rising tenfold.")
             )
+    silence = silence_of(history)
+    if silence:
+        found.append(f"How the training went on at the end: {silence}.")
     validations = max((len(curve.values) for curve in curves.validations), default=0)
     if not validations:
         found.append("Overfitting: no validation loss was logged.")

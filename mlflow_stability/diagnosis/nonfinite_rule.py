@@ -56,8 +56,11 @@ class NonFiniteRule:
         reach = self.nearby * max((int(curve.steps[-1] - curve.steps[0]) for curve in curves.losses), default=0)
         merged = list(_merged(losses, reach))
         for norm in norms:
-            if not any(_together(norm, loss, reach) for loss in merged):
+            at = next((at for at, loss in enumerate(merged) if _together(norm, loss, reach)), None)
+            if at is None:
                 merged.append(self._thrown_away(norm, curves.norms))
+            elif norm.start < merged[at].start:
+                merged[at] = _led(norm, merged[at])
         return sorted(_merged(merged, reach), key=lambda each: (each.attempt, each.start))
 
     def _stretches(self, curve: Curve) -> Iterator[Episode]:
@@ -117,6 +120,19 @@ class NonFiniteRule:
 
 def _together(norm: Episode, loss: Episode, reach: float) -> bool:
     return norm.attempt == loss.attempt and norm.start <= loss.end and loss.start <= norm.end + reach
+
+
+def _led(norm: Episode, loss: Episode) -> Episode:
+    """One finding of a gradient norm that broke first and the loss that followed it."""
+    return replace(
+        loss,
+        start=norm.start,
+        peak=norm.peak,
+        message=f"{norm.message} {loss.message}",
+        metric=norm.metric,
+        place=norm.place,
+        evidence={**norm.evidence, **loss.evidence, "gradient_step": float(norm.start), "loss_step": float(loss.start)},
+    )
 
 
 def _merged(episodes: list[Episode], reach: float) -> Iterator[Episode]:

@@ -31,6 +31,20 @@ def overflow_look(around: Surroundings) -> Look:
     return is_not(f"overflow: nothing was infinite before the first NaN at step {start}")
 
 
+def gradient_first_look(around: Surroundings) -> Look:
+    """Whether the gradient norm was not finite while the loss still was."""
+    evidence = around.episode.evidence
+    first, after = evidence.get("gradient_step"), evidence.get("loss_step")
+    if first is None or after is None:
+        return is_not("the gradient: its norm was not seen to be non-finite before the loss was")
+    return is_it(
+        "gradient_non_finite",
+        f"The gradient went non-finite first: {around.episode.metric} is no number at step {first:.0f}, while the loss "
+        f"was still finite up to step {after:.0f}.",
+        "the forward pass was sound: it broke on the way back",
+    )
+
+
 def loss_scale_look(around: Surroundings) -> Look:
     """Whether the loss scale was collapsing, as it does when gradients overflow in half precision again and again."""
     if around.scale is None:

@@ -53,7 +53,7 @@ def _same(one: Episode, other: Episode, reach: float) -> bool:
 
 def _joined(one: Episode, other: Episode) -> Episode:
     """Both as one: from the earlier start to the later end, told by the one that knows how it went on."""
-    telling = max(one, other, key=lambda each: (each.severity, each.recovered is not None))
+    telling = max(one, other, key=lambda each: (each.severity, each.recovered is not None, "last" in each.evidence))
     told = [each.recovered for each in (one, other) if each.recovered is not None]
     worst = max(one, other, key=lambda each: each.evidence.get("highest", each.evidence.get("peak", 0.0)))
     return replace(

@@ -6,6 +6,7 @@ what goes against its worst and earliest episodes.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
 from mlflow_stability.detectors.gradient_explosion import GradientExplosion
@@ -35,4 +36,9 @@ def remedies_of(episodes: Sequence[Episode], cause: Cause | None) -> tuple[str, 
     serious = [each for each in episodes if each.severity >= Severity.WARNING]
     ranked = sorted(serious, key=lambda each: (-each.severity, each.attempt, each.start))
     against = AGAINST.get(cause.name, ()) if cause is not None else ()
-    return tuple(dict.fromkeys([*against, *(remedy for each in ranked for remedy in each.remedies)]))
+    kept: dict[str, frozenset[str]] = {}
+    for remedy in (*against, *(remedy for each in ranked for remedy in each.remedies)):
+        words = frozenset(re.findall(r"[\w.-]*\w", remedy.lower()))
+        if not any(words <= said for said in kept.values()):
+            kept[remedy] = words
+    return tuple(kept)

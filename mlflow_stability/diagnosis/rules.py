@@ -3,16 +3,40 @@
 from __future__ import annotations
 
 from mlflow_stability.diagnosis.divergence_rule import DivergenceRule
+from mlflow_stability.diagnosis.final_rise_rule import FinalRiseRule
+from mlflow_stability.diagnosis.frozen_rule import FrozenRule
+from mlflow_stability.diagnosis.gradient_rise_rule import GradientRiseRule
 from mlflow_stability.diagnosis.nonfinite_rule import NonFiniteRule
 from mlflow_stability.diagnosis.overfitting_rule import OverfittingRule
 from mlflow_stability.diagnosis.plateau_rule import PlateauRule
+from mlflow_stability.diagnosis.resume_rule import ResumeRule
 from mlflow_stability.diagnosis.rule import Rule
 from mlflow_stability.diagnosis.score_rule import ScoreRule
 from mlflow_stability.diagnosis.spike_rule import SpikeRule
 
-RULES: tuple[type[Rule], ...] = (NonFiniteRule, SpikeRule, DivergenceRule, PlateauRule, ScoreRule, OverfittingRule)
+RULES: tuple[type[Rule], ...] = (
+    NonFiniteRule,
+    SpikeRule,
+    DivergenceRule,
+    FinalRiseRule,
+    ResumeRule,
+    GradientRiseRule,
+    FrozenRule,
+    PlateauRule,
+    ScoreRule,
+    OverfittingRule,
+)
 
-WHERE_JUDGED_LIVE: tuple[type[Rule], ...] = (DivergenceRule, PlateauRule, ScoreRule, OverfittingRule)
+WHERE_JUDGED_LIVE: tuple[type[Rule], ...] = (
+    DivergenceRule,
+    FinalRiseRule,
+    ResumeRule,
+    GradientRiseRule,
+    FrozenRule,
+    PlateauRule,
+    ScoreRule,
+    OverfittingRule,
+)
 """What is still asked where detectors watched the training: what only the whole curve shows."""
 
 OF_VALIDATIONS: tuple[type[Rule], ...] = (NonFiniteRule, SpikeRule)

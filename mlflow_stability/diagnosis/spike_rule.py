@@ -13,6 +13,7 @@ from mlflow_stability.detectors.loss_spike import LossSpike
 from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.jumps import Jumps, jumps_of, tail_limit
 from mlflow_stability.diagnosis.levels import scaled
+from mlflow_stability.diagnosis.quantum import is_rounding
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 
@@ -125,6 +126,8 @@ class SpikeRule:
             ratio = float(values[peak]) / level
             message = f"{curve.name} jumped to {values[peak]:.4g} at step {int(steps[peak])} from about {level:.4g}"
             message += " and came back." if recovered else "; the log ends there."
+            if is_rounding(values, float(values[peak]) - level):
+                continue
             severity = Severity.CRITICAL if ratio >= self.huge else Severity.WARNING
             found.append(
                 Episode(

@@ -29,6 +29,7 @@ class Surroundings:
     history: RunHistory
     loss: Curve | None
     norm: Curve | None
+    """Of the whole model, or of the episode's own place; that of another layer says nothing about it."""
     rates: tuple[Curve, ...]
     scale: Curve | None
 
@@ -67,7 +68,7 @@ def surroundings_of(episode: Episode, history: RunHistory, curves: RunCurves) ->
         episode,
         history,
         one(named or curves.losses or curves.validations),
-        one(curves.norms),
+        one(tuple(norm for norm in curves.norms if norm.place in ("", episode.place))),
         rates,
         one(curves_of(history, "loss_scale")),
     )

@@ -21,14 +21,25 @@ NON_FINITE = ("nan_detected", "inf_detected")
 ENDED = ("out_of_memory", "killed", "crashed", "exited", "interrupted")
 
 
-def outcome_of(episodes: Sequence[Episode], readings: Sequence[CurveReading], ended: str, *, measured: bool) -> str:
-    """The one word; ``measured``: whether there is a loss that says how well the training goes."""
+def outcome_of(
+    episodes: Sequence[Episode],
+    readings: Sequence[CurveReading],
+    ended: str,
+    *,
+    measured: bool,
+    last_attempt: int | None = None,
+) -> str:
+    """The one word; ``measured``: whether there is a loss that says how well the training goes.
+
+    ``last_attempt``: the one that a run which was resumed ended in; None where attempts are runs of their own.
+    """
     bad = [each for each in episodes if each.severity >= Severity.WARNING]
-    last = max((each.attempt for each in bad), default=0)
-    lasting = {each.kind for each in bad if not each.recovered and each.attempt == last}
+    last = max((each.attempt for each in bad), default=0) if last_attempt is None else last_attempt
+    remaining = [each for each in bad if not each.recovered and each.attempt == last]
+    lasting = {each.kind for each in remaining}
     if lasting & set(NON_FINITE):
         return "broken"
-    if "divergence" in lasting:
+    if any(map(_gone, remaining)):
         return "diverged"
     if ended in ENDED:
         return ended
@@ -41,25 +52,27 @@ def outcome_of(episodes: Sequence[Episode], readings: Sequence[CurveReading], en
     return "healthy" if measured and any(each.points >= FEWEST for each in readings) else "cannot_tell"
 
 
-def verdict_of(outcome: str, episodes: Sequence[Episode], readings: Sequence[CurveReading], points: int) -> str:
-    """The one sentence."""
+def verdict_of(
+    outcome: str, episodes: Sequence[Episode], readings: Sequence[CurveReading], points: int, silence: str = ""
+) -> str:
+    """The one sentence; ``silence``: that the loss is missing at the end, if it is."""
     main = readings[0] if readings else None
     if outcome == "cannot_tell":
-        return f"Cannot tell: {_too_little(main, points)}."
+        return f"Cannot tell: {silence or _too_little(main, points)}."
     bad = [each for each in episodes if each.severity >= Severity.WARNING]
-    course = _course(main)
+    course = _course(main, bad)
     if outcome == "healthy":
         return f"Healthy: {course}; nothing above INFO."
     kinds = {
         "broken": NON_FINITE,
-        "diverged": ("divergence",),
+        "diverged": ("divergence", "loss_spike"),
         "stuck": ("plateau",),
         "overfitted": ("overfitting",),
         "out_of_memory": ("out_of_memory",),
         "killed": ("killed",),
         "crashed": ("crashed",),
     }.get(outcome, ())
-    deciding = next((each for each in bad if each.kind in kinds), bad[0] if bad else None)
+    deciding = min((each for each in bad if each.kind in kinds), key=_weight, default=bad[0] if bad else None)
     title = outcome.replace("_", " ").capitalize()
     if deciding is None:
         return f"{title}: {course}; nothing above INFO before that."
@@ -72,11 +85,32 @@ def verdict_of(outcome: str, episodes: Sequence[Episode], readings: Sequence[Cur
     return f"{title}: {deciding.message}{more}"
 
 
-def _course(reading: CurveReading | None) -> str:
+def _gone(episode: Episode) -> bool:
+    """Whether it is a loss that was lost: one that rose for good, or far up in its last points."""
+    if episode.kind == "loss_spike":
+        return episode.severity is Severity.CRITICAL
+    return episode.kind == "divergence" and episode.recovered is False
+
+
+def _weight(episode: Episode) -> tuple[bool, bool, int]:
+    """What decides comes first: what lasted, the worst, a divergence."""
+    return bool(episode.recovered), episode.kind == "loss_spike", -episode.severity
+
+
+def _course(reading: CurveReading | None, bad: Sequence[Episode]) -> str:
     if reading is None:
         return "there is no loss to follow"
+    ends_in_it = any(
+        each.metric == reading.metric and not each.recovered and each.end >= reading.last_step for each in bad
+    )
+    moved, last = _moved(reading), f"{reading.last:.4g}"
+    return f"{moved}; its last value is {last}" if ends_in_it and last not in moved else moved
+
+
+def _moved(reading: CurveReading) -> str:
     steps = reading.last_step - reading.first_step + (reading.first_step == 1)
-    if reading.change is not None and reading.volatility is not None and reading.volatility > LOUD:
+    loud = reading.volatility is not None and reading.volatility > LOUD
+    if reading.change is not None and loud and reading.best > 0:
         moved = "fell" if reading.change < 0 else "rose"
         return f"{reading.metric}, which is noisy, {moved} by {abs(reading.change):.1%} in {steps:,} steps"
     moved = "fell" if reading.last < reading.first else "rose" if reading.last > reading.first else "stayed"
@@ -87,5 +121,5 @@ def _too_little(reading: CurveReading | None, points: int) -> str:
     if reading is None:
         return "there is no loss among its metrics" if points else "it holds no values"
     if reading.points >= FEWEST:
-        return f"{reading.metric} does not say how well the training goes; it stayed finite and never rose tenfold"
+        return f"{reading.metric} does not say how well the training goes; it stayed finite"
     return f"{reading.metric} has {reading.points} point{'s' if reading.points != 1 else ''}, {FEWEST} are needed"

@@ -5,10 +5,11 @@ In: the lines with which a file begins. Out: what separates its cells, if it is 
 
 from __future__ import annotations
 
+import csv
 import re
 from collections.abc import Iterable
 
-_SEPARATORS = (",", ";", "\t")
+_SEPARATORS = (",", ";", "\t", "|")
 _VALUE = re.compile(r"[=:]\s*[-+.]?\d")  # a header names columns and holds no values: `step=1`
 
 
@@ -19,7 +20,7 @@ def separator_of(lines: Iterable[str]) -> str | None:
         return None
     for mark in _SEPARATORS:
         header = cells_of(lines[0], mark)
-        if len(header) < 2 or len(set(header)) < len(header) or any(map(_is_no_name, header)):
+        if len(header) < 2 or not any(header) or any(map(_is_no_name, header)):
             continue
         rows = [cells_of(line, mark) for line in lines[1:]]
         again = next((n for n, row in enumerate(rows) if n and row[0] == header[0]), len(rows))
@@ -32,7 +33,21 @@ def separator_of(lines: Iterable[str]) -> str | None:
 
 def cells_of(line: str, separator: str) -> list[str]:
     """The cells of a line, without what pads or quotes them."""
-    return [cell.strip().strip('"').strip() for cell in line.split(separator)]
+    quoted = '"' in line and line.count('"') % 2 == 0
+    cells = next(csv.reader([line], delimiter=separator, skipinitialspace=True)) if quoted else line.split(separator)
+    return [cell.strip().strip('"').strip() for cell in cells]
+
+
+def names_of(header: list[str]) -> list[str]:
+    """A name for each column: those without one are numbered, and so are those whose name was there before."""
+    names: list[str] = []
+    for place, cell in enumerate(header, start=1):
+        name, again = cell or f"unnamed {place}", 1
+        while name in names:
+            again += 1
+            name = f"{cell} ({again})"
+        names.append(name)
+    return names
 
 
 def _is_no_name(cell: str) -> bool:

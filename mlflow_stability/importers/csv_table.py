@@ -2,7 +2,8 @@
 
 In: a text file whose first line names the columns. Out: a `RunHistory`. Promised: a blank cell was not logged, `nan`
 was; a file is read in parts, so that its size does not matter; headers that are repeated inside, because a run was
-appended, are no values; headers may be padded with spaces, and cells separated by commas, semicolons or tabs.
+appended, are no values; headers may be padded, quoted, lack a name or have one twice; cells are separated by commas,
+semicolons, tabs or bars.
 """
 
 from __future__ import annotations
@@ -16,10 +17,11 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mlflow_stability.importers.csv_header import cells_of, is_number
+from mlflow_stability.importers.csv_header import cells_of, is_number, names_of
 from mlflow_stability.importers.gathered import Gathered
 from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.log_text import lines_of, text_of
+from mlflow_stability.importers.long_format import name_and_value
 from mlflow_stability.importers.step_names import is_epoch, is_time, step_rank
 from mlflow_stability.vocabulary.run_history import RunHistory
 
@@ -36,9 +38,8 @@ def read_csv(path: Path, encoding: str, separator: str) -> RunHistory:
     gathered = Gathered()
     clocks: dict[tuple[str, ...], _ClockColumns] = {}
     with text_of(path, encoding) as text:
-        lines = (line for line in lines_of(text) if line.strip() and not line.startswith("#"))
-        header_line = next(lines, "")
-        header = cells_of(header_line, separator)
+        lines = (_closed(line) for line in lines_of(text) if line.strip() and not line.startswith("#"))
+        header = names_of(cells_of(next(lines, ""), separator))
         first = 1
         while part := list(islice(lines, PART)):
             for header, body in _bodies(part, header, separator):  # noqa: B020 a new header holds from here on
@@ -46,6 +47,11 @@ def read_csv(path: Path, encoding: str, separator: str) -> RunHistory:
     if header == _ONE_SCALAR and "Value" in gathered.columns:
         gathered.columns = {path.stem.rpartition("tag-")[2]: gathered.columns["Value"]}
     return history_of(gathered, path, _format(header))
+
+
+def _closed(line: str) -> str:
+    """The line without its quotes where one of them is never closed: it would swallow the lines after it."""
+    return line.replace('"', "") if '"' in line and line.count('"') % 2 else line
 
 
 def _bodies(part: list[str], header: list[str], separator: str) -> Iterator[tuple[list[str], list[str]]]:
@@ -57,7 +63,7 @@ def _bodies(part: list[str], header: list[str], separator: str) -> Iterator[tupl
             cells = cells_of(line, separator)
             if len(cells) > 1 and all(cells):
                 yield header, body
-                header, body = cells, []
+                header, body = names_of(cells), []
                 continue
         body.append(line)
     yield header, body
@@ -81,10 +87,21 @@ def _add(
     unknown = np.full(len(table), np.nan)
     steps, epochs = (numbers[name][0] if name else unknown for name in (step, epoch))
     times = np.nan_to_num(numbers[time][0]) if time else np.zeros(len(table))
+    one = name_and_value(tuple(_texts(table)), tuple(name for name, (_, logged) in numbers.items() if logged.any()))
+    if one is not None:
+        values, logged = numbers[one[1]]
+        for metric, place in table.groupby(table[one[0]].astype(str).str.strip(), sort=False).indices.items():
+            told = place[logged[place]]
+            gathered.add_column(str(metric), rows[told], values[told], steps[told], epochs[told], times[told])
+        return len(table)
     for name, (values, logged) in numbers.items():
         if name not in (step, time) and logged.any():
             gathered.add_column(name, rows[logged], values[logged], steps[logged], epochs[logged], times[logged])
     return len(table)
+
+
+def _texts(table: pd.DataFrame) -> list[str]:
+    return [str(name) for name in table.columns if table[name].dtype.kind not in "iufb"]
 
 
 def _parsed(body: list[str], header: list[str], separator: str, **how: object) -> pd.DataFrame:

@@ -103,6 +103,10 @@ class _Walk:
                 self.trouble.append(str(error))
         except OSError as error:
             self.trouble.append(f"{shown_path(Path(error.filename or path))} could not be read: {reason_of(error)}.")
+        except Exception as error:  # a file that a reader was not written for must not take the others with it
+            self.trouble.append(
+                f"{shown_path(path)} could not be read: unexpected {type(error).__name__}, {reason_of(error)}."
+            )
 
     def notes(self) -> Iterator[str]:
         """What was left out."""

@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from mlflow_stability.vocabulary.harmless_text import visible
+
 _LONGEST = 300
 
 
@@ -22,5 +24,4 @@ def reason_of(error: BaseException) -> str:
 
 def shown_text(text: str) -> str:
     """A text in one line of printable characters, cut where it is long."""
-    plain = "".join(each if each.isprintable() else "\N{REPLACEMENT CHARACTER}" for each in text)
-    return plain if len(plain) <= _LONGEST else f"{plain[:_LONGEST]}…"
+    return visible(text, _LONGEST)

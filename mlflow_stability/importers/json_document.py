@@ -7,16 +7,19 @@ is no point of a curve; ``NaN`` and ``Infinity`` are values, ``null`` was not lo
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.importers.cut_json import closed
 from mlflow_stability.importers.gathered import Gathered
 from mlflow_stability.importers.harmless import shown_path
 from mlflow_stability.importers.history import history_of
-from mlflow_stability.importers.json_rows import log_row
+from mlflow_stability.importers.json_rows import log_row, number_in
 from mlflow_stability.importers.log_text import text_of
 from mlflow_stability.importers.step_names import is_epoch, step_name
 from mlflow_stability.vocabulary.run_history import RunHistory
@@ -27,8 +30,17 @@ _SUMMARY = frozenset({"train_runtime", "total_flos"})
 _DEEPEST = 4
 
 
-def document_of(path: Path, encoding: str) -> object:
-    """The JSON value in a file; None if it holds something else."""
+@dataclass(frozen=True, slots=True)
+class Document:
+    """One JSON value."""
+
+    value: object
+    cut: bool = False
+    """Whether the file ends in the middle of it."""
+
+
+def document_of(path: Path, encoding: str) -> Document | None:
+    """The JSON document in a file, as far as it goes; None if it holds something else."""
     with text_of(path, encoding) as text:
         whole = text.read(LARGEST + 1)
     if len(whole) > LARGEST:
@@ -36,22 +48,35 @@ def document_of(path: Path, encoding: str) -> object:
             f"{shown_path(path)} is a single JSON document of more than {LARGEST // 1_000_000} MB; "
             "write one JSON object a line instead, which is read line by line."
         )
+    value = _value(whole)
+    if value is not None:
+        return Document(value)
+    rest = closed(whole)
+    value = None if rest is None else _value(rest)
+    return None if value is None else Document(value, cut=True)
+
+
+def _value(text: str) -> object:
     try:
-        return json.loads(whole)
+        found = json.loads(text)
     except (ValueError, RecursionError):
         return None
+    return found if isinstance(found, dict | list) else None
 
 
-def read_document(path: Path, document: object) -> RunHistory:
+def read_document(path: Path, found: Document) -> RunHistory:
     """The run that a document tells of."""
-    gathered = Gathered()
+    gathered, document = Gathered(), found.value
+    if found.cut:
+        gathered.notes.append("The file ends in the middle: what is whole of it was read, and its end is missing.")
     if isinstance(document, dict) and isinstance(document.get("log_history"), list):
-        _read_rows(gathered, [row for row in document["log_history"] if not _SUMMARY & set(row)])
+        rows = [row for row in document["log_history"] if isinstance(row, dict)]
+        _read_rows(gathered, [row for row in rows if not _SUMMARY & set(row)])
         gathered.params.update(_facts(document))
         return history_of(gathered, path, "trainer_state")
-    rows = _rows_in(document)
-    if rows is not None:
-        _read_rows(gathered, rows)
+    longest = _rows_in(document)
+    if longest is not None:
+        _read_rows(gathered, longest)
     elif isinstance(document, dict):
         _read_lists(gathered, document)
     return history_of(gathered, path, "json")
@@ -83,22 +108,21 @@ def _read_lists(gathered: Gathered, document: Mapping[str, object]) -> None:
     for name, values in lists.items():
         if name in (step, epoch) and len(lengths) == 1:
             continue
-        numbers = np.array(
-            [np.nan if each is None else each[-1] if isinstance(each, list) else each for each in values], float
-        )
+        numbers = _numbers(each[-1] if isinstance(each, list) else each for each in values)
         logged = np.array([each is not None for each in values])
         rows = np.arange(len(values), dtype=np.int64)
         steps = np.full(len(values), np.nan)
         if values and isinstance(values[0], list):
-            steps = np.array([each[-2] for each in values], float)
+            steps = _numbers(each[-2] for each in values)
         elif step is not None and len(lists[step]) == len(values):
-            steps = np.array(lists[step], float)
-        epochs = (
-            np.array(lists[epoch], float)
-            if epoch and len(lists[epoch]) == len(values)
-            else np.full(len(values), np.nan)
-        )
+            steps = _numbers(lists[step])
+        epochs = _numbers(lists[epoch]) if epoch and len(lists[epoch]) == len(values) else np.full(len(values), np.nan)
         gathered.add_column(name, rows[logged], numbers[logged], steps[logged], epochs[logged])
+
+
+def _numbers(values: Iterable[object]) -> NDArray[np.float64]:
+    """As floating-point numbers; what is none is NaN."""
+    return np.array([number_in(each) for each in values], np.float64)
 
 
 def _lists(document: Mapping[str, object], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, list]]:  # type: ignore[type-arg]

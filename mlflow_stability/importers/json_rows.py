@@ -15,14 +15,16 @@ from collections.abc import Iterator, Mapping
 from functools import lru_cache
 
 from mlflow_stability.importers.log_line import LogLine
+from mlflow_stability.importers.long_format import name_and_value
+from mlflow_stability.importers.odd_numbers import usual
 from mlflow_stability.importers.step_names import is_epoch, is_time, step_name
 from mlflow_stability.vocabulary.name_words import HELD_OUT, words_of
 
 _DEEPEST = 6
 _AGES_AGO = 1e8  # a time above is one since 1970, and not since the start
+_MILLISECONDS = 1e11  # a time above is one in milliseconds
 _NUMBER = re.compile(r"\s*[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|infinity)\s*", re.I)
 _BARE = re.compile(r"(?<![\w'\"])(nan|inf|-inf)(?![\w'\"])")
-_TENSOR = re.compile(r"tensor\(([^,()]*)[^()]*\)")
 
 
 def json_line(line: str) -> LogLine | None:
@@ -53,7 +55,11 @@ def log_row(row: Mapping[str, object]) -> LogLine:
     if step is not None:
         read.step = values.pop(step)
     if time is not None and values[time] > _AGES_AGO:
-        read.time = values.pop(time)
+        told = values.pop(time)
+        read.time = told / 1000 if told > _MILLISECONDS else told
+    one = name_and_value(tuple(key for key, value in row.items() if isinstance(value, str)), tuple(values))
+    if one is not None:  # the step and the time are taken out above
+        values = {str(row[one[0]]): values[one[1]]}
     read.values = {f"{role}/{name}": value for name, value in values.items()} if role else values
     return read
 
@@ -80,7 +86,7 @@ def _object(text: str) -> Mapping[str, object] | None:
 def _python_dictionary(text: str) -> object:
     """What `print(dict)` wrote, with its bare ``nan`` and its tensors."""
     try:
-        return ast.literal_eval(_BARE.sub(r"'\1'", _TENSOR.sub(r"\1", text)))
+        return ast.literal_eval(_BARE.sub(r"'\1'", usual(text)))
     except (ValueError, SyntaxError, MemoryError, RecursionError):
         return None
 
@@ -88,10 +94,8 @@ def _python_dictionary(text: str) -> object:
 def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 0) -> Iterator[tuple[str, float]]:
     for key, value in row.items():
         name = f"{prefix}{key}" if prefix else str(key)
-        if type(value) is float:
-            yield name, value
-        elif type(value) is int:
-            yield name, _as_float(value)
+        if type(value) in (float, int):
+            yield name, number_in(value)
         elif isinstance(value, str):
             if _NUMBER.fullmatch(value):
                 yield name, float(value)
@@ -99,7 +103,10 @@ def _flat(row: Mapping[str, object], prefix: str = "", depth: int = 0) -> Iterat
             yield from _flat(value, f"{name}/", depth + 1)
 
 
-def _as_float(value: float) -> float:
+def number_in(value: object) -> float:
+    """A number as a floating-point one, infinite where it is too large for that; what is no number is NaN."""
+    if not isinstance(value, int | float):
+        return math.nan
     try:
         return float(value)
     except OverflowError:

@@ -19,6 +19,7 @@ from typing import BinaryIO, TextIO, cast
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.harmless import reason_of, shown_path
+from mlflow_stability.importers.odd_numbers import usual
 
 HEAD = 65_536
 """How many bytes are looked at to tell what a file is."""
@@ -85,6 +86,6 @@ def lines_of(text: TextIO) -> Iterator[str]:
 
 
 def plain(line: str) -> str:
-    """A line without its end and without colours."""
+    """A line without its end and without colours, its numbers written as everybody writes them."""
     line = line.rstrip("\n")
-    return _COLOUR.sub("", line) if "\x1b" in line else line
+    return usual(_COLOUR.sub("", line) if "\x1b" in line else line)

@@ -33,7 +33,23 @@ _OUTCOMES = {
 def is_mlflow_run(folder: Path) -> bool:
     """Whether this is the folder of one run."""
     meta = meta_of(folder)
-    return "run_id" in meta or "run_uuid" in meta or ((folder / "metrics").is_dir() and (folder / "params").is_dir())
+    if _names_a_run(meta):
+        return True
+    return (folder / "metrics").is_dir() and ((folder / "params").is_dir() or _holds_points(folder / "metrics"))
+
+
+def _names_a_run(meta: Mapping[str, str]) -> bool:
+    return "run_id" in meta or "run_uuid" in meta
+
+
+def _holds_points(folder: Path) -> bool:
+    """Whether the first metric in a folder is as MLflow writes one: lines of time, value and step."""
+    _, file = next(_files(folder), ("", None))
+    if file is None:
+        return False
+    with file.open("rb") as opened:
+        words = opened.readline(_LONGEST_TEXT).split()
+    return len(words) == 3 and words[0].isdigit() and len(words[0]) >= 12 and words[2].lstrip(b"-").isdigit()
 
 
 def is_deleted(folder: Path) -> bool:
@@ -49,6 +65,11 @@ def read_mlflow_run(folder: Path) -> RunHistory:
         tags=dict(_texts(folder / "tags")),
         outcome=_OUTCOMES.get(meta.get("status", ""), ""),  # one that is RUNNING for ever was left by its process
     )
+    if not _names_a_run(meta):
+        why = "cannot be understood" if (folder / "meta.yaml").exists() else "is missing"
+        gathered.notes.append(f"Its meta.yaml {why}: when it began and how it ended is not known.")
+    elif meta.get("lifecycle_stage") == "deleted":
+        gathered.notes.append("This run was deleted by its owner; its files are still there.")
     for name, file in _files(folder / "metrics"):
         times, values, steps = _points(file)
         gathered.add_column(name, times.astype(np.int64), values, steps, times=times / 1000)

@@ -31,6 +31,11 @@ def read(path: Path) -> list[RunHistory]:
         return read_folder(path, read_file) if path.is_dir() else [read_file(path)]
     except (OSError, ValueError) as error:  # a folder above it that may not be entered; a name that no system takes
         raise UnreadableLogError(f"{shown_path(path)} could not be read: {reason_of(error)}.") from error
+    except UnreadableLogError:
+        raise
+    except Exception as error:  # a log that a reader was not written for must not take others with it
+        what = f"unexpected {type(error).__name__}, {reason_of(error)}"
+        raise UnreadableLogError(f"{shown_path(path)} could not be read: {what}. Please report it.") from error
 
 
 def read_file(path: Path) -> RunHistory:
@@ -51,7 +56,7 @@ def read_file(path: Path) -> RunHistory:
     text = head.decode(encoding, "replace")
     if _may_be_a_document(text):
         document = document_of(path, encoding)
-        if isinstance(document, dict | list):
+        if document is not None:
             return read_document(path, document)
     separator = separator_of(list(islice(map(plain, text.splitlines()), _LINES_LOOKED_AT)))
     if separator is not None:

@@ -44,7 +44,8 @@ def is_epoch(name: str) -> bool:
 @lru_cache(maxsize=4096)
 def is_time(name: str) -> bool:
     """Whether a name holds the seconds since 1970."""
-    return _plain(name) in _TIMES or name == "_timestamp"
+    words = " ".join(word.lower() for word in words_of(name))
+    return words in _TIMES or _plain(name) in _TIMES or name == "_timestamp"
 
 
 def step_name(names: Iterable[str]) -> str | None:

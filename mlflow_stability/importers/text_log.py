@@ -10,6 +10,7 @@ import re
 from collections import Counter
 from pathlib import Path
 
+from mlflow_stability.importers.decimal_commas import with_points
 from mlflow_stability.importers.gathered import Gathered
 from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.json_rows import json_line
@@ -96,7 +97,7 @@ class TextLog:
         self._forms[read.form] += 1
         self._row += 1
         if read.has_step:
-            self._told.value_came(int(min(read.step, 2**53)))
+            self._told.value_came(int(max(-(2**53), min(read.step, 2**53))))
             self._gathered.add_row(self._row, read.values, read.step, self._epoch, read.time)
         else:
             self._loose.keep(self._row, read, self._step, self._epoch)
@@ -106,7 +107,7 @@ def read_text_log(path: Path, encoding: str) -> RunHistory:
     """The run that a text file tells of."""
     log = TextLog()
     with text_of(path, encoding) as text:
-        for line in lines_of(text):
+        for line in with_points(lines_of(text)):
             log.take(line)
     gathered, form = log.finish()
     return history_of(gathered, path, form)

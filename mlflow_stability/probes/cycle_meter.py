@@ -104,7 +104,7 @@ class CycleMeter:
         if self._cycle.scaler is scaler:
             self._cycle.unscaled = True
 
-    def closure_begins(self, first: bool) -> None:
+    def closure_begins(self, _optimizer: Optimizer, first: bool) -> None:
         """Runs before the closure of a step is evaluated."""
         self._evaluating = 1
         self._evaluated = not first

@@ -48,6 +48,11 @@ class HookHandles:
 
         self._undo.append(undo)
 
+    @property
+    def hold_anything(self) -> bool:
+        """Whether there is something to take out."""
+        return bool(self._undo)
+
     def remove(self) -> None:
         """Take everything out, last in first out."""
         self._live[0] = False

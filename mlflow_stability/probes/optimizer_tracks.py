@@ -45,6 +45,11 @@ class OptimizerTracks:
         self._optimizers_seen += 1
         return track
 
+    def together(self, optimizer: Optimizer) -> list[Optimizer]:
+        """This optimizer and those that step in the same cycles with it."""
+        track = self._tracks.get(optimizer)
+        return [each for each, theirs in self._tracks.items() if theirs == track and isinstance(each, Optimizer)]
+
     def group_place(self, optimizer: Optimizer, group: int) -> str:
         """Where the learning rate of a parameter group belongs: nothing is said of the first."""
         number = self._numbers.get(optimizer, 0)

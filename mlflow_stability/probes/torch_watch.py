@@ -77,6 +77,11 @@ class TorchWatch:
         handles.patch(torch.amp.GradScaler, "unscale_", self._around_unscale)
         handles.patch(torch.amp.GradScaler, "step", self._around_scaler_step)
 
+    @property
+    def is_installed(self) -> bool:
+        """Whether our hooks are in torch."""
+        return self._handles.hold_anything
+
     def remove(self) -> None:
         """Leave torch as it was."""
         self._handles.remove()
@@ -102,7 +107,7 @@ class TorchWatch:
     @contextmanager
     def _evaluated(self, optimizer: Optimizer, first: bool) -> Iterator[None]:
         """Around an evaluation of a closure; the first ends at the gate."""
-        self._closure_begins(first)
+        self._closure_begins(optimizer, first)
         failed = True
         try:
             yield

@@ -18,7 +18,15 @@ FORMATS = {
     "html": "mlflow_stability.reports.html_page",
 }
 """Where each is written; `rich` is the one for people at a terminal."""
-ENDINGS = {".json": "json", ".csv": "csv", ".md": "markdown", ".markdown": "markdown", ".html": "html", ".htm": "html"}
+ENDINGS = {
+    ".json": "json",
+    ".csv": "csv",
+    ".md": "markdown",
+    ".markdown": "markdown",
+    ".html": "html",
+    ".htm": "html",
+    ".txt": "rich",
+}
 """The form that the name of a file asks for."""
 
 

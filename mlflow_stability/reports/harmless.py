@@ -8,7 +8,8 @@ nothing more of its own: the page escapes whatever it shows.
 from __future__ import annotations
 
 import re
-import unicodedata
+
+from mlflow_stability.vocabulary.harmless_text import visible
 
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 _MARKDOWN = re.compile(r"[\\`*\[\]<|~&$]|(?<![^\W_])_|_(?![^\W_])|^>")
@@ -16,13 +17,8 @@ _OPENS_A_BLOCK = re.compile(r"^(?:(?:#{1,6}|[+-]|\d+[.)])(?:\s|$)|[-=]{2,})")
 _LINKS_BY_ITSELF = re.compile(r"(?i)://|www\.|@")
 
 
-def plain(text: str, longest: int | None = None) -> str:
-    """The text on one line, with control and direction characters written out: ``\\x1b[31m``.
-
-    Longer than `longest`, it is cut there, with an ellipsis.
-    """
-    shown = text if text.isascii() and text.isprintable() else "".join(map(_visible, text))
-    return shown if longest is None or len(shown) <= longest else shown[: longest - 1] + "…"
+plain = visible
+"""The text on one line, with everything in it visible."""
 
 
 def csv_cell(text: str) -> str:
@@ -37,14 +33,6 @@ def markdown(text: str) -> str:
     shown = _LINKS_BY_ITSELF.sub(lambda found: f"{found[0][:-1]}{_entity(found[0][-1])}", shown)
     shown = f"{_entity(shown[0])}{shown[1:]}" if _OPENS_A_BLOCK.match(shown) else shown
     return f"{shown[:-1]}{_entity('#')}" if shown.endswith("#") else shown  # which would close a heading
-
-
-def _visible(character: str) -> str:
-    if character.isprintable():
-        return character
-    if unicodedata.category(character) == "Zs":
-        return " "  # no-break and thin spaces are for the eye alone
-    return character.encode("unicode_escape").decode("ascii")
 
 
 def _entity(character: str) -> str:

@@ -9,13 +9,17 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from torch.nn import Module
 
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.ending import closing_of
+from mlflow_stability.session.flight_plan import flight_plan
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.settings import Settings, settings_from_environment
 
@@ -30,6 +34,16 @@ def autolog(
     detectors: Iterable[Any] | None = None,
     divergence_threshold: float | None = None,
     consecutive_divergence_steps: int = 3,
+    rollback: bool | RollbackPolicy = False,
+    guard: bool | Literal["late"] | None = None,
+    stop_on: str | Iterable[str] = (),
+    recovery_patience: int = 10,
+    rollback_checkpoint_interval: int = 500,
+    max_checkpoints: int = 10,
+    adaptive_clip: bool = False,
+    preset: Literal["research", "production", "debugging"] | None = None,
+    capture_batch: bool | Literal["upload"] = True,
+    snapshot_budget: int | None = None,
     exclusive: bool = False,
     disable: bool = False,
     silent: bool = False,
@@ -47,6 +61,22 @@ def autolog(
             thresholds of your own such as `LossSpike(z=10)`; all of `mlflow-stability explain` if not given.
         divergence_threshold: Call it divergence, too, when the loss is above this many times its mean of 100 steps.
         consecutive_divergence_steps: For how many steps in a row, with `divergence_threshold`.
+        rollback: Set the training back to a good state when it diverges, inside your loop, and ease it back in; `True`,
+            or a `RollbackPolicy` with knobs of your own. Turns the guard on.
+        guard: Skip steps whose loss or gradients are not finite, or absurd: nothing of the training changes by them.
+            `"late"` never waits for the device, and answers a broken step by going back. On with `rollback`.
+        stop_on: End the training with `TrainingDiverged` when one of these is met, once its last good state is on the
+            disk: "nonfinite", or conditions such as "grad_norm>100" and "loss>50".
+        recovery_patience: For how many steps after going back a finding waits: the state may need them to settle.
+        rollback_checkpoint_interval: Every how many steps a state is written to disk, under `checkpoints/` in the
+            journal's folder.
+        max_checkpoints: How many of them are kept; the best and the last good one always are.
+        adaptive_clip: Clip gradients whose norm stands out from the training's own.
+        preset: Knobs for the autopilot: "research" acts early, "production" late and seldom, "debugging" keeps states
+            often and ends the training where it can do no more. What you give yourself comes first.
+        capture_batch: Look at the batch of a step that was skipped, and run it once more to tell data from hardware.
+            What is found goes into the run; the tensors stay in the journal's folder.
+        snapshot_budget: How many bytes of host memory the kept states may take; a quarter of what is free if not given.
         exclusive: Leave runs alone that the script has started; record only into runs of our own.
         disable: Take everything off again.
         silent: Say nothing, not even warnings.
@@ -68,6 +98,16 @@ def autolog(
         detectors=None if detectors is None else tuple(detectors),
         divergence_threshold=divergence_threshold,
         consecutive_divergence_steps=consecutive_divergence_steps,
+        rollback=rollback,
+        guard=guard,
+        stop_on=(stop_on,) if isinstance(stop_on, str) else tuple(stop_on),
+        recovery_patience=recovery_patience,
+        rollback_checkpoint_interval=rollback_checkpoint_interval,
+        max_checkpoints=max_checkpoints,
+        adaptive_clip=adaptive_clip,
+        preset=preset,
+        capture_batch=capture_batch,
+        snapshot_budget=snapshot_budget,
         exclusive=exclusive,
         silent=silent,
         strict=strict,
@@ -110,6 +150,11 @@ def attach(model: Module, optimizer: Any = None, **settings: Any) -> Iterator[At
     Takes the settings of `autolog`. Where the hooks of `autolog` are on, they rest inside.
     """
     global _current
+    if Settings(**settings).flies:
+        raise SettingsError(
+            "attach() sees a step only when all is done, so it cannot skip or take back any. Use "
+            "autolog(rollback=True) with an optimizer of torch.optim."
+        )
     if _switched_off():
         yield Attachment(None, model, optimizer)
         return
@@ -137,5 +182,12 @@ def _switched_off() -> bool:
 def _settings(**given: Any) -> Settings:
     """The settings, with what the environment overrides."""
     settings = Settings(**(given | settings_from_environment()))
+    if settings.flies:
+        policy = flight_plan(settings).policy
+        settings = replace(  # what a policy or a preset calls divergence has a detector too
+            settings,
+            divergence_threshold=policy.divergence_threshold,
+            consecutive_divergence_steps=policy.consecutive_divergence_steps,
+        )
     chosen_detectors(settings)  # a name that there is not is told here, not at the first step
     return settings

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from types import CodeType
 from typing import Any
 
+from mlflow_stability.errors import TrainingDiverged
+
 OnFailure = Callable[[str, Exception], None]
 
 
@@ -58,6 +60,8 @@ class PartGuard:
             self._inside = True
             try:
                 return body(*args)
+            except TrainingDiverged:
+                raise  # as the user asked
             except Exception as error:
                 if self.strict or _came_from_signal_handler(error):
                     raise

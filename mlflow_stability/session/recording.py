@@ -17,12 +17,13 @@ from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.probes.reading import CycleReading
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.event import Event
-from mlflow_stability.vocabulary.milestone import Closing, Note, Opening
+from mlflow_stability.vocabulary.milestone import Closing, Note, Opening, Reset
 from mlflow_stability.vocabulary.observation import StepReading
 from mlflow_stability.vocabulary.signal import Signal
 
 OWN_COST_EVERY = 100
 _OVERHEAD = Signal("overhead_fraction")
+_ROLLBACKS = Signal("rollbacks")
 
 
 class Recording:
@@ -41,6 +42,7 @@ class Recording:
         self.step = opening.first_step - 1
         """The last step that was recorded."""
         self.attempt = 0
+        """How many times the training was set back."""
         self.closed = False
         self._journal = JournalWriter(folder, opening)
         self._panel = Panel(detectors)
@@ -56,19 +58,34 @@ class Recording:
         """Why nothing is being kept at the moment; empty while all is well."""
         return self._journal.failure
 
-    def record(self, reading: CycleReading) -> None:
-        """Judge and keep one cycle."""
+    def record(self, reading: CycleReading) -> tuple[StepReading, list[Event]]:
+        """Judge and keep one cycle; gives what was kept, and what was found."""
         self.step += 1
         signals, values = reading.signals, reading.values
         if self.step % OWN_COST_EVERY == 0:
             share = self._own_share()
             if share is not None:
                 signals, values = (*signals, _OVERHEAD), (*values, share)
+        if self.attempt:
+            signals, values = (*signals, _ROLLBACKS), (*values, float(self.attempt))
         step = StepReading(self.step, signals, values, self.attempt, reading.time)
         self._journal.append(step)
-        self._judge(step)
+        events = self._judge(step)
         if reading.norm_basis:
             self._note_basis(reading)
+        return step, events or []
+
+    def tell(self, event: Event) -> None:
+        """Keep what was said by one who acts: judging the record again does not find it, and so it is marked."""
+        said = replace(event, live=True, attempt=self.attempt, time=event.time or time.time())
+        self._journal.append(said)
+        self._on_event(said)
+
+    def set_back(self, reason: str) -> None:
+        """The training was set back: from the next step on it is another attempt, and the detectors begin afresh."""
+        self.attempt += 1
+        self._panel.reset()
+        self._journal.append(Reset(self.step + 1, self.attempt, reason, time.time()))
 
     def note(self, key: str, value: str) -> None:
         """Keep a fact that becomes a tag of the run."""
@@ -81,10 +98,12 @@ class Recording:
             self._journal.append(replace(closing, step=self.step, time=time.time()))
             self._journal.close()
 
-    def _panel_judges(self, step: StepReading) -> None:
-        for event in self._panel.judge(step):
+    def _panel_judges(self, step: StepReading) -> list[Event]:
+        events = self._panel.judge(step)
+        for event in events:
             self._journal.append(event)
             self._on_event(event)
+        return events
 
     def _note_basis(self, reading: CycleReading) -> None:
         """Once for each meaning: clipping may come and go from step to step, and from track to track."""

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.errors import SettingsError
 from mlflow_stability.probes.cycle_meter import CycleMeter
 from mlflow_stability.probes.reading import CycleReading
 from mlflow_stability.probes.torch_watch import BACKWARDS_WITHOUT_STEP, TorchWatch
@@ -39,13 +40,14 @@ class Session:
         self.settings = settings
         self._pid = os.getpid()
         self._guard = PartGuard(settings.strict, self._part_failed)
-        self._meter = CycleMeter(self._guard, self._at_gate, self._on_reading)
-        self._binding = RunBinding(settings, self._guard, self._tell, self._warn, self._meter.settle)
+        self._flight: Any = None
+        """The `Flight`, where an autopilot was asked for: else its part of the package is not even imported."""
+        self._binding = RunBinding(settings, self._guard, self._tell, self._warn, self._settle)
+        self._meter = self._new_meter()
         self._watch = TorchWatch(self._guard, self._meter, self._foreign_thread, self._no_steps_seen)
         self._ending = EndingWatch()
         self._started = False
         self._disk_said = False
-        self._by_hand = self._guard("cycles", self._meter.manual_step)
 
     @property
     def is_inherited(self) -> bool:
@@ -73,19 +75,49 @@ class Session:
         """The parts of us that failed and were switched off, with the reason."""
         return dict(self._guard.off)
 
+    @property
+    def good_steps(self) -> tuple[int, ...]:
+        """The steps whose state can be gone back to; empty without an autopilot."""
+        return () if self._flight is None else tuple(self._flight.pilot.good_steps)
+
     def install(self) -> None:
         """Begin to watch torch."""
         self._watch.install()
 
     def reconfigure(self, settings: Settings) -> None:
         """From now on, these settings; what a recording began with holds until its end."""
-        self.settings = self._binding.settings = settings
+        before, self.settings = self.settings, settings
+        self._binding.settings = settings
         self._guard.strict = settings.strict
+        if before.autopilot == settings.autopilot:
+            return
+        was_on = self._watch.is_installed
+        self._watch.remove()
+        self._guard("the last readings", self._meter.drain)()
+        if self._flight is not None:
+            self._flight.close()
+        self._meter = self._new_meter()
+        self._watch = TorchWatch(self._guard, self._meter, self._foreign_thread, self._no_steps_seen)
+        if was_on:
+            self._watch.install()
+
+    def checkpoint_now(self) -> bool:
+        """Write the state of the training to the disk; False while the checkpoint before is still being written."""
+        return bool(self._pilot().checkpoint_now())
+
+    def rollback(self) -> bool:
+        """Set the training back to its newest good state; False where there is none yet."""
+        return bool(self._pilot().roll_back())
+
+    def skip_next(self) -> None:
+        """Skip the next step: nothing of the training changes by it."""
+        self._pilot().skip_next()
 
     def record_step(self, loss: Any, model: Module, optimizer: Any) -> None:
         """Measure and keep one step of a loop that no hook can see."""
         gradients: list[Tensor] = [each.grad for each in model.parameters() if each.grad is not None]
-        self._by_hand(loss, gradients, optimizer if isinstance(optimizer, Optimizer) else None)
+        by_hand = self._guard("cycles", self._meter.manual_step)
+        by_hand(loss, gradients, optimizer if isinstance(optimizer, Optimizer) else None)
 
     def pause(self) -> None:
         """Take the hooks off for a while."""
@@ -117,10 +149,34 @@ class Session:
         self._ending.still_running()
         return self._binding.at_gate(optimizer)
 
+    def _new_meter(self) -> CycleMeter:
+        """The autopilot, and the part of the package that it is made of, are there only if they were asked for."""
+        self._flight = None
+        if not self.settings.flies:
+            return CycleMeter(self._guard, self._at_gate, self._on_reading)
+        from mlflow_stability.probes.piloted_meter import PilotedMeter
+        from mlflow_stability.session.flight import Flight
+
+        self._flight = Flight(self.settings, self._guard, self._settle, self._binding.current_run_id)
+        return PilotedMeter(self._guard, self._at_gate, self._on_reading, self._flight.pilot_for)
+
+    def _settle(self) -> None:
+        self._meter.settle()
+
+    def _pilot(self) -> Any:
+        if self._flight is None:
+            raise SettingsError("There is no autopilot in this session: call autolog(rollback=True) first.")
+        return self._flight.pilot
+
     def _on_reading(self, recording: Recording | None, reading: CycleReading) -> None:
-        if recording is None or recording.closed:
+        if recording is not None and recording.closed:
             return
-        recording.record(reading)
+        if self._flight is not None:
+            self._flight.on_reading(recording, reading)
+        elif recording is not None:
+            recording.record(reading)
+        if recording is None:
+            return
         for link in self._binding.links.values():
             link.look_after()
         if recording.failure and not self._disk_said:
@@ -135,6 +191,8 @@ class Session:
 
     def _finish(self, closing: Closing) -> None:
         self._guard("the last readings", self._meter.drain)()
+        if self._flight is not None:
+            self._flight.close()
         self._guard("the end of the recording", self._binding.close)(closing)
 
     def _at_exit(self) -> None:
@@ -170,6 +228,8 @@ class Session:
             type(error).__name__,
             error,
         )
+        if part == "cycles" and self._flight is not None:
+            self._flight.let_go()
         recording = self._binding.recording
         if recording is not None and not recording.closed:
             recording.note("degraded", f"{part}: {type(error).__name__}: {error} (step {recording.step})"[:1000])

@@ -25,6 +25,8 @@ def answering_client(tracking_uri: str | None = None) -> MlflowClient:
     uri = absolute_uri(tracking_uri or mlflow.get_tracking_uri(), here)
     if uri.startswith(("http://", "https://")):
         check = check_store(uri, DEADLINE)
+        if check.answered:
+            raise TrackingError(f"The tracking server at {strip_credentials(uri)} {_closed(check.answered)}")
         if not check.answers:
             raise TrackingError(
                 f"The tracking server at {strip_credentials(uri)} does not answer ({check.trouble}). "
@@ -38,3 +40,7 @@ def answering_client(tracking_uri: str | None = None) -> MlflowClient:
         )
     with store_trouble("open the tracking store"):
         return MlflowClient(tracking_uri=uri)
+
+
+def _closed(sentence: str) -> str:
+    return sentence if sentence.endswith(("?", ".")) else f"{sentence}."

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 
 import numpy as np
 from mlflow import MlflowClient
@@ -33,6 +34,7 @@ from mlflow_stability.vocabulary.metric_names import Meaning, meanings_of
 from mlflow_stability.vocabulary.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.series import Series
 
+DELETED = "This run was deleted by its owner; it can still be read until MLflow's garbage is collected."
 READERS = 4
 """How many metrics are fetched at once: a server answers a few as fast as one."""
 _AS_GOOD_AS_INFINITE = 1.79e308  # what MLflow's databases make of an infinity
@@ -47,8 +49,10 @@ def read_run_history(run_id: str, tracking_uri: str | None = None) -> RunHistory
     if record is not None and len(record):
         history = recorded_history(_facts(reader), record, reader.said())
         theirs, _ = _metrics(reader, client, [key for key in reader.metric_keys if parse_key(key) is None])
-        return with_metrics_of_the_script(history, theirs)
-    return _tables(reader, client, is_ours)
+        history = with_metrics_of_the_script(history, theirs)
+    else:
+        history = _tables(reader, client, is_ours)
+    return replace(history, notes=(*history.notes, DELETED)) if reader.is_deleted else history
 
 
 def _facts(reader: RunReader) -> RunFacts:

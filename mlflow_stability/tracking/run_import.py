@@ -1,14 +1,13 @@
 """Turns a run that was read from somewhere else into an MLflow run.
 
 In: a `RunHistory` and the name of an experiment. Out: a run id. Promised: params, tags, metrics under their own names,
-values that are not numbers included, times where there are any; the same history twice is one run, wherever it was read
-from; an import that was killed is completed by the next, point by point the same.
+values that are not numbers included, times where there are any; the same log twice is one run, and two logs are two;
+an import that was killed is completed by the next, point by point the same.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from hashlib import blake2b
 from itertools import islice
 from pathlib import Path
 from typing import TypeVar
@@ -19,9 +18,19 @@ from mlflow.entities import Metric, Param, RunTag
 
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.address import tracking_uri_for
+from mlflow_stability.tracking.earlier_import import (
+    HASH,
+    SOURCE,
+    STATE,
+    WHOLE,
+    EarlierImports,
+    content_hash,
+    source_of,
+)
 from mlflow_stability.tracking.foreign_keys import fitting_keys
 from mlflow_stability.tracking.impatience import answering_client
 from mlflow_stability.tracking.run_creation import tracking_store
+from mlflow_stability.tracking.server_answer import not_mlflow
 from mlflow_stability.tracking.store_trouble import store_trouble
 from mlflow_stability.vocabulary.outcome import RUN_STATUS
 from mlflow_stability.vocabulary.run_history import RunHistory
@@ -30,14 +39,14 @@ METRICS_AT_ONCE, TEXTS_AT_ONCE = 1000, 100
 _LONGEST_PARAM, _LONGEST_TAG = 6000, 5000
 # Of another store: they name things that are not here.
 _NOT_OURS_TO_SET = frozenset({"mlflow.runName", "mlflow.parentRunId", "mlflow.rootRunId", "mlflow.log-model.history"})
-# Not `stability.*`: those tags say that a run was recorded by us, and most imported ones were not.
-_HASH, _STATE, _SOURCE, _FORMAT = "imported.hash", "imported.state", "imported.from", "imported.format"
-_WHOLE = "whole"
+_FORMAT = "imported.format"
 
 _Thing = TypeVar("_Thing")
 
 Progress = Callable[[int], None]
 """Told how many values have arrived so far."""
+Remark = Callable[[str], None]
+"""Told what a person should know beside the run's id."""
 
 
 class RunImport:
@@ -51,17 +60,32 @@ class RunImport:
             tracking_store(uri)  # makes a database that is not there yet
             with store_trouble("open the tracking store"):
                 self._client = MlflowClient(tracking_uri=uri)
+        self._uri = uri
         self._experiment = self._found_or_made(experiment)
+        self._earlier = EarlierImports(self._client, self._experiment)
 
-    def bring(self, history: RunHistory, artifacts: Path | None = None, progress: Progress = lambda _: None) -> str:
+    def bring(
+        self,
+        history: RunHistory,
+        artifacts: Path | None = None,
+        progress: Progress = lambda _: None,
+        remark: Remark = lambda _: None,
+    ) -> str:
         """Bring a run in, unless it is there; give its id. `artifacts`: a folder to put beside its metrics."""
         content = content_hash(history)
-        run_id, state = self._find(content)
-        if run_id is None:
+        earlier = self._earlier.of(history, content)
+        if earlier is None:
             run_id = self._create(history, content)
-        elif state == _WHOLE:
+        elif earlier.whole:
             progress(history.points)
-            return run_id
+            if earlier.source != source_of(history):
+                remark(
+                    f"{history.source} is already there as run {earlier.run_id}, imported from {earlier.source}, "
+                    "which is not there any more."
+                )
+            return earlier.run_id
+        else:
+            run_id = earlier.run_id
         self._write(run_id, history, progress)
         if artifacts is not None and artifacts.is_dir():
             with store_trouble(f"upload {artifacts.name}"):
@@ -69,7 +93,7 @@ class RunImport:
         with store_trouble(f"end run {run_id}"):
             status = RUN_STATUS.get(history.outcome, "FINISHED")
             self._client.set_terminated(run_id, status, end_time=_last_time(history, self._started(run_id)))
-            self._client.set_tag(run_id, _STATE, _WHOLE)
+            self._client.set_tag(run_id, STATE, WHOLE)
         return run_id
 
     def _found_or_made(self, name: str) -> str:
@@ -77,19 +101,17 @@ class RunImport:
             found = self._client.get_experiment_by_name(name)
             if found is None:
                 return str(self._client.create_experiment(name))
+        if found.name != name:
+            raise not_mlflow(self._uri)
         if found.lifecycle_stage != "active":
             raise TrackingError(f"Experiment {name} was deleted. Restore it, or give --experiment another name.")
         return str(found.experiment_id)
 
-    def _find(self, content: str) -> tuple[str | None, str]:
-        with store_trouble("look for an earlier import"):
-            runs = self._client.search_runs([self._experiment], f"tags.`{_HASH}` = '{content}'", max_results=1)
-        return (str(runs[0].info.run_id), runs[0].data.tags.get(_STATE, "")) if runs else (None, "")
-
     def _create(self, history: RunHistory, content: str) -> str:
-        tags = {_HASH: content, _STATE: "begun", _SOURCE: history.source[:_LONGEST_TAG], _FORMAT: history.format}
+        tags = {HASH: content, STATE: "begun", SOURCE: source_of(history), _FORMAT: history.format}
         with store_trouble("create a run"):
             run = self._client.create_run(self._experiment, _first_time(history), tags, run_name=history.name[:250])
+        self._earlier.stands_for(str(run.info.run_id), history)
         return str(run.info.run_id)
 
     def _started(self, run_id: str) -> int:
@@ -112,19 +134,6 @@ class RunImport:
                 self._client.log_batch(run_id, metrics=points, synchronous=True)
                 done += len(points)
                 progress(done)
-
-
-def content_hash(history: RunHistory) -> str:
-    """What tells runs apart: everything that was logged, and nothing of where it was found."""
-    content = blake2b(digest_size=16)
-    for metric in sorted(history.metrics, key=lambda each: each.name):
-        series = metric.series
-        content.update(repr((metric.name, len(series))).encode("utf-8", "surrogatepass"))
-        values = np.where(np.isnan(series.values), np.nan, series.values)  # all not-a-numbers are one
-        for column in (series.steps, values, series.attempts, series.times):
-            content.update(np.ascontiguousarray(column).tobytes())
-    content.update(repr((sorted(history.params.items()), history.outcome)).encode("utf-8", "surrogatepass"))
-    return content.hexdigest()
 
 
 def _points(history: RunHistory, started: int) -> Iterator[Metric]:

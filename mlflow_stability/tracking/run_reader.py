@@ -20,6 +20,8 @@ import mlflow
 import numpy as np
 import pyarrow as pa
 from mlflow import MlflowClient
+from mlflow.entities import Run
+from mlflow.exceptions import MlflowException
 
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.address import strip_credentials
@@ -27,6 +29,7 @@ from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.record_events import EVENTS_FOLDER, Said, events_order, read_line
 from mlflow_stability.tracking.record_parts import RECORD_FOLDER, part_order, read_part
 from mlflow_stability.tracking.run_record import RunRecord, joined
+from mlflow_stability.tracking.server_answer import not_mlflow
 from mlflow_stability.tracking.store_trouble import sentence, store_trouble
 from mlflow_stability.vocabulary.signal import Signal
 
@@ -44,13 +47,30 @@ class RunReader:
         try:
             with store_trouble("open the tracking store"):
                 self._client = client or MlflowClient(tracking_uri=self._uri)
-            with store_trouble(f"read run {run_id}"):
-                self._run = self._client.get_run(run_id)
+            self._run = self._found(run_id)
         except RunNotFoundError:
             raise RunNotFoundError(
                 f"No run {run_id!r} at {strip_credentials(self._uri)}. Is the tracking URI right? "
                 "Without one given, MLFLOW_TRACKING_URI is taken."
             ) from None
+        if self._run.info.run_id.lower() != run_id.lower():
+            raise not_mlflow(self._uri)
+        self.run_id = str(self._run.info.run_id)
+
+    def _found(self, run_id: str) -> Run:
+        """The run of this id; in small letters, where there is none in those that were typed."""
+        with store_trouble(f"read run {run_id}"):
+            try:
+                return self._client.get_run(run_id)
+            except MlflowException:
+                if run_id == run_id.lower():
+                    raise
+                return self._client.get_run(run_id.lower())
+
+    @property
+    def is_deleted(self) -> bool:
+        """Whether its owner deleted it; it stays until MLflow's garbage is collected."""
+        return str(self._run.info.lifecycle_stage) == "deleted"
 
     @property
     def tags(self) -> dict[str, str]:

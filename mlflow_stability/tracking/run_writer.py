@@ -15,6 +15,7 @@ from mlflow.entities import Metric, RunTag
 
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.keys import metric_key
+from mlflow_stability.tracking.run_checkpoints import RunCheckpoints
 from mlflow_stability.tracking.store_trouble import RefusedError, store_trouble
 from mlflow_stability.tracking.thinning import Point
 from mlflow_stability.vocabulary.signal import Signal
@@ -61,6 +62,10 @@ class RunWriter:
         """Put a file into the run's artifacts, over an older one of its name."""
         with store_trouble(f"upload {folder}/{file.name}"):
             self._client.log_artifact(self.run_id, str(file), folder)
+
+    def checkpoints(self) -> RunCheckpoints:
+        """The way of checkpoints into the same run."""
+        return RunCheckpoints(self._client, self.run_id)
 
     def status(self) -> str:
         """RUNNING, FINISHED, FAILED, KILLED or SCHEDULED."""

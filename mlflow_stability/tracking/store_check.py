@@ -18,6 +18,7 @@ import mlflow
 from mlflow import MlflowClient
 
 from mlflow_stability.tracking.address import absolute_uri, default_uri, is_sqlite, strip_credentials
+from mlflow_stability.tracking.server_answer import answered
 from mlflow_stability.tracking.store_trouble import sentence
 
 
@@ -34,6 +35,8 @@ class StoreCheck:
     """How long it took."""
     trouble: str = ""
     """Why it does not answer; empty while it does."""
+    answered: str = ""
+    """What came instead of an answer to the question, as the rest of a sentence; empty where nothing did."""
     exists: bool = True
     """False where MLflow will make it at the first run."""
 
@@ -53,12 +56,14 @@ def check_store(uri: str | None = None, deadline: float = 5.0) -> StoreCheck:
         writable = os.access(folder, os.W_OK)
         return StoreCheck(shown, kind, writable, exists=False, trouble="" if writable else f"{folder} is not writable")
     trouble: list[str] = []
+    instead: list[str] = []
 
     def ask() -> None:
         try:
             MlflowClient(tracking_uri=uri).search_experiments(max_results=1)
         except Exception as error:  # the store's, the driver's or the network's own: whatever it is, it is the answer
             trouble.append(_root(error))
+            instead.append(answered(error))
 
     began = time.monotonic()
     with _one_try(deadline):
@@ -67,7 +72,8 @@ def check_store(uri: str | None = None, deadline: float = 5.0) -> StoreCheck:
         asking.join(deadline)
     if asking.is_alive():
         trouble.append(f"no answer within {deadline:.0f} s")
-    return StoreCheck(shown, kind, not trouble, time.monotonic() - began, next(iter(trouble), ""))
+    seconds = time.monotonic() - began
+    return StoreCheck(shown, kind, not trouble, seconds, next(iter(trouble), ""), next(iter(instead), ""))
 
 
 @contextmanager

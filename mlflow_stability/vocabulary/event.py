@@ -31,3 +31,5 @@ class Event:
     """What to try, most likely first."""
     attempt: int = 0
     time: float = 0.0
+    live: bool = False
+    """Whether it was said by what acts while the training runs, so that judging the record again does not find it."""

@@ -11,6 +11,8 @@ from typing import Any
 from mlflow_stability.errors import SettingsError
 
 JOURNAL_FOLDER = ".mlflow-stability"
+CHECKPOINTS_FOLDER = "checkpoints"
+"""Within the folder of the journals: one folder for each run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +39,26 @@ class Settings:
     """Also call it divergence when the loss is this many times its mean of 100 steps; None: only the robust rule."""
     consecutive_divergence_steps: int = 3
     """For how many steps in a row, with `divergence_threshold`."""
+    rollback: Any = False
+    """Go back to a good state when the training diverges: False, True, or a `RollbackPolicy` with knobs of your own."""
+    guard: bool | str | None = None
+    """Skip steps that are broken: False, True, ``late``; None: where `rollback` is on."""
+    stop_on: tuple[str, ...] = ()
+    """End the training when one of these is met: ``nonfinite``, ``grad_norm>100``."""
+    recovery_patience: int = 10
+    """For how many steps after going back a finding waits."""
+    rollback_checkpoint_interval: int = 500
+    """Every how many steps a state is written to disk."""
+    max_checkpoints: int = 10
+    """How many of them are kept; the best and the last good one always are."""
+    adaptive_clip: bool = False
+    """Clip gradients whose norm stands out from the training's own."""
+    preset: str | None = None
+    """A set of knobs for the autopilot: ``research``, ``production``, ``debugging``."""
+    capture_batch: bool | str = True
+    """Look at the batch of a step that broke: False, True, ``upload``."""
+    snapshot_budget: int | None = None
+    """How many bytes of host memory the kept states may take; None: a quarter of what is free."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be meant, with the rule and what came."""
@@ -51,9 +73,41 @@ class Settings:
                 f"consecutive_divergence_steps must be at least 1, got {self.consecutive_divergence_steps}."
             )
 
+        if self.capture_batch not in (True, False, "upload"):
+            raise SettingsError(f"capture_batch must be True, False or 'upload', got {self.capture_batch!r}.")
+        if self.snapshot_budget is not None and not self.snapshot_budget >= 0:
+            raise SettingsError(f"snapshot_budget must be 0 or more bytes, got {self.snapshot_budget}.")
+
+    @property
+    def flies(self) -> bool:
+        """Whether anything of the autopilot is asked for, so that its part of the package is needed at all."""
+        return self.rollback is not False or bool(self.guard) or bool(self.stop_on) or self.adaptive_clip
+
+    @property
+    def autopilot(self) -> tuple[Any, ...]:
+        """All that the autopilot is made from: where it differs, another one takes over."""
+        return tuple(getattr(self, name) for name in _AUTOPILOT)
+
     def journal_root(self) -> Path:
         """The absolute folder that holds the journals; never a temporary one, for a reboot empties those."""
         return (self.journal_dir or Path(os.environ.get("MLFLOW_STABILITY_JOURNAL_DIR") or JOURNAL_FOLDER)).absolute()
+
+
+_AUTOPILOT = (
+    "rollback",
+    "guard",
+    "stop_on",
+    "recovery_patience",
+    "rollback_checkpoint_interval",
+    "max_checkpoints",
+    "adaptive_clip",
+    "preset",
+    "capture_batch",
+    "snapshot_budget",
+    "divergence_threshold",
+    "consecutive_divergence_steps",
+    "journal_dir",
+)
 
 
 def settings_from_environment() -> dict[str, float]:

@@ -25,7 +25,8 @@ def detector_table() -> str:
     lines = ["| kind | what it sees | what to try first |", "| --- | --- | --- |"]
     for detector in DETECTORS:
         sees = " ".join(inspect.getdoc(detector).partition("What it sees: ")[2].partition("\n\n")[0].split())
-        lines.append(f"| `{detector.kind}` | {sees[0].upper()}{sees[1:]} | {detector.remedies[0]} |")
+        kind = f"`{detector.kind}`{' (experimental)' if detector.experimental else ''}"
+        lines.append(f"| {kind} | {sees[0].upper()}{sees[1:]} | {detector.remedies[0]} |")
     return "\n".join(lines)
 
 

@@ -24,6 +24,7 @@ FOREIGN = {
     "importers": {"numpy", "pandas"},
     "journal": {"numpy", "orjson"},
     "probes": {"torch"},
+    "recovery": {"numpy", "torch"},
     "reports": {"jinja2", "numpy", "rich"},
     "session": {"orjson", "psutil", "torch"},
     "tracking": {"mlflow", "numpy", "pyarrow"},

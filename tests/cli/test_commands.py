@@ -55,3 +55,17 @@ def test_a_shell_can_complete_what_is_typed(typed: list[str], offered: list[str]
     completion = ShellComplete(commands, {}, "mlflow-stability", "_MLFLOW_STABILITY_COMPLETE")
     found = [item.value for item in completion.get_completions(typed, "-" if typed else "")]
     assert set(offered) <= set(found)
+
+
+def test_a_mistake_of_ours_is_one_sentence_and_not_a_finding(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    summary = ("cli.broken_command", "Fail in a way that nobody expected.")
+    monkeypatch.setattr(Commands, "summaries", {**Commands.summaries, "broken": summary})
+    assert run(["broken"]) == 2
+    said = capsys.readouterr().err
+    assert said.startswith("mlflow-stability: unexpected KeyError")
+    assert (said.count("\n"), "\x1b" in said) == (1, False)
+    monkeypatch.setenv("MLFLOW_STABILITY_TRACEBACK", "1")
+    assert run(["broken"]) == 2
+    assert "Traceback" in capsys.readouterr().err

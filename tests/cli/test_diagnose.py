@@ -94,6 +94,14 @@ def test_only_the_kinds_asked_for_are_shown_and_counted(capsys: pytest.CaptureFi
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
+def test_what_rests_on_a_hidden_kind_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diagnose", "logs/bad.jsonl", "--issue-type", "plateau"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no plateau was found" in said
+    assert "Diverged" not in said
+    assert "What to do" not in said
+
+
 def test_an_unknown_kind_gives_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "logs", "--issue-type", "nan_detcted"]) == 2
     assert "Did you mean nan_detected" in " ".join(capsys.readouterr().err.split())
@@ -130,6 +138,25 @@ def test_a_report_goes_into_a_file_in_the_form_of_its_ending(name: str, capsys: 
 def test_the_form_that_is_asked_for_wins_over_the_ending() -> None:
     assert run(["diagnose", "logs/bad.jsonl", "--output", "out.html", "--output-format", "json"]) == 1
     assert json.loads(Path("out.html").read_text(encoding="utf-8"))["schema_version"] == 1
+
+
+@pytest.mark.parametrize("file", ["logs/bad.jsonl", "logs/../logs/bad.jsonl", "link.jsonl"])
+@pytest.mark.parametrize("asked", ["logs/bad.jsonl", "logs"])
+def test_no_log_that_is_asked_about_is_written_over(file: str, asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("link.jsonl").symlink_to("logs/bad.jsonl")
+    before = Path("logs/bad.jsonl").read_bytes()
+    assert run(["diagnose", asked, "--output", file, "--output-format", "csv"]) == 2
+    assert "would be written over" in capsys.readouterr().err
+    assert Path("logs/bad.jsonl").read_bytes() == before
+
+
+def test_an_ending_that_nobody_knows_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diagnose", "logs/bad.jsonl", "--output", "out.pdf"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert ".pdf" in said
+    assert ".html" in said
+    assert not Path("out.pdf").exists()
+    assert run(["diagnose", "logs/bad.jsonl", "--output", "out.pdf", "--output-format", "html"]) == 1
 
 
 @pytest.mark.parametrize("file", ["no/such/folder/out.html", "logs"])

@@ -108,3 +108,28 @@ def test_every_value_arrives_however_the_table_is_parted(
     found = curve(run, "loss") if expected else []
     assert [step for step, _ in found] == [step for step, _ in expected]
     assert [value for _, value in found] == pytest.approx([value for _, value in expected], nan_ok=True, rel=1e-12)
+
+
+def test_columns_with_one_name_or_none_are_told_apart(tmp_path: Path) -> None:
+    run = history(tmp_path, ",,step,loss,loss\n" + "".join(f"7,{n},{n * 10},{1 / n},{2 / n}\n" for n in range(1, 5)))
+    assert curve(run, "loss")[1] == (20, 0.5)
+    assert curve(run, "loss (2)")[1] == (20, 1.0)
+    assert {"unnamed 1", "unnamed 2"} <= {each.name for each in run.metrics}
+
+
+def test_a_quoted_name_may_hold_the_separator(tmp_path: Path) -> None:
+    run = history(tmp_path, 'step,"loss, train",acc\n' + "".join(f'{n},{1 / n},"0.{n}"\n' for n in range(1, 5)))
+    assert curve(run, "loss, train")[1] == (2, 0.5)
+    assert curve(run, "acc")[1] == (2, 0.2)
+
+
+def test_bars_may_separate_cells(tmp_path: Path) -> None:
+    run = history(tmp_path, "step | loss\n" + "".join(f"{n} | {1 / n}\n" for n in range(1, 5)))
+    assert curve(run, "loss")[1] == (2, 0.5)
+
+
+def test_a_quote_that_is_never_closed_swallows_nothing(tmp_path: Path) -> None:
+    rows = [f"{n},{1 / n},fine" for n in range(1, 30)]
+    rows[4] = '5,0.2,5" screen'
+    run = history(tmp_path, "step,loss,remark\n" + "\n".join(rows))
+    assert steps(run, "loss") == list(range(1, 30))

@@ -124,3 +124,11 @@ def test_a_number_that_no_float_holds_is_infinite() -> None:
     read = json_line('{"loss": ' + "9" * 400 + "}")
     assert read is not None
     assert read.values == {"loss": math.inf}
+
+
+def test_rows_that_are_no_objects_are_passed_over_and_endless_numbers_are_infinite(tmp_path: Path) -> None:
+    rows: list[object] = [{"step": n, "loss": 1.0} for n in range(4)]
+    rows[2:2] = [None, [1], {"step": 9, "loss": 10**400}]
+    for document in (rows, {"log_history": rows}):
+        assert math.inf in dict(curve(history(tmp_path, json.dumps(document)), "loss")).values()
+    assert curve(history(tmp_path, json.dumps({"loss": [10**400, 1]})), "loss") == [(0, math.inf), (1, 1.0)]

@@ -146,3 +146,24 @@ def test_a_run_of_ours_says_that_its_metrics_are_thinned_and_how_it_ended(tmp_pa
 def test_a_folder_within_a_run_is_that_run(tmp_path: Path) -> None:
     folder = write_run(tmp_path / RUN, {"loss": LOSS})
     assert one(folder / "metrics").source == str(folder / "metrics")
+
+
+@pytest.mark.parametrize(("meta", "said"), [(None, "is missing"), ("\x00: [", "cannot be understood")])
+def test_the_metrics_of_a_run_without_a_readable_meta_are_read(tmp_path: Path, meta: str | None, said: str) -> None:
+    folder = tmp_path / "mlruns" / "0" / "abc"
+    (folder / "metrics").mkdir(parents=True)
+    lines = "".join(f"170000000000{n} {1 / (n + 1)} {n}\n" for n in range(5))
+    (folder / "metrics" / "loss").write_text(lines)
+    if meta is not None:
+        (folder / "meta.yaml").write_text(meta)
+    for place in (tmp_path / "mlruns", folder, folder / "metrics"):
+        (run,) = read(place)
+        assert (run.name, run.format) == ("abc", "mlflow_files")
+        assert f"meta.yaml {said}" in run.notes[0]
+
+
+def test_a_folder_called_metrics_is_not_yet_a_run(tmp_path: Path) -> None:
+    (tmp_path / "metrics").mkdir()
+    (tmp_path / "metrics" / "train.csv").write_text("step,loss\n1,2\n2,1\n")
+    (run,) = read(tmp_path)
+    assert run.format == "progress_csv"

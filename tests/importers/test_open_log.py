@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from importers.reading import history
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.open_log import read
+from mlflow_stability.importers.folder import read_folder
+from mlflow_stability.importers.open_log import read, read_file
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 LOG = "".join(f"step {n} loss {9 / n:.3f}\n" for n in range(1, 9))
@@ -193,3 +194,24 @@ def test_any_mixture_of_lines_is_read_or_refused(tmp_path_factory: pytest.TempPa
     for metric in run.metrics if run is not None else ():
         pairs = list(zip(metric.series.attempts.tolist(), metric.series.steps.tolist(), strict=True))
         assert pairs == sorted(pairs)
+
+
+@pytest.mark.parametrize("text", ['{"log_history":[null,null]}', "[1,2,3]", '["a","b"]', "[[1,2],[3,4]]"])
+def test_json_without_rows_is_no_log(tmp_path: Path, text: str) -> None:
+    (tmp_path / "a.json").write_text(text)
+    with pytest.raises(UnreadableLogError, match="no training log"):
+        read(tmp_path / "a.json")
+
+
+def test_a_log_that_a_reader_was_not_written_for_does_not_take_the_folder_with_it(tmp_path: Path) -> None:
+    for name in ("a.jsonl", "b.jsonl"):
+        (tmp_path / name).write_text('{"step": 1, "loss": 2}\n{"step": 2, "loss": 1}\n')
+
+    def reader(path: Path) -> RunHistory:
+        if path.name == "b.jsonl":
+            raise TypeError("of a kind nobody thought of")
+        return read_file(path)
+
+    (found,) = read_folder(tmp_path, reader)
+    assert found.name == "a.jsonl"
+    assert "b.jsonl could not be read: unexpected TypeError" in found.notes[-1]

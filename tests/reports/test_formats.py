@@ -26,5 +26,6 @@ def test_every_form_is_written_under_its_name(form: str, begins: str) -> None:
 
 def test_the_ending_of_a_file_says_which_form_goes_in() -> None:
     assert form_of(Path("out/Report.HTML")) == "html"
-    assert form_of(Path("report.txt")) is None
-    assert set(ENDINGS.values()) == set(FORMATS) - {"rich"}
+    assert form_of(Path("report.txt")) == "rich"
+    assert form_of(Path("report.pdf")) is None
+    assert set(ENDINGS.values()) == set(FORMATS)

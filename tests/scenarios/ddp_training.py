@@ -26,6 +26,9 @@ def main() -> None:
             print(loss.item(), norm.item(), flush=True)
         optimizer.step()
         optimizer.zero_grad()
+    # One that takes its group down while the other is still in it may be aborted by gloo's own threads.
+    torch.distributed.barrier()
+    del model
     torch.distributed.destroy_process_group()
 
 

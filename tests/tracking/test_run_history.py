@@ -10,12 +10,14 @@ import numpy as np
 import pytest
 from mlflow import MlflowClient
 from mlflow.entities import Metric
+from servers.same_answer import SameAnswer
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.tracking.record_events import EVENTS_FOLDER, events_name, line_of
 from mlflow_stability.tracking.record_parts import RECORD_FOLDER, PartBuffer, part_name
 from mlflow_stability.tracking.recorded_history import RunFacts, recorded_folder
 from mlflow_stability.tracking.run_history import read_run_history
+from mlflow_stability.tracking.run_import import RunImport
 from mlflow_stability.tracking.run_report import log_report
 from mlflow_stability.vocabulary.event import Event, Severity
 from mlflow_stability.vocabulary.milestone import Closing
@@ -172,3 +174,33 @@ def test_a_report_is_put_into_the_run_and_replaced(sqlite_uri: str) -> None:
     assert Path(place).read_text() == "new"
     after = client.get_run(run_id).info
     assert (after.status, after.end_time) == (before.status, before.end_time)
+
+
+@pytest.mark.parametrize(
+    ("status", "kind", "body", "said"),
+    [
+        (401, "text/plain", b"no", "answers with 401: are credentials missing"),
+        (403, "application/json", b'{"error_code": "PERMISSION_DENIED", "message": "no"}', "answers with 403"),
+        (503, "text/plain", b"busy", "answers with 503: it is up"),
+        (200, "text/html", b"<html>Please log in</html>", "not as an MLflow server"),
+        (200, "application/json", b"{}", "not as an MLflow server"),
+    ],
+)
+def test_what_a_server_answers_instead_is_said(status: int, kind: str, body: bytes, said: str) -> None:
+    with SameAnswer(status, kind, body) as server:
+        with pytest.raises(TrackingError, match=said):
+            read_run_history("0123456789abcdef" * 2, server.url)
+        with pytest.raises(TrackingError, match=said):
+            RunImport("logs", server.url)
+
+
+def test_a_deleted_run_is_read_and_that_is_said(sqlite_uri: str) -> None:
+    run_id = a_run(sqlite_uri, [("loss", 0, 1.0, 1000), ("loss", 1, 0.5, 2000)])
+    assert not read_run_history(run_id, sqlite_uri).notes
+    MlflowClient(tracking_uri=sqlite_uri).delete_run(run_id)
+    assert "deleted by its owner" in read_run_history(run_id, sqlite_uri).notes[-1]
+
+
+def test_an_id_in_capital_letters_is_found(sqlite_uri: str) -> None:
+    run_id = a_run(sqlite_uri, [("loss", 0, 1.0, 1000)])
+    assert read_run_history(run_id.upper(), sqlite_uri).source == run_id

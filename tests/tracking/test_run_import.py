@@ -11,9 +11,10 @@ from mlflow import MlflowClient
 from mlflow.store.tracking.sqlalchemy_store import SqlAlchemyStore
 
 from mlflow_stability.errors import TrackingError
+from mlflow_stability.tracking.earlier_import import content_hash
 from mlflow_stability.tracking.foreign_keys import fitting_keys
 from mlflow_stability.tracking.run_history import read_run_history
-from mlflow_stability.tracking.run_import import RunImport, content_hash
+from mlflow_stability.tracking.run_import import RunImport
 from mlflow_stability.vocabulary.metric_names import meanings_of
 from mlflow_stability.vocabulary.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.series import Series
@@ -62,12 +63,33 @@ def test_a_run_arrives_with_everything_that_is_known_of_it(sqlite_uri: str) -> N
     assert (there.info.start_time, there.info.end_time) == (1_600_000_000_000, 1_600_000_001_000)
 
 
-def test_the_same_run_twice_is_one_run_wherever_it_was_read_from(sqlite_uri: str) -> None:
+def test_a_log_that_was_moved_is_the_run_that_it_was_and_that_is_said(sqlite_uri: str) -> None:
+    said: list[str] = []
+    first = RunImport("logs", sqlite_uri).bring(a_run({"loss": [3.0, math.nan]}), remark=said.append)
+    again = RunImport("logs", sqlite_uri)
+    assert again.bring(a_run({"loss": [3.0, math.nan]}, source="elsewhere.log"), remark=said.append) == first
+    (remark,) = said
+    assert first in remark
+    assert "train.log" in remark
+    assert again.bring(a_run({"loss": [3.0, 1.0]})) != first
+    assert again.bring(a_run({"loss": [3.0, math.nan]}, tags={"team": "b"})) != first
+    assert len(runs_in(sqlite_uri)) == 3
+
+
+@pytest.mark.parametrize("losses", [[3.0, 2.0], [math.nan, math.nan]])
+def test_two_logs_that_are_both_there_are_two_runs_though_their_numbers_are_equal(
+    sqlite_uri: str, tmp_path: Path, losses: list[float]
+) -> None:
+    logs = [tmp_path / "a.log", tmp_path / "b.log"]
+    for log in logs:
+        log.touch()
+    for _ in range(2):
+        bring = RunImport("logs", sqlite_uri).bring
+        found = [bring(a_run({"loss": losses}, source=str(log))) for log in logs]
+        assert len(set(found)) == len(runs_in(sqlite_uri)) == 2
+    moved = [log.rename(log.with_suffix(".old")) for log in logs]
     bring = RunImport("logs", sqlite_uri).bring
-    first = bring(a_run({"loss": [3.0, math.nan]}))
-    assert bring(a_run({"loss": [3.0, math.nan]}, source="elsewhere.log")) == first
-    assert bring(a_run({"loss": [3.0, 1.0]})) != first
-    assert len(runs_in(sqlite_uri)) == 2
+    assert {bring(a_run({"loss": losses}, source=str(log))) for log in moved} == set(found)
 
 
 def test_an_import_that_was_killed_is_completed_and_not_doubled(

@@ -1,0 +1,45 @@
+"""Narrows a diagnosis down to some kinds of findings.
+
+In: a `Diagnosis` and the kinds that were asked for. Out: one that says nothing that rests on other kinds. Promised:
+where nothing above INFO is hidden, the run's verdict stands; a run whose trouble is hidden is never called healthy.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from mlflow_stability.diagnosis.remedies import remedies_of
+from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
+from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.episode import Episode
+from mlflow_stability.vocabulary.event import Severity
+
+
+def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
+    """The diagnosis as far as these kinds go; without any, all of it."""
+    kept = tuple(each for each in diagnosis.episodes if not kinds or each.kind in kinds)
+    bad, kept_bad = _bad(diagnosis.episodes), _bad(kept)
+    if len(bad) == len(kept_bad):
+        return replace(diagnosis, episodes=kept)
+    cause = diagnosis.cause if kept_bad and _begins(kept_bad) == _begins(bad) else None
+    if kept_bad:
+        outcome = outcome_of(kept, diagnosis.curves, "", measured=False)
+        verdict = verdict_of(outcome, kept, diagnosis.curves, diagnosis.points)
+    else:
+        outcome = "cannot_tell"
+        others = Counter(each.kind for each in bad)
+        listed = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in others.items())
+        verdict = f"Cannot tell: no {' or '.join(sorted(kinds))} was found; what was found is of other kinds: {listed}."
+    return replace(
+        diagnosis, episodes=kept, outcome=outcome, verdict=verdict, cause=cause, remedies=remedies_of(kept, cause)
+    )
+
+
+def _bad(episodes: Sequence[Episode]) -> list[Episode]:
+    return [each for each in episodes if each.severity >= Severity.WARNING]
+
+
+def _begins(episodes: Sequence[Episode]) -> tuple[int, int]:
+    return min((each.attempt, each.start) for each in episodes)

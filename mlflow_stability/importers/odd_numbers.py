@@ -1,0 +1,29 @@
+"""Writes numbers the usual way that some programs write in their own.
+
+In: a line of a log. Out: the same line with ``nan``, ``inf`` and plain numbers in it. Promised: what C libraries make
+of not-a-number (``-nan(ind)``, ``1.#QNAN``, ``-1.#IND``) is not-a-number and never the 1 that it begins with;
+``tensor(0.5, device='cuda:0')`` is 0.5.
+"""
+
+from __future__ import annotations
+
+import re
+
+_TENSOR = re.compile(r"\btensor\(([^,()\[\]]*)[^()]*\)")
+_NAN = re.compile(r"(?<![\w.])[-+]?nan\((?:[qs]?nan|ind|0x[0-9a-f]+|\d*)\)", re.IGNORECASE)
+_SHARP = re.compile(r"(?<![\w.])([-+]?)1\.#(QNAN|SNAN|IND|INF|R|J)\d*\b")
+
+
+def usual(line: str) -> str:
+    """The line with its numbers as everybody writes them."""
+    if "(" in line:
+        if "tensor(" in line:
+            line = _TENSOR.sub(r"\1", line)
+        line = _NAN.sub("nan", line)
+    return _SHARP.sub(_finite_or_not, line) if "1.#" in line else line
+
+
+def _finite_or_not(found: re.Match[str]) -> str:
+    """Infinite or not a number; cut to two decimals ``1.#INF`` is ``1.#J``, and ``-1.#IND`` too."""
+    sign, what = found.groups()
+    return f"{sign}inf" if what == "INF" or (what == "J" and sign != "-") else "nan"

@@ -1,0 +1,85 @@
+"""What is known of a checkpoint without loading it: the file `meta.json` beside its state.
+
+In: facts of a checkpoint. Out: JSON, and back. Promised: a file that is torn or that somebody else wrote is no meta
+data; numbers that JSON does not know (NaN, infinity) are written as text.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import math
+import re
+from dataclasses import dataclass
+from typing import Any
+
+SCHEMA = 1
+PREFIX = "rollback_ckpt-"
+STATE, META = "state.pt", "meta.json"
+
+_NAME = re.compile(re.escape(PREFIX) + r"(\d{6,})-(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointMeta:
+    """The facts of one checkpoint."""
+
+    step: int
+    loss: float
+    """The loss at that step; NaN where none is known."""
+    sha256: str
+    """Of `state.pt`."""
+    size: int
+    """Of `state.pt`, in bytes."""
+    time: float
+    """When it was written."""
+    finite: bool = True
+    """Whether all of the state is finite; what is not is never written by a training."""
+    good: bool = False
+    """Whether enough healthy steps have followed."""
+    left_out: tuple[str, ...] = ()
+    """What of the optimizers' state no checkpoint can hold."""
+    schema: int = SCHEMA
+
+    @property
+    def name(self) -> str:
+        """What its folder is called."""
+        return f"{PREFIX}{self.step:06d}-{_loss_text(self.loss)}"
+
+    def to_json(self) -> bytes:
+        """The file's content."""
+        facts = dataclasses.asdict(self)
+        if not math.isfinite(self.loss):
+            facts["loss"] = str(self.loss)
+        return json.dumps(facts, indent=1).encode()
+
+
+def read_meta(content: bytes) -> CheckpointMeta | None:
+    """What a `meta.json` says; None where it is none."""
+    try:
+        facts: dict[str, Any] = json.loads(content)
+        known = {each.name for each in dataclasses.fields(CheckpointMeta)}
+        facts = {key: value for key, value in facts.items() if key in known}  # a later version may know more
+        return CheckpointMeta(
+            **{
+                **facts,
+                "step": int(facts["step"]),
+                "loss": float(facts["loss"]),
+                "size": int(facts["size"]),
+                "left_out": tuple(facts.get("left_out", ())),
+            }
+        )
+    except (ValueError, TypeError, KeyError, AttributeError):
+        return None
+
+
+def step_of_name(name: str) -> int | None:
+    """The step in the name of a checkpoint's folder; None where it is no checkpoint."""
+    found = _NAME.fullmatch(name)
+    return int(found[1]) if found else None
+
+
+def _loss_text(loss: float) -> str:
+    if not math.isfinite(loss):
+        return str(loss)
+    return f"{loss:.4f}" if abs(loss) < 1e6 else f"{loss:.4e}"

@@ -1,0 +1,246 @@
+"""Decides what to do about trouble: nothing, go back, or give up.
+
+In: the policy, what was done so far, and the situation at a step. Out: a decision, and what was done so far with it
+taken into account. Pure: no clock, no tensors. Promised: the number of times that it decides to go back is bounded;
+trouble that repeats goes back further wherever an older state exists, but that a state which did not hold is tried
+once more; after giving up for good it decides nothing more.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.event import Event
+
+WATCHED = 100
+"""For how many steps after going back it is watched whether the restored state holds: the detectors begin anew there,
+and would take what they see for the usual."""
+DOUBLINGS = 16
+"""Rewinding is doubled no further than this: any state is older then."""
+
+
+@dataclass(frozen=True, slots=True)
+class GoodState:
+    """A state that can be gone back to."""
+
+    step: int
+    loss: float
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """What is known at the end of a step."""
+
+    step: int
+    events: tuple[Event, ...] = ()
+    loss: float = math.nan
+    skips_in_a_row: int = 0
+    broken_step_taken: bool = False
+    """A step with non-finite gradients or loss went into the weights."""
+    weights_finite: bool = True
+    good: tuple[GoodState, ...] = ()
+    """The states that can be gone back to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Return:
+    """One time that we went back."""
+
+    at: int
+    """The step after which."""
+    to: int
+    """The step of the state."""
+    level: int
+    """How many times the same trouble had been answered before."""
+    again: bool = False
+    """To the same state once more: the cause may have lasted longer than the first time."""
+
+
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What was done so far."""
+
+    returns: tuple[Return, ...] = ()
+    unanswered: int = 0
+    """How many times in a row there was nothing to go back to."""
+    waiting: int | None = None
+    """The onset of a finding that waits until the restored state has settled."""
+    why_waiting: str = ""
+    limit: float | None = None
+    """A mean loss above this, soon after going back, says that the restored state did not hold."""
+    losses: tuple[float, ...] = ()
+    """The last losses since then."""
+    gave_up: bool = False
+    """Whether we do not go back any more; broken steps are skipped on, for weights that are finite are worth more."""
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do now."""
+
+    action: Literal["nothing", "rollback", "give_up"] = "nothing"
+    reason: str = ""
+    """A sentence for the event."""
+    onset: int = 0
+    """The step at which the trouble began."""
+    rewind: int = 0
+    """How many steps before that the state should be."""
+    target: int = -1
+    """The step of the state to go back to."""
+    easing_factor: float = 1.0
+    easing_steps: int = 0
+    final: bool = False
+    """Of giving up: whether there is no going back from now on; else only this trouble is not answered."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Trouble:
+    onset: int
+    reason: str
+    urgent: bool = False
+    """It does not wait: no state can settle with it."""
+    event: Event | None = None
+    skipped: bool = False
+    """All its steps were skipped, so that the weights are still those from before it."""
+    may_repeat: bool = False
+    """Whether going back to the same state once more may do."""
+    rewinds: bool = True
+    """Whether the state must be some way before the onset: a broken step says itself where it began."""
+
+
+def decide(policy: RollbackPolicy, past: Past, situation: Situation) -> tuple[Past, Decision]:
+    """Decide what to do after this step."""
+    if past.gave_up or not policy.rollback:
+        return past, Decision()
+    past = _with_loss(policy, past, situation)
+    trouble = _trouble(policy, past, situation)
+    if trouble is None:
+        return past, Decision()
+    last = past.returns[-1] if past.returns else None
+    if last is not None and not trouble.urgent and situation.step < last.at + policy.recovery_patience:
+        if past.waiting is None:
+            past = replace(past, waiting=trouble.onset, why_waiting=trouble.reason)
+        return past, Decision()
+    past = replace(past, waiting=None, why_waiting="")
+    again = trouble.may_repeat and last is not None and any(each.step == last.to for each in situation.good)
+    level = last.level if again and last is not None else _level(policy, past, trouble)
+    rewind = policy.rewind * 2 ** min(level, DOUBLINGS) if trouble.rewinds or level else 0
+    target = last.to if again and last is not None else _target(policy, past, situation.good, trouble, rewind)
+    hopeless = trouble.skipped and last is not None and trouble.onset <= last.at + 1
+    if hopeless or _spent(policy, past, situation.step):
+        why = f"Going back did not help {len(past.returns)} times; the cause is still there."
+        if hopeless:
+            why = "The state that was gone back to broke at its first step: the cause is not in the weights."
+        reason = f"{trouble.reason} {why}"
+        return replace(past, gave_up=True), Decision("give_up", reason, trouble.onset, final=True)
+    if target is None:
+        unanswered = past.unanswered + 1
+        final = unanswered > policy.max_rollbacks
+        reason = f"{trouble.reason} There is no good state from before step {trouble.onset} to go back to."
+        past = replace(past, unanswered=unanswered, gave_up=final)
+        return past, Decision("give_up", reason, trouble.onset, final=final)
+    returns = (*past.returns, Return(situation.step, target, level, again))
+    # The same trouble again: what was known of the level still holds.
+    limit = _limit(trouble.event, situation, target) or (past.limit if level or again else None)
+    past = replace(past, returns=returns, unanswered=0, limit=limit, losses=())
+    return past, Decision(
+        "rollback",
+        trouble.reason,
+        trouble.onset,
+        rewind,
+        target,
+        policy.easing_factor ** (level + 1),
+        policy.easing_steps * 2 ** min(level, DOUBLINGS),
+    )
+
+
+def _trouble(policy: RollbackPolicy, past: Past, now: Situation) -> _Trouble | None:
+    """The worst that is wrong, if anything is."""
+    if not now.weights_finite:
+        onset = now.step - now.skips_in_a_row
+        return _Trouble(onset, f"Weights are not finite after step {now.step}.", urgent=True)
+    if now.broken_step_taken:
+        reason = f"Step {now.step} was taken with a loss or gradients that are not finite."
+        return _Trouble(now.step, reason, urgent=True, rewinds=False)
+    if now.skips_in_a_row and now.skips_in_a_row % policy.rollback_after_skips == 0:
+        onset = now.step - now.skips_in_a_row + 1
+        return _Trouble(
+            onset, f"{now.skips_in_a_row} steps in a row were skipped, from step {onset} on.", urgent=True, skipped=True
+        )
+    found = [each for each in now.events if each.kind in policy.rollback_on and each.severity >= policy.rollback_at]
+    if found:
+        onsets = [each.evidence.get("onset", each.step - policy.onset_lag) for each in found]
+        return _Trouble(int(min(onsets)), found[0].message, event=found[0])
+    if past.limit is not None and len(past.losses) == policy.recovery_patience:
+        mean = sum(past.losses) / len(past.losses)
+        if mean > past.limit:
+            reason = f"The restored state did not hold: the mean loss of {len(past.losses)} steps is {mean:.4g} again."
+            return _Trouble(past.returns[-1].at + 1, reason, may_repeat=not past.returns[-1].again)
+    if past.waiting is not None:
+        return _Trouble(past.waiting, past.why_waiting)
+    return None
+
+
+def _with_loss(policy: RollbackPolicy, past: Past, now: Situation) -> Past:
+    """What was done, with the loss of this step, while it is watched whether the restored state holds."""
+    if past.limit is None:
+        return past
+    if now.step > past.returns[-1].at + WATCHED:
+        return replace(past, limit=None, losses=())
+    if not math.isfinite(now.loss) or not policy.recovery_patience:
+        return past
+    return replace(past, losses=(*past.losses, now.loss)[-policy.recovery_patience :])
+
+
+def _limit(event: Event | None, now: Situation, target: int) -> float | None:
+    """Half way from the level of the restored state to where the loss stood when we went back."""
+    risen, level = (event.evidence.get(name, math.nan) for name in ("loss", "level")) if event else (math.nan, math.nan)
+    then = next((each.loss for each in now.good if each.step == target), math.nan)
+    limit = max(level, then) + (risen - level) / 2
+    return limit if math.isfinite(limit) and risen > level else None
+
+
+def _level(policy: RollbackPolicy, past: Past, trouble: _Trouble) -> int:
+    if not past.returns or trouble.onset > past.returns[-1].at + policy.same_trouble_within:
+        return 0
+    return past.returns[-1].level + 1
+
+
+def _spent(policy: RollbackPolicy, past: Past, step: int) -> bool:
+    """Whether we went back as often as the policy allows."""
+    if len(past.returns) >= policy.max_rollbacks_in_all:
+        return True
+    recent, until = 0, step
+    for each in reversed(past.returns):
+        if until - each.at > policy.forgiven_after:
+            break
+        recent, until = recent + 1, each.at
+    return recent >= policy.max_rollbacks
+
+
+def _target(
+    policy: RollbackPolicy, past: Past, good: Sequence[GoodState], trouble: _Trouble, rewind: int
+) -> int | None:
+    """The step of the state to go back to; the oldest from before the onset where none is old enough."""
+    before = [each for each in good if each.step < trouble.onset and not _abandoned(past, each.step)]
+    if not before:
+        return None
+    enough = [each for each in before if each.step <= trouble.onset - max(rewind, 1)]
+    if _level(policy, past, trouble):
+        last = past.returns[-1]
+        # What was healthy again since then will do; the state that led here once, and its successors, will not.
+        enough = [each for each in enough if each.step > last.at] or [each for each in enough if each.step < last.to]
+    if not enough:
+        return min(each.step for each in before)
+    if policy.select == "best":
+        return min(enough, key=lambda each: (each.loss, -each.step)).step
+    return max(each.step for each in enough)
+
+
+def _abandoned(past: Past, step: int) -> bool:
+    """Whether a state of this step belongs to a course that was left by going back to before it."""
+    return any(each.to < step <= each.at for each in past.returns)

@@ -1,0 +1,131 @@
+"""Eases a training back in after it was set back: smaller steps at first, the script's own again in the end.
+
+In: how much, for how long, and each optimizer at its gate and at the end of its step. Out: nothing that stays: the
+learning rate is multiplied at the gate and put back after the step, so that schedulers and the script see only what
+they wrote. Promised: whatever a scheduler does, its own sequence of learning rates is bit-identical with and without
+easing, and a learning rate that is a tensor keeps its address.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+Rate = float | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EasingPlan:
+    """How a training is eased back in."""
+
+    start: int
+    """The first step after going back."""
+    factor: float = 0.5
+    """The learning rate then, as a share of the script's own."""
+    steps: int = 200
+    """Over how many steps it comes back."""
+    held: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
+    """For each optimizer, by identity, what the learning rate of each group is held down to; None: that one is free."""
+    hold_doubles_in: int = 500
+    """In how many steps what is held down doubles."""
+
+    def share(self, step: int) -> float:
+        """The share of the learning rate at a step: from `factor` to 1, smoothly at both ends."""
+        done = (step - self.start) / self.steps
+        return 1.0 if done >= 1 else math.pow(self.factor, (1 + math.cos(math.pi * max(done, 0.0))) / 2)
+
+    def ceiling(self, held: float, step: int) -> float:
+        """What a rate that is held down may be at a step."""
+        return held * math.pow(2.0, min(max(step - self.start, 0) / self.hold_doubles_in, 64.0))
+
+
+@dataclass(slots=True)
+class _Written:
+    """What we put into a group, and what was there."""
+
+    ours: Rate
+    theirs: Rate
+    """The script's own object; of a tensor a copy of its value."""
+
+
+class Easing:
+    """One easing, from going back until the script's own learning rates are reached again."""
+
+    def __init__(self, plan: EasingPlan) -> None:
+        self.plan = plan
+        self._held = {number: list(rates) for number, rates in plan.held.items()}
+        self._written: MutableMapping[Optimizer, dict[int, _Written]] = WeakIdKeyDictionary()
+
+    def is_over(self, step: int) -> bool:
+        """Whether nothing is left to ease."""
+        return step >= self.plan.start + self.plan.steps and not any(
+            rate is not None for rates in self._held.values() for rate in rates
+        )
+
+    def at_gate(self, optimizer: Optimizer, step: int) -> None:
+        """Make this optimizer's next step smaller."""
+        self.step_ended(optimizer)  # where a step ended in an exception, ours is still there
+        share, held = self.plan.share(step), self._held.get(id(optimizer))
+        written: dict[int, _Written] = {}
+        for number, group in enumerate(optimizer.param_groups):
+            rate = group.get("lr")
+            if rate is None:
+                continue
+            limit = held[number] if held is not None and number < len(held) else None
+            if limit is not None:
+                limit = self.plan.ceiling(limit, step)
+                if float(rate) <= limit:  # held are only rates that lie on the host
+                    # The script asks for no more than is allowed: the jump is over.
+                    held[number] = limit = None  # type: ignore[index]
+            if share >= 1 and limit is None:
+                continue
+            written[number] = _write(group, rate, share, limit)
+        if written:
+            self._written[optimizer] = written
+
+    def step_ended(self, optimizer: Optimizer) -> None:
+        """Put back what the script had written."""
+        written = self._written.pop(optimizer, {})
+        for number, each in written.items():
+            if number >= len(optimizer.param_groups):
+                continue
+            group = optimizer.param_groups[number]
+            if isinstance(each.ours, Tensor) and isinstance(each.theirs, Tensor):
+                each.ours.data.copy_(each.theirs)  # the tensor is the script's own, and keeps its address
+            elif group.get("lr") is each.ours:  # else the optimizer has written one of its own
+                group["lr"] = each.theirs
+
+
+def _write(group: dict[str, object], rate: Rate, share: float, limit: float | None) -> _Written:
+    if isinstance(rate, Tensor):
+        theirs = rate.detach().clone()
+        eased = theirs if limit is None else theirs.clamp(max=limit)
+        rate.data.copy_(eased * share)
+        return _Written(rate, theirs)
+    ours = (rate if limit is None else min(rate, limit)) * share
+    group["lr"] = ours
+    return _Written(ours, rate)
+
+
+def rates_of(optimizer: Optimizer) -> tuple[float, ...]:
+    """The learning rate of each group as it is now; NaN where it lies on a device, or there is none.
+
+    Between `at_gate` and the end of a step these are the rates that the step is really taken at.
+    """
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return tuple(math.nan if each is None or not getattr(each, "is_cpu", True) else float(each) for each in rates)
+
+
+def held_rates(optimizer: Optimizer, before: tuple[float, ...], times: float) -> tuple[float | None, ...]:
+    """What to hold the groups' learning rates down to: those of a restored state, where they have jumped since.
+
+    `before` are the rates that the restored state was really trained at, as `rates_of` told them; `times` says from
+    which multiple of them on the script's own is a jump.
+    """
+    pairs = zip(rates_of(optimizer), before, strict=False)
+    return tuple(then if then > 0 and now > times * then else None for now, then in pairs)

@@ -1,0 +1,144 @@
+"""Puts the state of an optimizer back, in two steps: compare, then fill.
+
+In: a copy, the optimizer, the names of its parameters. Promised: comparing changes nothing; existing state is filled
+where it lies; state that the copy does not know is removed, state that is missing is made where torch would make it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mlflow_stability.recovery.host_copy import local_part
+from mlflow_stability.recovery.optimizer_copy import OptimizerCopy
+from mlflow_stability.recovery.tensor_fill import fill
+from mlflow_stability.recovery.value_tree import restored_value
+
+LEARNED = ("d", "d_denom", "d_max", "d_numerator", "k", "lr_max", "scheduled_lr", "train_mode", "weight_sum")
+"""What optimizers keep among the hyper-parameters though they learn it themselves: D-Adaptation, Prodigy and
+schedule-free ones."""
+
+
+class OptimizerPlan:
+    """What is to be done to one optimizer; `mismatch` says why it cannot."""
+
+    def __init__(self, copy: OptimizerCopy, optimizer: Optimizer, names: Mapping[int, str]) -> None:
+        self.filled = 0
+        self.removed = 0
+        self._copy = copy
+        self._optimizer = optimizer
+        self._parameters = {
+            names[id(each)]: (each, group) for group in optimizer.param_groups for each in group["params"]
+        }
+        self.mismatch = self._compared()
+        self._used: set[int] = set()
+
+    def _compared(self) -> str:
+        """In what the copy differs; empty where it does not."""
+        copy, kind = self._copy, type(self._optimizer).__name__
+        if copy.kind != kind:
+            return f"was of type {copy.kind}"
+        for members in copy.members:
+            for name in members:
+                if name not in self._parameters:
+                    return f"had the parameter {name}, and has it no more"
+        return ""
+
+    def apply(self) -> None:
+        """Do it."""
+        copy, state = self._copy, cast("dict[Any, Any]", self._optimizer.state)
+        pairs: list[tuple[Tensor, Tensor]] = []
+        for name, (parameter, group) in self._parameters.items():
+            saved = copy.state.get(name)
+            if saved is None:
+                self.removed += state.pop(parameter, None) is not None
+                continue
+            place = _Place(parameter, group, copy.on_host.get(name))
+            state[parameter] = self._entry(state.get(parameter), saved, place, pairs)
+        for key in [each for each in state if isinstance(each, str) and each not in copy.shared]:
+            del state[key]
+        for key, saved in copy.shared.items():
+            state[key] = restored_value(saved)
+        fill(pairs)
+        self.filled = len(pairs)
+
+    def _entry(self, live: Any, saved: Any, place: _Place, pairs: list[tuple[Tensor, Tensor]]) -> Any:
+        if not isinstance(saved, dict):
+            return place.made("", saved)
+        if not isinstance(live, dict):
+            live = {}
+        for key in [each for each in live if each not in saved]:
+            del live[key]
+        for key, value in saved.items():
+            existing = live.get(key)
+            if isinstance(value, Tensor) and isinstance(existing, Tensor) and self._fits(existing, value):
+                pairs.append((local_part(existing), value))
+            else:
+                live[key] = place.made(key, value)
+        return live
+
+    def _fits(self, existing: Tensor, saved: Tensor) -> bool:
+        """Whether it can be filled where it lies: two entries of one memory would overwrite each other."""
+        existing = local_part(existing)
+        if existing.shape != saved.shape or existing.dtype is not saved.dtype or existing.layout is not saved.layout:
+            return False
+        if existing.layout is not torch.strided or not existing.numel():
+            return True
+        memory = existing.data_ptr()
+        fits = memory not in self._used
+        self._used.add(memory)
+        return fits
+
+
+class _Place:
+    """Where new state of a parameter belongs."""
+
+    def __init__(self, parameter: Tensor, group: Mapping[str, Any], on_host: Sequence[str] | None) -> None:
+        self._parameter = parameter
+        self._device = parameter.device
+        self._capturable = bool(group.get("capturable") or group.get("fused"))
+        self._on_host = on_host
+
+    def made(self, key: str, value: Any) -> Any:
+        """The value with tensors of its own, there."""
+        device = self._of(key)
+        return restored_value(value, lambda tensor: self._split(torch.empty_like(tensor, device=device).copy_(tensor)))
+
+    def _split(self, shard: Tensor) -> Any:
+        """The state of a parameter that is split over processes is split as it is."""
+        parameter: Any = self._parameter.data
+        local = local_part(parameter)
+        if local is parameter or local.shape != shard.shape:
+            return shard
+        shape, stride = parameter.shape, parameter.stride()
+        return type(parameter).from_local(
+            shard, parameter.device_mesh, parameter.placements, run_check=False, shape=shape, stride=stride
+        )
+
+    def _of(self, key: str) -> torch.device:
+        host = torch.device("cpu")
+        if self._on_host is not None:  # it comes from a device, where it lay as it should
+            return host if key in self._on_host else self._device
+        return host if key == "step" and not self._capturable else self._device
+
+
+def set_hyper_parameters(optimizer: Optimizer, saved: Sequence[Mapping[str, Any]], everything: bool) -> None:
+    """Set the groups' values back: all of them, or those alone that an optimizer learns and those that are broken."""
+    for group, values in zip(optimizer.param_groups, saved, strict=False):
+        for key, value in values.items():
+            live = group.get(key)
+            if not (everything or key in LEARNED or _is_broken(live)):
+                continue
+            if isinstance(live, Tensor) and isinstance(value, Tensor) and live.shape == value.shape:
+                live.data.copy_(value)
+            else:
+                group[key] = restored_value(value)
+
+
+def _is_broken(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)

@@ -1,0 +1,78 @@
+"""Keeps where the generators of random numbers are, and puts them back.
+
+In: nothing, or what was kept. Out: tensors and numbers that a checkpoint can hold. Promised: asking draws nothing and
+waits for no device; generators of devices that were never used are not woken.
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+
+def rng_state() -> dict[str, Any]:
+    """The state of Python's, NumPy's and torch's generators, on the CPU and on every device in use."""
+    version, words, gauss = random.getstate()
+    state: dict[str, Any] = {
+        "python": {"version": version, "words": torch.tensor(words, dtype=torch.int64), "gauss": gauss},
+        "torch": torch.get_rng_state(),
+    }
+    if "numpy.random" in sys.modules:
+        kind, key, position, has_gauss, cached = np.random.get_state(legacy=True)
+        if kind == "MT19937":
+            state["numpy"] = {
+                "key": torch.from_numpy(np.asarray(key).astype(np.int64)),
+                "position": int(position),
+                "has_gauss": int(has_gauss),
+                "cached": float(cached),
+            }
+    device = _accelerator()
+    if device is not None:
+        module = torch.get_device_module(device)
+        state["devices"] = {
+            "type": device.type,
+            "states": [module.get_rng_state(*place) for place in _places(device)],
+        }
+    return state
+
+
+def set_rng_state(state: dict[str, Any]) -> None:
+    """Put the generators back to where they were; those of devices that are not here stay as they are."""
+    python = state["python"]
+    random.setstate((python["version"], tuple(python["words"].tolist()), python["gauss"]))
+    torch.set_rng_state(state["torch"])
+    kept = state.get("numpy")
+    if kept is not None:
+        key = kept["key"].numpy().astype(np.uint32)
+        np.random.set_state(("MT19937", key, kept["position"], kept["has_gauss"], kept["cached"]))
+    devices = state.get("devices")
+    if devices is None or not torch.accelerator.is_available():
+        return
+    here = torch.accelerator.current_accelerator()
+    if here is not None and here.type == devices["type"]:
+        module = torch.get_device_module(here)
+        states: list[Tensor] = devices["states"]
+        for each, place in zip(states, _places(here), strict=False):
+            module.set_rng_state(each, *place)
+
+
+def _accelerator() -> torch.device | None:
+    """The accelerator that this process uses; None where it uses none."""
+    device = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
+    if device is None:
+        return None
+    module = torch.get_device_module(device)
+    in_use = getattr(module, "is_initialized", None)
+    return device if hasattr(module, "get_rng_state") and (in_use is None or in_use()) else None
+
+
+def _places(device: torch.device) -> list[tuple[int, ...]]:
+    """The devices of this kind, as their module wants them named: of Apple's there is one, without a number."""
+    if device.type == "mps":
+        return [()]
+    return [(number,) for number in range(torch.get_device_module(device).device_count())]

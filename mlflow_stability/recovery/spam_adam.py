@@ -1,0 +1,180 @@
+"""Adam that does not let a gradient spike into its moments, and forgets them from time to time (arXiv 2501.06842).
+
+In: parameters and their gradients. Out: a step. Promised: it is a torch optimizer like others (schedulers, state_dict,
+parameter groups, loss scalers, closures), the gradients themselves are left alone, and a parameter without a gradient
+is not touched.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any, Literal, overload
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.recovery.spike_limits import limit_coordinates, limit_norms
+
+
+class SPAMAdam(Optimizer):
+    """Spike-aware Adam with momentum reset.
+
+    A coordinate whose squared gradient is more than `threshold` times its usual one is clipped to just that, and every
+    `reset_every` steps both moments begin anew, with a cosine warm-up of the learning rate over `warm_up` steps: one
+    spike otherwise stays in the moments for hundreds of steps.
+
+    Args:
+        params: Parameters, or groups of them.
+        lr: The learning rate.
+        betas: How much of the first and second moments is kept at each step.
+        eps: Added to the root of the second moment.
+        weight_decay: Taken off the weights directly, as AdamW does.
+        threshold: How many times its usual square a squared gradient may be.
+        reset_every: After how many steps the moments are forgotten; 0: never.
+        warm_up: Over how many steps the learning rate comes back after that.
+        clip: `"coordinate"` is the rule of the paper. `"norm"` is the older one: a tensor whose gradient norm is more
+            than `norm_threshold` times its running mean is shortened to that.
+        norm_threshold: See `clip`.
+        norm_decay: How much of that running mean is kept at each step.
+        foreach: Work on all tensors together, in a few kernels; False: on each by itself.
+        maximize: Climb instead of descending.
+    """
+
+    def __init__(
+        self,
+        params: Iterable[Any],
+        lr: float | Tensor = 1e-3,
+        betas: tuple[float, float] = (0.9, 0.999),
+        eps: float = 1e-8,
+        weight_decay: float = 0.0,
+        *,
+        threshold: float = 5000.0,
+        reset_every: int = 500,
+        warm_up: int = 150,
+        clip: Literal["coordinate", "norm"] = "coordinate",
+        norm_threshold: float = 5.0,
+        norm_decay: float = 0.99,
+        foreach: bool | None = None,
+        maximize: bool = False,
+    ) -> None:
+        _at_least("lr", float(lr), 0.0)
+        _at_least("eps", eps, 0.0)
+        _at_least("weight_decay", weight_decay, 0.0)
+        _at_least("reset_every", reset_every, 0)
+        _at_least("warm_up", warm_up, 0)
+        for name, value in (("threshold", threshold), ("norm_threshold", norm_threshold)):
+            if not value > 1:
+                raise SettingsError(f"{name} must be above 1, got {value}.")
+        for beta in (*betas, norm_decay):
+            if not 0 <= beta < 1:
+                raise SettingsError(f"betas and norm_decay must be at least 0 and below 1, got {beta}.")
+        if clip not in ("coordinate", "norm"):
+            raise SettingsError(f"clip must be 'coordinate' or 'norm', got {clip!r}.")
+        defaults = {
+            "lr": lr,
+            "betas": betas,
+            "eps": eps,
+            "weight_decay": weight_decay,
+            "threshold": threshold,
+            "reset_every": reset_every,
+            "warm_up": warm_up,
+            "clip": clip,
+            "norm_threshold": norm_threshold,
+            "norm_decay": norm_decay,
+            "foreach": foreach,
+            "maximize": maximize,
+        }
+        super().__init__(params, defaults)
+
+    @overload
+    def step(self, closure: None = None) -> None: ...
+
+    @overload
+    def step(self, closure: Callable[[], float]) -> float: ...
+
+    @torch.no_grad()
+    def step(self, closure: Callable[[], float] | None = None) -> float | None:
+        """Take one step."""
+        loss = None
+        if closure is not None:
+            with torch.enable_grad():
+                loss = closure()
+        for group in self.param_groups:
+            for count, parameters in self._by_count(group).items():
+                self._update(group, count, parameters)
+        return loss
+
+    def _by_count(self, group: dict[str, Any]) -> dict[int, list[Tensor]]:
+        """The parameters that have gradients, by how many steps they have had, this one included."""
+        found: dict[int, list[Tensor]] = {}
+        for parameter in group["params"]:
+            if parameter.grad is None:
+                continue
+            if parameter.grad.is_sparse or parameter.is_complex():
+                raise RuntimeError("SPAMAdam takes neither sparse gradients nor complex parameters.")
+            state = self.state[parameter]
+            if not state:
+                state["step"] = torch.tensor(0.0)
+                state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+                if group["clip"] == "norm":
+                    state["usual_norm"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            state["step"] += 1
+            found.setdefault(int(state["step"].item()), []).append(parameter)
+        return found
+
+    def _update(self, group: dict[str, Any], count: int, parameters: list[Tensor]) -> None:
+        if group["foreach"] is False:
+            for each in parameters:
+                self._update_together(group, count, [each])
+            return
+        alike: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for each in parameters:
+            alike.setdefault((each.device, each.dtype), []).append(each)
+        for bucket in alike.values():
+            self._update_together(group, count, bucket)
+
+    def _update_together(self, group: dict[str, Any], count: int, parameters: list[Tensor]) -> None:
+        states = [self.state[each] for each in parameters]
+        first = [each["exp_avg"] for each in states]
+        second = [each["exp_avg_sq"] for each in states]
+        gradients = [each.grad for each in parameters if each.grad is not None]
+        if group["maximize"]:
+            gradients = list(torch._foreach_neg(gradients))
+        every = group["reset_every"]
+        since = (count - 1) % every + 1 if every else count
+        if every and since == 1 and count > 1:
+            torch._foreach_zero_(first)
+            torch._foreach_zero_(second)
+        beta1, beta2 = group["betas"]
+        if group["clip"] == "coordinate":
+            if since > 1:
+                gradients = limit_coordinates(gradients, second, group["threshold"] / (1 - beta2 ** (since - 1)))
+        else:
+            usual = [each["usual_norm"] for each in states]
+            gradients = limit_norms(gradients, usual, count, group["norm_threshold"], group["norm_decay"])
+        rate = float(group["lr"]) * (_warm_up(since, group["warm_up"]) if count > every > 0 else 1.0)
+        if group["weight_decay"]:
+            torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+        torch._foreach_lerp_(first, gradients, 1 - beta1)
+        torch._foreach_mul_(second, beta2)
+        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        root = torch._foreach_sqrt(second)
+        torch._foreach_div_(root, math.sqrt(1 - beta2**since))
+        torch._foreach_add_(root, group["eps"])
+        torch._foreach_addcdiv_(parameters, first, root, -rate / (1 - beta1**since))
+
+
+def _warm_up(since: int, steps: int) -> float:
+    """The share of the learning rate, from a hundredth to all of it, so many steps after a reset."""
+    if since >= steps:
+        return 1.0
+    return 1 - 0.99 * (1 + math.cos(math.pi * since / steps)) / 2
+
+
+def _at_least(name: str, value: float, least: float) -> None:
+    if not value >= least:
+        raise SettingsError(f"{name} must be at least {least:g}, got {value}.")

@@ -1,0 +1,182 @@
+"""Keeps states to go back to: in memory often, on the disk now and then.
+
+In: the training at the end of steps and before backward passes, and whether steps were healthy. Out: good states.
+Promised: the training waits for the copy and never for the disk; a state counts as good only when it is finite and
+healthy steps have followed; a directory that cannot be written ends the checkpoints and nothing else.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from mlflow_stability.recovery.checkpoint_cadence import CheckpointCadence
+from mlflow_stability.recovery.checkpoint_meta import STATE
+from mlflow_stability.recovery.checkpoint_shelf import find, listing
+from mlflow_stability.recovery.checkpoint_store import CheckpointStore
+from mlflow_stability.recovery.checkpoint_writer import CheckpointWriter
+from mlflow_stability.recovery.decisions import GoodState
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.snapshot_ring import SnapshotRing
+from mlflow_stability.recovery.state_copy import StateCopy, bytes_of_state, copy_state, with_what_followed
+from mlflow_stability.recovery.state_file import read_state
+from mlflow_stability.recovery.training_parts import TrainingParts
+from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.orders import Orders
+from mlflow_stability.vocabulary.event import Event
+
+Rates = Mapping[int, tuple[float, ...]]
+"""For each optimizer, by identity, the learning rates of its groups."""
+OpenShelf = Callable[[], tuple[Path, str]]
+"""Gives the directory for checkpoints, and the name of the run that they belong to."""
+
+
+class Keeping:
+    """The states of one training."""
+
+    def __init__(
+        self, policy: RollbackPolicy, guard: PartGuard, open_shelf: OpenShelf, first_step: int, alone: bool = True
+    ) -> None:
+        self._policy = policy
+        self._alone = alone
+        """Whether no other process trains with this one: only the first writes to the disk, and all must go back."""
+        self._open_shelf = open_shelf
+        self.ring = SnapshotRing(policy)
+        self.directory: Path | None = None
+        """Where the checkpoints are; None before the first is due."""
+        self._rates: dict[int, Rates] = {}
+        self._early: tuple[StateCopy, float, bool, bool] | None = None
+        """A copy that waits for what follows its step; for the ring, for the disk?"""
+        self._nbytes: int | None = None
+        self._due_from = first_step - 1 + policy.checkpoint_every
+        self._writer: CheckpointWriter | None = None
+        self._cadence: CheckpointCadence | None = None
+        self._off = guard.off
+        self._checkpoint_due = guard("checkpoints", self._is_checkpoint_due)
+        self._begin_checkpoints = guard("checkpoints", self._begin)
+
+    def parts_changed(self) -> None:
+        """It is another training: nothing of before fits."""
+        self.ring.clear()
+        self._rates.clear()
+        self._early = self._nbytes = None
+
+    def is_due(self, parts: TrainingParts, step: int) -> tuple[bool, bool]:
+        """Whether the ring and the disk want this step's state."""
+        if self._early is not None:
+            return False, False
+        if self._nbytes is None:
+            self._nbytes = bytes_of_state(parts)
+        return self.ring.is_due(step, self._nbytes), bool(self._checkpoint_due(step))
+
+    def take(self, parts: TrainingParts, step: int, loss: float, rates: Rates, *, ring: bool, disk: bool) -> None:
+        """Copy the state as it is right after a step."""
+        copy = copy_state(parts, step)
+        self._nbytes = copy.nbytes
+        self._early = copy, loss, ring, disk
+        self._rates[step] = dict(rates)
+        kept = {each.step for each in self.ring.good} | {step}
+        self._rates = {known: rate for known, rate in self._rates.items() if known in kept}
+
+    def complete(self, parts: TrainingParts | None) -> bool:
+        """Runs before the next backward pass: take in what the script did after the step. False: none was waiting."""
+        if self._early is None or parts is None:
+            return False
+        (early, loss, ring, disk), self._early = self._early, None
+        copy = with_what_followed(early, parts)
+        if ring:
+            self.ring.add(copy, loss)
+        if disk:
+            self._begin_checkpoints()
+            if self._cadence is not None and "checkpoints" not in self._off:
+                return self._cadence.take(copy, loss)
+        return True
+
+    def write_now(self, parts: TrainingParts, step: int, loss: float, rates: Rates) -> bool:
+        """Have the state written as it is between two steps; False where another is on its way, or on trial."""
+        self.complete(parts)
+        self.take(parts, step, loss, rates, ring=False, disk=True)
+        return self.complete(parts)
+
+    def prove(self, orders: Orders, step: int) -> None:
+        """Runs when a step is over: states prove themselves by healthy steps, and are dropped where trouble comes."""
+        if orders.trouble:
+            self._early = None
+            self.ring.trouble()
+            if self._cadence is not None:
+                self._cadence.trouble()
+        elif orders.healthy:
+            self.ring.healthy(step)
+            if self._cadence is not None:
+                self._cadence.healthy(step)
+
+    def good(self, with_disk: bool) -> tuple[GoodState, ...]:
+        """The states that can be gone back to, oldest first."""
+        near = [GoodState(each.step, each.loss) for each in self.ring.good]
+        if not with_disk or self.directory is None or not self._alone:
+            return tuple(near)
+        there = {each.step for each in near}
+        far = [
+            GoodState(each.step, math.nan if each.meta is None else each.meta.loss)
+            for each in listing(self.directory)
+            if each.is_good and each.step not in there
+        ]
+        return tuple(sorted((*near, *far), key=lambda each: each.step))
+
+    def state_of(self, step: int) -> StateCopy:
+        """The state of a step, from memory or else from the disk."""
+        for each in self.ring.good:
+            if each.step == step:
+                return each.copy
+        if self.directory is None:
+            raise LookupError(f"there is no state of step {step}")
+        return read_state(find(self.directory, step).checkpoint.folder / STATE)
+
+    def rates_at(self, step: int) -> Rates:
+        """At which learning rates the state of a step was trained."""
+        return self._rates.get(step, {})
+
+    def gone_back(self, step: int) -> None:
+        """The training was set back to this step."""
+        self._early = None
+        self.ring.gone_back(step)
+        if self._cadence is not None:
+            self._cadence.trouble()
+
+    def events(self) -> list[Event]:
+        """What the writing of checkpoints has to tell."""
+        return [] if self._writer is None else self._writer.events()
+
+    def drain(self, seconds: float) -> None:
+        """Wait until the checkpoint on its way is written."""
+        if self._writer is not None:
+            self._writer.drain(seconds)
+
+    def save_last_good(self, seconds: float) -> Path | None:
+        """Make sure that the newest good state is on the disk; gives the directory."""
+        good = self.ring.good
+        if good:
+            self._begin()
+            if self._writer is not None and self._writer.drain(seconds):
+                self._writer.submit(good[-1].copy, good[-1].loss)
+                self._writer.promote(good[-1].step)
+                self._writer.drain(seconds)
+        return self.directory
+
+    def close(self, seconds: float) -> None:
+        """Let what is on its way arrive."""
+        if self._writer is not None:
+            self._writer.close(seconds)
+
+    def _is_checkpoint_due(self, step: int) -> bool:
+        return step >= self._due_from if self._cadence is None else self._cadence.is_due(step)
+
+    def _begin(self) -> None:
+        if self._cadence is None:
+            directory, run = self._open_shelf()
+            self._writer = CheckpointWriter(
+                CheckpointStore(directory, run, self._policy.max_checkpoints), self.ring.is_finite
+            )
+            self._cadence = CheckpointCadence(self._policy, self._writer)
+            self.directory = directory

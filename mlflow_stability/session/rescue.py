@@ -1,0 +1,156 @@
+"""One way back: from what was read of a step to a decision, and from a decision to a training that goes on.
+
+In: events and numbers of each step, then the order to go back. Out: the training as it was, eased back in, and an event
+that says so. Promised: nothing is restored while anything of a step is hidden or written; what is said afterwards
+counts as another attempt, live and in replay.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.recovery.decisions import Decision, GoodState, Past, Situation, decide
+from mlflow_stability.recovery.easing import EasingPlan, held_rates
+from mlflow_stability.recovery.momentum_reset import reset_momentum
+from mlflow_stability.recovery.restore import RestoreChoice, restore_state
+from mlflow_stability.recovery.rollback_events import give_up_event, rollback_event
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.stale_graphs import StaleGraphs
+from mlflow_stability.recovery.training_parts import TrainingParts
+from mlflow_stability.session.gatekeeper import Gatekeeper
+from mlflow_stability.session.keeping import Keeping
+from mlflow_stability.session.orders import Orders
+from mlflow_stability.vocabulary.event import Event, Severity
+
+HARMFUL = frozenset(
+    {
+        "divergence",
+        "gradient_explosion",
+        "inf_detected",
+        "learning_rate_jump",
+        "loss_scale_collapse",
+        "loss_spike",
+        "nan_detected",
+        "oscillation",
+        "update_ratio_high",
+        "weight_spike",
+    }
+)
+"""Findings after which a state that has not proved itself may carry what led to them; a slow step is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepNews:
+    """What is known of a step once it was read."""
+
+    step: int
+    events: tuple[Event, ...]
+    loss: float
+    skipped_by: str
+    asked_for: bool
+    skips_in_a_row: int
+    broken_taken: bool
+    """A loss or gradients that are not finite, and nobody skipped the step."""
+
+
+class Rescue:
+    """The decisions about one training, and what they do."""
+
+    def __init__(
+        self, policy: RollbackPolicy, gates: Gatekeeper, keeping: Keeping, tell: Callable[[Event], None]
+    ) -> None:
+        self._policy = policy
+        self._gates = gates
+        self._keeping = keeping
+        self._tell = tell
+        self._past = Past()
+        self.stale = StaleGraphs()
+
+    @property
+    def returns(self) -> int:
+        """How many times the training was set back."""
+        return len(self._past.returns)
+
+    def orders_after(self, news: StepNews, parts: TrainingParts | None) -> Orders:
+        """Decide what to do after a step, and tell of it where we give up."""
+        orders = Orders()
+        suspicious = bool(news.events or news.skipped_by or news.broken_taken or self._past.waiting is not None)
+        suspicious = suspicious or self._past.limit is not None
+        broken = news.skipped_by == "guard" or news.broken_taken
+        late = (
+            news.broken_taken and self._policy.guard is not True
+        )  # what it did to the weights is known without a look
+        situation = Situation(
+            news.step,
+            news.events,
+            news.loss,
+            news.skips_in_a_row,
+            late,
+            not (broken and not late and self._policy.rollback and parts is not None) or weights_finite(parts),
+            self._keeping.good(with_disk=suspicious and self._policy.rollback),
+        )
+        self._past, decision = decide(self._policy, self._past, situation)
+        if decision.action == "rollback":
+            orders.rollback = decision
+        elif decision.action == "give_up":
+            self._give_up(decision, news.step, orders)
+        harmed = any(each.kind in HARMFUL and each.severity >= Severity.WARNING for each in news.events)
+        orders.trouble = harmed or broken or decision.action != "nothing"
+        orders.healthy = not orders.trouble and not news.skipped_by and not news.asked_for
+        return orders
+
+    def by_hand(self, step: int) -> Decision | None:
+        """The decision of a script that asks to be set back; None where there is no good state."""
+        good: tuple[GoodState, ...] = self._keeping.good(with_disk=True)
+        if not good:
+            return None
+        policy = self._policy
+        return Decision(
+            "rollback", "The script asked for it.", step, 0, good[-1].step, policy.easing_factor, policy.easing_steps
+        )
+
+    def go_back(self, decision: Decision, step: int, attempt: int, parts: TrainingParts) -> Event:
+        """Set the training back, between two steps; gives the event that says so."""
+        began = time.perf_counter()
+        policy, keeping = self._policy, self._keeping
+        copy, rates = keeping.state_of(decision.target), keeping.rates_at(decision.target)
+        choice = RestoreChoice(policy.restore_schedule, policy.restore_schedule, rng=policy.restore_rng)
+        restore_state(copy, parts, choice)
+        keeping.gone_back(copy.step)
+        self.stale.restored()
+        if policy.reset_momentum:
+            for optimizer in parts.optimizers:
+                reset_momentum(optimizer)
+        times = policy.hold_learning_rate_above
+        held = {
+            id(each): held_rates(each, rates[id(each)], times)
+            for each in parts.optimizers
+            if times is not None and id(each) in rates
+        }
+        self._gates.went_back(
+            EasingPlan(step + 1, decision.easing_factor, decision.easing_steps, held, policy.hold_doubles_in)
+        )
+        seconds = time.perf_counter() - began
+        return rollback_event(decision, step, seconds=seconds, attempt=attempt, returns=max(self.returns, attempt))
+
+    def _give_up(self, decision: Decision, step: int, orders: Orders) -> None:
+        self._tell(give_up_event(decision, step, attempt=0, returns=self.returns))
+        if decision.final and self._policy.on_give_up == "raise":
+            orders.ending = TrainingDiverged(f"Training was ended at step {step}: {decision.reason}")
+
+
+def weights_finite(parts: TrainingParts) -> bool:
+    """Whether every weight is a finite number; waits for the device, so only where something is wrong already."""
+    with torch.no_grad():
+        for model in parts.models:
+            for each in model.parameters():
+                local = each.to_local() if hasattr(each, "to_local") else each
+                if not math.isfinite(local.sum().item()) and not bool(torch.isfinite(local).all()):
+                    return False
+    return True

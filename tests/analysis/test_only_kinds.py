@@ -1,0 +1,36 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+from analysis.logs import diverging, ending_in_nan, falling, write_log
+
+from mlflow_stability.analysis.diagnose import diagnose
+from mlflow_stability.analysis.only_kinds import only_kinds
+
+
+def test_without_kinds_everything_stands() -> None:
+    whole = diagnose(write_log(Path("a.jsonl"), diverging()))
+    assert only_kinds(whole, ()) == whole
+
+
+def test_nothing_that_rests_on_a_hidden_kind_is_shown() -> None:
+    whole = diagnose(write_log(Path("a.jsonl"), ending_in_nan()))
+    assert whole.outcome == "broken"
+    narrowed = only_kinds(whole, ("plateau",))
+    assert (narrowed.episodes, narrowed.cause, narrowed.remedies, narrowed.outcome) == ((), None, (), "cannot_tell")
+    assert narrowed.verdict == ("Cannot tell: no plateau was found; what was found is of other kinds: nan_detected.")
+
+
+def test_what_is_kept_has_the_verdict_that_it_would_have_alone() -> None:
+    losses = diverging()
+    losses[100] = float("nan")
+    whole = diagnose(write_log(Path("a.jsonl"), losses))
+    assert {"divergence", "nan_detected"} <= {each.kind for each in whole.episodes}
+    narrowed = only_kinds(whole, ("divergence",))
+    assert narrowed.outcome == "diverged"
+    assert "nan_detected" not in narrowed.verdict
+    assert narrowed.cause is None  # the first trouble was the other
+
+
+def test_a_run_without_trouble_stays_healthy() -> None:
+    assert only_kinds(diagnose(write_log(Path("a.jsonl"), falling())), ("divergence",)).outcome == "healthy"

@@ -1,0 +1,122 @@
+"""Trainings under a guard that is wired into torch's hooks as a session wires it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_pre_hook
+
+from mlflow_stability.probes.cycle_meter import CycleMeter
+from mlflow_stability.probes.reading import CycleReading
+from mlflow_stability.probes.torch_watch import TorchWatch
+from mlflow_stability.recovery.buffer_undo import BufferUndo
+from mlflow_stability.recovery.step_guard import StepGuard, Verdict, Vote
+from mlflow_stability.vocabulary.signal import Signal
+
+
+def _plain(part: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    return body
+
+
+class GuardedMeter(CycleMeter):
+    """A meter that asks the guard at each gate, after it has measured."""
+
+    def __init__(self, guard: StepGuard) -> None:
+        super().__init__(_plain, lambda optimizer: self, self._read)
+        self.guard = guard
+        self.verdicts: list[Verdict] = []
+        self.readings: list[CycleReading] = []
+        self.undone_late = 0
+        self.largest: float | None = None
+
+    def _read(self, owner: Any, reading: CycleReading) -> None:
+        self.readings.append(reading)
+
+    def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
+        super().closure_ends(optimizer, first, failed)
+        if not first and not failed:
+            self.guard.evaluated_again(optimizer)
+
+    def gate(self, optimizer: Optimizer) -> None:
+        before = len(self._cycle.norms)
+        super().gate(optimizer)
+        late = id(optimizer) not in self._cycle.stepped
+        cycle = self._last if late else self._cycle
+        assert cycle is not None
+        norms = cycle.norms[before:] if not late and len(cycle.norms) > before else cycle.norms[-1:]
+        track = self._tracks._tracks[optimizer]
+        partners = [each for each, theirs in self._tracks._tracks.items() if theirs == track]
+        norm = norms[-1] if norms and not late else None
+        verdict = self.guard.at_gate(optimizer, cycle, cycle.losses, norm, partners, self.largest)
+        if len(cycle.stepped) == 1:
+            self.verdicts.append(verdict)
+
+    def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
+        CycleMeter.gate(self, optimizer)
+        self.verdicts.append(self.guard.swallowed(optimizer, self._cycle))
+        self.step_ended(optimizer)
+
+    def step_ended(self, optimizer: Optimizer) -> None:
+        self.undone_late += self.guard.step_ended(optimizer)
+        super().step_ended(optimizer)
+
+    def values(self, quantity: str) -> list[float]:
+        return [dict(zip(each.signals, each.values, strict=True)).get(Signal(quantity), 0.0) for each in self.readings]
+
+
+@contextmanager
+def guarding(*modules: Module, vote: Vote | None = None, on_device: bool | None = None) -> Iterator[GuardedMeter]:
+    guard = StepGuard(BufferUndo(modules) if modules else None, vote, on_device)
+    meter = GuardedMeter(guard)
+    watch = TorchWatch(_plain, meter)
+    watch.install()
+    before = register_optimizer_step_pre_hook(
+        lambda optimizer, args, kwargs: guard.before_closure(optimizer) if len(args) > 1 or kwargs else None
+    )
+    try:
+        yield meter
+    finally:
+        before.remove()
+        watch.remove()
+
+
+def picture(*things: Module | Optimizer) -> list[Any]:
+    """All that a step could change, as it is now."""
+    return [_copied(each.state_dict()) for each in things]
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().clone()
+    if isinstance(value, dict):
+        return {key: _copied(each) for key, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(each) for each in value]
+    return value
+
+
+def differences(one: Any, other: Any, where: str = "") -> list[str]:
+    """Where two pictures are not bit-identical."""
+    if isinstance(one, Tensor) and isinstance(other, Tensor):
+        same = one.dtype == other.dtype and one.shape == other.shape and _bits(one) == _bits(other)
+        return [] if same else [where]
+    if isinstance(one, dict) and isinstance(other, dict):
+        if one.keys() != other.keys():
+            return [f"{where}: {sorted(map(str, one.keys() ^ other.keys()))}"]
+        return [each for key in one for each in differences(one[key], other[key], f"{where}/{key}")]
+    if isinstance(one, Sequence) and isinstance(other, Sequence) and not isinstance(one, str):
+        if len(one) != len(other):
+            return [f"{where}: {len(one)} and {len(other)}"]
+        pairs = enumerate(zip(one, other, strict=True))
+        return [each for number, (a, b) in pairs for each in differences(a, b, f"{where}/{number}")]
+    return [] if one == other else [f"{where}: {one!r} and {other!r}"]
+
+
+def _bits(tensor: Tensor) -> bytes:
+    return tensor.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes() if tensor.numel() else b""

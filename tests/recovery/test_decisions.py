@@ -1,0 +1,261 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_stability.recovery.decisions import Decision, GoodState, Past, Situation, decide
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.event import Event, Severity
+
+POLICY = RollbackPolicy()
+
+
+def divergence(step: int, severity: Severity = Severity.CRITICAL, **evidence: float) -> Event:
+    return Event(step, "divergence", severity, f"loss stood high at step {step}.", evidence=evidence)
+
+
+def states(*steps: int) -> tuple[GoodState, ...]:
+    return tuple(GoodState(each, 3.0 - each / 1000) for each in steps)
+
+
+def test_all_being_well_nothing_is_done() -> None:
+    past, decision = decide(POLICY, Past(), Situation(100, good=states(50)))
+    assert decision == Decision()
+    assert past == Past()
+
+
+def test_a_divergence_leads_to_the_newest_state_that_is_old_enough() -> None:
+    situation = Situation(500, (divergence(500, onset=480),), good=states(300, 400, 470, 485))
+    past, decision = decide(POLICY, Past(), situation)
+    assert (decision.action, decision.onset, decision.target) == ("rollback", 480, 400)
+    assert (decision.easing_factor, decision.easing_steps) == (0.5, 200)
+    assert "step 500" in decision.reason
+    assert [(each.at, each.to) for each in past.returns] == [(500, 400)]
+
+
+def test_the_onset_lies_before_the_finding_where_the_finding_does_not_say() -> None:
+    _, decision = decide(POLICY, Past(), Situation(500, (divergence(500),), good=states(450)))
+    assert decision.onset == 484
+
+
+def test_a_state_from_after_the_onset_is_never_gone_back_to() -> None:
+    situation = Situation(500, (divergence(500, onset=480),), good=states(480, 490))
+    _, decision = decide(POLICY, Past(), situation)
+    assert decision.action == "give_up"
+    assert not decision.final
+
+
+def test_where_none_is_old_enough_the_oldest_from_before_the_onset_must_do() -> None:
+    situation = Situation(500, (divergence(500, onset=480),), good=states(460, 470))
+    assert decide(POLICY, Past(), situation)[1].target == 460
+
+
+def test_the_best_state_is_the_one_of_the_lowest_loss() -> None:
+    good = (GoodState(300, 1.0), GoodState(350, 2.0), GoodState(475, 0.1))
+    situation = Situation(500, (divergence(500, onset=480),), good=good)
+    assert decide(RollbackPolicy(select="best"), Past(), situation)[1].target == 300
+
+
+@pytest.mark.parametrize("event", [divergence(500, Severity.WARNING), Event(500, "loss_spike", Severity.CRITICAL, "")])
+def test_a_mild_or_another_finding_leads_nowhere(event: Event) -> None:
+    assert decide(POLICY, Past(), Situation(500, (event,), good=states(300)))[1] == Decision()
+
+
+def test_repeated_trouble_rewinds_further_and_eases_more() -> None:
+    good = states(100, 200, 300, 400)
+    past = Past()
+    targets, factors = [], []
+    for step in (500, 540, 580):
+        past, decision = decide(POLICY, past, Situation(step, (divergence(step, onset=step - 20),), good=good))
+        targets.append(decision.target)
+        factors.append(decision.easing_factor)
+    assert targets == [400, 300, 200]
+    assert factors == [0.5, 0.25, 0.125]
+    past, decision = decide(POLICY, past, Situation(620, (divergence(620),), good=good))
+    assert (decision.action, decision.final) == ("give_up", True)
+    assert "3 times" in decision.reason
+    assert decide(POLICY, past, Situation(660, (divergence(660),), weights_finite=False, good=good)) == (
+        past,
+        Decision(),
+    )
+
+
+def test_states_of_a_course_that_was_left_are_not_gone_back_to() -> None:
+    past, _ = decide(POLICY, Past(), Situation(500, (divergence(500, onset=480),), good=states(400)))
+    late = Situation(2000, (divergence(2000),), good=states(400, 450))
+    assert decide(POLICY, past, late)[1].target == 400
+
+
+def test_a_state_that_was_healthy_since_then_saves_what_was_learnt_since() -> None:
+    past, _ = decide(POLICY, Past(), Situation(500, (divergence(500, onset=480),), good=states(300, 400)))
+    again = Situation(900, (divergence(900, onset=890),), good=states(300, 400, 600, 700, 850))
+    assert decide(POLICY, past, again)[1].target == 700  # 80 steps before, for it is the second time
+
+
+@pytest.mark.parametrize(
+    ("situation", "onset", "target"),
+    [
+        (Situation(300, weights_finite=False, good=states(100, 250)), 300, 250),
+        (Situation(300, skips_in_a_row=25, good=states(100, 250)), 276, 100),
+        (Situation(300, broken_step_taken=True, good=states(100, 299)), 300, 299),
+    ],
+)
+def test_broken_weights_steps_and_rows_of_skips_lead_back_at_once(
+    situation: Situation, onset: int, target: int
+) -> None:
+    _, decision = decide(POLICY, Past(), situation)
+    assert (decision.action, decision.onset, decision.target) == ("rollback", onset, target)
+
+
+def test_where_a_good_state_breaks_at_its_first_step_going_back_further_is_not_tried() -> None:
+    past, _ = decide(POLICY, Past(), Situation(300, skips_in_a_row=25, good=states(100, 200)))
+    past, decision = decide(POLICY, past, Situation(325, skips_in_a_row=25, good=states(100, 200)))
+    assert (decision.action, decision.final) == ("give_up", True)
+    assert "not in the weights" in decision.reason
+
+
+def test_few_skips_lead_nowhere() -> None:
+    assert decide(POLICY, Past(), Situation(300, skips_in_a_row=24, good=states(100)))[1] == Decision()
+
+
+def test_a_finding_right_after_going_back_waits_until_the_state_has_settled() -> None:
+    past, _ = decide(POLICY, Past(), Situation(500, (divergence(500),), good=states(300, 400)))
+    past, decision = decide(POLICY, past, Situation(505, (divergence(505),), good=states(300, 400)))
+    assert decision == Decision()
+    past, decision = decide(POLICY, past, Situation(509, good=states(300, 400)))
+    assert decision == Decision()
+    past, decision = decide(POLICY, past, Situation(510, good=states(300, 400)))
+    assert (decision.action, decision.target) == ("rollback", 300)
+
+
+def after_a_return(losses: list[float]) -> Decision:
+    event = divergence(500, loss=4.0, level=2.0)
+    good = (GoodState(300, 2.5), GoodState(400, 2.2))
+    past, decision = decide(POLICY, Past(), Situation(500, (event,), 4.0, good=good))
+    for step, loss in enumerate(losses, 501):
+        past, decision = decide(POLICY, past, Situation(step, loss=loss, good=good))
+        if decision.action != "nothing":
+            break
+    return decision
+
+
+def test_a_restored_state_that_does_not_hold_is_trouble_though_detectors_begin_anew() -> None:
+    decision = after_a_return([2.2] * 7 + [3.6] * 30)
+    assert (decision.action, decision.target, decision.onset) == ("rollback", 400, 501)
+    assert "did not hold: the mean loss of 10 steps is 3." in decision.reason
+
+
+def test_a_state_that_does_not_hold_is_tried_once_more_and_then_an_older_one() -> None:
+    good = (GoodState(200, 2.5), GoodState(300, 2.5), GoodState(400, 2.2))
+    past, decision = decide(POLICY, Past(), Situation(500, (divergence(500, loss=4.0, level=2.0),), 4.0, good=good))
+    decisions = [decision]
+    for step in range(501, 600):
+        past, decision = decide(POLICY, past, Situation(step, loss=3.8, good=good))
+        decisions += [decision] if decision.action != "nothing" else []
+    assert [each.target for each in decisions] == [400, 400, 300, -1]
+    assert [each.easing_factor for each in decisions[:3]] == [0.5, 0.5, 0.25]
+    assert decisions[3].final
+
+
+@pytest.mark.parametrize("losses", [[2.2] * 50, [2.2, 3.9] * 50, [2.2] * 110 + [9.0] * 50, [2.2, float("nan")] * 50])
+def test_a_restored_state_that_holds_is_left_alone(losses: list[float]) -> None:
+    assert after_a_return(losses) == Decision()
+
+
+def test_with_nothing_to_go_back_to_one_trouble_is_given_up_and_the_next_may_be_answered() -> None:
+    past, decision = decide(POLICY, Past(), Situation(30, (divergence(30),)))
+    assert (decision.action, decision.final) == ("give_up", False)
+    assert "no good state" in decision.reason
+    assert decide(POLICY, past, Situation(900, (divergence(900),), good=states(500)))[1].action == "rollback"
+
+
+def test_a_policy_without_rollback_never_goes_back() -> None:
+    situation = Situation(300, (divergence(300),), weights_finite=False, good=states(100))
+    assert decide(RollbackPolicy(rollback=False), Past(), situation)[1] == Decision()
+
+
+def hopeless(policy: RollbackPolicy, healthy: int, trouble: Callable[[int], Situation]) -> list[Decision]:
+    """A training that breaks again so many steps after each return, whatever is done."""
+    past, decisions, step = Past(), [], 1000
+    for _ in range(100):
+        situation = trouble(step)
+        past, decision = decide(policy, past, situation)
+        decisions.append(decision)
+        step += healthy
+    return decisions
+
+
+@given(
+    healthy=st.integers(1, 5000),
+    rewind=st.integers(0, 200),
+    most=st.integers(0, 5),
+    kind=st.sampled_from(["divergence", "weights", "skips", "taken"]),
+)
+def test_a_learning_rate_that_is_simply_too_high_ends_with_giving_up(
+    healthy: int, rewind: int, most: int, kind: str
+) -> None:
+    policy = RollbackPolicy(rewind=rewind, max_rollbacks=most, recovery_patience=0)
+
+    def trouble(step: int) -> Situation:
+        good = states(*range(max(0, step - 1000), step, 100))
+        if kind == "divergence":
+            return Situation(step, (divergence(step),), good=good)
+        return Situation(
+            step,
+            skips_in_a_row=25 if kind == "skips" else 0,
+            weights_finite=kind != "weights",
+            broken_step_taken=kind == "taken",
+            good=good,
+        )
+
+    decisions = hopeless(policy, healthy, trouble)
+    back = [each for each in decisions if each.action == "rollback"]
+    (end,) = [number for number, each in enumerate(decisions) if each.final]
+    assert decisions[end].action == "give_up"
+    assert all(each.action != "nothing" for each in decisions[:end])
+    assert all(each == Decision() for each in decisions[end + 1 :])
+    assert len(back) <= (most if healthy <= policy.forgiven_after else policy.max_rollbacks_in_all)
+
+
+def left(past: Past, step: int) -> bool:
+    return any(each.to < step <= each.at for each in past.returns)
+
+
+SITUATIONS = st.lists(
+    st.tuples(
+        st.integers(1, 400),
+        st.booleans(),
+        st.booleans(),
+        st.sampled_from([0, 1, 25, 50]),
+        st.lists(st.integers(0, 3000), max_size=6),
+        st.integers(0, 600),
+    ),
+    max_size=40,
+)
+
+
+@given(SITUATIONS, st.integers(0, 100), st.sampled_from(["newest", "best"]))
+def test_whatever_happens_returns_are_bounded_and_lead_to_states_from_before_the_trouble(
+    told: list[tuple[int, bool, bool, int, list[int], int]], rewind: int, select: str
+) -> None:
+    policy = RollbackPolicy(rewind=rewind, select=select)  # type: ignore[arg-type]
+    past, step, last = Past(), 0, None
+    for apart, diverges, finite, skips, good, back in told:
+        step += apart
+        events = (divergence(step, onset=step - back),) if diverges else ()
+        known = {each for each in good if each <= step}
+        before = past
+        past, decision = decide(policy, past, Situation(step, events, 1.0, skips, False, finite, states(*known)))
+        assert not (before.gave_up and decision != Decision())
+        if decision.action == "rollback":
+            assert decision.target in known
+            assert decision.target < decision.onset
+            assert 0 < decision.easing_factor <= 0.5
+            if last is not None and decision.onset <= last.at + policy.same_trouble_within:
+                older = [each for each in known if each < min(last.to, decision.onset) and not left(before, each)]
+                assert decision.target > last.at or decision.target < last.to or not older
+            last = past.returns[-1]
+    assert len(past.returns) <= policy.max_rollbacks_in_all

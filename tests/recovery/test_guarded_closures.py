@@ -1,0 +1,91 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+from recovery.guarded_training import differences, guarding, picture
+from torch import Tensor, nn
+
+NAN = float("nan")
+
+
+def loss_of(model: nn.Module, number: int) -> Tensor:
+    inputs = torch.randn(6, 4, generator=torch.Generator().manual_seed(number))
+    found: Tensor = model(inputs.to(next(model.parameters()).dtype)).square().mean()
+    return found
+
+
+def lbfgs_training(line_search: str | None, breaks: Callable[[int, int], bool]) -> tuple[list[bool], list[bool], int]:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2)).double()
+    optimizer = torch.optim.LBFGS(model.parameters(), max_iter=4, history_size=3, line_search_fn=line_search)
+    changed, finite = [], []
+    with guarding(model) as meter:
+        for step in range(5):
+            evaluations = 0
+
+            def closure(step: int = step) -> Tensor:
+                nonlocal evaluations
+                optimizer.zero_grad()
+                loss = loss_of(model, 0)
+                if breaks(step, evaluations):
+                    loss = loss * NAN
+                loss.backward()
+                evaluations += 1
+                return loss
+
+            before = picture(model, optimizer)
+            optimizer.step(closure)
+            changed.append(bool(differences(before, picture(model, optimizer))))
+            finite.append(all(bool(each.isfinite().all()) for each in model.parameters()))
+    return changed, finite, meter.undone_late
+
+
+@pytest.mark.parametrize("line_search", [None, "strong_wolfe"])
+@pytest.mark.parametrize("broken_step", [0, 3])
+def test_lbfgs_whose_first_evaluation_is_broken_changes_nothing(line_search: str | None, broken_step: int) -> None:
+    changed, finite, _ = lbfgs_training(line_search, lambda step, evaluation: step == broken_step)
+    assert changed == [step != broken_step for step in range(5)]
+    assert all(finite)
+
+
+def test_lbfgs_that_ends_with_broken_weights_is_taken_back_whole() -> None:
+    changed, finite, undone = lbfgs_training(None, lambda step, evaluation: step == 2 and evaluation == 1)
+    assert changed == [True, True, False, True, True]
+    assert all(finite)
+    assert undone == 1
+
+
+class TwiceAsking(torch.optim.SGD):
+    """Evaluates its closure twice, as sharpness-aware optimizers do."""
+
+    def step(self, closure: Callable[[], Tensor]) -> Tensor:  # type: ignore[override]
+        with torch.enable_grad():
+            closure()
+            loss = closure()
+        super().step()
+        return loss
+
+
+def test_gradients_of_a_second_evaluation_do_not_slip_through() -> None:
+    model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 2))
+    optimizer = TwiceAsking(model.parameters(), lr=0.1, momentum=0.9)
+    moved = []
+    with guarding(model):
+        for step in range(4):
+            asked = 0
+
+            def closure(step: int = step) -> Tensor:
+                nonlocal asked
+                optimizer.zero_grad()
+                loss = loss_of(model, step) + (NAN if step == 2 and asked == 0 else 0.0)
+                loss.backward()
+                asked += 1
+                return loss
+
+            before = picture(optimizer), [each.detach().clone() for each in model.parameters()]
+            optimizer.step(closure)
+            after = picture(optimizer), [each.detach().clone() for each in model.parameters()]
+            moved.append(bool(differences(before, after)))
+            assert all(each.grad is not None for each in model.parameters())
+    assert moved == [True, True, False, True]

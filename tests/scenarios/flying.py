@@ -1,0 +1,54 @@
+"""Trainings in this process under the autopilot, and what their journal says afterwards."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from zoo.trial import end_the_courier
+
+import mlflow_stability
+from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.journal.layout import recording_folders, session_folders
+from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.session.session import Session
+from mlflow_stability.vocabulary.event import Event
+
+QUICK = RollbackPolicy(snapshot_every=20, snapshot_share=1.0, healthy_after=10, rewind=20, easing_steps=40)
+"""For trainings of a few hundred steps."""
+
+
+@dataclass(slots=True)
+class Flown:
+    session: Session
+    records: list[Record] = field(default_factory=list)
+    """Of the last recording, once it is over."""
+
+    def events(self, kind: str = "") -> list[Event]:
+        return [each for each in self.records if isinstance(each, Event) and kind in ("", each.kind)]
+
+
+@contextmanager
+def flying(folder: Path, *, strict: bool = True, **settings: Any) -> Iterator[Flown]:
+    """Nothing is delivered: the journal is what is looked at."""
+    journals = folder / "journals"
+    mlflow_stability.autolog(journal_dir=journals, exit_wait=0, silent=True, strict=strict, **settings)
+    session = mlflow_stability.current_session()
+    assert session is not None
+    flown = Flown(session)
+    try:
+        yield flown
+    finally:
+        mlflow_stability.autolog(disable=True)
+        end_the_courier()
+        for each in (folder for one in session_folders(journals) for folder in recording_folders(one)):
+            flown.records = list(read_journal(each / JOURNAL))
+        for one in session_folders(journals):
+            if one.name not in ("checkpoints", "batches"):
+                shutil.rmtree(one)

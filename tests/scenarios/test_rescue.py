@@ -1,0 +1,310 @@
+"""A training that diverges is set back inside its own loop, eased back in, and ends near its healthy twin."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scenarios.flying import QUICK, Flown, flying
+from torch import Tensor, nn
+from torch.optim import Adam, AdamW
+from torch.optim.lr_scheduler import LambdaLR
+
+import mlflow_stability
+from mlflow_stability.detectors.catalog import built
+from mlflow_stability.detectors.panel import replay
+from mlflow_stability.errors import SettingsError, StabilityError, TrainingDiverged
+from mlflow_stability.vocabulary.milestone import Note, Opening, Reset
+from mlflow_stability.vocabulary.observation import StepReading
+
+pytestmark = pytest.mark.scenario
+HOPELESS = dataclasses.replace(QUICK, hold_learning_rate_above=None, easing_steps=5)
+"""For a learning rate that stays too high, which nobody holds down."""
+
+
+def task(seed: int = 0) -> tuple[nn.Module, Callable[[], Tensor]]:
+    """A small regression with noise, and its loss on the next batch."""
+    torch.manual_seed(seed)
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    dice = torch.Generator().manual_seed(seed + 1)
+
+    def loss() -> Tensor:
+        inputs = torch.randn(32, 8, generator=dice)
+        targets = inputs[:, :1].sin() + inputs[:, 1:2] + 0.1 * torch.randn(32, 1, generator=dice)
+        return nn.functional.mse_loss(model(inputs), targets)
+
+    return model, loss
+
+
+def train(
+    steps: int = 420, jump: tuple[int, int] = (200, 215), factor: float = 300.0
+) -> tuple[list[float], list[float]]:
+    """Losses, and the learning rates that the script saw before each step."""
+    model, next_loss = task()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    schedule = LambdaLR(optimizer, lambda done: factor if jump[0] <= done < jump[1] else 0.999**done)
+    losses, rates = [], []
+    for step in range(steps):
+        if step == 150:
+            optimizer.param_groups[0]["betas"] = (0.8, 0.99)
+        rates.append(optimizer.param_groups[0]["lr"])
+        loss = next_loss()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        schedule.step()
+        losses.append(loss.item())
+    assert optimizer.param_groups[0]["betas"] == (0.8, 0.99)
+    return losses, rates
+
+
+@pytest.fixture(scope="module")
+def rescued(tmp_path_factory: pytest.TempPathFactory) -> tuple[Flown, list[float], list[float]]:
+    with flying(tmp_path_factory.mktemp("rescue"), rollback=QUICK) as flown:
+        losses, rates = train()
+    return flown, losses, rates
+
+
+def end_of(losses: list[float]) -> float:
+    return sum(losses[-40:]) / 40
+
+
+def test_a_jump_of_the_learning_rate_is_survived(rescued: Any) -> None:
+    flown, losses, _ = rescued
+    healthy, _ = train(jump=(0, 0))
+    bare, _ = train()
+    assert flown.events("rollback")
+    assert end_of(losses) < 1.3 * end_of(healthy)
+    assert end_of(losses) < end_of(bare)
+
+
+def test_the_schedule_stays_where_the_script_has_it(rescued: Any) -> None:
+    _, _, rates = rescued
+    assert rates == train()[1]
+
+
+def test_every_return_is_told_with_its_target_and_marked_in_the_curves(rescued: Any) -> None:
+    flown = rescued[0]
+    returns = flown.events("rollback")
+    resets = [each for each in flown.records if isinstance(each, Reset)]
+    assert [each.step for each in resets] == [each.step + 1 for each in returns]
+    assert [each.attempt for each in resets] == list(range(1, len(returns) + 1))
+    for each in returns:
+        assert each.evidence["steps_lost"] == each.step - each.evidence["target"] > 0
+        assert each.evidence["seconds"] > 0
+    last = [each for each in flown.records if isinstance(each, StepReading)][-1]
+    assert last.attempt == len(returns)
+    assert dict(zip(map(str, last.signals), last.values, strict=True))["rollbacks"] == len(returns)
+
+
+def test_what_was_judged_live_is_found_again_in_the_journal(rescued: Any) -> None:
+    flown = rescued[0]
+    (opening,) = [each for each in flown.records if isinstance(each, Opening)]
+    live = [each for each in flown.events() if not each.live]
+    assert live
+    again = replay(flown.records, built(opening.detectors))
+    assert [dataclasses.astuple(each) for each in again] == [dataclasses.astuple(each) for each in live]
+
+
+def test_nothing_of_us_is_in_the_way_of_a_healthy_training(tmp_path: Path) -> None:
+    with flying(tmp_path, rollback=QUICK) as flown:
+        losses, _ = train(jump=(0, 0))
+    assert losses == train(jump=(0, 0))[0]
+    assert [each for each in flown.events() if each.live] == []
+
+
+def test_what_going_back_cannot_help_is_given_up(tmp_path: Path) -> None:
+    with flying(tmp_path, rollback=dataclasses.replace(HOPELESS, max_rollbacks=2)) as flown:
+        train(steps=900, jump=(200, 900))
+    assert len(flown.events("rollback")) <= 2
+    (final,) = [each for each in flown.events("give_up") if each.severity.name == "CRITICAL"]
+    assert final.step > 200
+
+
+def test_a_training_can_be_ended_where_we_give_up(tmp_path: Path) -> None:
+    policy = dataclasses.replace(HOPELESS, max_rollbacks=1, on_give_up="raise")
+    with flying(tmp_path, rollback=policy), pytest.raises(TrainingDiverged, match="Training was ended at step"):
+        train(steps=900, jump=(200, 900))
+
+
+def test_a_training_is_stopped_where_the_user_asked_and_leaves_its_last_good_state(tmp_path: Path) -> None:
+    with (
+        flying(tmp_path, stop_on=("loss>1000", "nonfinite")) as flown,
+        pytest.raises(TrainingDiverged, match="loss>1000"),
+    ):
+        train()
+    (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
+    model, _ = task()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    resumed = mlflow_stability.restore(model, optimizer, directory=directory)
+    assert 0 < resumed.step < 200
+    assert flown.events("rollback") == []
+    assert [each.value for each in flown.records if isinstance(each, Note) and each.key == "checkpoints"] == [
+        str(directory)
+    ]
+
+
+def test_the_halves_of_a_gan_are_set_back_together(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    maker, critic = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
+    makes, judges = Adam(maker.parameters(), lr=0.002), Adam(critic.parameters(), lr=0.002)
+    dice = torch.Generator().manual_seed(1)
+    policy = dataclasses.replace(QUICK, rollback_on=("divergence", "loss_spike", "gradient_explosion", "nan_detected"))
+    with flying(tmp_path, rollback=policy) as flown:
+        for number in range(300):
+            if number == 150:
+                with torch.no_grad():
+                    critic[2].weight.mul_(3000.0)
+            real = torch.randn(32, 2, generator=dice) + 2
+            fake = maker(torch.randn(32, 2, generator=dice))
+            judges.zero_grad()
+            loss = nn.functional.softplus(-critic(real)).mean() + nn.functional.softplus(critic(fake.detach())).mean()
+            loss.backward()
+            judges.step()
+            makes.zero_grad()
+            nn.functional.softplus(-critic(fake)).mean().backward()
+            makes.step()
+    assert flown.events("rollback")
+    assert critic[2].weight.abs().max() < 100
+    assert flown.session.parts_off == {}
+
+
+def test_checkpoints_and_returns_can_be_asked_for(tmp_path: Path) -> None:
+    model, next_loss = task()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    with flying(tmp_path, rollback=QUICK) as flown:
+        with pytest.raises(StabilityError, match="No step was seen yet"):
+            flown.session.skip_next()
+        weights: dict[int, Tensor] = {}
+        for number in range(1, 101):
+            next_loss().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            weights[number] = model[0].weight.detach().clone()
+        assert flown.session.checkpoint_now()
+        assert flown.session.rollback()
+        (target,) = [step for step in weights if torch.equal(weights[step], model[0].weight)]
+        assert target in flown.session.good_steps
+    (told,) = flown.events("rollback")
+    assert told.evidence["target"] == target
+    assert "The script asked for it" in told.message
+    assert len(list(tmp_path.glob("journals/checkpoints/*/rollback_ckpt-000100-*"))) <= 1
+
+
+def test_checkpoints_that_cannot_be_written_are_switched_off_and_training_goes_on(tmp_path: Path) -> None:
+    journals = tmp_path / "journals"
+    journals.mkdir()
+    (journals / "checkpoints").write_text("not a folder")
+    policy = dataclasses.replace(QUICK, checkpoint_every=50)
+    with flying(tmp_path, strict=False, rollback=policy) as flown:
+        losses, _ = train(jump=(0, 0))
+        assert flown.session.good_steps, "states in memory are kept on"
+    assert losses == train(jump=(0, 0))[0]
+    assert list(flown.session.parts_off) == ["checkpoints"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"rollback": "yes"}, "rollback must be True, False or a RollbackPolicy"),
+        ({"guard": "soon"}, "guard must be"),
+        ({"stop_on": "lose>5"}, "stop_on can compare"),
+        ({"rollback": True, "max_checkpoints": 1}, "max_checkpoints must be at least 2"),
+        ({"rollback": True, "preset": "reckless"}, "preset must be one of"),
+        ({"rollback": QUICK, "preset": "research"}, "give one of the two"),
+        ({"rollback": True, "capture_batch": "no"}, "capture_batch must be"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_when_it_is_asked(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        mlflow_stability.autolog(**settings)
+    assert mlflow_stability.current_session() is None
+
+
+def test_a_loop_watched_by_hand_cannot_be_flown() -> None:
+    with (
+        pytest.raises(SettingsError, match="cannot skip or take back"),
+        mlflow_stability.attach(nn.Linear(1, 1), rollback=True),
+    ):
+        pass
+
+
+def test_the_autopilot_can_be_turned_on_and_off_on_the_way(tmp_path: Path) -> None:
+    model, next_loss = task()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+
+    def steps(count: int) -> None:
+        for _ in range(count):
+            next_loss().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with flying(tmp_path) as flown:
+        steps(10)
+        assert flown.session.good_steps == ()
+        mlflow_stability.autolog(
+            rollback=QUICK, journal_dir=tmp_path / "journals", exit_wait=0, silent=True, strict=True
+        )
+        steps(60)
+        assert flown.session.good_steps
+        mlflow_stability.autolog(journal_dir=tmp_path / "journals", exit_wait=0, silent=True, strict=True)
+        steps(10)
+    assert len([each for each in flown.records if isinstance(each, StepReading)]) == 80
+
+
+def test_a_guard_that_never_waits_answers_a_broken_step_by_going_back(tmp_path: Path) -> None:
+    model, next_loss = task()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    with flying(tmp_path, rollback=QUICK, guard="late") as flown:
+        for number in range(1, 121):
+            loss = next_loss()
+            (loss * float("nan") if number == 100 else loss).backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    (told,) = flown.events("rollback")
+    assert told.step == 100
+    assert 80 <= told.evidence["target"] < 100
+    assert all(bool(each.isfinite().all()) for each in model.parameters())
+    assert flown.events("step_skipped") == []
+
+
+def test_adaptive_clipping_alone_tames_a_spike(tmp_path: Path) -> None:
+    def worst(**settings: Any) -> float:
+        model, next_loss = task()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+        losses = []
+        with flying(tmp_path / str(len(settings)), **settings) as flown:
+            for number in range(200):
+                loss = next_loss()
+                (loss * (500.0 if number == 100 else 1.0)).backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                losses.append(loss.item())
+            assert not settings or flown.session.good_steps == ()
+        return max(losses[100:])
+
+    assert worst(adaptive_clip=True) < 0.5 < worst()
+
+
+@pytest.mark.parametrize("preset", ["research", "production", "debugging"])
+def test_a_preset_brings_its_own_idea_of_divergence(tmp_path: Path, preset: str) -> None:
+    with flying(tmp_path, rollback=True, preset=preset) as flown:
+        train(steps=160, jump=(0, 0))
+    (opening,) = [each for each in flown.records if isinstance(each, Opening)]
+    assert opening.detectors.count("DivergenceClassic") == 1 or "divergence:classic" in opening.detectors
+
+
+def test_what_was_kept_on_the_disk_goes_on_in_a_new_process(tmp_path: Path) -> None:
+    policy = dataclasses.replace(QUICK, checkpoint_every=100)
+    with flying(tmp_path, rollback=policy):
+        train(jump=(0, 0), steps=250)
+    (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
+    model, next_loss = task()
+    before = next_loss().item()
+    resumed = mlflow_stability.restore(model, AdamW(model.parameters(), lr=0.01), directory=directory)
+    assert resumed.step >= 100
+    assert next_loss().item() < 0.5 * before

@@ -1,0 +1,39 @@
+"""What a failure of the zoo is: an ordinary training, what goes wrong in it, and whether anything can help."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+from zoo.loop import Notes, Trouble, loop
+from zoo.task import Task
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One thing that goes wrong; the same training without it is its healthy twin."""
+
+    name: str
+    what: str
+    """What goes wrong, in one sentence."""
+    task: Callable[[int], Task]
+    """Makes the training from a seed. Failures with the same one have the same twin."""
+    trouble: Trouble
+    onset: int
+    """The first step whose batch, loss, gradients or weights are not those of the twin: all steps before are the same,
+    bit for bit.
+    """
+    recoverable: bool
+    """Whether someone who watches could save it without changing the script or its data."""
+    why: str
+    """What saves it, or why nothing can."""
+
+    @property
+    def twin(self) -> str:
+        """The name that all failures with this twin share."""
+        return self.task.__name__
+
+    def train(self, seed: int, *, ill: bool, notes: Notes, steps: int | None = None) -> None:
+        """Train it, or its twin; what happens is written into the notes while it happens. Fewer steps end it early."""
+        task = self.task(seed)
+        loop(replace(task, steps=steps or task.steps), self.trouble if ill else Trouble(), seed, notes)

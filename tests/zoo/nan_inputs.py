@@ -1,0 +1,30 @@
+"""One batch has cells that are not a number."""
+
+from __future__ import annotations
+
+import math
+
+from zoo.failure import Failure
+from zoo.loop import Trouble
+from zoo.tables import classification
+from zoo.task import Batch
+
+STEP = 431
+
+
+class MissingCells(Trouble):
+    def batch(self, step: int, batch: Batch) -> Batch:
+        if step == STEP:
+            batch[0][::16, 3] = math.nan
+        return batch
+
+
+FAILURE = Failure(
+    name="NaN inputs",
+    what="One batch has missing cells, read as NaN; they are in the running statistics of the batch norm as well.",
+    task=classification,
+    trouble=MissingCells(),
+    onset=STEP,
+    recoverable=True,
+    why="That step left out, and the running statistics as they were before its forward pass.",
+)

@@ -1,0 +1,34 @@
+"""The loader gives the same batch again and again."""
+
+from __future__ import annotations
+
+from zoo.failure import Failure
+from zoo.language import scheduled_gpt
+from zoo.loop import Trouble
+from zoo.task import Batch
+
+FIRST = 261
+
+
+class StuckLoader(Trouble):
+    def __init__(self) -> None:
+        self.stuck: Batch | None = None
+
+    def batch(self, step: int, batch: Batch) -> Batch:
+        if step < FIRST:
+            return batch
+        if step == FIRST:
+            self.stuck = batch
+        assert self.stuck is not None
+        return self.stuck
+
+
+FAILURE = Failure(
+    name="repeated data",
+    what="From a step on, every batch is the same: the training loss looks better and better.",
+    task=scheduled_gpt,
+    trouble=StuckLoader(),
+    onset=FIRST + 1,
+    recoverable=False,
+    why="Whatever it goes back to, the next batch is the same again; nothing in the loss is wrong.",
+)

@@ -1,0 +1,72 @@
+from __future__ import annotations
+
+import math
+from functools import cache
+
+import pytest
+import torch
+from zoo.catalog import ZOO
+from zoo.failure import Failure
+from zoo.loop import Notes
+
+SEED = 0
+SLOW = {"scheduled_gpt", "plain_gpt", "half_precision_gpt", "gpt_in_half", "post_norm_transformer"}
+"""The trainings of seconds; the benchmark runs these to their end."""
+QUICK = [each for each in ZOO if each.twin not in SLOW]
+
+
+@pytest.fixture(autouse=True)
+def one_thread() -> None:
+    torch.set_num_threads(1)
+
+
+@cache
+def notes_of(task: str, ill: str, steps: int | None = None) -> Notes:
+    failure = next(each for each in ZOO if each.twin == task and ill in ("", each.name))
+    notes = Notes()
+    failure.train(SEED, ill=bool(ill), notes=notes, steps=steps)
+    return notes
+
+
+def ids(failure: Failure) -> str:
+    return failure.name
+
+
+@pytest.mark.parametrize("failure", QUICK, ids=ids)
+def test_a_failure_ruins_bare_training_and_its_twin_is_healthy(failure: Failure) -> None:
+    twin, ill = notes_of(failure.twin, ""), notes_of(failure.twin, failure.name)
+    assert all(math.isfinite(loss) for loss in twin.losses)
+    assert twin.final_loss < 0.5 * twin.losses[0] or failure.name == "heavy-tailed reward"
+    assert not ill.final_loss <= 1.05 * twin.final_loss
+
+
+@pytest.mark.parametrize("failure", QUICK, ids=ids)
+def test_nothing_is_wrong_before_the_onset_and_much_soon_after(failure: Failure) -> None:
+    twin, ill = notes_of(failure.twin, "").losses, notes_of(failure.twin, failure.name).losses
+    before = failure.onset - 1
+    assert ill[:before] == twin[:before]
+    assert any(not a <= 1.2 * abs(b) for a, b in zip(ill[before : before + 20], twin[before:], strict=False))
+
+
+@pytest.mark.parametrize("failure", [each for each in ZOO if each.twin in SLOW and each.onset < 50], ids=ids)
+def test_an_early_failure_of_a_slow_training_shows_where_it_is_said_to(failure: Failure) -> None:
+    steps = failure.onset + 3
+    twin, ill = notes_of(failure.twin, "", steps).losses, notes_of(failure.twin, failure.name, steps).losses
+    assert ill[: failure.onset - 1] == twin[: failure.onset - 1]
+    assert ill != twin
+
+
+def test_the_policy_that_meets_heavy_tails_learns_without_the_absurd_rewards() -> None:
+    regrets = notes_of("policy", "").tests
+    assert max(regrets) < 0.1
+
+
+def test_names_are_unique_and_twins_are_told_apart_by_their_task() -> None:
+    assert len({each.name for each in ZOO}) == len(ZOO)
+    assert len({each.twin for each in ZOO}) == len({each.task for each in ZOO})
+
+
+def test_every_failure_says_what_goes_wrong_and_what_could_help() -> None:
+    for failure in ZOO:
+        assert failure.what.endswith(".")
+        assert failure.why.endswith(".")

@@ -1,0 +1,84 @@
+"""One training of the zoo in this process, bare or looked after, and what came of it.
+
+In: which failure, its twin or itself, the seed, and the arguments of ``autolog()``, or None for bare training. Out:
+losses, and the events that the journal of this process holds. The training knows nothing of it. Give each trial a
+process of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from zoo.catalog import failure_named
+from zoo.loop import Notes
+
+import mlflow_stability
+from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.journal.layout import recording_folders, session_folders
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.vocabulary.event import Event
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What is to be tried."""
+
+    failure: str
+    ill: bool
+    seed: int
+    autolog: tuple[tuple[str, Any], ...] | None = None
+    """The arguments of ``autolog()``; None: without us."""
+
+
+@dataclass(slots=True)
+class Result:
+    """What came of it."""
+
+    notes: Notes = field(default_factory=Notes)
+    events: list[Event] = field(default_factory=list)
+    error: str = ""
+    """The exception that ended the training, if one did."""
+    seconds: float = 0.0
+
+
+def run(trial: Trial, folder: Path) -> Result:
+    """Train in this process; what is recorded goes into the folder, and nowhere else."""
+    folder.mkdir(parents=True)
+    os.chdir(folder)
+    torch.set_num_threads(1)
+    os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
+    journals = folder / "journals"
+    if trial.autolog is not None:
+        mlflow_stability.autolog(**dict(trial.autolog), journal_dir=journals, exit_wait=0.0, silent=True)
+    result, began = Result(), time.perf_counter()
+    try:
+        failure_named(trial.failure).train(trial.seed, ill=trial.ill, notes=result.notes)
+    except Exception as error:  # whatever the training dies of is a result
+        result.error = f"{type(error).__name__}: {error}"
+    result.seconds = time.perf_counter() - began
+    if trial.autolog is not None:
+        mlflow_stability.autolog(disable=True)
+        end_the_courier()
+        result.events = events_in(journals)
+    return result
+
+
+def end_the_courier() -> None:
+    """Delivery is not what is tried here, and the next trial wants the processor."""
+    for child in psutil.Process().children(recursive=True):
+        if "mlflow_stability.courier" in child.cmdline():
+            child.kill()
+            child.wait()
+
+
+def events_in(journals: Path) -> list[Event]:
+    """Everything that was said."""
+    recordings = [each for session in session_folders(journals) for each in recording_folders(session)]
+    entries = [entry for each in recordings for entry in JournalFollower(each / JOURNAL).read()]
+    return [entry.record for entry in entries if isinstance(entry.record, Event)]

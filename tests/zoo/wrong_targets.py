@@ -1,0 +1,26 @@
+"""The targets of one batch are in the wrong unit."""
+
+from __future__ import annotations
+
+from zoo.failure import Failure
+from zoo.loop import Trouble
+from zoo.tables import regression_with_momentum
+from zoo.task import Batch
+
+STEP = 431
+
+
+class GramsForKilograms(Trouble):
+    def batch(self, step: int, batch: Batch) -> Batch:
+        return (batch[0], 1000 * batch[1]) if step == STEP else batch
+
+
+FAILURE = Failure(
+    name="corrupted targets",
+    what="One batch has targets a thousand times too large, and momentum carries the weights far away.",
+    task=regression_with_momentum,
+    trouble=GramsForKilograms(),
+    onset=STEP,
+    recoverable=True,
+    why="Weights and momentum from before that batch.",
+)
