@@ -16,10 +16,10 @@ if TYPE_CHECKING:
     from mlflow_stability.analysis.load import load_run
     from mlflow_stability.errors import TrainingDiverged
     from mlflow_stability.recovery.conservative_scaler import conservative_grad_scaler
+    from mlflow_stability.recovery.restoring import restore
     from mlflow_stability.recovery.rollback_policy import RollbackPolicy
     from mlflow_stability.recovery.spam_adam import SPAMAdam
     from mlflow_stability.session.autolog import attach, autolog, current_session
-    from mlflow_stability.recovery.restoring import restore
 
 __version__ = "0.1.0"
 __all__ = [
