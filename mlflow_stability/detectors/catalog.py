@@ -13,6 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from mlflow_stability.detectors.adam_rms_high import AdamRmsHigh
+from mlflow_stability.detectors.autopilot_kinds import AUTOPILOT_KINDS
 from mlflow_stability.detectors.dead_layer import DeadLayer
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.divergence import Divergence
@@ -77,7 +78,9 @@ ON_REQUEST: tuple[type[Detector], ...] = (
     LearningRateOutOfRange,
 )
 """Those that look only when they are asked for by name: the classic rules, and one that is for Adam's family alone."""
-KINDS: tuple[str, ...] = tuple(dict.fromkeys(each.kind for each in (*DETECTORS, *ON_REQUEST, *WAYS_TO_END)))
+SEEN_FROM_OUTSIDE = (*WAYS_TO_END, *AUTOPILOT_KINDS)
+"""What no detector finds: how a training ends, and what the autopilot did."""
+KINDS: tuple[str, ...] = tuple(dict.fromkeys(each.kind for each in (*DETECTORS, *ON_REQUEST, *SEEN_FROM_OUTSIDE)))
 """Every kind of trouble that there is a documentation for."""
 
 
@@ -113,7 +116,7 @@ def built(text: str) -> tuple[Detector, ...]:
 
 def documentation(name: str) -> KindDocumentation:
     """What is known of a kind, or of one rule that finds it: ``loss_spike``, ``loss_spike:classic``, ``killed``."""
-    ways = {each.kind: each for each in WAYS_TO_END}
+    ways = {each.kind: each for each in SEEN_FROM_OUTSIDE}
     return documentation_of(ways[name] if name in ways else _by_name(name, also=list(ways)))
 
 

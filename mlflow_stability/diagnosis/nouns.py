@@ -15,6 +15,7 @@ _UNCOUNTED = {
     "out_of_memory": "a lack of memory",
     "crashed": "a crash",
     "killed": "a kill",
+    "give_up": "giving up",
 }
 
 

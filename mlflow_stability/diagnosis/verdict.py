@@ -79,10 +79,16 @@ def verdict_of(
     if outcome == "unstable":
         first = min(each.start for each in bad)
         where = f"at step {first}" if all(each.start == first for each in bad) else f"from step {first} on"
-        return f"Unstable: {listed(each.kind for each in bad)} {where}; {course}."
+        return f"Unstable: {listed(each.kind for each in bad)} {where}; {_rescued(episodes)}{course}."
     others = len(bad) - 1
     more = f" {others} more finding{'s' if others > 1 else ''} above INFO." if others else ""
     return f"{title}: {deciding.message}{more}"
+
+
+def _rescued(episodes: Sequence[Episode]) -> str:
+    """That the training was set back and went on."""
+    times = sum(each.events for each in episodes if each.kind == "rollback")
+    return f"set back {'once' if times == 1 else f'{times} times'}, it went on; " if times else ""
 
 
 def _gone(episode: Episode) -> bool:

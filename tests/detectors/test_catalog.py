@@ -13,6 +13,7 @@ from mlflow_stability.detectors.catalog import (
     DETECTORS,
     KINDS,
     ON_REQUEST,
+    SEEN_FROM_OUTSIDE,
     built,
     default_detectors,
     described,
@@ -22,12 +23,11 @@ from mlflow_stability.detectors.catalog import (
 )
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.kind_documentation import SECTIONS
-from mlflow_stability.detectors.ways_to_end import WAYS_TO_END
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary import Severity
 
 EVERY = (*DETECTORS, *ON_REQUEST)
-DOCUMENTED = [*(name_of(each) for each in EVERY), *(each.kind for each in WAYS_TO_END)]
+DOCUMENTED = [*(name_of(each) for each in EVERY), *(each.kind for each in SEEN_FROM_OUTSIDE)]
 
 
 def test_every_name_is_there_once() -> None:
@@ -54,7 +54,7 @@ def test_every_kind_is_documented_in_full(name: str) -> None:
     assert all(threshold.meaning.endswith((".", "...")) for threshold in known.thresholds)
 
 
-@pytest.mark.parametrize("judgement", [*EVERY, *WAYS_TO_END], ids=DOCUMENTED)
+@pytest.mark.parametrize("judgement", [*EVERY, *SEEN_FROM_OUTSIDE], ids=DOCUMENTED)
 def test_a_docstring_has_exactly_these_paragraphs(judgement: type) -> None:
     paragraphs = (inspect.getdoc(judgement) or "").split("\n\n")
     assert [each.partition(":")[0] for each in paragraphs[1:]] == list(SECTIONS)
