@@ -7,6 +7,7 @@ process of its own.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import time
 from dataclasses import dataclass, field
@@ -72,9 +73,10 @@ def run(trial: Trial, folder: Path) -> Result:
 def end_the_courier() -> None:
     """Delivery is not what is tried here, and the next trial wants the processor."""
     for child in psutil.Process().children(recursive=True):
-        if "mlflow_stability.courier" in child.cmdline():
-            child.kill()
-            child.wait()
+        with contextlib.suppress(psutil.NoSuchProcess):  # also one that has ended and was not waited for
+            if "mlflow_stability.courier" in child.cmdline():
+                child.kill()
+                child.wait()
 
 
 def events_in(journals: Path) -> list[Event]:
