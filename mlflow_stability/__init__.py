@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlflow_stability.analysis.compare import compare
+    from mlflow_stability.analysis.dashboard import dashboard
     from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
     from mlflow_stability.analysis.load import load_run
     from mlflow_stability.errors import TrainingDiverged
@@ -28,8 +30,10 @@ __all__ = [
     "TrainingDiverged",
     "attach",
     "autolog",
+    "compare",
     "conservative_grad_scaler",
     "current_session",
+    "dashboard",
     "diagnose",
     "diagnose_all",
     "load_run",
@@ -42,8 +46,10 @@ _HOMES = {
     "TrainingDiverged": "mlflow_stability.errors",
     "attach": "mlflow_stability.session.autolog",
     "autolog": "mlflow_stability.session.autolog",
+    "compare": "mlflow_stability.analysis.compare",
     "conservative_grad_scaler": "mlflow_stability.recovery.conservative_scaler",
     "current_session": "mlflow_stability.session.autolog",
+    "dashboard": "mlflow_stability.analysis.dashboard",
     "diagnose": "mlflow_stability.analysis.diagnose",
     "diagnose_all": "mlflow_stability.analysis.diagnose",
     "load_run": "mlflow_stability.analysis.load",

@@ -5,6 +5,8 @@ StabilityError
  |- RunNotFoundError      no such run, or nothing of ours in it
  |- TrackingError         the tracking server or store could not be reached or refused
  |- JournalError          a journal that cannot be read, written or delivered
+ |- RestoreRefused        a saved state does not fit the training it should be put into; nothing was changed
+ |- CheckpointsRefused    a folder of checkpoints belongs to another run, or holds nothing that can be used
  |- TrainingDiverged      a training ends here, as the user asked: ``stop_on``, ``on_give_up="raise"``
  `- UnreadableLogError    a file or folder that is no training log, or one that cannot be read
 
@@ -32,6 +34,14 @@ class TrackingError(StabilityError):
 
 class JournalError(StabilityError):
     """A journal cannot be read, written or delivered."""
+
+
+class RestoreRefused(StabilityError):  # noqa: N818 - a refusal is no malfunction
+    """A saved state does not fit the training it should be put into; nothing was changed."""
+
+
+class CheckpointsRefused(StabilityError):  # noqa: N818
+    """A folder of checkpoints belongs to another run, or holds nothing that can be used."""
 
 
 class UnreadableLogError(StabilityError):

@@ -35,7 +35,7 @@ def diagnose(
     Raises ``RunNotFoundError``, ``TrackingError`` or ``UnreadableLogError`` with a sentence that says what to do, and
     ``SettingsError`` for a path that holds several runs: ``diagnose_all`` takes those.
     """
-    return _concluded(history_of(run_id_or_path, tracking_uri), detectors)
+    return concluded(history_of(run_id_or_path, tracking_uri), detectors)
 
 
 def diagnose_all(
@@ -59,7 +59,7 @@ def diagnose_all(
             continue
         for history in histories:
             try:
-                yield _concluded(history, detectors)
+                yield concluded(history, detectors)
             except Exception as error:  # a mistake of ours about one run must not take the others with it
                 what = f"unexpected {type(error).__name__}, {error}"
                 said = f"{history.source} could not be judged: {what}. Please report it."
@@ -92,7 +92,7 @@ def histories_of(asked: AskedFor, tracking_uri: str | None = None) -> list[RunHi
     return [read_run_history(asked.source, tracking_uri)]
 
 
-def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Diagnosis:
+def concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Diagnosis:
     """The diagnosis; other detectors than the usual judge again what was judged while it trained."""
     from mlflow_stability.diagnosis.diagnose import diagnosis_of
 

@@ -1,66 +1,70 @@
-"""`demo`: an ordinary script trains with autolog(), then its run is read back and shown."""
+"""`demo`: a training that goes wrong, bare and with the autopilot, side by side, and what is left of it afterwards."""
 
 from __future__ import annotations
 
-import json
 import os
-import subprocess
-import sys
-from collections.abc import Iterator
+import time
 from importlib.util import find_spec
-from typing import Any
 
 import click
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
-from mlflow_stability.cli.run_view import show_run
-from mlflow_stability.cli.terminal import notes_console, result_console
+from mlflow_stability.analysis.diagnose import diagnose
+from mlflow_stability.cli.demo_trainings import train
+from mlflow_stability.cli.demo_view import Story, show
+from mlflow_stability.cli.output import present
+from mlflow_stability.cli.terminal import notes_console
+from mlflow_stability.demo.troubles import FEWEST_STEPS, troubles_in
 from mlflow_stability.errors import SettingsError, StabilityError, TrackingError
+from mlflow_stability.reports.formats import render
+from mlflow_stability.reports.report import Report
+from mlflow_stability.tracking.run_page import run_page
+from mlflow_stability.tracking.run_reader import RunReader
+from mlflow_stability.tracking.run_report import log_report
+from mlflow_stability.vocabulary.event import Event
 
 
 @click.command("demo")
-@click.option("--steps", default=300, show_default=True, type=click.IntRange(20, 100_000), help="How long to train.")
+@click.option(
+    "--steps",
+    default=FEWEST_STEPS,
+    show_default=True,
+    type=click.IntRange(FEWEST_STEPS, 100_000),
+    help="How long to train.",
+)
 def command(steps: int) -> None:
-    """Train a tiny GPT for under a minute and show its run.
+    """Let a tiny GPT go wrong, bare and with the autopilot, and show both.
 
-    The training is a script like any other, in a process of its own: python -m mlflow_stability.demo.training. It is
-    recorded where MLflow would log to from here: MLFLOW_TRACKING_URI, else mlflow.db in this directory.
+    Three trainings, each a script like any other in a process of its own: one in which nothing goes wrong, one that
+    is left to itself, and one with autolog(rollback=True), which is recorded where MLflow would log to from here:
+    MLFLOW_TRACKING_URI, else mlflow.db in this directory.
     """
     if find_spec("torch") is None:
         raise StabilityError("The demo trains a model and needs PyTorch: pip install 'mlflow-stability[demo]'")
     if os.environ.get("MLFLOW_STABILITY_DISABLE", "") not in ("", "0"):
         raise SettingsError("MLFLOW_STABILITY_DISABLE is set, so nothing would be recorded. Unset it for the demo.")
     notes = notes_console()
-    notes.print(f"Training a GPT of a quarter million parameters for {steps} steps ...")
-    run_id = train(steps, notes)
+    if notes.is_terminal:
+        notes.print(f"Training a tiny GPT three times, {steps} steps each, for under a minute ...")
+    story = told(steps, notes)
+    present(lambda pen: show(pen, story))
+
+
+def told(steps: int, notes: Console) -> Story:
+    """Train, and read back what was recorded."""
+    began = time.monotonic()
+    trainings = train(steps, notes)
+    seconds = time.monotonic() - began
+    run_id = trainings.rescued.run_id
     if run_id is None:
         raise TrackingError(
             "The training is done, but the tracking store has not taken its run yet. Nothing is lost: run "
             "`mlflow-stability doctor` to see why, and `mlflow-stability sync` when the store answers."
         )
-    show_run(result_console(), run_id)
-
-
-def train(steps: int, notes: Console) -> str | None:
-    """Run the script to its end, delivery included; the id of its run, if there is one by then."""
-    script = [sys.executable, "-m", "mlflow_stability.demo.training", "--steps", str(steps)]
-    run_id: str | None = None
-    where, how = TextColumn("step {task.completed} of {task.total}"), TextColumn("loss {task.fields[loss]}")
-    with Progress(where, BarColumn(30), how, console=notes, transient=True, disable=not notes.is_terminal) as bar:
-        task = bar.add_task("", total=steps, loss="")
-        with subprocess.Popen(script, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True) as training:
-            for said in _lines_of(training):
-                run_id = said.get("run_id", run_id)
-                if "step" in said:
-                    bar.update(task, completed=said["step"], loss=f"{said['loss']:.3f}")
-    if training.returncode != 0:
-        raise StabilityError(f"The training script ended with exit code {training.returncode}; see what it said above.")
-    return run_id
-
-
-def _lines_of(training: subprocess.Popen[str]) -> Iterator[dict[str, Any]]:
-    assert training.stdout is not None
-    for line in training.stdout:
-        if line.startswith("{"):
-            yield json.loads(line)
+    with notes.status("Reading the run back ..."):
+        diagnosis = diagnose(run_id)
+        report = Report((diagnosis,))
+        folder = log_report(run_id, None, {f"report.{form}": render(report, form) for form in ("html", "json")})
+        events = tuple(said for _, said in RunReader(run_id).said() if isinstance(said, Event))
+        page = run_page(run_id)
+    return Story(trainings, troubles_in(steps), seconds, diagnosis, events, page, folder)

@@ -33,11 +33,15 @@ class Commands(CommandsOnDemand):
             "mlflow_stability.cli.diagnose",
             "Say what went wrong in runs and logs, why, and what to change.",
         ),
+        "compare": (
+            "mlflow_stability.cli.compare",
+            "Say which of many runs are unstable, since when, and what they have in common.",
+        ),
         "explain": ("mlflow_stability.cli.explain", "Say what a judgement sees, why it matters and what to try."),
         "checklist": ("mlflow_stability.cli.checklist", "List what to check, filled in with what a run shows."),
         "import": ("mlflow_stability.cli.import_logs", "Turn logs of other tools into MLflow runs."),
         "checkpoints": ("mlflow_stability.cli.checkpoints", "List, verify and download the checkpoints of a run."),
-        "demo": ("mlflow_stability.cli.demo", "Train a tiny GPT for under a minute and show its run."),
+        "demo": ("mlflow_stability.cli.demo", "Let a tiny GPT go wrong, bare and with the autopilot, and show both."),
         "doctor": ("mlflow_stability.cli.doctor", "Check the installation, the tracking store and the journals."),
         "sync": ("mlflow_stability.cli.sync", "Deliver what journals still hold."),
     }

@@ -13,6 +13,7 @@ import tempfile
 import time
 from pathlib import Path
 
+from mlflow_stability.courier.second_name import link_or_copy
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.recovery.checkpoint_shelf import Shelved, damage_of, listing
 from mlflow_stability.tracking.run_checkpoints import RunCheckpoints
@@ -62,7 +63,8 @@ class CheckpointStream:
         try:
             with tempfile.TemporaryDirectory(prefix=".sending-", dir=self._directory.parent) as room:
                 copy = Path(room, name)
-                shutil.copytree(checkpoint.folder, copy, copy_function=_link_or_copy)
+                # The state is never written again in place, and `meta.json` is replaced whole: a link will do.
+                shutil.copytree(checkpoint.folder, copy, copy_function=link_or_copy)
                 if damage_of(Shelved(copy, checkpoint.step, checkpoint.meta)):
                     self._sent.add(name)  # damaged on the disk: nothing that anybody could use
                     return
@@ -89,11 +91,3 @@ class CheckpointStream:
         assert self._sent is not None
         with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
             self._sent = {each for each in self._sent if self._checkpoints.meta(each, Path(room)) is not None}
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    """A second name costs nothing; the state is never written again in place, `meta.json` is replaced whole."""
-    try:
-        Path(target).hardlink_to(source)
-    except OSError:
-        shutil.copy2(source, target)

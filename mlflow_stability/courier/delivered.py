@@ -36,6 +36,8 @@ class Delivered:
     """The place up to which the Parquet record has arrived."""
     events_files: int = 0
     """How many files of events are full and have arrived."""
+    git: dict[str, str] | None = None
+    """What git said of the training's code; None before it was asked."""
     complete: bool = False
     """Everything that was recorded has arrived."""
 

@@ -19,8 +19,9 @@ from mlflow_stability.courier.pace import Pace
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.tracking.layer_metrics import LayerMetrics
 from mlflow_stability.tracking.run_writer import RunWriter
-from mlflow_stability.tracking.thinning import Point, Thinner
+from mlflow_stability.tracking.thinning import Point, Thinner, is_of_the_script
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.observation import StepReading
 
@@ -42,13 +43,15 @@ class Bite:
 class MetricStream:
     """The metrics of one recording."""
 
-    def __init__(self, delivered: Delivered, writer: RunWriter, pace: Pace, every: int) -> None:
+    def __init__(
+        self, delivered: Delivered, writer: RunWriter, pace: Pace, every: int, layers: LayerMetrics = ""
+    ) -> None:
         self.done = False
         self._delivered = delivered
         self._writer = writer
         self._pace = pace
         self._follower = JournalFollower(delivered.folder / JOURNAL, delivered.metrics_until)
-        self._thinner = Thinner.resumed(delivered.thinning) if delivered.thinning else Thinner(every)
+        self._thinner = Thinner.resumed(delivered.thinning, layers) if delivered.thinning else Thinner(every, layers)
         self._bites: deque[Bite] = deque()
         self._waiting = 0
         self._sent_of_first = 0
@@ -90,8 +93,9 @@ class MetricStream:
         entries = self._follower.read(_READ_AT_ONCE)
         for entry in entries:
             if isinstance(entry.record, StepReading):
-                self._release(marked=False)
-                self._held = entry.record
+                if not is_of_the_script(entry.record):
+                    self._release(marked=False)
+                    self._held = entry.record
             elif isinstance(entry.record, Event) and self._held and entry.record.step == self._held.step:
                 self._held_marked = True
             self._read_until = entry.end

@@ -10,12 +10,16 @@ import time
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
+from mlflow_stability.courier.batch_stream import BatchStream
 from mlflow_stability.courier.checkpoint_stream import CheckpointStream
 from mlflow_stability.courier.delivered import Delivered
 from mlflow_stability.courier.event_stream import EventStream
+from mlflow_stability.courier.facts_stream import FactsStream, ask_git
+from mlflow_stability.courier.figure_stream import FigureStream
 from mlflow_stability.courier.finish import silent_end, status_to_set, waits_for_process
+from mlflow_stability.courier.layer_stream import LayerStream
 from mlflow_stability.courier.metric_stream import MetricStream
 from mlflow_stability.courier.pace import Pace
 from mlflow_stability.courier.part_stream import PartStream
@@ -27,25 +31,36 @@ from mlflow_stability.courier.training_process import TrainingProcess
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.last_words import read_last_words
 from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.tracking.system_metrics import SystemMetrics
 from mlflow_stability.vocabulary.milestone import Closing, Opening
+
+_Stream = TypeVar("_Stream", bound=Stream)
 
 
 class OpenRecording:
     """A recording whose run is open."""
 
     def __init__(self, opening: Opening, delivered: Delivered, uri: str, process: TrainingProcess) -> None:
-        self.writer, place = open_run(opening, delivered, uri, process)
+        try:
+            self.writer, place = open_run(opening, delivered, uri, process)
+        finally:  # where the store is away, too: when it is back the code may be another
+            ask_git(delivered, opening)
         self._asked = opening.log_every_n_steps
-        self.metrics = MetricStream(delivered, self.writer, Pace(uri), self._asked)
+        self.metrics = MetricStream(delivered, self.writer, Pace(uri), self._asked, opening.layer_metrics)
+        self._machine = SystemMetrics(self.writer.run_id, uri) if opening.system_metrics else None
         self.parts = PartStream(delivered, self.writer, opening.time)
         self.events = EventStream(delivered, self.writer)
-        self._streams: list[Stream] = [self.events, self.metrics, self.parts]
+        facts = FactsStream(delivered, self.writer, self.events)
+        layers = LayerStream(delivered, self.writer, opening.time)
+        self._streams: list[Stream] = [self.events, facts, self.metrics, self.parts, layers]
+        self._figures = FigureStream(delivered, self.writer)
         self._checkpoints: CheckpointStream | None = None
+        self._batches: BatchStream | None = None
         self._board = TagBoard(self.writer, delivered.number or 0, place)
         self._delivered = delivered
         self._opening = opening
-        self._patience: dict[Stream | TagBoard, Patience] = {stream: Patience() for stream in self._streams}
-        self._patience[self._board] = Patience()
+        every: list[Stream | TagBoard] = [*self._streams, self._figures, self._board]
+        self._patience = {each: Patience() for each in every}
         self._last_words: dict[str, Any] = {}
         self.finished = False
         """Nothing is left to do."""
@@ -70,22 +85,33 @@ class OpenRecording:
         for stream in self._streams:
             if not (over and stream.done):
                 moved |= self._try(stream, partial(stream.advance, over))
-        moved |= self._take_checkpoints_along()
-        if over and all(stream.done for stream in self._streams):
+        moved |= self._take_files_along()
+        if over and self._machine is not None:
+            self._machine.finish()
+            self._machine = None
+        arrived = over and all(stream.done for stream in self._streams)
+        if not (arrived and self._figures.done):  # pictures come when all the rest is there
+            moved |= self._try(self._figures, partial(self._figures.advance, arrived))
+        if arrived and self._figures.done:
             return self._try(self._board, partial(self._end, alive, killed_for_memory)) or moved
         if self._board.due():
             self._try(self._board, self._show)
         return moved
 
-    def _take_checkpoints_along(self) -> bool:
-        """Begin with checkpoints once the training has said where it keeps them."""
-        directory = self.events.story.checkpoints
-        if self._checkpoints is not None or directory is None:
-            return False
-        self._checkpoints = CheckpointStream(directory, self.writer.checkpoints())
-        self._streams.append(self._checkpoints)
-        self._patience[self._checkpoints] = Patience()
-        return True
+    def _take_files_along(self) -> bool:
+        """Begin with checkpoints and batches once the training has said where it keeps them; True where one began."""
+        before, story = len(self._streams), self.events.story
+        if self._checkpoints is None and story.checkpoints is not None:
+            self._checkpoints = self._also(CheckpointStream(story.checkpoints, self.writer.checkpoints()))
+        if self._batches is None and story.batches is not None:
+            number, offset = self._delivered.number or 0, self._delivered.offset
+            self._batches = self._also(BatchStream(story.batches, self.writer, number, offset))
+        return len(self._streams) > before
+
+    def _also(self, stream: _Stream) -> _Stream:
+        self._streams.append(stream)
+        self._patience[stream] = Patience()
+        return stream
 
     def waiting_bytes(self) -> int:
         """How much of the journal has not arrived everywhere."""

@@ -8,9 +8,9 @@ from pathlib import Path
 
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.event import Event, Severity
-from mlflow_stability.vocabulary.milestone import Closing, Gap, Note
+from mlflow_stability.vocabulary.milestone import Closing, Fact, Gap, Note
 from mlflow_stability.vocabulary.observation import StepReading
-from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER
+from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER
 
 
 class Story:
@@ -24,6 +24,8 @@ class Story:
         self.events: Counter[str] = Counter()
         self.stalled: Event | None = None
         """Set while the training hangs."""
+        self.facts: dict[str, str] = {}
+        """What the run should know about itself: its parameters, by key."""
         self._offset = offset
         self._last_event: Event | None = None
         self._notes: dict[str, str] = {}
@@ -32,8 +34,12 @@ class Story:
     @property
     def checkpoints(self) -> Path | None:
         """Where the training keeps its checkpoints, once it has said so."""
-        said = self._notes.get(CHECKPOINTS_FOLDER)
-        return Path(said) if said else None
+        return self._folder(CHECKPOINTS_FOLDER)
+
+    @property
+    def batches(self) -> Path | None:
+        """Where it keeps the batches of broken steps, once it has said so: only if they are to be sent."""
+        return self._folder(BATCHES_FOLDER)
 
     def hear(self, record: Record) -> None:
         """Take a record in."""
@@ -46,6 +52,8 @@ class Story:
             self._last_event = record
         elif isinstance(record, Note):
             self._notes[record.key] = record.value
+        elif isinstance(record, Fact):
+            self.facts.setdefault(record.key, record.value)
         elif isinstance(record, Gap):
             self._gaps.append(record)
         elif isinstance(record, Closing):
@@ -67,6 +75,10 @@ class Story:
         if self._gaps:
             tags["stability.recording_gap"] = "; ".join(self._missing(gap) for gap in self._gaps)
         return tags
+
+    def _folder(self, key: str) -> Path | None:
+        said = self._notes.get(key)
+        return Path(said) if said else None
 
     def _missing(self, gap: Gap) -> str:
         if not gap.first_step:

@@ -36,6 +36,11 @@ UNKNOWN_TAIL = 12.0
 """Beyond which z the noise is taken to end while fewer than 256 values have been compared."""
 LEARN_FROM = 128
 """After how many comparisons the width is known well enough for the tail to be learnt from it."""
+CLUSTER_ENDS = 4
+"""After how many values that are no excess a cluster of excesses is over; only then the tail is learnt from it, so that
+trouble which lasts does not teach us that it is usual."""
+LONGEST_CLUSTER = 16
+"""How many excesses of one cluster are learnt at most."""
 _TAIL_FROM = 3.0
 _TAIL_MEMORY = 20_000
 # Until the signal has shown its own tail: a share above z = 3 as in a normal distribution, worth 200 values, but a tail
@@ -51,6 +56,8 @@ class Baseline:
     """The baseline of one signal. `take` a value, then read the fields."""
 
     __slots__ = (
+        "_calm",
+        "_cluster",
         "_excess_sum",
         "_excesses",
         "_kept_out",
@@ -78,6 +85,8 @@ class Baseline:
         self.tail = self._next_tail = UNKNOWN_TAIL
         self.logarithmic = True
         self._excesses = self._excess_sum = self._seen = 0.0
+        self._cluster: list[float] = []
+        self._calm = 0
         self._forget()
 
     def take(self, value: float) -> None:
@@ -124,11 +133,18 @@ class Baseline:
         self.tail = tail = self._next_tail  # what was known before this value
         self.accepted = z < STANDS_OUT or z < tail
         self._seen += 1.0
-        if z > _TAIL_FROM and self.accepted and self._seen > LEARN_FROM:
-            self._excesses += 1.0
-            self._excess_sum += math.log(z / _TAIL_FROM)
-            self._learn_tail()
-        elif self._seen == WINDOW:
+        if z > _TAIL_FROM:
+            self._calm = 0
+            if self.accepted and self._seen > LEARN_FROM and len(self._cluster) < LONGEST_CLUSTER:
+                self._cluster.append(math.log(z / _TAIL_FROM))
+        elif self._cluster:
+            self._calm += 1
+            if self._calm == CLUSTER_ENDS:
+                self._excesses += len(self._cluster)
+                self._excess_sum += math.fsum(self._cluster)
+                self._cluster.clear()
+                self._learn_tail()
+        if self._seen == WINDOW:
             self._learn_tail()
 
     def _learn_tail(self) -> None:

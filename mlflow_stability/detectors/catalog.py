@@ -18,12 +18,15 @@ from mlflow_stability.detectors.dead_layer import DeadLayer
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.divergence import Divergence
 from mlflow_stability.detectors.divergence_classic import DivergenceClassic
+from mlflow_stability.detectors.divergence_start import DivergenceStart
 from mlflow_stability.detectors.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.gradient_explosion_classic import GradientExplosionClassic
 from mlflow_stability.detectors.gradient_imbalance import GradientImbalance
 from mlflow_stability.detectors.gradient_vanishing import GradientVanishing
+from mlflow_stability.detectors.gradient_vanishing_layers import GradientVanishingLayers
 from mlflow_stability.detectors.inf_detected import InfDetected
 from mlflow_stability.detectors.kind_documentation import KindDocumentation, documentation_of
+from mlflow_stability.detectors.layer_explosion import LayerExplosion
 from mlflow_stability.detectors.learning_rate_jump import LearningRateJump
 from mlflow_stability.detectors.learning_rate_out_of_range import LearningRateOutOfRange
 from mlflow_stability.detectors.loss_scale_collapse import LossScaleCollapse
@@ -35,6 +38,8 @@ from mlflow_stability.detectors.nan_detected import NanDetected
 from mlflow_stability.detectors.oscillation import Oscillation
 from mlflow_stability.detectors.overfitting import Overfitting
 from mlflow_stability.detectors.plateau import Plateau
+from mlflow_stability.detectors.repeated_data import RepeatedData
+from mlflow_stability.detectors.setup_kinds import SETUP_KINDS
 from mlflow_stability.detectors.slow_progress import SlowProgress
 from mlflow_stability.detectors.step_skipped import StepSkipped
 from mlflow_stability.detectors.step_time_increase import StepTimeIncrease
@@ -42,6 +47,7 @@ from mlflow_stability.detectors.throughput_drop import ThroughputDrop
 from mlflow_stability.detectors.update_ratio_high import UpdateRatioHigh
 from mlflow_stability.detectors.update_ratio_low import UpdateRatioLow
 from mlflow_stability.detectors.ways_to_end import WAYS_TO_END
+from mlflow_stability.detectors.weight_imbalance import WeightImbalance
 from mlflow_stability.detectors.weight_spike import WeightSpike
 from mlflow_stability.errors import SettingsError
 
@@ -50,6 +56,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     InfDetected,
     LossSpike,
     Divergence,
+    DivergenceStart,
     GradientExplosion,
     GradientVanishing,
     Plateau,
@@ -57,12 +64,16 @@ DETECTORS: tuple[type[Detector], ...] = (
     LossScaleCollapse,
     StepSkipped,
     LearningRateJump,
+    RepeatedData,
+    GradientVanishingLayers,
+    LayerExplosion,
     GradientImbalance,
     DeadLayer,
     UpdateRatioHigh,
     UpdateRatioLow,
     AdamRmsHigh,
     WeightSpike,
+    WeightImbalance,
     Oscillation,
     SlowProgress,
     ThroughputDrop,
@@ -78,8 +89,8 @@ ON_REQUEST: tuple[type[Detector], ...] = (
     LearningRateOutOfRange,
 )
 """Those that look only when they are asked for by name: the classic rules, and one that is for Adam's family alone."""
-SEEN_FROM_OUTSIDE = (*WAYS_TO_END, *AUTOPILOT_KINDS)
-"""What no detector finds: how a training ends, and what the autopilot did."""
+SEEN_FROM_OUTSIDE = (*WAYS_TO_END, *AUTOPILOT_KINDS, *SETUP_KINDS)
+"""What no detector finds: how a training ends, what the autopilot did, how the training is set up."""
 KINDS: tuple[str, ...] = tuple(dict.fromkeys(each.kind for each in (*DETECTORS, *ON_REQUEST, *SEEN_FROM_OUTSIDE)))
 """Every kind of trouble that there is a documentation for."""
 

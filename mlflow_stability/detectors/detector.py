@@ -53,6 +53,9 @@ class Detector(Protocol):
     """Those of them that it wants to see against their baseline."""
     across_places: ClassVar[bool]
     """Whether all places share one state."""
+    places: ClassVar[str]
+    """Of what is measured by layer: ``whole``, only the whole model's values; ``layers``, only those of its layers;
+    ``all``, which holds where a detector says nothing."""
     severities: ClassVar[tuple[Severity, ...]]
     """How bad its findings can be, the mildest first."""
     experimental: ClassVar[bool]

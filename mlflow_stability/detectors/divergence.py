@@ -11,6 +11,7 @@ from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.rate_restart import RateRestart
 from mlflow_stability.detectors.slow_rise import SlowRise
+from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -25,6 +26,15 @@ class Course:
     restart: RateRestart = field(default_factory=RateRestart)
     risen_from: float | None = None
     """The level, as a logarithm, that the loss was found to have risen from slowly and has not come back to."""
+
+
+@dataclass(slots=True)
+class Courses:
+    """The trainings of one recording, by place."""
+
+    by_place: dict[str, Course] = field(default_factory=dict)
+    players: bool = False
+    """Whether several trainings take turns, as the halves of a GAN do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +52,8 @@ class Divergence:
 
     When it is wrong: harder data from some step on (a curriculum, a new mixture), a term of the loss that is switched
     on. The 200 steps after a restart of the learning rate are left out. Losses that can be negative are judged by
-    leaps only, and at twice the width.
+    leaps only, and at twice the width. Where several trainings take turns, as the halves of a GAN do, one's loss rises
+    as the other learns: there only losses 10 times above their level count.
 
     Reference: OPT-175B (arXiv:2205.01068, 2.5); Page, Continuous inspection schemes, Biometrika 41 (1954)
     """
@@ -57,6 +68,8 @@ class Divergence:
     """Among how many losses they are counted."""
     smallest_rise: float = 1.10
     """The least value of a high loss, as a multiple of the level."""
+    smallest_rise_of_players: float = 10.0
+    """The same where several trainings take turns."""
     slow_threshold: float = 7.0
     """The least slow rise, in errors of a mean of 32 steps."""
     slow_per_longer_run: float = 0.4
@@ -74,7 +87,8 @@ class Divergence:
     rule: ClassVar[str] = ""
     quantities: ClassVar[tuple[str, ...]] = ("loss", "learning_rate")
     compared: ClassVar[tuple[str, ...]] = ("loss",)
-    across_places: ClassVar[bool] = False
+    across_places: ClassVar[bool] = True
+    places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
     experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (
@@ -84,23 +98,31 @@ class Divergence:
         "Clip gradients at 1.0.",
     )
 
-    def begin(self) -> Course:
+    def begin(self) -> Courses:
         """Start afresh, knowing nothing."""
-        return Course()
+        return Courses()
 
-    def step(self, state: Course, point: Point) -> tuple[Course, Event | None]:
+    def step(self, state: Courses, point: Point) -> tuple[Courses, Event | None]:
         """Look at the next loss or learning rate."""
+        course = state.by_place.get(point.place)
+        if course is None:
+            course = state.by_place[point.place] = Course()
+            state.players = state.players or point.place.startswith("track_")
+        return state, self._look(course, point, state.players)
+
+    def _look(self, state: Course, point: Point, players: bool) -> Event | None:
         if not point.finite:
-            return state, None
+            return None
         if point.quantity != "loss":
             state.restart.see(point.value, point.step)
-            return state, None
+            return None
         if state.restart.excuses(point.step):
             state.high, state.slow, state.risen_from = 0, SlowRise(judged=state.slow.judged), None
-            return state, None
+            return None
         logarithmic = point.logarithmic
         if logarithmic:
-            high = point.z >= self.threshold and point.value >= point.center * self.smallest_rise
+            smallest = self.smallest_rise_of_players if players else self.smallest_rise
+            high = point.z >= self.threshold and point.value >= point.center * smallest
         else:
             high = point.z >= self.threshold_of_differences
         state.high = ((state.high << 1) | bool(high)) & ((1 << self.of_steps) - 1)
@@ -109,13 +131,13 @@ class Divergence:
             event = self._leap(state, point)
         elif not high and state.gate.said and state.risen_from is None:
             state.gate.quiet(self.calm_steps)
-        if not logarithmic:
+        if not logarithmic or players:
             if state.slow.means:
                 state.slow, state.risen_from = SlowRise(), None
         elif point.scale and state.slow.take(math.log(min(point.value, 1e150)), point.z, point.scale):
             slow = self._creep(state, point)
             event = event or slow
-        return state, event
+        return event
 
     def _leap(self, state: Course, point: Point) -> Event | None:
         if not state.gate.speaks(Severity.CRITICAL):

@@ -8,6 +8,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.classic_window import ClassicWindow
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -42,6 +43,7 @@ class DivergenceClassic:
     quantities: ClassVar[tuple[str, ...]] = ("loss",)
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
     experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (

@@ -2,13 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
+
+
+@dataclass(slots=True)
+class Norms:
+    """What has been seen so far."""
+
+    gate: EpisodeGate = field(default_factory=EpisodeGate)
+    high: int = 0
+    """For how many steps in a row the norm has stood high."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,8 +26,9 @@ class GradientExplosion:
     """The gradient norm leapt far above its own level.
 
     What it sees: a norm, before clipping where that can be seen, at least 5.5 widths of its own noise and 8 times above
-    its level; a heavy tail raises the 5.5. The level is the run's own: a model whose healthy norm is 300 is not ill.
-    Critical from 1000 on, if that is 100 times its level. One finding until the norm has been calm for 8 steps.
+    its level; or three in a row of at least 4 widths and 5 times, unless norms of 0 are usual. A heavy tail raises both
+    widths. The level is the run's own: a model whose healthy norm is 300 is not ill. Critical from 1000 on, if that is
+    100 times its level. One finding until the norm has been calm for 8 steps.
 
     Why it matters: one such step can throw the weights far from where they were; the loss often follows a few steps
     later, and with fp16 infinity does.
@@ -26,7 +37,7 @@ class GradientExplosion:
     step.
 
     When it is wrong: recurrent networks and reinforcement learning, where single large norms belong to it and clipping
-    takes care of them.
+    takes care of them. A row in none of 117 healthy trainings of 39 kinds.
 
     Reference: Pascanu et al. (arXiv:1211.5063); GLM-130B (arXiv:2210.02414, 3)
     """
@@ -37,6 +48,14 @@ class GradientExplosion:
     """The least z as a share of what the norm's own noise reaches once in 100,000 steps."""
     smallest_rise: float = 8.0
     """The least norm as a multiple of its level."""
+    row: int = 3
+    """So many norms in a row are enough if each of them has ..."""
+    row_threshold: float = 4.0
+    """... this z, ..."""
+    row_share_of_tail: float = 0.33
+    """... this share of what the norm's own noise reaches once in 100,000 steps, ..."""
+    row_smallest_rise: float = 5.0
+    """... and is this multiple of its level."""
     critical_norm: float = 1000.0
     """From which norm on it is critical, ..."""
     critical_rise: float = 100.0
@@ -51,6 +70,7 @@ class GradientExplosion:
     quantities: ClassVar[tuple[str, ...]] = ("grad_norm",)
     compared: ClassVar[tuple[str, ...]] = ("grad_norm",)
     across_places: ClassVar[bool] = False
+    places: ClassVar[str] = WHOLE
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
     experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (
@@ -59,30 +79,36 @@ class GradientExplosion:
         "Look at the loss and the batch of this step.",
     )
 
-    def begin(self) -> EpisodeGate:
+    def begin(self) -> Norms:
         """Start afresh, knowing nothing."""
-        return EpisodeGate()
+        return Norms()
 
-    def step(self, state: EpisodeGate, point: Point) -> tuple[EpisodeGate, Event | None]:
+    def step(self, state: Norms, point: Point) -> tuple[Norms, Event | None]:
         """Look at the next norm."""
         z = point.z
         if z < self.calm_below:
-            if state.said and point.finite:
-                state.quiet(self.calm_steps)
+            state.high = 0
+            if state.gate.said and point.finite:
+                state.gate.quiet(self.calm_steps)
             return state, None
-        limit = max(self.threshold, self.share_of_tail * point.tail)
-        if z < limit or point.value < point.center * self.smallest_rise:
-            return state, None
+        limit = max(self.row_threshold, self.row_share_of_tail * point.tail)
+        high = point.logarithmic and z >= limit and point.value >= point.center * self.row_smallest_rise
+        state.high = state.high + 1 if high else 0
+        if state.high < self.row:
+            limit = max(self.threshold, self.share_of_tail * point.tail)
+            if z < limit or point.value < point.center * self.smallest_rise:
+                return state, None
         huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
         severity = Severity.CRITICAL if huge else Severity.WARNING
-        if not state.speaks(severity):
+        if not state.gate.speaks(severity):
             return state, None
+        row = f" in each of {state.high} steps in a row" if state.high >= self.row else ""
         return state, finding(
             self,
             point,
             severity,
             f"grad_norm is {point.value:.4g} at step {point.step}, {_times(point)} its level of {point.center:.4g}: "
-            f"{z:.1f} widths of its noise; the limit is {limit:.1f}.",
+            f"{z:.1f} widths of its noise; the limit is {limit:.1f}{row}.",
             {
                 "grad_norm": point.value,
                 "level": point.center,

@@ -9,6 +9,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.classic_window import ClassicWindow
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -43,6 +44,7 @@ class GradientExplosionClassic:
     quantities: ClassVar[tuple[str, ...]] = ("grad_norm",)
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = False
+    places: ClassVar[str] = WHOLE
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
     experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (

@@ -7,20 +7,17 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.layer_round import LayerRound
 from mlflow_stability.detectors.streak import Streak
+from mlflow_stability.detectors.whole_model import LAYERS
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
 @dataclass(slots=True)
-class Layers:
-    """The layers of the step that is being seen."""
+class LayerGradients:
+    """What has been seen so far."""
 
-    step: int = -1
-    count: int = 0
-    smallest: float = 0.0
-    largest: float = 0.0
-    smallest_place: str = ""
-    largest_place: str = ""
+    round: LayerRound = field(default_factory=LayerRound)
     streak: Streak = field(default_factory=Streak)
 
 
@@ -28,7 +25,7 @@ class Layers:
 class GradientImbalance:
     """Some layers get far larger gradients than others.
 
-    What it sees: gradient norms of layers that lie more than 100 times apart, in 5 measurements in a row. Layers
+    What it sees: gradient norms of layers that lie more than 1000 times apart, in 5 measurements in a row. Layers
     without any gradient are another matter. One finding until they are closer.
 
     Why it matters: one learning rate cannot suit all of them: where it is right for the large ones, the small ones
@@ -37,12 +34,13 @@ class GradientImbalance:
     What to try: look at the initialisation; normalise before each block; add residual connections; an optimizer that
     adapts each layer's step (Adam, LAMB).
 
-    When it is wrong: models whose layers differ in size by design, with an optimizer that evens it out.
+    When it is wrong: models whose layers differ in size by design, with an optimizer that evens it out. It spoke in
+    none of 117 healthy trainings of 39 kinds (96,000 measured values); at 100 times it would have in 6.
 
     Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
     """
 
-    ratio: float = 100.0
+    ratio: float = 1000.0
     """How many times the largest norm of a layer may be above the smallest."""
     steps: int = 5
     """In how many measurements in a row."""
@@ -54,46 +52,37 @@ class GradientImbalance:
     quantities: ClassVar[tuple[str, ...]] = ("grad_norm",)
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = True
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    experimental: ClassVar[bool] = True
+    places: ClassVar[str] = LAYERS
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (
         "Look at the initialisation.",
         "Normalise before each block, or add residual connections.",
         "Use an optimizer that adapts each layer's step.",
     )
 
-    def begin(self) -> Layers:
+    def begin(self) -> LayerGradients:
         """Start afresh, knowing nothing."""
-        return Layers()
+        return LayerGradients()
 
-    def step(self, state: Layers, point: Point) -> tuple[Layers, Event | None]:
-        """Look at the norm of the next layer; a measurement is complete when the next one begins."""
-        if point.place == "" or point.place.startswith("track_") or not point.finite or point.value <= 0:
+    def step(self, state: LayerGradients, point: Point) -> tuple[LayerGradients, Event | None]:
+        """Look at the next norm of a layer; they are compared when the next measurement begins."""
+        layers = state.round.take(point, "grad_norm")
+        known = [each for each in layers if each.finite and each.value > 0]
+        if len(known) < self.fewest:
             return state, None
-        if point.step == state.step:
-            self._add(state, point)
+        smallest, largest = min(known, key=_norm), max(known, key=_norm)
+        if not state.streak.reaches(self.steps, bad=largest.value > smallest.value * self.ratio):
             return state, None
-        bad = state.count >= self.fewest and state.largest > state.smallest * self.ratio
-        reached = state.step >= 0 and state.streak.reaches(self.steps, bad=bad)
-        event = self._imbalance(state, point) if reached else None
-        state.step, state.count = point.step, 0
-        self._add(state, point)
-        return state, event
-
-    def _add(self, state: Layers, point: Point) -> None:
-        if not state.count or point.value < state.smallest:
-            state.smallest, state.smallest_place = point.value, point.place
-        if not state.count or point.value > state.largest:
-            state.largest, state.largest_place = point.value, point.place
-        state.count += 1
-
-    def _imbalance(self, state: Layers, point: Point) -> Event:
-        return finding(
+        return state, finding(
             self,
-            point._replace(place=state.smallest_place, step=state.step),
-            Severity.INFO,
-            f"Gradient norms of layers lie {state.largest / max(state.smallest, 5e-324):,.0f} times apart at step "
-            f"{state.step}: {state.largest:.2g} in {state.largest_place}, {state.smallest:.2g} in "
-            f"{state.smallest_place}.",
-            {"largest": state.largest, "smallest": state.smallest, "layers": float(state.count)},
+            smallest,
+            self.severities[-1],
+            f"Gradient norms of layers lie {largest.value / max(smallest.value, 5e-324):,.0f} times apart at step "
+            f"{smallest.step}: {largest.value:.2g} in {largest.place}, {smallest.value:.2g} in {smallest.place}.",
+            {"largest": largest.value, "smallest": smallest.value, "layers": float(len(known))},
         )
+
+
+def _norm(point: Point) -> float:
+    return point.value

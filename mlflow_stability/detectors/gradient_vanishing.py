@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
 
 _RECENT = 10
@@ -34,9 +35,8 @@ class Fading:
 class GradientVanishing:
     """The gradient norm has all but gone, and the loss has hardly fallen.
 
-    What it sees: a norm below 1e-5 (a layer's: 1e-7) for 10 steps, unless the loss has fallen to half of its start; or
-    a norm below a tenth of its start for 200 steps while the loss has fallen by less than 2 %. One finding until the
-    norm is back.
+    What it sees: a norm below 1e-5 for 10 steps, unless the loss has fallen to half of its start; or a norm below a
+    tenth of its start for 200 steps while the loss has fallen by less than 2 %. One finding until the norm is back.
 
     Why it matters: the weights no longer move; more steps change nothing.
 
@@ -49,9 +49,7 @@ class GradientVanishing:
     """
 
     smallest: float = 1e-5
-    """The norm of the whole model below which it has vanished."""
-    smallest_of_layer: float = 1e-7
-    """The same for one layer."""
+    """The norm below which it has vanished."""
     steps: int = 10
     """For how many steps in a row."""
     gained: float = 0.5
@@ -70,6 +68,7 @@ class GradientVanishing:
     quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm")
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = False
+    places: ClassVar[str] = WHOLE
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
     experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (
@@ -99,9 +98,8 @@ class GradientVanishing:
             state.first_norms.append(norm)
             if len(state.first_norms) == self.start:
                 state.start_norm = median(state.first_norms)
-        limit = self.smallest if point.place == "" or point.place.startswith("track_") else self.smallest_of_layer
         start = state.start_norm
-        tiny, faded = norm < limit, start is not None and norm < start * self.share_of_start
+        tiny, faded = norm < self.smallest, start is not None and norm < start * self.share_of_start
         share = self._share_of_loss(state) if tiny or faded else None
         tiny = tiny and not (share is not None and share <= self.gained)
         state.tiny = state.tiny + 1 if tiny else 0
@@ -110,7 +108,7 @@ class GradientVanishing:
             state.said = False
         elif not state.said and (state.tiny >= self.steps or state.faded >= self.faded_steps):
             state.said = True
-            return state, self._vanished(state, point, limit)
+            return state, self._vanished(state, point)
         return state, None
 
     def _share_of_loss(self, state: Fading) -> float | None:
@@ -122,9 +120,9 @@ class GradientVanishing:
         now = median(state.recent_losses)
         return now / start if now > 0 else None
 
-    def _vanished(self, state: Fading, point: Point, limit: float) -> Event:
-        evidence = {"grad_norm": point.value, "limit": limit}
-        since = f"below {limit:g} for {state.tiny} steps" if state.tiny >= self.steps else ""
+    def _vanished(self, state: Fading, point: Point) -> Event:
+        evidence = {"grad_norm": point.value, "limit": self.smallest}
+        since = f"below {self.smallest:g} for {state.tiny} steps" if state.tiny >= self.steps else ""
         if not since and state.start_norm is not None:
             evidence["start"] = state.start_norm
             since = f"below a share of {self.share_of_start:g} of its start ({state.start_norm:.3g})"

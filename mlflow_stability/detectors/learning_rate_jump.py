@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -66,6 +67,7 @@ class LearningRateJump:
     quantities: ClassVar[tuple[str, ...]] = ("learning_rate",)
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = True
+    places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
     experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (

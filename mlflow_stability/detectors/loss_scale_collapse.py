@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -57,6 +58,7 @@ class LossScaleCollapse:
     quantities: ClassVar[tuple[str, ...]] = ("loss_scale",)
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
     experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (

@@ -9,6 +9,7 @@ from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.rate_restart import RateRestart
+from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -64,6 +65,7 @@ class LossSpike:
     quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm", "learning_rate")
     compared: ClassVar[tuple[str, ...]] = ("loss", "grad_norm")
     across_places: ClassVar[bool] = False
+    places: ClassVar[str] = WHOLE
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
     experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (

@@ -8,6 +8,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.streak import Streak
+from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -23,7 +24,7 @@ class LowMfu:
     What to try: larger batches; `torch.compile`; fused optimizers; more workers for the data; look at the profile of
     a step.
 
-    When it is wrong: small models, which cannot fill a large device.
+    When it is wrong: small models, which cannot fill a large device. How often that is, is not measured.
 
     Reference: Chowdhery et al., PaLM (arXiv:2204.02311, appendix B)
     """
@@ -38,6 +39,7 @@ class LowMfu:
     quantities: ClassVar[tuple[str, ...]] = ("mfu",)
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
     experimental: ClassVar[bool] = True
     remedies: ClassVar[tuple[str, ...]] = (

@@ -8,6 +8,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.streak import Streak
+from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -21,7 +22,8 @@ class MemoryPressure:
 
     What to try: a smaller batch with accumulation; activation checkpointing; `expandable_segments:True`.
 
-    When it is wrong: frameworks that reserve all memory in advance and share it out themselves.
+    When it is wrong: frameworks that reserve all memory in advance and share it out themselves. How often that is, is
+    not measured: it depends on the device and on the allocator.
 
     Reference: https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
     """
@@ -36,6 +38,7 @@ class MemoryPressure:
     quantities: ClassVar[tuple[str, ...]] = ("memory_share",)
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
     experimental: ClassVar[bool] = True
     remedies: ClassVar[tuple[str, ...]] = (

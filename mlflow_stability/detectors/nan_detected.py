@@ -9,6 +9,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.nonfinite import SKIPPED, NonFinite, before, watch
+from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -34,6 +35,7 @@ class NanDetected:
     quantities: ClassVar[tuple[str, ...]] = ("skipped_steps", "loss", "grad_norm")
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = False
+    places: ClassVar[str] = WHOLE
     severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
     experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (

@@ -9,6 +9,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -69,6 +70,7 @@ class Overfitting:
     quantities: ClassVar[tuple[str, ...]] = ("loss", "val_loss")
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
     experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (

@@ -6,18 +6,20 @@ and resets give the same events, whenever and wherever they are shown.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Sequence
+from math import isfinite
 from typing import Any
 
 from mlflow_stability.detectors.baseline import Baseline
 from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.detector import Detector, Point
+from mlflow_stability.detectors.whole_model import ALL, is_wanted
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.milestone import Reset
 from mlflow_stability.vocabulary.observation import Observation, StepReading
 from mlflow_stability.vocabulary.signal import Signal
 
+new_tuple = tuple.__new__
 _Step = Callable[[Any, Point], tuple[Any, Event | None]]
 
 
@@ -34,10 +36,10 @@ class _Seat:
 class _Desk:
     """Everything about one signal: its baseline, and the detectors that want to see it."""
 
-    __slots__ = ("baseline", "before", "seats", "signal")
+    __slots__ = ("baseline", "before", "place", "quantity", "seats")
 
     def __init__(self, signal: Signal, baseline: Baseline | None, seats: list[_Seat]) -> None:
-        self.signal = signal
+        self.quantity, self.place = signal.quantity, signal.place
         self.baseline = baseline
         self.before: float | None = None
         self.seats = seats
@@ -60,19 +62,12 @@ class Panel:
         if reading.signals is not self._layout:  # mostly the same tuple as a step ago
             self._layout = reading.signals
             self._layout_desks = [self._desk(signal) for signal in reading.signals]
-        events: list[Event] = []
-        for desk, value in zip(self._layout_desks, reading.values, strict=True):
-            if desk is not None:  # most values are only recorded
-                _show(desk, value, reading.step, reading.attempt, reading.time, events)
-        return events
+        return _judged(self._layout_desks, reading.values, reading.step, reading.attempt, reading.time)
 
     def observe(self, observation: Observation) -> list[Event]:
         """Judge one value."""
         desk = self._desk(observation.signal)
-        events: list[Event] = []
-        if desk is not None:
-            _show(desk, observation.value, observation.step, observation.attempt, observation.time, events)
-        return events
+        return _judged([desk], (observation.value,), observation.step, observation.attempt, observation.time)
 
     def reset(self) -> None:
         """Forget everything: what comes now is judged by itself."""
@@ -86,7 +81,7 @@ class Panel:
             seats = [
                 self._seat(number, "" if detector.across_places else signal.place)
                 for number, detector in enumerate(self.detectors)
-                if signal.quantity in detector.quantities
+                if signal.quantity in detector.quantities and is_wanted(getattr(detector, "places", ALL), signal)
             ]
             baseline = Baseline() if signal.quantity in self._compared else None
             desk = self._desks[signal] = _Desk(signal, baseline, seats)
@@ -99,36 +94,65 @@ class Panel:
         return seat
 
 
-def _show(desk: _Desk, value: float, step: int, attempt: int, time: float, events: list[Event]) -> None:
-    """Compare a value with its baseline and let every detector that wants it look."""
-    signal, baseline, before = desk.signal, desk.baseline, desk.before
-    finite = math.isfinite(value)
-    if finite:
-        desk.before = value
-    if baseline is not None and finite:
-        baseline.take(value)
-        point = Point(
-            signal.quantity,
-            signal.place,
-            step,
-            value,
-            attempt,
-            time,
-            True,
-            before,
-            baseline.z,
-            baseline.accepted,
-            baseline.center,
-            baseline.scale,
-            baseline.tail,
-            baseline.logarithmic,
-        )
-    else:
-        point = Point(signal.quantity, signal.place, step, value, attempt, time, finite, before, accepted=finite)
-    for seat in desk.seats:
-        seat.state, event = seat.step(seat.state, point)
-        if event is not None:
-            events.append(event)
+def _judged(
+    desks: Sequence[_Desk | None], values: Sequence[float], step: int, attempt: int, time: float
+) -> list[Event]:
+    """Compare each value with its baseline and let every detector that wants it look."""
+    events: list[Event] = []
+    for desk, value in zip(desks, values, strict=True):
+        if desk is None:  # most values are only recorded
+            continue
+        baseline, before = desk.baseline, desk.before
+        finite = isfinite(value)
+        if finite:
+            desk.before = value
+        # Made as a tuple is: the generated `__new__` would take as long as half of the detectors.
+        if baseline is not None and finite:
+            baseline.take(value)
+            point = new_tuple(
+                Point,
+                (
+                    desk.quantity,
+                    desk.place,
+                    step,
+                    value,
+                    attempt,
+                    time,
+                    True,
+                    before,
+                    baseline.z,
+                    baseline.accepted,
+                    baseline.center,
+                    baseline.scale,
+                    baseline.tail,
+                    baseline.logarithmic,
+                ),
+            )
+        else:
+            point = new_tuple(
+                Point,
+                (
+                    desk.quantity,
+                    desk.place,
+                    step,
+                    value,
+                    attempt,
+                    time,
+                    finite,
+                    before,
+                    0.0,
+                    finite,
+                    0.0,
+                    0.0,
+                    0.0,
+                    True,
+                ),
+            )
+        for seat in desk.seats:
+            seat.state, event = seat.step(seat.state, point)
+            if event is not None:
+                events.append(event)
+    return events
 
 
 def replay(records: Iterable[object], detectors: Sequence[Detector] | None = None) -> list[Event]:

@@ -11,6 +11,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 
 # The class counts and vocabularies that people use; the logarithm of some number is near to any loss.
@@ -80,6 +81,7 @@ class Plateau:
     quantities: ClassVar[tuple[str, ...]] = ("loss",)
     compared: ClassVar[tuple[str, ...]] = ("loss",)
     across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
     experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (

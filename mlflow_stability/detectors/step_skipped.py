@@ -8,6 +8,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
@@ -61,6 +62,7 @@ class StepSkipped:
     quantities: ClassVar[tuple[str, ...]] = ("skipped_steps", "loss_scale")
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
     experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (

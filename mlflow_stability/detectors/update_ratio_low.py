@@ -2,64 +2,89 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
-from mlflow_stability.detectors.streak import Streak
+from mlflow_stability.detectors.place_streaks import PlaceStreaks
+from mlflow_stability.detectors.whole_model import ALL, of_the_whole
 from mlflow_stability.vocabulary.event import Event, Severity
+
+
+@dataclass(slots=True)
+class Ratios:
+    """What has been seen so far."""
+
+    small: PlaceStreaks = field(default_factory=PlaceStreaks)
+    step: int = -1
+    """The step whose learning rates have been seen."""
+    rate: float = 0.0
+    highest_rate: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
 class UpdateRatioLow:
     """The updates are too small to matter.
 
-    What it sees: updates of less than a ten-millionth of the weights' norm, 10 times in a row. One finding until they
-    are larger.
+    What it sees: updates of less than a ten-millionth of the weights' norm, of the whole model or of a layer, in 5
+    measurements in a row, while the learning rate is at least a hundredth of its highest. A layer that was not updated
+    at all does not count. One finding until all are larger.
 
     Why it matters: such updates are lost in the rounding of most number formats: in bf16 they change nothing at all.
 
     What to try: raise the learning rate 5-10 times; keep the weights in fp32; look for frozen parameters.
 
-    When it is wrong: the end of a schedule that goes to zero.
+    When it is wrong: the end of a schedule that goes to zero. It spoke in none of 117 healthy trainings of 39 kinds
+    (110,000 measured values).
 
     Reference: Zamirai et al., Revisiting BFloat16 training (arXiv:2010.06192)
     """
 
     lowest: float = 1e-7
     """The ratio of update to weights below which it is low."""
-    steps: int = 10
-    """How many times in a row."""
+    rounds: int = 5
+    """In how many measurements in a row."""
+    share_of_rate: float = 0.01
+    """Below this share of its highest, the learning rate is meant to be small, and so are updates."""
 
     kind: ClassVar[str] = "update_ratio_low"
     rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("update_ratio",)
+    quantities: ClassVar[tuple[str, ...]] = ("learning_rate", "update_ratio")
     compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    experimental: ClassVar[bool] = True
+    across_places: ClassVar[bool] = True
+    places: ClassVar[str] = ALL
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    experimental: ClassVar[bool] = False
     remedies: ClassVar[tuple[str, ...]] = (
         "Raise the learning rate 5-10 times.",
         "Keep the weights in fp32.",
         "Look for frozen parameters.",
     )
 
-    def begin(self) -> Streak:
+    def begin(self) -> Ratios:
         """Start afresh, knowing nothing."""
-        return Streak()
+        return Ratios()
 
-    def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
-        """Look at the next ratio."""
+    def step(self, state: Ratios, point: Point) -> tuple[Ratios, Event | None]:
+        """Look at the next learning rate or ratio."""
         if not point.finite:
             return state, None
-        bad = point.value < self.lowest
-        if not state.reaches(self.steps, bad=bad):
+        if point.quantity == "learning_rate":
+            # The highest of the step's groups counts.
+            state.rate = max(state.rate, point.value) if point.step == state.step else point.value
+            state.step, state.highest_rate = point.step, max(state.highest_rate, point.value)
             return state, None
+        if point.value == 0.0 and not of_the_whole(point.place):
+            return state, None  # a layer that took no part
+        meant = state.rate < state.highest_rate * self.share_of_rate or (state.step >= 0 and state.rate == 0)
+        if not state.small.reaches(point.place, self.rounds, bad=point.value < self.lowest and not meant):
+            return state, None
+        where = "" if of_the_whole(point.place) else f" of {point.place}"
         return state, finding(
             self,
             point,
-            Severity.INFO,
-            f"Updates are {point.value:.2g} of the weights at step {point.step}; {self.lowest:g} is low.",
+            self.severities[-1],
+            f"Updates{where} are {point.value:.2g} of the weights at step {point.step}; {self.lowest:g} is low.",
             {"update_ratio": point.value, "limit": self.lowest},
         )

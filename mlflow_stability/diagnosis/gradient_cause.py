@@ -8,6 +8,7 @@ from mlflow_stability.diagnosis.curves import RunCurves
 from mlflow_stability.diagnosis.gradient_rise_rule import GradientRiseRule
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
+from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.episode import Episode
 
 EXPLODED = 5.0
@@ -37,7 +38,8 @@ def explosion_look(around: Surroundings) -> Look:
     before = around.before(around.norm, 200)
     before = before[before > 0]
     if len(before) < FEWEST:
-        return not_seen(f"gradient norm: {len(before)} values before it, {FEWEST} are needed to know what is usual")
+        there = counted(len(before), "value")
+        return not_seen(f"gradient norm: {there} before it, {FEWEST} are needed to know what is usual")
     recent, earlier = before[-RECENT:], before[:-RECENT] if len(before) > 2 * RECENT else before
     usual, spread = _usual(earlier)
     highest = float(recent.max())
@@ -112,7 +114,7 @@ def vanishing_look(around: Surroundings) -> Look:
         return not_seen("gradient norm: not logged")
     values = around.norm.values[around.norm.finite]
     if len(values) < FEWEST:
-        return not_seen(f"gradient norm: {len(values)} values, {FEWEST} are needed")
+        return not_seen(f"gradient norm: {counted(len(values), 'value')}, {FEWEST} are needed")
     tenth = max(3, len(values) // 10)
     first, last = float(np.median(values[:tenth])), float(np.median(values[-tenth:]))
     if last < VANISHED or last < OF_ITS_START * first:

@@ -10,6 +10,7 @@ from mlflow_stability.diagnosis.overfitting_rule import OverfittingRule
 from mlflow_stability.diagnosis.plateau_rule import PlateauRule
 from mlflow_stability.diagnosis.silence import silence_of
 from mlflow_stability.diagnosis.spike_rule import SpikeRule
+from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 
@@ -21,11 +22,13 @@ def limits_of(history: RunHistory, curves: RunCurves) -> tuple[str, ...]:
         found.append("Spikes, divergence and plateaus of the training loss: no training loss was logged.")
     else:
         longest = max(losses, key=lambda curve: len(curve.values))
-        points, needed = len(longest.values), SpikeRule().fewest_points
-        if points < needed:
-            found.append(f"Spikes and divergence: {longest.name} has {points} points, {needed} are needed.")
-        if points < PlateauRule().fewest_points:
-            found.append(f"Plateaus: {longest.name} has {points} points, {PlateauRule().fewest_points} are needed.")
+        points = len(longest.values)
+        for judged, needed in (
+            ("Spikes and divergence", SpikeRule().fewest_points),
+            ("Plateaus", PlateauRule().fewest_points),
+        ):
+            if points < needed:
+                found.append(f"{judged}: {longest.name} has {counted(points, 'point')}, {needed} are needed.")
         games = [curve.name for curve in losses if curve.game]
         if games:
             found.append(
@@ -41,7 +44,7 @@ def limits_of(history: RunHistory, curves: RunCurves) -> tuple[str, ...]:
         found.append("Overfitting: no validation loss was logged.")
     elif validations < OverfittingRule().fewest_validations:
         needed = OverfittingRule().fewest_validations
-        found.append(f"Overfitting: {validations} validations were logged, {needed} are needed.")
+        found.append(f"Overfitting: {counted(validations, 'validation')}, {needed} are needed.")
     if not curves.norms:
         found.append("Gradients: no gradient norm was logged.")
     if history.gaps:

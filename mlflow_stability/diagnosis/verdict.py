@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from mlflow_stability.diagnosis.nouns import listed
+from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.diagnosis import CurveReading
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
@@ -128,4 +129,4 @@ def _too_little(reading: CurveReading | None, points: int) -> str:
         return "there is no loss among its metrics" if points else "it holds no values"
     if reading.points >= FEWEST:
         return f"{reading.metric} does not say how well the training goes; it stayed finite"
-    return f"{reading.metric} has {reading.points} point{'s' if reading.points != 1 else ''}, {FEWEST} are needed"
+    return f"{reading.metric} has {counted(reading.points, 'point')}, {FEWEST} are needed"

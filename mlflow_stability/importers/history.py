@@ -15,6 +15,7 @@ from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.clock import Clock, clock_of
 from mlflow_stability.importers.gathered import Column, Gathered
 from mlflow_stability.importers.harmless import shown_path
+from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.metric_names import Meaning, meanings_of
 from mlflow_stability.vocabulary.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.series import Series
@@ -39,7 +40,8 @@ def history_of(
         source=str(path),
         name=name or path.name,
         format=log_format,
-        basis=f"{points:,} values of {len(metrics):,} metrics" + (", thinned" if gathered.thinned else ""),
+        basis=f"{counted(points, 'value')} of {counted(len(metrics), 'metric')}"
+        + (", thinned" if gathered.thinned else ""),
         metrics=metrics,
         outcome=gathered.outcome,
         outcome_detail=gathered.outcome_detail,

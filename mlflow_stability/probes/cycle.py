@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.layer_statistics import Table
 
 MOST_LOSSES = 1024
 
@@ -65,6 +69,10 @@ class Cycle:
     """The loss scaler that scaled a loss of this cycle."""
     unscaled: bool = False
     """Whether that scaler has divided the gradients by its scale already."""
+    blocks: Sequence[Block] = ()
+    """What the probes measured that were due."""
+    tables: Sequence[Table] = ()
+    """How gradients and weights were spread in each layer, where that was due."""
 
     @property
     def has_gate(self) -> bool:

@@ -19,44 +19,51 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.cycle import Clip, Cycle, Zeroed
+from mlflow_stability.probes.cycle import Cycle, Zeroed
+from mlflow_stability.probes.cycle_takes import UnscaledLoss, take_clip, take_losses, take_scale
 from mlflow_stability.probes.gradient_norm import gradients_of, parameters_of, total_norm
 from mlflow_stability.probes.optimizer_tracks import OptimizerTracks
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.readback import Readback
-from mlflow_stability.probes.reading import CycleReading, Skips, reading_of, scalars_of
+from mlflow_stability.probes.reading import CycleReading, Skips, reading_of, rows_of, scalars_of
+from mlflow_stability.probes.step_order import StepOrder
+from mlflow_stability.probes.survey import NoSurvey, Survey
 
-REMEMBERED_CYCLES = 16
-OnReading = Callable[[Any, CycleReading], None]
-"""Takes what `on_gate` gave when the cycle reached its gate, and the cycle's reading."""
+OnReading = Callable[[Any, CycleReading], None]  # takes what `on_gate` gave at the gate, and the cycle's reading
+SurveyFor = Callable[[Any], Survey | None]  # gives the probes of what `on_gate` gave
 
 
 class CycleMeter:
     """The one who counts cycles and measures them."""
 
-    def __init__(self, guard: Guard, on_gate: Callable[[Optimizer | None], Any], on_reading: OnReading) -> None:
-        self._on_gate = on_gate
-        self._on_reading = on_reading
+    def __init__(
+        self,
+        guard: Guard,
+        on_gate: Callable[[Optimizer | None], Any],
+        on_reading: OnReading,
+        survey_for: SurveyFor = lambda _: None,
+    ) -> None:
+        self._on_gate, self._on_reading, self._survey_for = on_gate, on_reading, survey_for
+        self._survey: Survey | NoSurvey = NoSurvey()
+        self._swallowing = False
         self._readback = Readback()
         self._tracks = OptimizerTracks()
         self._cycle = Cycle()
         self._last: Cycle | None = None
         self._owner: Any = None
-        self._cycles_ended = 0
-        self._last_stepped: dict[int, dict[int, int]] = {}
-        """For each track, in which cycle each optimizer stepped last."""
+        self._order = StepOrder()
         self._losses_before = 0
         self._evaluating = 0
         self._evaluated = False
         """Whether the closure of this step was evaluated before: LBFGS asks again and again."""
-        self._unscaled_loss: tuple[weakref.ref[Tensor], Tensor] | None = None
+        self._unscaled_loss: UnscaledLoss | None = None
         self._ended_at: float | None = None
         self._skips = Skips({})
-        self._take_loss = guard("loss", self._loss)
+        self._take_losses = guard("loss", take_losses)
         self._take_norm = guard("gradient norm", self._norm)
         self._take_learning_rates = guard("learning rate", self._learning_rates)
-        self._take_scale = guard("loss scale", self._scale)
-        self._take_clip = guard("norm before clipping", self._clip)
+        self._take_scale = guard("loss scale", take_scale)
+        self._take_clip = guard("norm before clipping", take_clip)
 
     def backward(self, tensors: Any) -> None:
         """Runs right before gradients are computed."""
@@ -67,15 +74,19 @@ class CycleMeter:
             self._end_cycle()
         self._cycle.micro_batches += 1
         self._losses_before = len(self._cycle.losses)
-        # What was clipped before more gradients came is not what the optimizer will get.
-        self._cycle.clips.clear()
-        self._take_loss(tensors)
+        self._cycle.clips.clear()  # what was clipped before more gradients came is not what the optimizer will get
+        self._take_losses(self._cycle, tensors, self._unscaled_loss)
         self._cycle.condense()
+        self._survey.backward_began()
+
+    def backward_ended(self) -> None:
+        """Runs right after gradients were computed, or failed to be."""
+        self._survey.backward_ended()
 
     def backward_failed(self) -> None:
         """Runs when the backward pass ended in an exception: an interrupted notebook cell, say."""
-        cycle = self._cycle
-        if not cycle.has_gate and not (self._evaluating and self._evaluated) and cycle.micro_batches:
+        cycle, again = self._cycle, self._evaluating and self._evaluated
+        if not cycle.has_gate and not again and cycle.micro_batches:
             cycle.micro_batches -= 1
             del cycle.losses[self._losses_before :]
 
@@ -89,7 +100,7 @@ class CycleMeter:
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         """Runs after the script took a norm of gradients."""
         if not self._cycle.has_gate and not hasattr(norm, "full_tensor"):
-            self._take_clip(gradients, order, norm)
+            self._take_clip(self._cycle, gradients, order, norm)
 
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
         """Runs after a loss scaler multiplied a loss."""
@@ -129,16 +140,22 @@ class CycleMeter:
             cycle.drop_zeroed(optimizer)
         cycle.track = self._tracks.join(optimizer, cycle.track)
         cycle.stepped.append(id(optimizer))
-        self._take_scale(optimizer)
-        self._take_norm(gradients_of(optimizer), getattr(optimizer, "grad_scale", None))
+        self._take_scale(cycle, optimizer)
+        unscale = getattr(optimizer, "grad_scale", None)
+        self._take_norm(gradients_of(optimizer), unscale)
         self._take_learning_rates(optimizer)
+        self._survey.at_gate(optimizer, unscale, self._tracks.track_place(cycle.track), cycle.norms)
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
         """Runs when a loss scaler was asked for a step and no optimizer was seen to make one."""
-        self.gate(optimizer)
-        found_inf = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-        self._cycle.found_inf.extend(flag.clone() for flag in found_inf.values())
-        self.step_ended(optimizer)
+        self._swallowing = True
+        try:
+            self.gate(optimizer)
+            found_inf = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
+            self._cycle.found_inf.extend(flag.clone() for flag in found_inf.values())
+            self.step_ended(optimizer)
+        finally:
+            self._swallowing = False
 
     def step_ended(self, optimizer: Optimizer) -> None:
         """Runs after a top-level step."""
@@ -146,11 +163,10 @@ class CycleMeter:
         if not cycle.has_gate:
             return
         cycle.ended.add(id(optimizer))
-        stepped = self._last_stepped.get(cycle.track)
-        if stepped is not None:
-            recent = self._cycles_ended - REMEMBERED_CYCLES
-            if all(each in cycle.ended for each, when in stepped.items() if when > recent):
-                self._end_cycle()
+        unscale, place = getattr(optimizer, "grad_scale", None), self._tracks.track_place(cycle.track)
+        self._survey.after_step(optimizer, unscale, place, self._swallowing)
+        if self._order.is_complete(cycle.track, cycle.ended):
+            self._end_cycle()
 
     def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Optimizer | None) -> None:
         """A whole cycle at once, for a loop that no hook can see."""
@@ -159,11 +175,12 @@ class CycleMeter:
         cycle.track = 0
         cycle.micro_batches = 1
         if loss is not None:
-            self._take_loss(torch.as_tensor(loss))
+            self._take_losses(cycle, torch.as_tensor(loss), None)
         self._take_norm(gradients, None)
         if optimizer is not None:
             self._tracks.join(optimizer, 0)
             self._take_learning_rates(optimizer)
+            self._survey.at_gate(optimizer, None, "", cycle.norms)
         self._end_cycle()
 
     def drain(self) -> None:
@@ -172,8 +189,13 @@ class CycleMeter:
             self._end_cycle()
         self._readback.drain()
 
+    def close(self) -> None:
+        """Give out all there is, and leave the models alone."""
+        self.drain()
+        self._survey.close()
+
     def settle(self) -> None:
-        """Wait for what is on its way from the device: the one it belongs to is about to end."""
+        """Wait for what is on its way: the one it belongs to is about to end."""
         self._readback.drain()
 
     def _belongs_to(self, owner: Any) -> None:
@@ -182,7 +204,9 @@ class CycleMeter:
         if owner is not self._owner:
             self._owner, self._last, self._ended_at = owner, None, None
             self._tracks, self._skips = OptimizerTracks(), Skips({})
-            self._last_stepped.clear()
+            self._order.clear()
+            self._survey.close()
+            self._survey = self._survey_for(owner) or NoSurvey()
 
     def _is_late(self, optimizer: Optimizer) -> bool:
         """Whether this step still belongs to the cycle that seemed to be over."""
@@ -191,39 +215,23 @@ class CycleMeter:
             return False
         self._tracks.join(optimizer, last.track)
         last.stepped.append(id(optimizer))
-        self._last_stepped[last.track][id(optimizer)] = self._cycles_ended
+        self._order.came_late(last.track, id(optimizer))
         return True
 
     def _end_cycle(self) -> None:
         cycle, self._cycle = self._cycle, Cycle()
         self._last = cycle
-        self._cycles_ended += 1
-        self._last_stepped.setdefault(cycle.track, {}).update(dict.fromkeys(cycle.stepped, self._cycles_ended))
+        self._order.cycle_ended(cycle.track, cycle.stepped)
         ended, when = time.perf_counter(), time.time()
         step_time = None if self._ended_at is None else ended - self._ended_at
         self._ended_at = ended
         place, skips = self._tracks.track_place(cycle.track), self._skips
+        cycle.blocks, cycle.tables = self._survey.end()
 
-        def read(values: Sequence[float]) -> None:
-            self._on_reading(cycle.owner, reading_of(cycle, values, place, step_time, when, skips))
+        def read(values: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
+            self._on_reading(cycle.owner, reading_of(cycle, values, rows, place, step_time, when, skips))
 
-        self._readback.fetch(scalars_of(cycle), read)
-
-    def _loss(self, tensors: Any) -> None:
-        for tensor in (tensors,) if isinstance(tensors, Tensor) else tensors:
-            if not isinstance(tensor, Tensor) or tensor.numel() != 1 or hasattr(tensor, "full_tensor"):
-                continue  # a vector passed on by hand, as pipelines do, is no loss
-            loss = tensor.detach()
-            if self._unscaled_loss is not None and self._unscaled_loss[0]() is tensor:
-                loss = self._unscaled_loss[1]
-            elif self._cycle.scaler is not None:
-                loss = loss / self._cycle.scaler._scale
-            self._cycle.losses.append(loss.reshape(()).clone())  # a script may go on to change it in place
-
-    def _clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
-        cycle = self._cycle
-        scale = cycle.scaler._scale.clone() if cycle.scaler is not None and not cycle.unscaled else None
-        cycle.clips.append(Clip(norm.detach().clone(), float(order), frozenset(map(id, gradients)), scale))
+        self._readback.fetch(scalars_of(cycle), read, rows_of(cycle))
 
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
         norm = total_norm(gradients)
@@ -239,11 +247,3 @@ class CycleMeter:
             if rate is not None:
                 place = self._tracks.group_place(optimizer, number)
                 self._cycle.learning_rates[place] = rate.detach().clone() if isinstance(rate, Tensor) else float(rate)
-
-    def _scale(self, optimizer: Optimizer) -> None:
-        scaler = self._cycle.scaler
-        if scaler is not None and scaler._scale is not None:
-            self._cycle.loss_scale = scaler._scale.clone()  # `update` changes it in place
-        found_inf = getattr(optimizer, "found_inf", None)
-        if found_inf is not None:
-            self._cycle.found_inf.append(found_inf.detach().clone())

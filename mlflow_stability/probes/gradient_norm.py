@@ -9,6 +9,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.tensor_sums import norms_of
+
 
 class ShardedGradientsError(RuntimeError):
     """Gradients are split over processes, and a part of a norm is not the norm."""
@@ -39,8 +41,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
         for bucket in buckets:
             if hasattr(bucket[0], "full_tensor"):
                 raise ShardedGradientsError("gradients are sharded over processes (DTensor)")
-            wide = torch.float32 if bucket[0].dtype in (torch.float16, torch.bfloat16) else None
-            norms.extend(torch._foreach_norm(bucket, 2.0, wide))
+            norms.extend(norms_of(bucket))
         if len(buckets) > 1:
             norms = _of_one_kind(norms)
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))

@@ -14,7 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.cycle import Cycle
-from mlflow_stability.probes.cycle_meter import CycleMeter, OnReading
+from mlflow_stability.probes.cycle_meter import CycleMeter, OnReading, SurveyFor
 from mlflow_stability.probes.probe import Guard
 
 
@@ -38,8 +38,8 @@ class Pilot(Protocol):
     def swallowed(self, optimizer: Optimizer, cycle: Cycle, place: str) -> None:
         """Runs when a loss scaler threw a step away."""
 
-    def step_ending(self, optimizer: Optimizer) -> None:
-        """Runs right after a step."""
+    def step_ending(self, optimizer: Optimizer) -> bool:
+        """Runs right after a step; whether it was skipped."""
 
     def step_over(self, cycle_over: bool) -> None:
         """Runs after that, when all is as the script expects it."""
@@ -57,12 +57,12 @@ class PilotedMeter(CycleMeter):
         on_gate: Callable[[Optimizer | None], Any],
         on_reading: OnReading,
         pilot_for: Callable[[Any], Pilot | None],
+        survey_for: SurveyFor = lambda _: None,
     ) -> None:
-        super().__init__(guard, on_gate, on_reading)
+        super().__init__(guard, on_gate, on_reading, survey_for)
         self._pilot_for = pilot_for
         self._pilot: Pilot | None = None
         self._norm_now: Tensor | None = None
-        self._swallowing = False
 
     def backward(self, tensors: Any) -> None:
         """Runs right before gradients are computed."""
@@ -95,21 +95,15 @@ class PilotedMeter(CycleMeter):
         else:
             self._pilot.at_gate(optimizer, cycle, place, self._norm_now, self._tracks.together(optimizer))
 
-    def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
-        """Runs when a loss scaler was asked for a step and no optimizer was seen to make one."""
-        self._swallowing = True
-        try:
-            super().swallowed(scaler, optimizer)
-        finally:
-            self._swallowing = False
-
     def step_ended(self, optimizer: Optimizer) -> None:
         """Runs after a top-level step."""
         if self._pilot is None:
             super().step_ended(optimizer)
             return
-        self._pilot.step_ending(optimizer)
+        was_swallowing = self._swallowing
+        self._swallowing = self._pilot.step_ending(optimizer) or was_swallowing
         super().step_ended(optimizer)
+        self._swallowing = was_swallowing
         self._pilot.step_over(not self._cycle.has_gate)
 
     def _belongs_to(self, owner: Any) -> None:

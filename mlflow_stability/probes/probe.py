@@ -1,9 +1,12 @@
-"""What the hooks need from whoever installs them."""
+"""What hooks need from whoever installs them, and what a survey needs from what it calls."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.gate_view import GateView
 
 
 class Guard(Protocol):
@@ -14,4 +17,27 @@ class Guard(Protocol):
 
     def __call__(self, part: str, body: Callable[..., Any]) -> Callable[..., Any]:
         """Wrap a body that belongs to a part, such as ``gradient norm``."""
+        ...
+
+
+class Probe(Protocol):
+    """Measures something, on the device, without waiting for it."""
+
+    part: str
+    """How it is called where it fails."""
+
+    def due(self, step: int) -> bool:
+        """Whether this cycle is to be measured; asked once for each."""
+        ...
+
+    def at_gate(self, view: GateView) -> None:
+        """Runs when gradients are complete and not used yet, once for each optimizer of the cycle."""
+        ...
+
+    def after_step(self, view: GateView) -> None:
+        """Runs right after that optimizer's step."""
+        ...
+
+    def blocks(self, step: int) -> Sequence[Block]:
+        """What was measured: the cycle is over."""
         ...

@@ -1,8 +1,8 @@
 """Brings numbers from the device to the host: the only place that does.
 
-In: scalars of one cycle, as they lie on the device. Out: their values. Promised: no synchronisation. On the CPU the
-values are read at once. On an accelerator one copy is started without waiting, and read when a later cycle ends and
-the copy has arrived; only `drain`, at the end of a recording, waits.
+In: scalars and rows of one cycle, as they lie on the device. Out: their values. Promised: no synchronisation. On the
+CPU the values are read at once. On an accelerator one copy is started without waiting, and read when a later cycle
+ends and the copy has arrived; only `drain`, at the end of a recording, waits.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-Reader = Callable[[Sequence[float]], None]
+Rows = list[list[float]]
+Reader = Callable[[Sequence[float], Rows], None]
+"""Takes the values of the scalars, and those of each row."""
 
 
 @dataclass(slots=True)
@@ -25,6 +27,8 @@ class _Pending:
     """An event of the accelerator's stream."""
     order: list[int]
     on_host: list[tuple[int, float]]
+    rows: list[int | list[float]]
+    """Of each row its length behind the scalars, or its values where it was on the host already."""
     reader: Reader
 
 
@@ -37,14 +41,15 @@ class Readback:
     def __len__(self) -> int:
         return len(self._pending)
 
-    def fetch(self, scalars: Sequence[Tensor | float], reader: Reader) -> None:
+    def fetch(self, scalars: Sequence[Tensor | float], reader: Reader, rows: Sequence[Tensor] = ()) -> None:
         """Give the values to `reader`: now, or as soon as they have arrived."""
         far = [(number, each) for number, each in enumerate(scalars) if isinstance(each, Tensor) and not each.is_cpu]
-        if not far:
+        if not far and all(each.is_cpu for each in rows):
             self.drain()  # a cycle on an accelerator may still be on its way, and comes first
-            reader([each.item() if isinstance(each, Tensor) else each for each in scalars])
+            values = [each.item() if isinstance(each, Tensor) else each for each in scalars]
+            reader(values, [each.tolist() for each in rows])
             return
-        self._start(scalars, far, reader)
+        self._start(scalars, far, rows, reader)
         self.deliver()
 
     def deliver(self) -> None:
@@ -59,12 +64,23 @@ class Readback:
             pending.arrived.synchronize()
             self._read(pending)
 
-    def _start(self, scalars: Sequence[Tensor | float], far: list[tuple[int, Tensor]], reader: Reader) -> None:
-        device = far[-1][1].device
+    def _start(
+        self,
+        scalars: Sequence[Tensor | float],
+        far: list[tuple[int, Tensor]],
+        rows: Sequence[Tensor],
+        reader: Reader,
+    ) -> None:
+        far_rows = [each for each in rows if not each.is_cpu]
+        device = far[-1][1].device if far else far_rows[-1].device
         wide = torch.float64 if device.type == "cuda" else torch.float32  # Apple's GPUs have no double
         with torch.no_grad():
-            row = _row([each.detach().reshape(()).to(device, non_blocking=True) for _, each in far], wide)
-            host = torch.empty(len(far), dtype=wide, device="cpu", pin_memory=device.type == "cuda")
+            parts = [each.detach().to(device, wide, non_blocking=True) for each in far_rows]
+            if far:
+                single = [each.detach().reshape(()).to(device, non_blocking=True) for _, each in far]
+                parts.insert(0, _row(single, wide))
+            row = torch.cat(parts) if len(parts) > 1 else parts[0]
+            host = torch.empty(len(row), dtype=wide, device="cpu", pin_memory=device.type == "cuda")
             host.copy_(row, non_blocking=True)
         arrived = torch.get_device_module(device).Event()
         arrived.record(torch.accelerator.current_stream(device))
@@ -74,13 +90,16 @@ class Readback:
             for number, each in enumerate(scalars)
             if number not in far_numbers
         ]
-        self._pending.append(_Pending(host, arrived, far_numbers, near, reader))
+        lengths = [each.tolist() if each.is_cpu else len(each) for each in rows]
+        self._pending.append(_Pending(host, arrived, far_numbers, near, lengths, reader))
 
     @staticmethod
     def _read(pending: _Pending) -> None:
+        arrived = iter(pending.host.tolist())
         values = dict(pending.on_host)
-        values.update(zip(pending.order, pending.host.tolist(), strict=True))
-        pending.reader([values[number] for number in range(len(values))])
+        values.update((number, next(arrived)) for number in pending.order)
+        rows = [[next(arrived) for _ in range(each)] if isinstance(each, int) else each for each in pending.rows]
+        pending.reader([values[number] for number in range(len(values))], rows)
 
 
 def _row(scalars: Sequence[Tensor], wide: torch.dtype) -> Tensor:
@@ -88,3 +107,8 @@ def _row(scalars: Sequence[Tensor], wide: torch.dtype) -> Tensor:
     if len({each.dtype for each in scalars}) == 1:
         return torch.stack(list(scalars)).to(wide)
     return torch.stack([each.to(wide) for each in scalars])
+
+
+def value_on_host(scalar: Tensor) -> float | None:
+    """The value of a scalar that lies on the host anyway; None where a device would have to be waited for."""
+    return scalar.item() if scalar.is_cpu else None

@@ -10,6 +10,8 @@ from functools import lru_cache
 from torch import Tensor
 
 from mlflow_stability.probes.cycle import Cycle
+from mlflow_stability.probes.layer_statistics import Table
+from mlflow_stability.vocabulary.one_layout import one_layout
 from mlflow_stability.vocabulary.signal import Signal
 
 
@@ -18,10 +20,13 @@ class CycleReading:
     """The signals of one cycle and their values, in the order in which they are judged."""
 
     signals: tuple[Signal, ...]
+    """One and the same tuple as long as the same is measured."""
     values: tuple[float, ...]
     time: float
     norm_basis: str
     """What ``grad_norm`` stands for: ``before clipping``, ``after clipping`` or ``no clipping seen``; empty: none."""
+    tables: tuple[tuple[Table, Sequence[float]], ...] = ()
+    """How gradients and weights were spread in each layer, where that was measured, and the numbers of each."""
 
 
 @dataclass(slots=True)
@@ -37,6 +42,10 @@ class Skips:
 
 
 named = lru_cache(maxsize=4096)(Signal)
+_OF_STEPS_TAKEN = frozenset({"update_norm", "update_ratio", "adam_rms"})
+_WHERE_THERE_ARE_ANY = frozenset({"grad_nonfinite_count"})
+_WHERE_IT_CAN_BE_TOLD = frozenset({"grad_param_ratio", "lr_ratio", "update_ratio"})
+"""Beside weights that are all zero there is no ratio; that is no NaN of the training."""
 
 
 def scalars_of(cycle: Cycle) -> list[Tensor | float]:
@@ -51,10 +60,22 @@ def scalars_of(cycle: Cycle) -> list[Tensor | float]:
     return scalars
 
 
+def rows_of(cycle: Cycle) -> list[Tensor]:
+    """What the probes left on the device, in the order in which `reading_of` takes it."""
+    rows = [each.values for each in cycle.blocks if isinstance(each.values, Tensor)]
+    return rows + [each.values for each in cycle.tables]
+
+
 def reading_of(
-    cycle: Cycle, values: Sequence[float], place: str, step_time: float | None, when: float, skips: Skips
+    cycle: Cycle,
+    values: Sequence[float],
+    rows: Sequence[Sequence[float]],
+    place: str,
+    step_time: float | None,
+    when: float,
+    skips: Skips,
 ) -> CycleReading:
-    """The reading, from the values of `scalars_of`."""
+    """The reading, from the values of `scalars_of` and `rows_of`."""
     numbers = iter(values)
     losses = _take(numbers, len(cycle.losses))
     norms = _take(numbers, len(cycle.norms))
@@ -69,7 +90,8 @@ def reading_of(
         found.append(value)
 
     # Skips come first: detectors must know that a scaler threw the step away before they see its infinite gradient.
-    skipped = skips.add(cycle.track, any(flag > 0 for flag in found_inf))
+    not_taken = any(flag > 0 for flag in found_inf)
+    skipped = skips.add(cycle.track, not_taken)
     if cycle.loss_scale is not None or skipped:
         add("skipped_steps", float(skipped))
     if losses:
@@ -89,7 +111,30 @@ def reading_of(
         add("loss_scale", next(numbers))
     if step_time is not None:
         add("step_time", step_time)
-    return CycleReading(tuple(signals), tuple(found), when, basis)
+    if cycle.blocks:
+        _add_blocks(cycle, rows, not_taken, signals, found)
+    behind = len(rows) - len(cycle.tables)
+    tables = tuple(zip(cycle.tables, rows[behind:], strict=True))
+    return CycleReading(one_layout(signals), tuple(found), when, basis, tables)
+
+
+def _add_blocks(
+    cycle: Cycle, rows: Sequence[Sequence[float]], not_taken: bool, signals: list[Signal], found: list[float]
+) -> None:
+    """What the probes measured, but for what a step that was not taken does not say."""
+    arrived = iter(rows)
+    for block in cycle.blocks:
+        values = next(arrived) if isinstance(block.values, Tensor) else block.values
+        for signal, value in zip(block.signals, values, strict=True):
+            quantity = signal.quantity
+            left_out = (
+                (not_taken and quantity in _OF_STEPS_TAKEN)
+                or (value == 0 and quantity in _WHERE_THERE_ARE_ANY)
+                or (value != value and quantity in _WHERE_IT_CAN_BE_TOLD)
+            )
+            if not left_out:
+                signals.append(signal)
+                found.append(value)
 
 
 def _take(numbers: Iterator[float], count: int) -> list[float]:

@@ -52,6 +52,7 @@ class TorchWatch:
         self._no_steps = guard("cycles", on_no_steps)
         self._in_backward = False
         self._backward = guard("cycles", meter.backward)
+        self._backward_over = guard("cycles", meter.backward_ended)
         self._backward_failed = guard("cycles", meter.backward_failed)
         self._zeroed = guard("cycles", meter.zeroed)
         self._clip = guard("cycles", meter.clip)
@@ -134,6 +135,7 @@ class TorchWatch:
             raise
         finally:
             self._in_backward = False
+            self._backward_over()
 
     def _around_zero_grad(self, original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(owner, *args, **kwargs)

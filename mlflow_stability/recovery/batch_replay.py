@@ -2,28 +2,23 @@
 
 In: a captured batch. Out: whether the forward pass is finite this time, which module was the first whose output is
 not, and what that says. Promised: no gradient, parameter, buffer or random number of the training is touched: buffers
-are cloned, random numbers are those of the first time and are put back after.
-What it cannot undo is what a module keeps for itself in plain attributes; hooks of the script run once more.
+are cloned, random numbers are those of the first time and are put back after, and so are plain attributes of modules.
+Hooks of the script run once more.
 """
 
 from __future__ import annotations
 
 import contextlib
-import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, Literal
 
-import numpy as np
 import torch
 from torch import Tensor
-from torch.func import functional_call
 from torch.nn import Module
 
+from mlflow_stability.probes.replay import random_numbers_kept, run_again, unwrapped
 from mlflow_stability.recovery.batch_capture import CapturedBatch, named_tensors
-
-WRAPPERS = ("_orig_mod", "module", "_fsdp_wrapped_module")
-"""Where compiled and distributed modules keep the one they wrap: that one runs without a compiler or collectives."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,12 +40,12 @@ def replay_batch(batch: CapturedBatch) -> Replay:
     if root is None or batch.was_changed:
         why = "the model is gone" if root is None else "the script changed it in place since"
         return Replay("cannot tell", f"The batch was not run again: {why}.", None)
-    model = _unwrapped(root)
+    model = unwrapped(root)
     broken_weight = next((name for name, each in model.named_parameters() if not _finite(each)), None)
     if broken_weight is not None:
         return Replay("weights", f"The weights were broken already: {broken_weight} is not finite.", None)
     broken_input = next((name for name, each in named_tensors(batch.args, batch.kwargs) if not _finite(each)), None)
-    with _put_back(batch), _first_broken(model) as found:
+    with _first_dice(batch), _first_broken(model) as found:
         outputs = _run(model, batch)
     finite = all(map(_sound, outputs))
     was_finite = all(map(_sound, batch.outputs))
@@ -71,31 +66,19 @@ def replay_batch(batch: CapturedBatch) -> Replay:
 
 
 def _run(model: Module, batch: CapturedBatch) -> list[Tensor]:
-    buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
-    on, dtype = batch.autocast
-    with torch.no_grad(), torch.autocast(batch.device.type, dtype=dtype, enabled=on):
-        outputs = functional_call(model, buffers, batch.args, batch.kwargs)
+    outputs = run_again(model, batch.args, batch.kwargs, batch.device.type, batch.autocast)
     return [each for _, each in named_tensors(outputs)]
 
 
 @contextlib.contextmanager
-def _put_back(batch: CapturedBatch) -> Iterator[None]:
+def _first_dice(batch: CapturedBatch) -> Iterator[None]:
     """The random numbers of the first time inside, those of now after it."""
     host, device = batch.random
-    module: Any = None if device is None else torch.get_device_module(batch.device)
-    now = torch.get_rng_state(), None if module is None else module.get_rng_state(batch.device)
-    python, numpy = random.getstate(), np.random.get_state()
-    try:
+    with random_numbers_kept([batch.device]):
         torch.set_rng_state(host)
-        if module is not None:
-            module.set_rng_state(device, batch.device)
+        if device is not None:
+            torch.get_device_module(batch.device).set_rng_state(device, batch.device)
         yield
-    finally:
-        torch.set_rng_state(now[0])
-        if module is not None:
-            module.set_rng_state(now[1], batch.device)
-        random.setstate(python)
-        np.random.set_state(numpy)
 
 
 @contextlib.contextmanager
@@ -116,15 +99,6 @@ def _first_broken(model: Module) -> Iterator[list[str]]:
     finally:
         for handle in handles:
             handle.remove()
-
-
-def _unwrapped(module: Module) -> Module:
-    for _ in range(len(WRAPPERS) + 1):
-        inner = next((module._modules[name] for name in WRAPPERS if set(module._modules) == {name}), None)
-        if inner is None:
-            return module
-        module = inner
-    return module
 
 
 def _finite(tensor: Tensor) -> bool:

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoint_meta import META, STATE, CheckpointMeta, read_meta, step_of_name
-from mlflow_stability.recovery.refusals import CheckpointsRefused
 
 Which = Literal["last_good", "best", "newest"] | int
 """Which checkpoint: the newest good one, the good one of lowest loss, the newest of all, or that of a step."""

@@ -3,7 +3,7 @@
 In: the policy, what was done so far, and the situation at a step. Out: a decision, and what was done so far with it
 taken into account. Pure: no clock, no tensors. Promised: the number of times that it decides to go back is bounded;
 trouble that repeats goes back further wherever an older state exists, but that a state which did not hold is tried
-once more; after giving up for good it decides nothing more.
+once more; weights that were left in vain are named when it gives up; after that it decides nothing more.
 """
 
 from __future__ import annotations
@@ -58,6 +58,8 @@ class Return:
     """How many times the same trouble had been answered before."""
     again: bool = False
     """To the same state once more: the cause may have lasted longer than the first time."""
+    skipped: bool = False
+    """All steps of the trouble were skipped: the weights that were left were not to blame, as far as was known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,7 +92,7 @@ class Decision:
     rewind: int = 0
     """How many steps before that the state should be."""
     target: int = -1
-    """The step of the state to go back to."""
+    """The step of the state to go back to; of giving up: that of weights which had been left in vain, if any."""
     easing_factor: float = 1.0
     easing_steps: int = 0
     final: bool = False
@@ -136,14 +138,15 @@ def decide(policy: RollbackPolicy, past: Past, situation: Situation) -> tuple[Pa
         if hopeless:
             why = "The state that was gone back to broke at its first step: the cause is not in the weights."
         reason = f"{trouble.reason} {why}"
-        return replace(past, gave_up=True), Decision("give_up", reason, trouble.onset, final=True)
+        left = last.at if hopeless and last is not None and last.skipped else -1
+        return replace(past, gave_up=True), Decision("give_up", reason, trouble.onset, target=left, final=True)
     if target is None:
         unanswered = past.unanswered + 1
         final = unanswered > policy.max_rollbacks
         reason = f"{trouble.reason} There is no good state from before step {trouble.onset} to go back to."
         past = replace(past, unanswered=unanswered, gave_up=final)
         return past, Decision("give_up", reason, trouble.onset, final=final)
-    returns = (*past.returns, Return(situation.step, target, level, again))
+    returns = (*past.returns, Return(situation.step, target, level, again, trouble.skipped))
     # The same trouble again: what was known of the level still holds.
     limit = _limit(trouble.event, situation, target) or (past.limit if level or again else None)
     past = replace(past, returns=returns, unanswered=0, limit=limit, losses=())

@@ -14,7 +14,7 @@ import subprocess
 from pathlib import Path
 from typing import Any
 
-from mlflow_stability.recovery.refusals import CheckpointsRefused
+from mlflow_stability.errors import CheckpointsRefused
 
 OWNER = "owner.json"
 

@@ -12,15 +12,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from mlflow_stability.errors import RestoreRefused
 from mlflow_stability.recovery.host_copy import local_part
 from mlflow_stability.recovery.optimizer_restore import OptimizerPlan, set_hyper_parameters
-from mlflow_stability.recovery.refusals import RestoreRefused
 from mlflow_stability.recovery.rng_state import set_rng_state
+from mlflow_stability.recovery.scaler_state import restore_scaler
 from mlflow_stability.recovery.state_copy import StateCopy
 from mlflow_stability.recovery.tensor_fill import fill
 from mlflow_stability.recovery.tensor_names import NamedTensor, named_tensors
@@ -37,7 +37,7 @@ class RestoreChoice:
     schedule: bool = False
     """The schedulers."""
     scaler: bool = True
-    """The loss scale."""
+    """The loss scale; how it grows and falls is set back with the hyper-parameters."""
     rng: bool = False
     """The random numbers: False draws what comes next afresh."""
 
@@ -61,47 +61,61 @@ class Restored:
 
 def restore_state(copy: StateCopy, parts: TrainingParts, choice: RestoreChoice = RestoreChoice()) -> Restored:
     """Set the training back to this state."""
-    began = time.perf_counter()
-    named = named_tensors(parts)
-    saved = {**copy.tensors, **copy.later.averaged}
-    pairs = _matched(copy, saved, named)
-    names = {id(each.tensor): each.name for each in named}
-    if len(copy.optimizers) != len(parts.optimizers):
-        raise _refused(
-            copy, f"it has the state of {len(copy.optimizers)} optimizers, and there are {len(parts.optimizers)} here"
+    return RestorePlan(copy, parts, choice).apply()
+
+
+class RestorePlan:
+    """A state, and a training that it was compared with and fits; RestoreRefused where it does not."""
+
+    def __init__(self, copy: StateCopy, parts: TrainingParts, choice: RestoreChoice = RestoreChoice()) -> None:
+        self._copy = copy
+        self._parts = parts
+        self._choice = choice
+        named = named_tensors(parts)
+        self._pairs = _matched(copy, {**copy.tensors, **copy.later.averaged}, named)
+        self._optimizers = _matched_optimizers(copy, parts, {id(each.tensor): each.name for each in named})
+        if choice.schedule and len(copy.later.schedulers) != len(parts.schedulers):
+            counts = f"{len(copy.later.schedulers)} schedulers, and there are {len(parts.schedulers)} here"
+            raise _refused(copy, f"it has the state of {counts}")
+        copy.wait()
+
+    def apply(self) -> Restored:
+        """Do it."""
+        began = time.perf_counter()
+        copy, parts, choice = self._copy, self._parts, self._choice
+        with torch.no_grad():
+            fill(self._pairs)
+            for plan in self._optimizers:
+                plan.apply()
+            _drop_gradients(parts)
+        for optimizer, saved_groups in zip(parts.optimizers, copy.later.hyper_parameters, strict=True):
+            set_hyper_parameters(optimizer, saved_groups, everything=choice.hyper_parameters)
+        if choice.schedule:
+            for scheduler, (_, state) in zip(parts.schedulers, copy.later.schedulers, strict=True):
+                scheduler.load_state_dict(restored_value(state))
+        if choice.scaler and copy.later.scaler is not None and parts.scaler is not None and parts.scaler.is_enabled():
+            restore_scaler(parts.scaler, copy.later.scaler, choice.hyper_parameters)
+        if choice.rng:
+            set_rng_state(copy.rng)
+        return Restored(
+            step=copy.step,
+            tensors=len(self._pairs) + sum(plan.filled for plan in self._optimizers),
+            removed=sum(plan.removed for plan in self._optimizers),
+            seconds=time.perf_counter() - began,
         )
+
+
+def _matched_optimizers(copy: StateCopy, parts: TrainingParts, names: Mapping[int, str]) -> list[OptimizerPlan]:
+    if len(copy.optimizers) != len(parts.optimizers):
+        counts = f"{len(copy.optimizers)} optimizers, and there are {len(parts.optimizers)} here"
+        raise _refused(copy, f"it has the state of {counts}")
     plans = []
     for number, (each, optimizer) in enumerate(zip(copy.optimizers, parts.optimizers, strict=True)):
         plan = OptimizerPlan(each, optimizer, names)
         if plan.mismatch:
             raise _refused(copy, f"optimizer {number} ({type(optimizer).__name__}) {plan.mismatch}")
         plans.append(plan)
-    if choice.schedule and len(copy.later.schedulers) != len(parts.schedulers):
-        counts = f"{len(copy.later.schedulers)} schedulers, and there are {len(parts.schedulers)} here"
-        raise _refused(copy, f"it has the state of {counts}")
-
-    copy.wait()
-    with torch.no_grad():
-        fill(pairs)
-        for plan in plans:
-            plan.apply()
-        _drop_gradients(parts)
-    hyper = copy.later.hyper_parameters
-    for optimizer, saved_groups in zip(parts.optimizers, hyper, strict=True):
-        set_hyper_parameters(optimizer, saved_groups, everything=choice.hyper_parameters)
-    if choice.schedule:
-        for scheduler, (_, state) in zip(parts.schedulers, copy.later.schedulers, strict=True):
-            scheduler.load_state_dict(restored_value(state))
-    if choice.scaler and copy.later.scaler is not None and parts.scaler is not None and parts.scaler.is_enabled():
-        _restore_scaler(parts.scaler, copy.later.scaler)
-    if choice.rng:
-        set_rng_state(copy.rng)
-    return Restored(
-        step=copy.step,
-        tensors=len(pairs) + sum(plan.filled for plan in plans),
-        removed=sum(plan.removed for plan in plans),
-        seconds=time.perf_counter() - began,
-    )
+    return plans
 
 
 def _matched(copy: StateCopy, saved: Mapping[str, Tensor], named: Sequence[NamedTensor]) -> list[tuple[Tensor, Tensor]]:
@@ -155,19 +169,3 @@ def _parameters(parts: TrainingParts) -> list[Tensor]:
     for optimizer in parts.optimizers:
         found.update((id(each), each) for group in optimizer.param_groups for each in group["params"])
     return list(found.values())
-
-
-def _restore_scaler(scaler: Any, saved: Mapping[str, Any]) -> None:
-    """The scale in place where there is one: the device's graphs may know its address."""
-    scaler.set_growth_factor(saved["growth_factor"])
-    scaler.set_backoff_factor(saved["backoff_factor"])
-    scaler.set_growth_interval(saved["growth_interval"])
-    for live, initial, key in (
-        (scaler._scale, "_init_scale", "scale"),
-        (scaler._growth_tracker, "_init_growth_tracker", "growth_tracker"),
-    ):
-        value = saved[key]
-        if live is not None:
-            live.data.fill_(value) if not isinstance(value, Tensor) else live.data.copy_(value)
-        else:
-            setattr(scaler, initial, value.item() if isinstance(value, Tensor) else value)

@@ -16,11 +16,11 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoint_meta import STATE
 from mlflow_stability.recovery.checkpoint_shelf import Found, Which, find
 from mlflow_stability.recovery.discovery import find_parts
 from mlflow_stability.recovery.optimizer_copy import OptimizerCopy
-from mlflow_stability.recovery.refusals import CheckpointsRefused
 from mlflow_stability.recovery.restore import EVERYTHING, restore_state
 from mlflow_stability.recovery.state_copy import StateCopy
 from mlflow_stability.recovery.state_file import read_state

@@ -10,6 +10,7 @@ from mlflow_stability.vocabulary.event import Event, Severity
 
 ROLLBACK = "rollback"
 GIVE_UP = "give_up"
+CHECKPOINT_FAILED = "checkpoint_failed"
 
 
 def rollback_event(
@@ -38,6 +39,34 @@ def rollback_event(
         remedies=("Watch the next 1000 steps.", "Fix the cause: the first event before this one says where to look."),
         attempt=attempt,
         time=time,
+    )
+
+
+def no_checkpoints_event(split: str, step: int) -> Event:
+    """States are kept in memory alone, for no process holds all of one."""
+    return Event(
+        step,
+        CHECKPOINT_FAILED,
+        Severity.WARNING,
+        f"No checkpoints are written: the state is split over processes ({split}), and a file would hold a part of it. "
+        "The training can still be set back to states in memory.",
+        remedies=("Save checkpoints with torch.distributed.checkpoint, from all processes.",),
+    )
+
+
+def not_restored_event(decision: Decision, step: int, why: str, *, returns: int) -> Event:
+    """We wanted to go back and could not."""
+    return Event(
+        step,
+        GIVE_UP,
+        Severity.CRITICAL,
+        f"Not set back at step {step} to the state of step {decision.target} ({why}). The weights are those of step "
+        f"{step}, and nothing is set back any more; broken steps are skipped on. Why it was tried: {decision.reason}",
+        evidence={"onset": float(decision.onset), "rollbacks": float(returns)},
+        remedies=(
+            "Restart from a checkpoint with restore(model, optimizer, run_id=...).",
+            "Build models and optimizers once, and let all processes hold the same ones.",
+        ),
     )
 
 

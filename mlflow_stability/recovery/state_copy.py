@@ -20,6 +20,7 @@ from mlflow_stability.recovery.finite_check import FiniteCheck
 from mlflow_stability.recovery.host_copy import HostCopies, bytes_of
 from mlflow_stability.recovery.optimizer_copy import OptimizerCopy, groups_of, optimizer_state
 from mlflow_stability.recovery.rng_state import rng_state
+from mlflow_stability.recovery.scaler_state import scaler_state
 from mlflow_stability.recovery.tensor_names import named_tensors
 from mlflow_stability.recovery.training_parts import TrainingParts
 from mlflow_stability.recovery.value_tree import replaced
@@ -140,15 +141,3 @@ def _later_state(parts: TrainingParts) -> tuple[LaterState, HostCopies, FiniteCh
         scaler=replaced(scaler, copies.of),
     )
     return state, copies, FiniteCheck(live, copies, [each.name for each in named if each.is_buffer])
-
-
-def scaler_state(scaler: Any) -> dict[str, Any]:
-    """The state of a loss scaler: its own ``state_dict`` would wait for the device."""
-    scale, tracker = scaler._scale, scaler._growth_tracker
-    return {
-        "scale": scaler._init_scale if scale is None else scale,
-        "growth_tracker": scaler._init_growth_tracker if tracker is None else tracker,
-        "growth_factor": scaler.get_growth_factor(),
-        "backoff_factor": scaler.get_backoff_factor(),
-        "growth_interval": scaler.get_growth_interval(),
-    }

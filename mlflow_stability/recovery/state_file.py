@@ -14,9 +14,9 @@ from typing import IO, Any, BinaryIO, cast
 
 import torch
 
+from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoint_meta import SCHEMA
 from mlflow_stability.recovery.optimizer_copy import OptimizerCopy
-from mlflow_stability.recovery.refusals import CheckpointsRefused
 from mlflow_stability.recovery.state_copy import LaterState, StateCopy
 from mlflow_stability.recovery.value_tree import without_foreign
 

@@ -96,6 +96,9 @@ class StepGuard:
             self._look(everybody, losses if first else (), norm, largest)
             if first:
                 self._settle_buffers()
+        if isinstance(optimizer, LBFGS) and id(optimizer) not in self._copies:
+            # Before its very first closure nobody had seen it; at the gate it has only asked for gradients so far.
+            self._copies = {id(optimizer): copy_everything(optimizer)}
         verdict = self._verdict
         if verdict.broken:
             self._hide(optimizer)
@@ -160,7 +163,8 @@ class StepGuard:
         if flag is None and self._vote is not None:
             flag = torch.zeros((), device=parameters_of(optimizers[0])[0].device)
         if flag is not None and self._vote is not None:
-            flag = self._vote(flag)
+            # What one process was asked to skip, all skip.
+            flag = self._vote(torch.ones_like(flag) if self._skip_next else flag)
         self._looked.update(map(id, optimizers))
         before, asked_for = self._verdict, self._skip_next
         self._skip_next = False

@@ -76,7 +76,8 @@ def check_stop(conditions: Iterable[StopCondition], reading: StepReading, *, ski
             if condition.is_met(signal.quantity, value):
                 raise TrainingDiverged(
                     f"Training was stopped after step {reading.step}: {signal} is {value:.6g}, and stop_on has "
-                    f"'{condition.text}'. The weights are those of this step; restore() loads the last good state."
+                    f"'{condition.text}'. The weights are those of this step; restore() loads the last good state, "
+                    "if there was one yet."
                 )
 
 

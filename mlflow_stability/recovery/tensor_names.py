@@ -15,10 +15,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
+from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.recovery.training_parts import TrainingParts
-
-WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
-"""What wrappers call the module that they wrap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +30,6 @@ class NamedTensor:
     """A buffer that is not part of the model's own ``state_dict``: masks, tables of positions."""
     is_average: bool = False
     """It belongs to an averaged copy."""
-
-
-def plain_name(name: str) -> str:
-    """The name without the wrappers in it."""
-    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
 
 
 def named_tensors(parts: TrainingParts) -> list[NamedTensor]:

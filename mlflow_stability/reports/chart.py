@@ -6,7 +6,6 @@ and beside it. Places are percent of width and height, so that the drawing stret
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
@@ -16,6 +15,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.reports.curve import number_text
 from mlflow_stability.reports.sketched import Sketched
+from mlflow_stability.reports.ticks import Tick, decades, round_numbers
 from mlflow_stability.vocabulary.episode import Episode
 
 WIDTH, HEIGHT = 1000, 300
@@ -30,15 +30,6 @@ NUMBER = 6.0
 """Percent of the width that the number of an episode takes, on the narrowest of screens."""
 MOST_ROWS = 4
 """Rows of numbers above the curve; an episode that finds no place in them is a band without a number."""
-
-
-@dataclass(frozen=True, slots=True)
-class Tick:
-    """A label on an axis."""
-
-    at: float
-    """Percent from the left, or from the top."""
-    label: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +109,7 @@ def _around(across: NDArray[np.float64], low: NDArray[np.float64], high: NDArray
 
 
 def _values(curve: Sketched) -> tuple[Tick, ...]:
-    found = _decades(curve.bottom, curve.top) if curve.logarithmic else _round_numbers(curve.bottom, curve.top, 5)
+    found = decades(curve.bottom, curve.top) if curve.logarithmic else round_numbers(curve.bottom, curve.top, 5)
     if len(found) < 2:
         found = [curve.bottom, curve.top] if curve.top > curve.bottom else [curve.bottom]
     down = _heights(curve, np.asarray(found)) / HEIGHT * 100
@@ -126,30 +117,10 @@ def _values(curve: Sketched) -> tuple[Tick, ...]:
 
 
 def _steps(curve: Sketched) -> tuple[Tick, ...]:
-    found = [value for value in _round_numbers(curve.first, curve.last, 5) if value == int(value)]
+    found = [value for value in round_numbers(curve.first, curve.last, 5) if value == int(value)]
     found = found if len(found) > 1 else sorted({float(curve.first), float(curve.last)})
     across = _across(curve, np.asarray(found))
     return tuple(Tick(float(at), f"{int(value):,}") for at, value in zip(across, found, strict=True))
-
-
-def _round_numbers(low: float, high: float, about: int) -> list[float]:
-    """Multiples of 1, 2 or 5 times a power of ten between two numbers, about so many."""
-    rough = high / about - low / about
-    if not (math.isfinite(rough) and rough > 1e-300):
-        return [low]
-    power = 10.0 ** math.floor(math.log10(rough))
-    gap = next(power * each for each in (1, 2, 5, 10) if power * each >= rough * 0.999)
-    first, last = math.ceil(low / gap - 1e-9), math.floor(high / gap + 1e-9)
-    return [round(number * gap, 12) if abs(gap) > 1e-9 else number * gap for number in range(first, last + 1)]
-
-
-def _decades(low: float, high: float) -> list[float]:
-    """Powers of ten within; also their doubles and fives while those are few."""
-    first, last = math.floor(math.log10(low)), math.ceil(math.log10(high))
-    every = max(1, (last - first) // 6)
-    steps = (1.0, 2.0, 5.0) if last - first <= 2 else (1.0,)
-    found = [step * 10.0**power for power in range(first, last + 1, every) if power < 308 for step in steps]
-    return [value for value in found if low <= value <= high]
 
 
 def _bands(curve: Sketched, numbered: Sequence[tuple[int, Episode]]) -> tuple[Band, ...]:

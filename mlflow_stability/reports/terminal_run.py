@@ -4,8 +4,10 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from itertools import islice
 
 import numpy as np
+from rich.padding import Padding
 from rich.text import Text
 
 from mlflow_stability.reports import wording
@@ -27,8 +29,7 @@ def show_run(pen: Pen, diagnosis: Diagnosis) -> None:
     """Everything about one run; without `verbose`, what fits on a page."""
     numbered = _numbered(pen, diagnosis.episodes)
     pen.rule(diagnosis.name or diagnosis.source)
-    word, sentence = wording.headline(diagnosis)
-    pen.console.print(Text.assemble(pen.text(f"{word}:", OUTCOME_STYLES[diagnosis.outcome]), " ", pen.text(sentence)))
+    pen.console.print(_headline(pen, diagnosis))
     pen.section("Summary", _facts(pen, diagnosis))
     _show_curves(pen, diagnosis, numbered)
     pen.section("What happened", _happened(pen, diagnosis, numbered))
@@ -36,6 +37,20 @@ def show_run(pen: Pen, diagnosis: Diagnosis) -> None:
     pen.section("What to do", _to_do(pen, diagnosis))
     pen.section("What could not be told", _some(pen, diagnosis.cannot_tell, FEW_REASONS))
     pen.section("Remarks", _some(pen, diagnosis.notes, FEW_REASONS))
+
+
+def show_gist(pen: Pen, diagnosis: Diagnosis, title: str) -> None:
+    """What became of a run and why, in a few lines."""
+    pen.console.print()
+    pen.console.print(pen.text(title, "bold"))
+    pen.console.print(Padding(_headline(pen, diagnosis), (0, 0, 0, 2)))
+    for _, cause in islice(_why(pen, diagnosis), 1):
+        pen.console.print(Padding(Text.assemble("First cause: ", cause), (0, 0, 0, 2)))
+
+
+def _headline(pen: Pen, diagnosis: Diagnosis) -> Text:
+    word, sentence = wording.headline(diagnosis)
+    return Text.assemble(pen.text(f"{word}:", OUTCOME_STYLES[diagnosis.outcome]), " ", pen.text(sentence))
 
 
 def _numbered(pen: Pen, episodes: Sequence[Episode]) -> _Numbered:

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Mapping
+
 from mlflow_stability.reports.curve import number_text
 from mlflow_stability.reports.report import Report
+from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.diagnosis import Cause, CurveReading, Diagnosis
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
@@ -26,29 +30,29 @@ def headline(diagnosis: Diagnosis) -> tuple[str, str]:
 
 
 def counts(report: Report) -> str:
-    """``1 critical, 2 warnings, 1 info``; ``nothing found`` where that is all."""
-    return _counted([report.count(each) for each in sorted(Severity, reverse=True)])
+    """``1 critical, 2 warnings``; ``nothing found`` where that is all."""
+    return _counts({each: report.count(each) for each in Severity}) or "nothing found"
 
 
 def counts_of(diagnosis: Diagnosis) -> str:
-    """The same for one run."""
-    return _counted([sum(e.severity is each for e in diagnosis.episodes) for each in sorted(Severity, reverse=True)])
+    """The same for one run, to stand behind the word ``found``: ``nothing`` where that is all."""
+    return _counts(Counter(each.severity for each in diagnosis.episodes)) or "nothing"
 
 
 def read(report: Report) -> str:
     """``3 files and 1 run``."""
     parts = []
     if report.asked_for_files:
-        parts.append(_number(report.files, "file"))
+        parts.append(counted(report.files, "file"))
     if report.asked_for_runs or not parts:
-        parts.append(_number(report.runs, "run"))
+        parts.append(counted(report.runs, "run"))
     return " and ".join(parts)
 
 
 def basis(diagnosis: Diagnosis) -> str:
     """What the diagnosis was made from, and over which steps."""
     span = f", steps {diagnosis.steps[0]:,} to {diagnosis.steps[1]:,}" if diagnosis.steps else ""
-    return f"{diagnosis.basis}{span}" if diagnosis.basis else f"{diagnosis.points:,} values{span}"
+    return f"{diagnosis.basis}{span}" if diagnosis.basis else f"{counted(diagnosis.points, 'value')}{span}"
 
 
 def ending(diagnosis: Diagnosis) -> tuple[str, str] | None:
@@ -119,12 +123,10 @@ def figures(reading: CurveReading) -> str:
     return ", ".join(parts)
 
 
-def _counted(numbers: list[int]) -> str:
-    critical, warning, info = numbers
-    if not any(numbers):
-        return "nothing found"
-    return f"{critical} critical, {_number(warning, 'warning')}, {info} info"
-
-
-def _number(count: int, noun: str) -> str:
-    return f"{count:,} {noun}{'' if count == 1 else 's'}"
+def _counts(numbers: Mapping[Severity, int]) -> str:
+    said = {
+        Severity.CRITICAL: f"{numbers.get(Severity.CRITICAL, 0):,} critical",
+        Severity.WARNING: counted(numbers.get(Severity.WARNING, 0), "warning"),
+        Severity.INFO: f"{numbers.get(Severity.INFO, 0):,} info",
+    }
+    return ", ".join(text for severity, text in said.items() if numbers.get(severity))

@@ -29,6 +29,11 @@ _current: Session | None = None
 def autolog(
     *,
     log_every_n_steps: int = 10,
+    layers_every_n_steps: int = 100,
+    layer_metrics: bool | Literal["parameters"] = False,
+    tokens_per_step: int | None = None,
+    memory_budget: int | None = None,
+    system_metrics: bool = False,
     exit_wait: float = 30.0,
     journal_dir: str | os.PathLike[str] | None = None,
     detectors: Iterable[Any] | None = None,
@@ -55,6 +60,13 @@ def autolog(
     Args:
         log_every_n_steps: Every how many steps MLflow's metric tables get a point. The full record, which `load_run`
             reads, has every step whatever this says.
+        layers_every_n_steps: Every how many steps gradients, weights and updates are measured layer by layer.
+        layer_metrics: Have layers among MLflow's metrics, too: `True` for one curve for each block of the model,
+            `"parameters"` for every layer. The full record and the pictures have them whatever this says.
+        tokens_per_step: How many tokens a step takes; counted from the model's input if not given.
+        memory_budget: How many bytes of the device the measurements may take for copies of weights; 1 % of it, and at
+            most 256 MB, if not given.
+        system_metrics: Switch MLflow's own measurements of the machine on for the run.
         exit_wait: For how many seconds the end of the training waits until everything is delivered.
         journal_dir: Where the journal is kept until it is delivered; `./.mlflow-stability` if not given.
         detectors: Which detectors look: names such as "loss_spike" or "loss_spike:classic", or detectors with
@@ -75,7 +87,7 @@ def autolog(
         preset: Knobs for the autopilot: "research" acts early, "production" late and seldom, "debugging" keeps states
             often and ends the training where it can do no more. What you give yourself comes first.
         capture_batch: Look at the batch of a step that was skipped, and run it once more to tell data from hardware.
-            What is found goes into the run; the tensors stay in the journal's folder.
+            What is found goes into the run; the tensors stay in the journal's folder, unless it is "upload".
         snapshot_budget: How many bytes of host memory the kept states may take; a quarter of what is free if not given.
         exclusive: Leave runs alone that the script has started; record only into runs of our own.
         disable: Take everything off again.
@@ -93,6 +105,11 @@ def autolog(
         return
     settings = _settings(
         log_every_n_steps=log_every_n_steps,
+        layers_every_n_steps=layers_every_n_steps,
+        layer_metrics=layer_metrics,
+        tokens_per_step=tokens_per_step,
+        memory_budget=memory_budget,
+        system_metrics=system_metrics,
         exit_wait=exit_wait,
         journal_dir=None if journal_dir is None else Path(journal_dir),
         detectors=None if detectors is None else tuple(detectors),

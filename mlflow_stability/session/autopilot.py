@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.cycle import Cycle
+from mlflow_stability.recovery.decisions import Decision
 from mlflow_stability.session.crew import Crew
 from mlflow_stability.session.flight_plan import FlightPlan
 from mlflow_stability.session.gatekeeper import CycleFacts, Gatekeeper
@@ -26,6 +27,7 @@ from mlflow_stability.session.listener import Listener
 from mlflow_stability.session.orders import Orders
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.rescue import Rescue
+from mlflow_stability.session.way_back import WayBack
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.observation import StepReading
 
@@ -48,14 +50,15 @@ class Autopilot:
         self._gates = Gatekeeper(plan.policy, plan.adaptive_clip, hands.vote)
         self._keeping = Keeping(plan.policy, hands.guard, hands.open_shelf, self.step + 1, self._crew.is_alone)
         self._rescue = Rescue(plan.policy, self._gates, self._keeping, self._tell)
-        self._listener = Listener(plan, self._gates, self._rescue, hands.batches, self._tell, recording is not None)
+        guard, batches = hands.guard, hands.batches
+        report = None if batches is None else guard("the broken batch", batches.report)
+        self._listener = Listener(plan, self._gates, self._rescue, report, self._tell, recording is not None)
         self._cycle: Cycle | None = None
         self._facts: CycleFacts | None = None
         self._pending: deque[CycleFacts] = deque()
         self._rates: dict[int, tuple[float, ...]] = {}
         self._scaler: Any = None
-        self._going_back = False
-        guard = hands.guard
+        self._way = WayBack(self._rescue, self._crew, hands, recording, self._tell)
         self._meet = guard("the training's parts", self._parts_met)
         self._judge = guard("the guard", self._gates.judge)
         self._shape = guard("clipping and easing", self._gates.shape)
@@ -68,7 +71,6 @@ class Autopilot:
         self._prove = guard("snapshots", self._keeping.prove)
         self._decide = guard("decisions", self._decided)
         self._settle_scale = guard("the loss scale", self._listener.settle_scale)
-        self._return = guard("rollback", self._go_back)
         self._look_for_stale = guard("rollback", self._rescue.stale.is_stale)
 
     def before_backward(self, tensors: Any) -> None:
@@ -109,11 +111,13 @@ class Autopilot:
         facts.skipped_by = "scaler"
         self._swallow(optimizer, cycle)
 
-    def step_ending(self, optimizer: Optimizer) -> None:
-        """Runs right after a step."""
-        if self._put_back(optimizer) and self._facts is not None and self._cycle is not None:
+    def step_ending(self, optimizer: Optimizer) -> bool:
+        """Runs right after a step; whether it was skipped."""
+        skipped = bool(self._put_back(optimizer))
+        if skipped and self._facts is not None and self._cycle is not None:
             self._facts.skipped_by = "guard"
             self._cycle.found_inf.append(torch.ones(()))
+        return skipped
 
     def step_over(self, cycle_over: bool) -> None:
         """Runs after that, when all is as the script expects it."""
@@ -141,18 +145,27 @@ class Autopilot:
         self._gates.skip_next()
 
     def checkpoint_now(self) -> bool:
-        """Write the state as it is now, between two steps; False where the one before is still being written."""
+        """Write the state as it is now, between two steps; False where the one before is still being written.
+
+        Of several processes the first one writes.
+        """
         parts = self._parts.alive()
-        return parts is not None and self._keeping.write_now(parts, self.step, self._listener.loss, self._rates)
+        if parts is None or self._recording is None:
+            return False
+        return self._keeping.write_now(parts, self.step, self._listener.loss, self._rates)
 
     def roll_back(self) -> bool:
-        """Go back to the newest good state, between two steps; False where there is none."""
+        """Go back to the newest good state, between two steps; False where there is none.
+
+        Of several processes the word of the first one counts, and all go back together after the next step.
+        """
         decision = self._rescue.by_hand(self.step)
         if decision is None:
             return False
-        self._hands.settle()
-        self._go_back(decision)
-        return True
+        if not self._crew.is_alone:
+            self._crew.give(Orders(rollback=decision))
+            return True
+        return self._go_back(decision)
 
     def let_go(self) -> None:
         """Put back whatever is hidden or written at the moment: nobody watches any more."""
@@ -180,14 +193,14 @@ class Autopilot:
             parts = self._parts.alive()
             if parts is not None:
                 self._gates.parts_changed(parts)
-                self._keeping.parts_changed()
+                self._keeping.parts_changed(parts)
                 if self._hands.batches is not None:
                     self._hands.batches.watch(parts.models)
 
     def _decided(self, facts: CycleFacts, reading: StepReading, events: Sequence[Event]) -> None:
         orders = self._listener.hear(facts, reading, events, self._parts.alive())
         self._tell_of_checkpoints()
-        if not self._going_back:
+        if not self._way.is_under_way:
             self._crew.give(orders)
 
     def _carry_out(self, late: bool) -> None:
@@ -198,10 +211,11 @@ class Autopilot:
         if self._plan.keeps:
             self._prove(orders, self.step)
         if orders.ending is not None:
-            self._hands.guard("checkpoints", self._keeping.save_last_good)(SAVE_SECONDS)
+            if self._recording is not None:
+                self._hands.guard("checkpoints", self._keeping.save_last_good)(SAVE_SECONDS)
             raise orders.ending
         if orders.rollback is not None:
-            self._return(orders.rollback)
+            self._go_back(orders.rollback)
         elif self._plan.keeps and not late:
             self._snapshot(orders)
 
@@ -220,22 +234,10 @@ class Autopilot:
             return False, False
         return self._keeping.is_due(parts, self.step)
 
-    def _go_back(self, decision: Any) -> None:
-        parts = self._parts.alive()
-        if parts is None:
-            return
-        self._going_back = True
-        try:
-            self._hands.settle()
-            attempt = self._recording.attempt + 1 if self._recording is not None else 1
-            event = self._rescue.go_back(decision, self.step, attempt, parts)
-        finally:
-            self._going_back = False
-        self._crew.forget()
+    def _go_back(self, decision: Decision) -> bool:
+        gone = self._way.go(decision, self.step, self._parts.alive())
         self._listener.forget_row()
-        if self._recording is not None:
-            self._tell(event)
-            self._recording.set_back(decision.reason)
+        return gone
 
     def _tell_of_checkpoints(self) -> None:
         for event in self._keeping.events():

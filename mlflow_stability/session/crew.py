@@ -35,16 +35,20 @@ class Crew:
         return self._vote is not None and self._vote.somebody_off
 
     def give(self, orders: Orders) -> None:
-        """Something was decided."""
+        """Something was decided; of several processes only the first one decides."""
         if self._vote is None:
             self._orders = self._orders.joined(orders)
-        else:
+        elif self._decides:
             self._to_say = self._to_say.joined(orders)
 
     def take(self) -> Orders:
         """What is to be done now."""
         orders, self._orders = self._orders, Orders()
         return orders
+
+    def agree(self, done: bool) -> bool:
+        """Whether all processes have done it; each must come here, whatever became of it."""
+        return done if self._vote is None else self._vote.all_have(done)
 
     def forget(self) -> None:
         """The training was set back: what was decided of its steps is void."""

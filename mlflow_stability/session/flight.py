@@ -1,7 +1,8 @@
 """Gives each recording a pilot, and hears what the script asks of it.
 
 In: recordings as they begin, steps as they are read, calls of the script. Out: the pilot of the meter. Promised: one
-pilot at a time; what it hid or wrote is put back before the next one takes over.
+pilot at a time; what it hid or wrote is put back before the next one takes over. A new run is another training: its
+pilot begins with no state to go back to, for those of the run before belong to that one.
 """
 
 from __future__ import annotations
@@ -22,9 +23,8 @@ from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.shared_vote import SharedVote, shared_vote
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.observation import StepReading
-from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
+from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER, Settings
 
-BATCHES = "batches"
 CLOSE_SECONDS = 30.0
 """For how long the end of a recording waits for the checkpoint that is being written."""
 
@@ -55,7 +55,7 @@ class Flight:
 
     def pilot_for(self, recording: Recording | None) -> Any:
         """The pilot of a recording that begins."""
-        self.close()
+        self._end_pilot()
         return self._make(recording)
 
     def on_reading(self, recording: Recording | None, reading: CycleReading) -> None:
@@ -73,6 +73,13 @@ class Flight:
             self._pilot.let_go()
 
     def close(self) -> None:
+        """Nothing is flown any more."""
+        self._end_pilot()
+        vote, self._vote = self._vote, None
+        if vote is not None:
+            self._guard("the autopilot's end", vote.leave)()
+
+    def _end_pilot(self) -> None:
         """The recording is over."""
         self._close()
         self._pilot = self._recording = None
@@ -80,7 +87,7 @@ class Flight:
     def _new_pilot(self, recording: Recording | None) -> Autopilot:
         if self._vote is None:
             self._vote = shared_vote()
-        batches = BatchReport(self._root() / BATCHES / self._name(recording)) if self._plan.capture_batch else None
+        batches = self._batches(recording)
         hands = Hands(self._guard, self._settle, lambda: self._shelf(recording), batches, self._vote)
         self._pilot, self._recording = Autopilot(self._plan, recording, hands), recording
         return self._pilot
@@ -96,6 +103,16 @@ class Flight:
         if recording is not None:
             recording.note(CHECKPOINTS_FOLDER, str(directory))
         return directory, name
+
+    def _batches(self, recording: Recording | None) -> BatchReport | None:
+        """Only where a recording takes the report in: of several processes, the first one's batch is looked at."""
+        if recording is None or not self._plan.capture_batch:
+            return None
+        folder = self._root() / BATCHES_FOLDER / recording.opening.recording
+        of_several = rank_and_world_size()[1] > 1
+        if not self._plan.upload_batches:
+            return BatchReport(folder, of_several)
+        return BatchReport(folder, of_several, lambda: recording.note(BATCHES_FOLDER, str(folder)))
 
     def _name(self, recording: Recording | None) -> str:
         if recording is None:

@@ -17,8 +17,11 @@ from mlflow_stability.recovery.checkpoint_shelf import find, listing
 from mlflow_stability.recovery.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoint_writer import CheckpointWriter
 from mlflow_stability.recovery.decisions import GoodState
+from mlflow_stability.recovery.host_memory import free_memory
+from mlflow_stability.recovery.rollback_events import no_checkpoints_event
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.snapshot_ring import SnapshotRing
+from mlflow_stability.recovery.split_state import what_splits
 from mlflow_stability.recovery.state_copy import StateCopy, bytes_of_state, copy_state, with_what_followed
 from mlflow_stability.recovery.state_file import read_state
 from mlflow_stability.recovery.training_parts import TrainingParts
@@ -26,6 +29,12 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.orders import Orders
 from mlflow_stability.vocabulary.event import Event
 
+ROOM = 2
+"""So many times the size of a state must be free for the present one to be set aside."""
+MOST_RATES = 64
+"""The learning rates of so many states are remembered: of more than are kept in memory and on the disk."""
+NEVER = 1 << 62
+"""A step that no training reaches."""
 Rates = Mapping[int, tuple[float, ...]]
 """For each optimizer, by identity, the learning rates of its groups."""
 OpenShelf = Callable[[], tuple[Path, str]]
@@ -45,10 +54,15 @@ class Keeping:
         self.ring = SnapshotRing(policy)
         self.directory: Path | None = None
         """Where the checkpoints are; None before the first is due."""
+        self.aside: StateCopy | None = None
+        """What the training was before it was set back, until a step is healthy again; None where there was no room."""
         self._rates: dict[int, Rates] = {}
         self._early: tuple[StateCopy, float, bool, bool] | None = None
         """A copy that waits for what follows its step; for the ring, for the disk?"""
         self._nbytes: int | None = None
+        self._split = ""
+        """What splits the state over processes: of such a state only the others together have the rest."""
+        self._told: list[Event] = []
         self._due_from = first_step - 1 + policy.checkpoint_every
         self._writer: CheckpointWriter | None = None
         self._cadence: CheckpointCadence | None = None
@@ -56,11 +70,12 @@ class Keeping:
         self._checkpoint_due = guard("checkpoints", self._is_checkpoint_due)
         self._begin_checkpoints = guard("checkpoints", self._begin)
 
-    def parts_changed(self) -> None:
+    def parts_changed(self, parts: TrainingParts) -> None:
         """It is another training: nothing of before fits."""
+        self._split = what_splits(parts)
         self.ring.clear()
         self._rates.clear()
-        self._early = self._nbytes = None
+        self._early = self._nbytes = self.aside = None
 
     def is_due(self, parts: TrainingParts, step: int) -> tuple[bool, bool]:
         """Whether the ring and the disk want this step's state."""
@@ -68,7 +83,11 @@ class Keeping:
             return False, False
         if self._nbytes is None:
             self._nbytes = bytes_of_state(parts)
-        return self.ring.is_due(step, self._nbytes), bool(self._checkpoint_due(step))
+        disk = bool(self._checkpoint_due(step))
+        if disk and self._split:
+            self._due_from = NEVER
+            self._told.append(no_checkpoints_event(self._split, step))
+        return self.ring.is_due(step, self._nbytes), disk and not self._split
 
     def take(self, parts: TrainingParts, step: int, loss: float, rates: Rates, *, ring: bool, disk: bool) -> None:
         """Copy the state as it is right after a step."""
@@ -76,8 +95,8 @@ class Keeping:
         self._nbytes = copy.nbytes
         self._early = copy, loss, ring, disk
         self._rates[step] = dict(rates)
-        kept = {each.step for each in self.ring.good} | {step}
-        self._rates = {known: rate for known, rate in self._rates.items() if known in kept}
+        while len(self._rates) > MOST_RATES:
+            del self._rates[min(self._rates)]
 
     def complete(self, parts: TrainingParts | None) -> bool:
         """Runs before the next backward pass: take in what the script did after the step. False: none was waiting."""
@@ -87,7 +106,7 @@ class Keeping:
         copy = with_what_followed(early, parts)
         if ring:
             self.ring.add(copy, loss)
-        if disk:
+        if disk and not self._split:
             self._begin_checkpoints()
             if self._cadence is not None and "checkpoints" not in self._off:
                 return self._cadence.take(copy, loss)
@@ -95,6 +114,9 @@ class Keeping:
 
     def write_now(self, parts: TrainingParts, step: int, loss: float, rates: Rates) -> bool:
         """Have the state written as it is between two steps; False where another is on its way, or on trial."""
+        if self._split:
+            self._told.append(no_checkpoints_event(self._split, step))
+            return False
         self.complete(parts)
         self.take(parts, step, loss, rates, ring=False, disk=True)
         return self.complete(parts)
@@ -107,6 +129,7 @@ class Keeping:
             if self._cadence is not None:
                 self._cadence.trouble()
         elif orders.healthy:
+            self.aside = None
             self.ring.healthy(step)
             if self._cadence is not None:
                 self._cadence.healthy(step)
@@ -124,8 +147,16 @@ class Keeping:
         ]
         return tuple(sorted((*near, *far), key=lambda each: each.step))
 
+    def set_aside(self, parts: TrainingParts, step: int) -> None:
+        """Keep what the training is now, for going back may fail, or not help."""
+        self.aside = None
+        if free_memory() > ROOM * bytes_of_state(parts):
+            self.aside = copy_state(parts, step)
+
     def state_of(self, step: int) -> StateCopy:
         """The state of a step, from memory or else from the disk."""
+        if self.aside is not None and self.aside.step == step:
+            return self.aside
         for each in self.ring.good:
             if each.step == step:
                 return each.copy
@@ -146,7 +177,8 @@ class Keeping:
 
     def events(self) -> list[Event]:
         """What the writing of checkpoints has to tell."""
-        return [] if self._writer is None else self._writer.events()
+        told, self._told = self._told, []
+        return told if self._writer is None else told + self._writer.events()
 
     def drain(self, seconds: float) -> None:
         """Wait until the checkpoint on its way is written."""
@@ -156,7 +188,7 @@ class Keeping:
     def save_last_good(self, seconds: float) -> Path | None:
         """Make sure that the newest good state is on the disk; gives the directory."""
         good = self.ring.good
-        if good:
+        if good and not self._split:
             self._begin()
             if self._writer is not None and self._writer.drain(seconds):
                 self._writer.submit(good[-1].copy, good[-1].loss)

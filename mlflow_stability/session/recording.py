@@ -13,12 +13,17 @@ from pathlib import Path
 
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.panel import Panel
+from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.probes.layer_statistics import Table
 from mlflow_stability.probes.reading import CycleReading
+from mlflow_stability.probes.running_numbers import RunningNumbers
 from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.heard_metrics import HeardMetric
 from mlflow_stability.vocabulary.event import Event
-from mlflow_stability.vocabulary.milestone import Closing, Note, Opening, Reset
+from mlflow_stability.vocabulary.milestone import Closing, Fact, Note, Opening, Reset
 from mlflow_stability.vocabulary.observation import StepReading
+from mlflow_stability.vocabulary.one_layout import one_layout
 from mlflow_stability.vocabulary.signal import Signal
 
 OWN_COST_EVERY = 100
@@ -44,10 +49,13 @@ class Recording:
         self.attempt = 0
         """How many times the training was set back."""
         self.closed = False
+        self._last: StepReading | None = None
         self._journal = JournalWriter(folder, opening)
         self._panel = Panel(detectors)
+        self._running = RunningNumbers(opening.log_every_n_steps)
         self._guard = guard
         self._judge = guard("detectors", self._panel_judges)
+        self._keep_table = guard("layer tables", self._table)
         self._on_event = on_event
         self._cost_since: tuple[float, float] | None = None
         self._norm_bases: dict[str, list[str]] = {}
@@ -58,21 +66,34 @@ class Recording:
         """Why nothing is being kept at the moment; empty while all is well."""
         return self._journal.failure
 
+    @property
+    def micro_batches(self) -> int:
+        """How many backward passes the last step had; 0 where none was counted."""
+        read = () if self._last is None else zip(self._last.signals, self._last.values, strict=True)
+        return int(next((value for signal, value in read if signal.quantity == "micro_batches"), 0))
+
     def record(self, reading: CycleReading) -> tuple[StepReading, list[Event]]:
         """Judge and keep one cycle; gives what was kept, and what was found."""
         self.step += 1
         signals, values = reading.signals, reading.values
+        more = self._running.take(self.step, signals, values)
+        if self.attempt:
+            more.append((_ROLLBACKS, float(self.attempt)))
         if self.step % OWN_COST_EVERY == 0:
             share = self._own_share()
             if share is not None:
-                signals, values = (*signals, _OVERHEAD), (*values, share)
-        if self.attempt:
-            signals, values = (*signals, _ROLLBACKS), (*values, float(self.attempt))
+                more.append((_OVERHEAD, share))
+        if more:
+            signals = one_layout((*signals, *(each for each, _ in more)))
+            values = (*values, *(each for _, each in more))
         step = StepReading(self.step, signals, values, self.attempt, reading.time)
         self._journal.append(step)
         events = self._judge(step)
+        self._last = step
         if reading.norm_basis:
             self._note_basis(reading)
+        for table, numbers in reading.tables:
+            self._keep_table(table, numbers)
         return step, events or []
 
     def tell(self, event: Event) -> None:
@@ -85,11 +106,26 @@ class Recording:
         """The training was set back: from the next step on it is another attempt, and the detectors begin afresh."""
         self.attempt += 1
         self._panel.reset()
+        self._running.reset()
         self._journal.append(Reset(self.step + 1, self.attempt, reason, time.time()))
 
     def note(self, key: str, value: str) -> None:
         """Keep a fact that becomes a tag of the run."""
         self._journal.append(Note(key, value, self.step, time.time()))
+
+    def know(self, facts: Sequence[Fact]) -> None:
+        """Keep what tells this training from others; each becomes a parameter of the run."""
+        for fact in facts:
+            self._journal.append(replace(fact, step=self.step, time=fact.time or time.time()))
+
+    def hear(self, heard: Sequence[HeardMetric]) -> None:
+        """Judge and keep what the script has measured itself and logged, as of the step that was recorded last."""
+        for each in heard:
+            # A record knows one time for each step, and what is judged again must be what was judged.
+            when = each.time if self._last is None else self._last.time
+            step = StepReading(self.step, each.signals, each.values, self.attempt, when)
+            self._journal.append(step)
+            self._judge(step)
 
     def close(self, closing: Closing) -> None:
         """End it; what comes later belongs to another recording."""
@@ -97,6 +133,9 @@ class Recording:
             self.closed = True
             self._journal.append(replace(closing, step=self.step, time=time.time()))
             self._journal.close()
+
+    def _table(self, table: Table, numbers: Sequence[float]) -> None:
+        write_layer_table(self.folder, replace(table.read(numbers, self.attempt), step=self.step))
 
     def _panel_judges(self, step: StepReading) -> list[Event]:
         events = self._panel.judge(step)

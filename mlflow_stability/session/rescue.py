@@ -7,6 +7,7 @@ counts as another attempt, live and in replay.
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import time
 from collections.abc import Callable
@@ -18,8 +19,8 @@ from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.decisions import Decision, GoodState, Past, Situation, decide
 from mlflow_stability.recovery.easing import EasingPlan, held_rates
 from mlflow_stability.recovery.momentum_reset import reset_momentum
-from mlflow_stability.recovery.restore import RestoreChoice, restore_state
-from mlflow_stability.recovery.rollback_events import give_up_event, rollback_event
+from mlflow_stability.recovery.restore import EVERYTHING, RestoreChoice, RestorePlan, restore_state
+from mlflow_stability.recovery.rollback_events import give_up_event, not_restored_event, rollback_event
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.stale_graphs import StaleGraphs
 from mlflow_stability.recovery.training_parts import TrainingParts
@@ -33,6 +34,7 @@ HARMFUL = frozenset(
         "divergence",
         "gradient_explosion",
         "inf_detected",
+        "layer_explosion",
         "learning_rate_jump",
         "loss_scale_collapse",
         "loss_spike",
@@ -59,6 +61,16 @@ class StepNews:
     """A loss or gradients that are not finite, and nobody skipped the step."""
 
 
+@dataclass(frozen=True, slots=True)
+class _Return:
+    """What is needed to go back, found before anything is changed."""
+
+    parts: TrainingParts
+    plan: RestorePlan
+    easing: EasingPlan
+    began: float
+
+
 class Rescue:
     """The decisions about one training, and what they do."""
 
@@ -70,7 +82,14 @@ class Rescue:
         self._keeping = keeping
         self._tell = tell
         self._past = Past()
+        self._return: _Return | None = None
+        """The one that is being made."""
         self.stale = StaleGraphs()
+
+    @property
+    def ends_training(self) -> bool:
+        """Whether the training is to be ended where we can do no more."""
+        return self._policy.on_give_up == "raise"
 
     @property
     def returns(self) -> int:
@@ -115,33 +134,62 @@ class Rescue:
             "rollback", "The script asked for it.", step, 0, good[-1].step, policy.easing_factor, policy.easing_steps
         )
 
-    def go_back(self, decision: Decision, step: int, attempt: int, parts: TrainingParts) -> Event:
-        """Set the training back, between two steps; gives the event that says so."""
-        began = time.perf_counter()
+    def prepare(self, decision: Decision, step: int, parts: TrainingParts) -> None:
+        """Find the state, compare it with the training, and set aside what is now; nothing is changed."""
         policy, keeping = self._policy, self._keeping
-        copy, rates = keeping.state_of(decision.target), keeping.rates_at(decision.target)
+        copy = keeping.state_of(decision.target)
         choice = RestoreChoice(policy.restore_schedule, policy.restore_schedule, rng=policy.restore_rng)
-        restore_state(copy, parts, choice)
-        keeping.gone_back(copy.step)
-        self.stale.restored()
-        if policy.reset_momentum:
-            for optimizer in parts.optimizers:
+        self._return = _Return(
+            parts, RestorePlan(copy, parts, choice), self._easing(decision, step, parts), time.perf_counter()
+        )
+        keeping.set_aside(parts, step)
+
+    def apply(self) -> None:
+        """Set the training back, between two steps."""
+        assert self._return is not None
+        self._return.plan.apply()
+        if self._policy.reset_momentum:
+            for optimizer in self._return.parts.optimizers:
                 reset_momentum(optimizer)
-        times = policy.hold_learning_rate_above
+
+    def undo(self) -> None:
+        """It did not work everywhere: make the training what it was before."""
+        aside = self._keeping.aside
+        if self._return is not None and aside is not None:
+            restore_state(aside, self._return.parts, dataclasses.replace(EVERYTHING, rng=self._policy.restore_rng))
+
+    def went_back(self, decision: Decision, step: int, attempt: int) -> Event:
+        """It worked, in every process: gives the event that says so."""
+        assert self._return is not None
+        done, self._return = self._return, None
+        self._keeping.gone_back(decision.target)
+        self.stale.restored()
+        self._gates.went_back(done.easing)
+        seconds = time.perf_counter() - done.began
+        return rollback_event(decision, step, seconds=seconds, attempt=attempt, returns=max(self.returns, attempt))
+
+    def forgo(self, decision: Decision, step: int, why: str) -> Event:
+        """It did not: nothing is set back any more; gives the event that says so."""
+        self._return = None
+        self._past = dataclasses.replace(self._past, gave_up=True)
+        return not_restored_event(decision, step, why, returns=self.returns)
+
+    def _easing(self, decision: Decision, step: int, parts: TrainingParts) -> EasingPlan:
+        rates, times = self._keeping.rates_at(decision.target), self._policy.hold_learning_rate_above
         held = {
             id(each): held_rates(each, rates[id(each)], times)
             for each in parts.optimizers
             if times is not None and id(each) in rates
         }
-        self._gates.went_back(
-            EasingPlan(step + 1, decision.easing_factor, decision.easing_steps, held, policy.hold_doubles_in)
-        )
-        seconds = time.perf_counter() - began
-        return rollback_event(decision, step, seconds=seconds, attempt=attempt, returns=max(self.returns, attempt))
+        return EasingPlan(step + 1, decision.easing_factor, decision.easing_steps, held, self._policy.hold_doubles_in)
 
     def _give_up(self, decision: Decision, step: int, orders: Orders) -> None:
         self._tell(give_up_event(decision, step, attempt=0, returns=self.returns))
-        if decision.final and self._policy.on_give_up == "raise":
+        if self._keeping.aside is not None and self._keeping.aside.step == decision.target:
+            in_vain = self._past.returns[-1].to
+            reason = f"Going back to step {in_vain} did not help; the weights are again those from before it."
+            orders.rollback = Decision("rollback", reason, decision.onset, target=decision.target, easing_steps=1)
+        if decision.final and self.ends_training:
             orders.ending = TrainingDiverged(f"Training was ended at step {step}: {decision.reason}")
 
 

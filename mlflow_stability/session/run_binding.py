@@ -16,6 +16,7 @@ import weakref
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Literal
 
 import psutil
 
@@ -25,6 +26,7 @@ from mlflow_stability.journal.layout import new_session_folder
 from mlflow_stability.session.courier_link import CourierLink, Say
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.heard_metrics import HeardMetrics
 from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.tracking.active_run import (
@@ -35,6 +37,7 @@ from mlflow_stability.tracking.active_run import (
     fluent_run,
     fluent_run_id,
     lightning_run,
+    measures_machine,
     tracking_uri,
 )
 from mlflow_stability.tracking.address import absolute_uri, default_uri, strip_credentials
@@ -43,6 +46,11 @@ from mlflow_stability.vocabulary.milestone import Closing, Opening
 from mlflow_stability.vocabulary.settings import Settings
 
 JOIN_WAIT = 10.0
+_LAYER_METRICS: dict[bool | str, Literal["", "blocks", "parameters"]] = {
+    False: "",
+    True: "blocks",
+    "parameters": "parameters",
+}
 
 
 class RunBinding:
@@ -75,6 +83,8 @@ class RunBinding:
         self._recordings = 0
         self._rank: tuple[int, int] | None = None
         self._join = ImplicitRunJoin(self._joinable_run_id)
+        self._heard = HeardMetrics()
+        self._hear = guard("the script's own metrics", self._hear_the_script)
 
     def at_gate(self, optimizer: object) -> Recording | None:
         """The recording that this cycle goes into; None on every rank but the first."""
@@ -90,6 +100,9 @@ class RunBinding:
             self._switch(run)
         elif self._own and not self.settings.exclusive:
             self._join.install()  # the script may have imported MLflow since
+        self._heard.install()
+        if self._heard.waiting:
+            self._hear()
         return self.recording
 
     def close(self, closing: Closing) -> None:
@@ -98,6 +111,7 @@ class RunBinding:
             still_active = not self._fluent or fluent_run_id() == self._run_id
             self._end_recording(replace(closing, run_was_active=closing.run_was_active and still_active))
         self._join.remove()
+        self._heard.remove()
 
     def _changed_run(self, new_optimizer: bool) -> RunInProgress | None:
         """The run that must be switched to; None: stay. Leaving a run for none at all ends the recording here."""
@@ -113,6 +127,12 @@ class RunBinding:
             if run is not None and run.run_id != self._run_id:
                 return run
         return None
+
+    def _hear_the_script(self) -> None:
+        """Judge the validation losses that the script has logged since; the first one waits for the first step."""
+        recording = self.recording
+        if recording is not None and recording.step >= recording.opening.first_step:
+            recording.hear(self._heard.take(self.current_run_id()))
 
     def current_run_id(self) -> str | None:
         """The run of the recording in progress, if it is known by now."""
@@ -167,6 +187,7 @@ class RunBinding:
     def _end_recording(self, closing: Closing) -> None:
         if self.recording is not None:
             self._settle()
+            self._hear()
         recording, self.recording = self.recording, None
         if recording is not None:
             run_id = self.current_run_id()
@@ -207,6 +228,8 @@ class RunBinding:
             experiment_id=experiment_id(),
             first_step=first,
             log_every_n_steps=self.settings.log_every_n_steps,
+            layer_metrics=_LAYER_METRICS[self.settings.layer_metrics],
+            system_metrics=self.settings.system_metrics and not (run is not None and measures_machine(run.run_id)),
             tags=dict(self.settings.extra_tags),
             world_size=self._rank[1] if self._rank else 1,
             interactive=hasattr(sys, "ps1") or "ipykernel" in sys.modules,

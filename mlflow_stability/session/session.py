@@ -18,12 +18,14 @@ from torch.optim import Optimizer
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.probes.cycle_meter import CycleMeter
 from mlflow_stability.probes.reading import CycleReading
+from mlflow_stability.probes.survey import Survey
 from mlflow_stability.probes.torch_watch import BACKWARDS_WITHOUT_STEP, TorchWatch
 from mlflow_stability.session.ending import EndingWatch
 from mlflow_stability.session.exit_wait import wait_for_delivery
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_binding import RunBinding
+from mlflow_stability.session.survey_plan import survey_of
 from mlflow_stability.tracking.active_run import end_fluent_run, fluent_run_id
 from mlflow_stability.vocabulary.event import Event, Severity
 from mlflow_stability.vocabulary.milestone import Closing
@@ -93,7 +95,7 @@ class Session:
             return
         was_on = self._watch.is_installed
         self._watch.remove()
-        self._guard("the last readings", self._meter.drain)()
+        self._guard("the last readings", self._meter.close)()
         if self._flight is not None:
             self._flight.close()
         self._meter = self._new_meter()
@@ -153,12 +155,16 @@ class Session:
         """The autopilot, and the part of the package that it is made of, are there only if they were asked for."""
         self._flight = None
         if not self.settings.flies:
-            return CycleMeter(self._guard, self._at_gate, self._on_reading)
+            return CycleMeter(self._guard, self._at_gate, self._on_reading, self._survey_for)
         from mlflow_stability.probes.piloted_meter import PilotedMeter
         from mlflow_stability.session.flight import Flight
 
         self._flight = Flight(self.settings, self._guard, self._settle, self._binding.current_run_id)
-        return PilotedMeter(self._guard, self._at_gate, self._on_reading, self._flight.pilot_for)
+        hooks = self._guard, self._at_gate, self._on_reading
+        return PilotedMeter(*hooks, self._flight.pilot_for, self._survey_for)
+
+    def _survey_for(self, recording: Recording | None) -> Survey | None:
+        return None if recording is None else survey_of(self.settings, self._guard, recording)
 
     def _settle(self) -> None:
         self._meter.settle()
@@ -190,7 +196,7 @@ class Session:
         self._disk_said = bool(recording.failure)
 
     def _finish(self, closing: Closing) -> None:
-        self._guard("the last readings", self._meter.drain)()
+        self._guard("the last readings", self._meter.close)()
         if self._flight is not None:
             self._flight.close()
         self._guard("the end of the recording", self._binding.close)(closing)

@@ -49,6 +49,18 @@ class SharedVote:
             self._exchange(0.0, is_off)
         return Orders.from_numbers(self._received or [0.0] * FIELDS, step)
 
+    def all_have(self, done: bool) -> bool:
+        """Whether every process says so."""
+        row = torch.tensor([float(done)], dtype=torch.float64)
+        torch.distributed.all_reduce(row, torch.distributed.ReduceOp.MIN, group=self._group)
+        (least,) = row.tolist()
+        return bool(least > 0)
+
+    def leave(self) -> None:
+        """Nobody votes any more: take the group down before the interpreter does, if the script has not yet."""
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group(self._group)
+
     def _exchange(self, flag: float, is_off: bool) -> float:
         first = self._received is None
         row = torch.tensor([flag, float(is_off), *(self._numbers if first else [0.0] * FIELDS)], dtype=torch.float64)

@@ -42,6 +42,12 @@ def fluent_run_id() -> str | None:
     return None if run is None else str(run.info.run_id)
 
 
+def measures_machine(run_id: str) -> bool:
+    """Whether MLflow measures the machine for this run already, because the script has asked it to."""
+    fluent: Any = sys.modules.get("mlflow.tracking.fluent")
+    return run_id in getattr(fluent, "run_id_to_system_metrics_monitor", {})
+
+
 def end_fluent_run(status: str) -> None:
     """End the run in progress with this status, where MLflow's own exit is about to call it finished."""
     fluent: Any = sys.modules.get("mlflow.tracking.fluent")

@@ -1,8 +1,8 @@
 """What happened in a run beside numbers, as lines of JSON that people and programs read.
 
-In: events, resets, gaps, notes, the opening and the closing of a recording, in order. Out: one JSON object a line in
-`stability/events/recording-<n>.jsonl`; `record` says what it is, the rest are its fields. Numbers that JSON has not
-are the strings "nan", "inf" and "-inf". Promised: `read_line(line_of(said)) == said`.
+In: events, resets, gaps, notes, facts, the opening and the closing of a recording, in order. Out: one JSON object a
+line in `stability/events/recording-<n>.jsonl`; `record` says what it is, the rest are its fields. Numbers that JSON has
+not are the strings "nan", "inf" and "-inf". Promised: `read_line(line_of(said)) == said`.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
 from mlflow_stability.vocabulary.event import Event, Severity
-from mlflow_stability.vocabulary.milestone import Closing, Gap, Note, Opening, Reset
+from mlflow_stability.vocabulary.milestone import Closing, Fact, Gap, Note, Opening, Reset
 
 EVENTS_FOLDER = "stability/events"
 LINES_PER_FILE = 10_000
-Said: TypeAlias = Event | Opening | Note | Reset | Gap | Closing
+Said: TypeAlias = Event | Opening | Note | Fact | Reset | Gap | Closing
 
 _KINDS: dict[str, type[Any]] = {
     "opening": Opening,
     "event": Event,
     "note": Note,
+    "fact": Fact,
     "reset": Reset,
     "gap": Gap,
     "closing": Closing,

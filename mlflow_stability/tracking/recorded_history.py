@@ -76,14 +76,27 @@ def recorded_folder(folder: Path, facts: RunFacts) -> RunHistory | None:
 
 
 def with_metrics_of_the_script(history: RunHistory, metrics: Iterable[Metric]) -> RunHistory:
-    """The history with what the script logged itself; a metric that we measured too is marked as the same."""
+    """The history with what the script logged itself; a metric that we measured or heard too is marked as the same."""
     ours = {metric.series.signal: metric.name for metric in history.metrics}
-    theirs = [
-        replace(each, meaning=replace(each.meaning, duplicate_of=ours.get(each.series.signal, "")))
-        for each in metrics
-        if parse_key(each.name) is None
-    ]
+    theirs = []
+    for each in metrics:
+        if parse_key(each.name) is None:
+            same = ours.get(each.series.signal) or _heard_as(each, history.of("val_loss"))
+            theirs.append(replace(each, meaning=replace(each.meaning, duplicate_of=same)))
     return replace(history, metrics=(*history.metrics, *theirs))
+
+
+def _heard_as(metric: Metric, heard: Sequence[Metric]) -> str:
+    """Which validation loss of ours is this very one: beside names that came later it may go by another place by now.
+
+    What was logged before the first step that we recorded was not heard.
+    """
+    values = metric.series.values
+    for each in heard if metric.meaning.quantity == "val_loss" else ():
+        known = each.series.values
+        if 0 < len(known) <= len(values) and np.array_equal(values[len(values) - len(known) :], known, equal_nan=True):
+            return each.name
+    return ""
 
 
 def ending(facts: RunFacts, said: Sequence[tuple[int, Said]]) -> tuple[str, str]:

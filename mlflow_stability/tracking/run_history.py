@@ -30,6 +30,7 @@ from mlflow_stability.tracking.recorded_history import (
 from mlflow_stability.tracking.run_reader import RunReader
 from mlflow_stability.tracking.store_trouble import store_trouble
 from mlflow_stability.vocabulary.attempts import attempts_of, in_order
+from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.metric_names import Meaning, meanings_of
 from mlflow_stability.vocabulary.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.series import Series
@@ -70,7 +71,7 @@ def _tables(reader: RunReader, client: MlflowClient, is_ours: bool) -> RunHistor
         notes.append("The full record is missing: these are the thinned points of MLflow's metric tables.")
     if no_steps:
         notes.append("Every step is 0, because the script logged none: points are numbered in the order of their time.")
-    basis = f"the complete histories of {len(metrics):,} metrics ({points:,} points)"
+    basis = f"the complete history of {counted(len(metrics), 'metric')} ({counted(points, 'point')})"
     return RunHistory(
         source=reader.run_id,
         name=reader.name,

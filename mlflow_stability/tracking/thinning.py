@@ -2,9 +2,9 @@
 
 In: the readings of one recording, in order. Out: points. Kept are
 
-- of every whole-model signal, for each optimizer's group and each training beside the first: the first value, then
-  those at multiples of `every` (a signal measured more rarely than that keeps all its values), at the steps of events,
-  and the last one;
+- of every whole-model signal, for each optimizer's group and each training beside the first (and for layers, where
+  they were asked for): the first value, then those at multiples of `every` (a signal measured more rarely than that
+  keeps all its values), at the steps of events, and the last one;
 - the extremes of what lies between two kept points, under names of their own (`loss_max`), so that a spike of one
   step is never thinned away and the series itself is not biased;
 - how many losses and gradient norms were not finite, for a chart does not show those.
@@ -19,10 +19,12 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from mlflow_stability.tracking.keys import is_group
+from mlflow_stability.tracking.layer_metrics import Chosen, LayerMetrics, chosen_signals
 from mlflow_stability.vocabulary.observation import StepReading
 from mlflow_stability.vocabulary.signal import Signal
 
+LOGGED_BY_THE_SCRIPT = frozenset({"val_loss", "val_loss_step"})
+"""What was heard of the script's own metrics: MLflow has it already, and must not get it twice."""
 _EXTREMES = {"loss": ("min", "max"), "grad_norm": ("max",), "step_time": ("max",)}
 _COUNTED = ("loss", "grad_norm")
 _NONFINITE = Signal("nonfinite_values")
@@ -39,10 +41,15 @@ class Point:
     time: float
 
 
+def is_of_the_script(reading: StepReading) -> bool:
+    """Whether this is no step that was measured, but what the script has logged after it."""
+    return all(signal.quantity in LOGGED_BY_THE_SCRIPT for signal in reading.signals)
+
+
 class Thinner:
     """Decides, reading by reading, what is kept."""
 
-    def __init__(self, every: int) -> None:
+    def __init__(self, every: int, layers: LayerMetrics = "") -> None:
         self.every = every
         """Every how many steps a point is kept; may be raised on the way, when the store is slow."""
         self._kept: dict[Signal, int] = {}
@@ -50,7 +57,8 @@ class Thinner:
         self._nonfinite = 0
         self._marked = (0, 0)
         self._layout: tuple[Signal, ...] = ()
-        self._chosen: tuple[tuple[int, Signal], ...] = ()
+        self._layers = layers
+        self._chosen: tuple[Chosen, ...] = ()
         self._watched: tuple[tuple[int, str], ...] = ()
 
     def points(self, reading: StepReading, marked: bool = False) -> list[Point]:
@@ -60,13 +68,14 @@ class Thinner:
         self._look(reading)
         step, every, kept = reading.step, self.every, self._kept
         if step % every == 0 or (marked and self._may_mark(step)):
-            due = [pair for pair in self._chosen if kept.get(pair[1]) != step]
+            due = [each for each in self._chosen if kept.get(each.signal) != step]
         else:
-            due = [pair for pair in self._chosen if step - kept.get(pair[1], step - every) >= every]
+            due = [each for each in self._chosen if step - kept.get(each.signal, step - every) >= every]
         found: list[Point] = []
-        for position, signal in due:
+        for each in due:
+            signal = each.signal
             kept[signal] = step
-            found.append(Point(signal, step, reading.values[position], reading.time))
+            found.append(Point(signal, step, each.value(reading.values), reading.time))
             if signal.quantity in self._windows and not signal.place:
                 found.extend(self._extremes(signal.quantity, reading))
         if found and self._nonfinite:
@@ -84,9 +93,9 @@ class Thinner:
         }
 
     @classmethod
-    def resumed(cls, saved: dict[str, Any]) -> Thinner:
+    def resumed(cls, saved: dict[str, Any], layers: LayerMetrics = "") -> Thinner:
         """Go on where `saved` was called."""
-        thinner = cls(saved["every"])
+        thinner = cls(saved["every"], layers)
         thinner._kept = {Signal(quantity, place): step for quantity, place, step in saved["kept"]}
         thinner._windows = {quantity: (low, high) for quantity, (low, high) in saved["windows"].items()}
         thinner._nonfinite = saved["nonfinite"]
@@ -96,9 +105,7 @@ class Thinner:
 
     def _learn(self, signals: tuple[Signal, ...]) -> None:
         self._layout = signals
-        self._chosen = tuple(
-            (position, signal) for position, signal in enumerate(signals) if not signal.place or is_group(signal.place)
-        )
+        self._chosen = chosen_signals(signals, self._layers)
         self._watched = tuple(
             (position, signal.quantity)
             for position, signal in enumerate(signals)

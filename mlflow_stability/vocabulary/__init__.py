@@ -1,7 +1,7 @@
 """The nouns: frozen data that crosses from room to room."""
 
 from mlflow_stability.vocabulary.event import Event, Severity
-from mlflow_stability.vocabulary.milestone import Closing, Gap, Note, Opening, Reset
+from mlflow_stability.vocabulary.milestone import Closing, Fact, Gap, Note, Opening, Reset
 from mlflow_stability.vocabulary.observation import Observation, StepReading
 from mlflow_stability.vocabulary.series import Series, series_by_signal
 from mlflow_stability.vocabulary.settings import Settings
@@ -10,6 +10,7 @@ from mlflow_stability.vocabulary.signal import Signal
 __all__ = [
     "Closing",
     "Event",
+    "Fact",
     "Gap",
     "Note",
     "Observation",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +35,10 @@ class Opening:
     world_size: int = 1
     interactive: bool = False
     """Whether a person types the training: one who thinks is no stall."""
+    layer_metrics: Literal["", "blocks", "parameters"] = ""
+    """Which signals of layers become metrics: none, one for each block of the model, or all."""
+    system_metrics: bool = False
+    """Whether MLflow's own measurements of the machine are to be switched on."""
     detectors: str = ""
     """Who judges while it trains, with all thresholds, as `catalog.described` wrote it; replay builds the same."""
     schema: int = 1
@@ -45,6 +50,18 @@ class Note:
 
     key: str
     value: str
+    step: int = 0
+    time: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """Something that tells this training from others, or is needed to repeat it; a parameter of its run."""
+
+    key: str
+    """The run's parameter is ``stability.<key>``: ``learning_rate``, ``group_1.weight_decay``, ``git.commit``."""
+    value: str
+    """As it is, however long; whoever delivers it cuts it to what a store takes."""
     step: int = 0
     time: float = 0.0
 

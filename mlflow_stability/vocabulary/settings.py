@@ -13,6 +13,8 @@ from mlflow_stability.errors import SettingsError
 JOURNAL_FOLDER = ".mlflow-stability"
 CHECKPOINTS_FOLDER = "checkpoints"
 """Within the folder of the journals: one folder for each run."""
+BATCHES_FOLDER = "batches"
+"""Likewise: one folder for each recording, with the batches of steps that broke."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,6 +23,16 @@ class Settings:
 
     log_every_n_steps: int = 10
     """Every how many steps MLflow's metric tables get a point; the full record keeps every step."""
+    layers_every_n_steps: int = 100
+    """Every how many steps gradients, weights and updates are measured layer by layer."""
+    layer_metrics: bool | str = False
+    """Layers as metrics too: False, True (one for each block of the model), ``parameters`` (all of them)."""
+    tokens_per_step: int | None = None
+    """How many tokens a step takes; None: as many as the model's first input says."""
+    memory_budget: int | None = None
+    """How many bytes of the device the measurements may take for copies; None: 1 % of it, at most 256 MB."""
+    system_metrics: bool = False
+    """Switch MLflow's own measurements of the machine on for the run."""
     exit_wait: float = 30.0
     """For how many seconds the end of training waits until everything is delivered."""
     journal_dir: Path | None = None
@@ -56,7 +68,7 @@ class Settings:
     preset: str | None = None
     """A set of knobs for the autopilot: ``research``, ``production``, ``debugging``."""
     capture_batch: bool | str = True
-    """Look at the batch of a step that broke: False, True, ``upload``."""
+    """Look at the batch of a step that broke: False, True, ``upload`` to have its tensors in the run as well."""
     snapshot_budget: int | None = None
     """How many bytes of host memory the kept states may take; None: a quarter of what is free."""
 
@@ -64,6 +76,14 @@ class Settings:
         """Refuse what cannot be meant, with the rule and what came."""
         if self.log_every_n_steps < 1:
             raise SettingsError(f"log_every_n_steps must be at least 1, got {self.log_every_n_steps}.")
+        if self.layers_every_n_steps < 1:
+            raise SettingsError(f"layers_every_n_steps must be at least 1, got {self.layers_every_n_steps}.")
+        if self.layer_metrics not in (True, False, "parameters"):
+            raise SettingsError(f"layer_metrics must be True, False or 'parameters', got {self.layer_metrics!r}.")
+        if self.tokens_per_step is not None and not self.tokens_per_step > 0:
+            raise SettingsError(f"tokens_per_step must be more than 0, got {self.tokens_per_step}.")
+        if self.memory_budget is not None and not self.memory_budget >= 0:
+            raise SettingsError(f"memory_budget must be 0 or more bytes, got {self.memory_budget}.")
         if not self.exit_wait >= 0:
             raise SettingsError(f"exit_wait must be 0 or more seconds, got {self.exit_wait}.")
         if self.divergence_threshold is not None and not self.divergence_threshold > 1:

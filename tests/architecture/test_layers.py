@@ -14,13 +14,14 @@ from mlflow_stability.detectors.catalog import DETECTORS, ON_REQUEST
 
 # What each room may import from outside the standard library: seeing the library tells which room you are in.
 FOREIGN = {
-    "analysis": {"numpy", "pandas"},
+    "analysis": {"distributed", "numpy", "pandas"},
     "cli": {"click", "numpy", "pandas", "rich"},
-    "courier": {"psutil"},
+    "courier": {"numpy", "psutil"},
     "demo": {"torch"},
     "detectors": {"numpy"},
-    "diagnosis": {"numpy"},
+    "diagnosis": {"numpy", "scipy", "sklearn"},
     "errors": set(),
+    "figures": {"matplotlib", "numpy"},
     "importers": {"numpy", "pandas"},
     "journal": {"numpy", "orjson"},
     "probes": {"torch"},

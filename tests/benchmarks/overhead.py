@@ -1,33 +1,44 @@
 """What watching costs: the same training bare and watched, in turns, step by step, in one process.
 
-    python tests/benchmarks/overhead.py [--rounds 60] [--threads 1] [--device cpu]
+    python tests/benchmarks/overhead.py [--rounds 60] [--threads 1] [--device cpu] [--only watched rollback]
 
 Each round takes a few steps of every variant, one variant after the other in changing order, and compares each with
-the bare steps of the same round; the medians of these ratios are printed. CPU time is that of the training process;
-the courier is another process, and its share stands beside. Variants: bare (against itself: the noise), watched
-(`autolog()` with its defaults), floor (one norm over all gradients, nothing kept), naive (per parameter norm, mean,
-std and max with `.item()`, and `mlflow.log_metrics` every step).
+the bare steps of the same round; the medians of these ratios are printed, and beside them the ratio of the sums, for
+what is done every hundred steps is in no median. CPU time is that of the training process; the couriers are other
+processes, and their share stands beside. Variants: bare (against itself: the noise), those of `WATCHED`, each with a
+session of its own that is paused while the others train, floor (one norm over all gradients, nothing kept), naive (per
+parameter norm, mean, std and max with `.item()`, and `mlflow.log_metrics` every step).
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import os
 import platform
 import random
 import statistics
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import psutil
 import torch
 from tiny_gpt import TinyGPT, batch_of
 
-import mlflow_stability
+from mlflow_stability.session.session import Session
+from mlflow_stability.vocabulary.settings import Settings
 
 After = Callable[[torch.nn.Module, torch.Tensor], None]
+WATCHED: dict[str, dict[str, Any]] = {
+    "watched": {},
+    "layers / 10": {"layers_every_n_steps": 10, "layer_metrics": True},
+    "guard": {"guard": True},
+    "rollback": {"rollback": True, "adaptive_clip": True, "stop_on": ("nonfinite", "loss>1000")},
+}
+"""The arguments of `autolog()` of each variant; all of the autopilot is on in the last one."""
 
 
 class Training:
@@ -77,13 +88,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--device", default="cpu")
     parser.add_argument("--without-naive", action="store_true")
+    parser.add_argument("--only", nargs="*", choices=list(WATCHED), default=list(WATCHED), help="watched variants")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.chdir(tempfile.mkdtemp(prefix="overhead-"))
 
     trainings = {"bare": Training(options.device), "bare again": Training(options.device)}
-    trainings["watched"] = Training(options.device)
+    sessions = {name: session_of(name) for name in options.only}
+    trainings |= {name: Training(options.device) for name in sessions}
     trainings["floor"] = Training(options.device, floor)
     if not options.without_naive:
         trainings["naive"] = Training(options.device, naive)
@@ -91,21 +104,14 @@ def main() -> None:
     wait = torch.cuda.synchronize if options.device == "cuda" else (lambda: None)
 
     def measured(name: str) -> tuple[float, float]:
-        if name == "watched":
-            mlflow_stability.current_session().resume()
-        try:
+        with watching(sessions.get(name)):
             wait()
             cpu, wall = time.process_time(), time.perf_counter()
             for _ in range(options.steps):
                 trainings[name].step()
             wait()
             return time.process_time() - cpu, time.perf_counter() - wall
-        finally:
-            if name == "watched":
-                mlflow_stability.current_session().pause()
 
-    mlflow_stability.autolog(strict=True, exclusive=True)
-    mlflow_stability.current_session().pause()
     if "naive" in trainings:
         import mlflow
 
@@ -113,48 +119,81 @@ def main() -> None:
         mlflow.start_run()
     for name in trainings:
         measured(name)
-    courier = courier_process()
-    time.sleep(15)  # the courier has imported MLflow and made its database by then
-    courier_before = cpu_of(courier)
+    couriers = courier_processes()
+    time.sleep(15)  # the couriers have imported MLflow and made their database by then
+    couriers_before = sum(map(cpu_of, couriers))
     began = time.perf_counter()
-    watched_seconds = 0.0
-    ratios: dict[str, tuple[list[float], list[float]]] = {name: ([], []) for name in trainings}
-    bare_times = []
+    took: dict[str, list[tuple[float, float]]] = {name: [] for name in trainings}
     for _ in range(options.rounds):
         order = list(trainings)
         random.shuffle(order)
-        took = {name: measured(name) for name in order}
-        watched_seconds += took["watched"][0]
-        bare_times.append(took["bare"][1] / options.steps)
-        for name, (cpu, wall) in took.items():
-            ratios[name][0].append(cpu / took["bare"][0])
-            ratios[name][1].append(wall / took["bare"][1])
+        for name in order:
+            took[name].append(measured(name))
     elapsed = time.perf_counter() - began
-    courier_spent = cpu_of(courier) - courier_before
+    couriers_spent = sum(map(cpu_of, couriers)) - couriers_before
 
     print(f"{platform.processor() or platform.machine()}, {os.cpu_count()} cores, torch {torch.__version__}")
     print(
         f"{parameters / 1e6:.1f} M parameters on {options.device}, {options.threads} thread(s), {options.rounds} rounds"
     )
-    print(f"bare step: {statistics.median(bare_times) * 1000:.1f} ms\n")
-    print(f"{'variant':<12}{'CPU ratio':>11}{'quartiles':>16}{'wall ratio':>12}{'quartiles':>16}")
-    for name, (cpu, wall) in ratios.items():
-        if name != "bare":
-            print(f"{name:<12}{spread(cpu)}  {spread(wall)}")
-    print(f"\ncourier: {courier_spent / elapsed:.2%} of one core while training ran ({elapsed:.0f} s)")
-    session = mlflow_stability.current_session()
-    print(f"steps recorded: {session.step}; parts switched off: {session.parts_off or 'none'}")
-    small_model(options.threads)
+    step = statistics.median(wall for _, wall in took["bare"]) / options.steps
+    print(f"bare step: {step * 1000:.1f} ms\n")
+    print(table(took))
+    print(
+        f"\n{len(couriers)} couriers: {couriers_spent / elapsed:.2%} of one core while training ran ({elapsed:.0f} s)"
+    )
+    for name, session in sessions.items():
+        off = session.parts_off or "none"
+        print(f"{name}: {session.step} steps recorded, good states {session.good_steps}; parts switched off: {off}")
+        print(f"{name}: {small_model(session) * 1e6:.0f} us of our own a step with ten parameters")
 
 
-def small_model(threads: int) -> None:
-    """Our Python on a model of ten parameters: what it costs where a step costs nothing."""
-    model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(5)))
-    optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
+def session_of(name: str) -> Session:
+    """A session with the settings of a variant, paused."""
+    session = Session(Settings(strict=True, exclusive=True, **WATCHED[name]))
+    session.install()
+    session.pause()
+    return session
+
+
+@contextlib.contextmanager
+def watching(session: Session | None) -> Iterator[None]:
+    """Only this session watches inside; None: nobody does."""
+    if session is not None:
+        session.resume()
+    try:
+        yield
+    finally:
+        if session is not None:
+            session.pause()
+
+
+def table(took: dict[str, list[tuple[float, float]]]) -> str:
+    """Each variant in units of bare training: medians over the rounds, and the whole."""
+    lines = [
+        f"{'variant':<12}{'CPU ratio':>11}{'quartiles':>16}{'whole':>8}{'wall ratio':>12}{'quartiles':>16}{'whole':>8}"
+    ]
+    for name, rounds in took.items():
+        if name == "bare":
+            continue
+        cells = []
+        for kind in range(2):
+            ratios = [each[kind] / bare[kind] for each, bare in zip(rounds, took["bare"], strict=True)]
+            whole = sum(each[kind] for each in rounds) / sum(bare[kind] for bare in took["bare"])
+            cells.append(f"{spread(ratios)}{whole:>8.3f}")
+        lines.append(f"{name:<12}{cells[0]} {cells[1]}")
+    return "\n".join(lines)
+
+
+def small_model(session: Session) -> float:
+    """Our Python on a model of ten parameters: what it costs where a step costs nothing, in seconds a step."""
+    models = [torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(5))) for _ in range(2)]
+    optimizers = [torch.optim.SGD(each.parameters(), lr=1e-3) for each in models]
     data = torch.randn(4, 8)
-    session = mlflow_stability.current_session()
 
-    def steps(count: int) -> float:
+    def steps(watched: bool, count: int = 50) -> float:
+        # Two models, for what is hooked into a module costs a paused session something as well.
+        model, optimizer = models[watched], optimizers[watched]
         began = time.process_time()
         for _ in range(count):
             model(data).pow(2).mean().backward()
@@ -163,16 +202,14 @@ def small_model(threads: int) -> None:
             optimizer.zero_grad()
         return (time.process_time() - began) / count
 
-    session.resume()
-    steps(50)
+    with watching(session):
+        steps(True)
     differences = []
     for _ in range(40):
-        session.pause()
-        bare = steps(50)
-        session.resume()
-        differences.append(steps(50) - bare)
-    session.pause()
-    print(f"ten parameters: {statistics.median(differences) * 1e6:.0f} us of our own a step")
+        bare = steps(False)
+        with watching(session):
+            differences.append(steps(True) - bare)
+    return statistics.median(differences)
 
 
 def spread(values: list[float]) -> str:
@@ -180,15 +217,14 @@ def spread(values: list[float]) -> str:
     return f"{statistics.median(values):>11.3f}   {low:.3f}..{high:.3f}"
 
 
-def courier_process() -> psutil.Process | None:
-    for child in psutil.Process().children():
-        if any("mlflow_stability.courier" in part for part in child.cmdline()):
-            return child
-    return None
+def courier_processes() -> list[psutil.Process]:
+    """One for each session."""
+    children = psutil.Process().children()
+    return [each for each in children if any("mlflow_stability.courier" in part for part in each.cmdline())]
 
 
-def cpu_of(process: psutil.Process | None) -> float:
-    if process is None or not process.is_running():
+def cpu_of(process: psutil.Process) -> float:
+    if not process.is_running():
         return float("nan")
     times = process.cpu_times()
     return times.user + times.system

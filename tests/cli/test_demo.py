@@ -2,15 +2,22 @@ from __future__ import annotations
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import TypeVar
 
+import psutil
 import pytest
 
 import mlflow_stability
 from mlflow_stability import load_run
 from mlflow_stability.demo.text import ALPHABET, encoded, text
+from mlflow_stability.demo.troubles import troubles_in
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 
 PACKAGE_ROOT = str(Path(mlflow_stability.__file__).parents[1])
 
@@ -36,19 +43,87 @@ def cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
     )
 
 
+def trainings_of(pid: int) -> list[psutil.Process]:
+    return [each for each in psutil.Process(pid).children() if "mlflow_stability.demo.training" in each.cmdline()]
+
+
+_T = TypeVar("_T")
+
+
+def until(there: Callable[[], list[_T]], at_least: int) -> list[_T]:
+    deadline = time.monotonic() + 120
+    while len(found := there()) < at_least:
+        assert time.monotonic() < deadline, f"only {found} after two minutes"
+        time.sleep(0.1)
+    return found
+
+
 @pytest.mark.scenario
-def test_the_demo_trains_and_shows_its_run(sqlite_uri: str, tmp_path: Path) -> None:
-    shown = cli("-m", "mlflow_stability", "demo", "--steps", "40", MLFLOW_TRACKING_URI=sqlite_uri)
+def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp_path: Path) -> None:
+    shown = cli("-m", "mlflow_stability", "demo", MLFLOW_TRACKING_URI=sqlite_uri)
     assert shown.returncode == 0, shown.stderr
-    for part in ("finished after 40 steps", "loss", "gradient norm before clipping", "learning rate", "none: no NaN"):
-        assert part in shown.stdout
+    said = " ".join(shown.stdout.split())
+    for part in (
+        "steps 260 to 279 The schedule gives 30 times the learning rate",
+        "Nothing went wrong.",
+        "bare NaN Dead: NaN from step 320 on.",
+        "Set back once",
+        "1 step skipped",
+        "Step 320 was skipped by us",
+        "First cause: learning rate jump (likely): The learning rate jumped",
+    ):
+        assert part in said
+    (share,) = re.findall(r"ends ([\d.]+)% (?:above|below) its twin", said)
+    assert float(share) < 10
+    (run_id,) = re.findall(r'load_run\("(\w+)"\)', shown.stdout)
+    frame = load_run(run_id, sqlite_uri)
+    assert list(frame["step"]) == list(range(1, 401))
+    assert (frame["rollbacks"].max(), frame["skipped_steps"].max()) == (1, 1)
+    of_the_page = [line for line in shown.stdout.splitlines() if "://" not in line and "report.html" not in line]
+    assert max(map(len, of_the_page)) <= 80
+
     assert f"mlflow ui --backend-store-uri {sqlite_uri}" in shown.stdout
     assert "?workflowType=machine_learning" in shown.stdout
-    (run_id,) = re.findall(r'load_run\("(\w+)"\)', shown.stdout)
-    assert list(load_run(run_id, sqlite_uri)["step"]) == list(range(1, 41))
-    of_the_page = [line for line in shown.stdout.splitlines() if "://" not in line]
-    assert max(map(len, of_the_page)) <= 80
-    assert not (tmp_path / ".mlflow-stability").exists()
+    (report,) = re.findall(r"^  (\S+/stability/report\.html)$", shown.stdout, re.MULTILINE)
+    assert "Unstable" in (tmp_path / report).read_text(encoding="utf-8")
+    assert f"mlflow-stability diagnose {run_id}" in shown.stdout
+    assert cli("-m", "mlflow_stability", "diagnose", run_id, MLFLOW_TRACKING_URI=sqlite_uri).returncode == 1
+    assert [each.name for each in (tmp_path / ".mlflow-stability").iterdir()] == ["batches"]
+
+
+@pytest.mark.scenario
+def test_ctrl_c_leaves_no_training_behind(sqlite_uri: str, tmp_path: Path) -> None:
+    with subprocess.Popen(
+        [sys.executable, "-m", "mlflow_stability", "demo"],
+        env={**os.environ, "PYTHONPATH": PACKAGE_ROOT, "MLFLOW_TRACKING_URI": sqlite_uri},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as demo:
+        trainings = until(lambda: trainings_of(demo.pid), at_least=3)
+        until(lambda: list((tmp_path / ".mlflow-stability").glob("2*")), at_least=1)
+        demo.send_signal(signal.SIGINT)
+        out, err = demo.communicate()
+    assert demo.returncode == 130
+    assert out == ""
+    assert "Traceback" not in err
+    assert not [each for each in trainings if each.is_running()]
+
+
+def test_a_training_that_fails_is_named_and_ends_the_demo(tmp_path: Path) -> None:
+    (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch.optim'] = None\n")
+    refused = cli("-m", "mlflow_stability", "demo", PYTHONPATH=os.pathsep.join([str(tmp_path), PACKAGE_ROOT]))
+    assert refused.returncode == 2
+    assert "ended with exit code 1; see what it said above" in refused.stderr
+    assert "torch.optim" in refused.stderr
+
+
+@pytest.mark.parametrize("steps", [400, 700, 5_000, 100_000])
+def test_there_is_a_state_to_go_back_to_before_anything_goes_wrong(steps: int) -> None:
+    policy, troubles = RollbackPolicy(), troubles_in(steps)
+    kept = (troubles.first - policy.rewind) // policy.snapshot_every * policy.snapshot_every
+    assert kept + policy.healthy_after < troubles.first
+    assert troubles.last < troubles.empty < steps
 
 
 def test_without_torch_the_demo_says_what_to_install() -> None:

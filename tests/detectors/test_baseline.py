@@ -119,3 +119,20 @@ def test_a_loss_that_is_mostly_zero_has_no_noise_to_compare_with() -> None:
 def test_multiplying_a_positive_signal_changes_nothing() -> None:
     values = decaying(800) + noise(11, 800, 0.1)
     assert z_of(values * 1000.0) == pytest.approx(z_of(values), abs=1e-6)
+
+
+def test_trouble_that_lasts_does_not_teach_that_it_is_usual() -> None:
+    baseline = Baseline()
+    for value in np.exp(noise(7, 1000, 0.03)).tolist():
+        baseline.take(value)
+    tail = baseline.tail
+    for step in range(60):
+        baseline.take(1.2 + 0.05 * (step % 2))
+        assert baseline.tail == tail
+
+
+def test_heavy_noise_is_learnt_once_each_outlier_has_passed() -> None:
+    baseline = Baseline()
+    for value in np.exp(0.03 * np.random.default_rng(8).standard_t(3, 4000)).tolist():
+        baseline.take(value)
+    assert baseline.tail > 15

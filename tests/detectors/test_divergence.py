@@ -4,7 +4,9 @@ import numpy as np
 import pytest
 from detectors.series import Floats, decaying, judged, noise
 
-from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.detectors.catalog import named
+from mlflow_stability.detectors.panel import replay
+from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
 
 steps = np.arange(1000)
 
@@ -115,3 +117,25 @@ def test_noise_that_hangs_together_is_no_drift(phi: float) -> None:
     for step, fresh in enumerate(noisy):
         last = noisy[step] = phi * last + fresh
     assert found(2 + noisy) == []
+
+
+def taking_turns(first: Floats, second: Floats) -> list[Event]:
+    """The losses of two trainings that step one after the other."""
+    rows = []
+    for step, (one, other) in enumerate(zip(first, second, strict=True)):
+        rows.append(StepReading(2 * step, (Signal("loss"),), (float(one),)))
+        rows.append(StepReading(2 * step + 1, (Signal("loss", "track_1"),), (float(other),)))
+    return replay(rows, named(["divergence"]))
+
+
+def test_a_player_whose_loss_rises_as_the_other_learns_has_not_diverged() -> None:
+    rising = 0.7 * np.exp(noise(1, 1000, 0.1)) * np.where(steps < 500, 1.0, 3.0)
+    falling = 1.4 * np.exp(noise(2, 1000, 0.1)) * np.exp(-steps / 800)
+    assert taking_turns(falling, rising) == []
+    assert taking_turns(rising, falling) == []
+
+
+def test_a_player_whose_loss_blows_up_has_diverged() -> None:
+    blown = 0.7 * np.exp(noise(1, 1000, 0.1)) * np.where(steps < 500, 1.0, 30.0)
+    (event,) = taking_turns(1.4 * np.exp(noise(2, 1000, 0.1)), blown)
+    assert (event.place, event.severity) == ("track_1", Severity.CRITICAL)

@@ -11,10 +11,7 @@ steady = np.exp(noise(1, 400, 0.05))
 
 # What each looks at, a series in which it must say something once, at which step, and one in which it must not.
 CASES: dict[str, tuple[str, Floats, int, Floats]] = {
-    "update_ratio_high": ("update_ratio", at(1e-3 * steady, 200, 500.0, 30), 209, at(1e-3 * steady, 200, 500.0, 5)),
-    "update_ratio_low": ("update_ratio", at(1e-3 * steady, 200, 1e-6, 30), 209, 1e-6 * steady),
     "adam_rms_high": ("adam_rms", at(0.4 * steady, 200, 5.0, 3), 200, 1.2 * steady),
-    "weight_spike": ("param_norm", at(70 * steady, 200, 15.0, 3), 200, at(70 * steady, 200, 5.0)),
     "throughput_drop": ("tokens_per_second", at(1e5 * steady, 200, 0.3, 100), 204, at(1e5 * steady, 200, 0.3, 3)),
     "step_time_increase": ("step_time", at(0.2 * steady, 200, 3.0, 100), 209, at(0.2 * steady, 200, 30.0, 2)),
     "memory_pressure": ("memory_share", at(0.5 * np.ones(400), 200, 1.96, 50), 202, 0.9 * np.ones(400)),

@@ -79,7 +79,7 @@ def train_with_everything(device: str = "cpu") -> None:
 
 def test_the_counter_sees_a_call_from_this_package() -> None:
     with counting_ways_to_the_host() as seen:
-        Readback().fetch([torch.tensor(1.5)], lambda values: None)
+        Readback().fetch([torch.tensor(1.5)], lambda values, rows: None)
     assert seen == {("readback.py", "item"): 1}
 
 
@@ -99,7 +99,9 @@ def test_no_other_file_of_probes_names_a_way_to_the_host() -> None:
 
 def test_values_come_back_in_the_order_in_which_they_were_given() -> None:
     found: list[float] = []
-    Readback().fetch([1.5, torch.tensor(2.0), torch.tensor(3, dtype=torch.int64), 4.0], found.extend)
+    Readback().fetch(
+        [1.5, torch.tensor(2.0), torch.tensor(3, dtype=torch.int64), 4.0], lambda values, rows: found.extend(values)
+    )
     assert found == [1.5, 2.0, 3.0, 4.0]
 
 
@@ -126,6 +128,6 @@ def test_a_step_on_a_gpu_waits_for_nothing() -> None:
 def test_readings_of_a_gpu_come_in_order_and_all_of_them_at_the_end() -> None:
     readback, found = Readback(), []
     for number in range(100):
-        readback.fetch([torch.tensor(float(number), device="cuda"), 7.0], found.append)
+        readback.fetch([torch.tensor(float(number), device="cuda"), 7.0], lambda values, rows: found.append(values))
     readback.drain()
     assert found == [[float(number), 7.0] for number in range(100)]

@@ -14,12 +14,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from recovery.restorable import OPTIMIZERS, Training, bits
 
-from mlflow_stability.errors import SettingsError
+from mlflow_stability.errors import CheckpointsRefused, SettingsError
 from mlflow_stability.recovery.checkpoint_meta import CheckpointMeta, read_meta, step_of_name
 from mlflow_stability.recovery.checkpoint_retention import to_delete
 from mlflow_stability.recovery.checkpoint_shelf import damage_of, find, listing, newest_complete
 from mlflow_stability.recovery.checkpoint_store import CheckpointStore
-from mlflow_stability.recovery.refusals import CheckpointsRefused
 from mlflow_stability.recovery.restore import EVERYTHING, restore_state
 from mlflow_stability.recovery.state_copy import StateCopy, copy_state
 from mlflow_stability.recovery.state_file import read_state

@@ -117,6 +117,18 @@ def test_where_a_good_state_breaks_at_its_first_step_going_back_further_is_not_t
     assert "not in the weights" in decision.reason
 
 
+def test_weights_that_were_left_in_vain_are_named_when_it_gives_up() -> None:
+    past, _ = decide(POLICY, Past(), Situation(300, skips_in_a_row=25, good=states(100, 200)))
+    _, decision = decide(POLICY, past, Situation(325, skips_in_a_row=25, good=states(100, 200)))
+    assert decision.target == 300
+
+
+def test_weights_that_were_left_because_they_diverged_are_not_wanted_back() -> None:
+    past, _ = decide(POLICY, Past(), Situation(300, (divergence(300, onset=290),), good=states(100, 200)))
+    _, decision = decide(POLICY, past, Situation(325, skips_in_a_row=25, good=states(100, 200)))
+    assert (decision.action, decision.final, decision.target) == ("give_up", True, -1)
+
+
 def test_few_skips_lead_nowhere() -> None:
     assert decide(POLICY, Past(), Situation(300, skips_in_a_row=24, good=states(100)))[1] == Decision()
 

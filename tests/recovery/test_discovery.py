@@ -9,8 +9,9 @@ from torch import nn
 from torch.optim.lr_scheduler import ChainedScheduler, ConstantLR, ExponentialLR
 from torch.optim.swa_utils import AveragedModel
 
+from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.recovery.discovery import find_parts
-from mlflow_stability.recovery.tensor_names import named_tensors, plain_name
+from mlflow_stability.recovery.tensor_names import named_tensors
 from mlflow_stability.recovery.training_parts import TrainingParts
 
 

@@ -8,8 +8,9 @@ import torch
 from recovery.restorable import OPTIMIZERS, Net, Training, Words, bits
 from torch import nn
 
-from mlflow_stability.recovery.refusals import RestoreRefused
+from mlflow_stability.errors import RestoreRefused
 from mlflow_stability.recovery.restore import EVERYTHING, RestoreChoice, restore_state
+from mlflow_stability.recovery.skip_count import calm_loss_scaler
 from mlflow_stability.recovery.stale_graphs import StaleGraphs
 from mlflow_stability.recovery.state_copy import copy_state, with_what_followed
 from mlflow_stability.recovery.state_file import read_state, write_state
@@ -192,23 +193,53 @@ def test_gradients_from_before_are_zero_and_still_there() -> None:
     assert all(not each.grad.any() for each in training.model.parameters())
 
 
-def test_a_loss_scaler_is_set_back_in_place_and_one_that_has_not_begun_begins_there() -> None:
+def scaled(steps: int) -> tuple[Training, torch.amp.GradScaler, TrainingParts]:
     training = adamw()
     scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2)
     parts = TrainingParts(tuple(training.optimizers), (training.model,), scaler=scaler)
-    for _ in range(3):
+    for _ in range(steps):
         scaler.scale(training.model(torch.randn(6, 2, 8))).backward()
         scaler.step(training.optimizers[0])
         scaler.update()
+    return training, scaler, parts
+
+
+def test_a_loss_scaler_is_set_back_in_place_and_one_that_has_not_begun_begins_there() -> None:
+    training, scaler, parts = scaled(3)
     copy, saved, address = copy_state(parts, 3), scaler.state_dict(), scaler._scale.data_ptr()
     scaler.update(2.0)
     scaler.set_growth_interval(9)
-    restore_state(copy, parts)
+    restore_state(copy, parts, EVERYTHING)
     assert scaler.state_dict() == saved
     assert scaler._scale.data_ptr() == address
     fresh = torch.amp.GradScaler("cpu")
-    restore_state(copy, TrainingParts(tuple(training.optimizers), (training.model,), scaler=fresh))
+    restore_state(copy, TrainingParts(tuple(training.optimizers), (training.model,), scaler=fresh), EVERYTHING)
     assert fresh.state_dict() == saved
+
+
+def test_how_a_loss_scaler_grows_stays_as_it_was_set_since_and_only_its_scale_is_put_back() -> None:
+    _, scaler, parts = scaled(3)
+    copy, saved = copy_state(parts, 3), scaler.state_dict()
+    calm_loss_scaler(scaler)
+    scaler.update(2.0)
+    restore_state(copy, parts)
+    assert scaler.get_scale() == saved["scale"] > 2.0
+    assert (scaler.get_growth_interval(), scaler.get_growth_factor(), scaler.get_backoff_factor()) == (200, 1.5, 0.5)
+
+
+def test_a_scaler_that_counts_to_another_interval_now_still_grows() -> None:
+    training, scaler, parts = scaled(1)
+    copy = copy_state(parts, 1)
+    assert copy.later.scaler is not None
+    assert int(copy.later.scaler["growth_tracker"]) == 1
+    scaler.set_growth_interval(1)
+    restore_state(copy, parts)
+    before = scaler.get_scale()
+    training.run(1)
+    scaler.scale(training.model(torch.randn(6, 2, 8))).backward()
+    scaler.step(training.optimizers[0])
+    scaler.update()
+    assert scaler.get_scale() == 2 * before
 
 
 def test_averaged_copies_are_set_back_as_the_loop_left_them() -> None:

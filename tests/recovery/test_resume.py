@@ -12,8 +12,8 @@ import torch
 from recovery.restorable import OPTIMIZERS, Training, bits
 from torch import nn
 
+from mlflow_stability.errors import CheckpointsRefused, RestoreRefused
 from mlflow_stability.recovery.checkpoint_store import CheckpointStore
-from mlflow_stability.recovery.refusals import CheckpointsRefused, RestoreRefused
 from mlflow_stability.recovery.resume import restore
 from mlflow_stability.recovery.state_copy import copy_state
 from mlflow_stability.recovery.training_parts import TrainingParts

@@ -14,6 +14,7 @@ from torch.distributed.fsdp import fully_shard
 
 from mlflow_stability.recovery.discovery import find_parts
 from mlflow_stability.recovery.restore import restore_state
+from mlflow_stability.recovery.split_state import what_splits
 from mlflow_stability.recovery.state_copy import copy_state
 
 
@@ -55,3 +56,13 @@ def test_shards_and_their_moments_are_set_back_and_stay_shards(model: nn.Module,
     assert all(map(torch.equal, all_of_it(), before))
     step()
     assert all(map(torch.equal, all_of_it(), after))
+
+
+def test_a_state_that_no_process_holds_whole_is_known_for_it(model: nn.Module) -> None:
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    assert "is a DTensor" in what_splits(find_parts([optimizer]))
+
+
+def test_a_state_that_is_here_whole_is_split_by_nothing() -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4))
+    assert what_splits(find_parts([torch.optim.AdamW(model.parameters())])) == ""

@@ -38,7 +38,7 @@ def test_a_run_is_told_from_its_verdict_to_what_to_do() -> None:
 
 def test_several_runs_have_a_table_and_what_could_not_be_read_is_named() -> None:
     text = render(SEVERAL)
-    assert "| logs/good.jsonl | healthy | 999 | nothing found |" in text
+    assert "| logs/good.jsonl | healthy | 999 | nothing |" in text
     assert "- gone.csv: There is no gone.csv." in text
 
 

@@ -23,9 +23,10 @@ from reports.samples import (
 )
 from rich.console import Console
 
-from mlflow_stability.reports.pen import Pen
+from mlflow_stability.reports.pen import Pen, written
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.terminal import render, show
+from mlflow_stability.reports.terminal_run import show_gist
 from mlflow_stability.vocabulary.diagnosis import Sketch
 
 OUR_OWN_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -96,7 +97,7 @@ def test_runs_that_are_all_healthy_are_a_table() -> None:
 
 def test_a_healthy_run_alone_is_shown_in_full() -> None:
     assert "Healthy: train_loss fell from 4.50 to 1.50" in shown(GOOD)
-    assert "nothing found" in shown(GOOD)
+    assert re.search(r"^  found +nothing *$", shown(GOOD), re.MULTILINE)
 
 
 def test_a_folder_that_all_lie_in_is_named_once() -> None:
@@ -167,3 +168,10 @@ def test_no_name_steers_the_terminal(report: Report) -> None:
     for diagnosis in report.diagnoses:
         if "[bold red]x[/]" in diagnosis.verdict:
             assert "[bold" in text
+
+
+def test_the_gist_is_what_became_of_it_and_the_first_cause() -> None:
+    text = written(lambda console: show_gist(Pen(console), broken(), "What came of it"), 80)
+    assert text.startswith("What came of it\n  Broken: train_loss became NaN")
+    assert "First cause: overflow (likely): The loss was infinite" in text
+    assert "First cause" not in written(lambda console: show_gist(Pen(console), healthy(), "What came of it"), 80)

@@ -1,7 +1,8 @@
 """Trains on two gloo processes under the autopilot, and prints what happened to the weights, step by step.
 
-Which trouble is the argument: `nan` in the batch of the last rank alone, `jump` of the learning rate, or `fail`: the
-guard of the last rank breaks down.
+Which trouble is the argument: `nan` in the batch of the last rank alone, `jump` of the learning rate, `fail`: the
+guard of the last rank breaks down; `lost` and `half`: the learning rate jumps, and the last rank cannot go back, or
+breaks off half-way; `asked`: the last rank asks to skip a step, and all to go back; `stop`: a loss that `stop_on` has.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mlflow_stability
-from mlflow_stability import RollbackPolicy
+from mlflow_stability import RollbackPolicy, TrainingDiverged
+from mlflow_stability.session.autopilot import Autopilot
 
 STEPS = 260
 TROUBLE = 150
@@ -24,9 +26,23 @@ POLICY = RollbackPolicy(snapshot_every=20, snapshot_share=1.0, healthy_after=10,
 
 
 def main(trouble: str, folder: Path) -> None:
-    mlflow_stability.autolog(rollback=POLICY, journal_dir=folder, strict=trouble != "fail")
+    stop_on = ("loss>50",) if trouble == "stop" else ()
+    mlflow_stability.autolog(
+        rollback=POLICY, journal_dir=folder, stop_on=stop_on, strict=trouble not in ("fail", "lost", "half")
+    )
     torch.distributed.init_process_group("gloo")
-    rank = torch.distributed.get_rank()
+    try:
+        train(trouble, torch.distributed.get_rank())
+    except TrainingDiverged as diverged:
+        print(f"TrainingDiverged: {diverged}", file=sys.stderr)
+        sys.exit(1)
+    finally:
+        # One that takes its group down while the other is still in it, or never does, may be aborted by gloo's threads.
+        torch.distributed.barrier()
+        torch.distributed.destroy_process_group()
+
+
+def train(trouble: str, rank: int) -> None:
     torch.manual_seed(0)
     model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)))
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
@@ -36,28 +52,57 @@ def main(trouble: str, folder: Path) -> None:
         targets = inputs[:, :1].sin() + 0.1 * torch.randn(16, 1, generator=dice)
         if trouble == "nan" and step == TROUBLE and rank:
             inputs[0, 0] = math.nan
-        if trouble == "jump":
+        if trouble in ("jump", "lost", "half"):
             optimizer.param_groups[0]["lr"] = 3.0 if TROUBLE <= step < TROUBLE + 15 else 0.01
-        if trouble == "fail" and step == TROUBLE and rank:
-            break_the_guard()
-        loss = nn.functional.mse_loss(model(inputs), targets)
+        if step == TROUBLE and rank and trouble in BREAKS:
+            BREAKS[trouble](pilot())
+        if trouble == "asked":
+            ask(step, rank)
+        loss = nn.functional.mse_loss(model(inputs), targets) * (1e5 if trouble == "stop" and step == TROUBLE else 1)
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
         weights = torch.cat([each.detach().flatten() for each in model.parameters()])
         print(step, zlib.crc32(weights.numpy().tobytes()), loss.item(), flush=True)
-    # One that takes its group down while the other is still in it may be aborted by gloo's own threads.
-    torch.distributed.barrier()
-    del model
-    torch.distributed.destroy_process_group()
 
 
-def break_the_guard() -> None:
-    """As an error of ours would, in the middle of its work."""
+def pilot() -> Autopilot:
     session = mlflow_stability.current_session()
     assert session is not None
     assert session._flight is not None
-    session._flight.pilot._gates._limits = None  # type: ignore[assignment]
+    return session._flight.pilot  # type: ignore[no-any-return]
+
+
+def ask(step: int, rank: int) -> None:
+    session = mlflow_stability.current_session()
+    assert session is not None
+    if step == TROUBLE and rank:
+        session.skip_next()
+    if step == TROUBLE + 20:
+        assert session.rollback()
+
+
+def break_the_guard(flown: Autopilot) -> None:
+    """As an error of ours would, in the middle of its work."""
+    flown._gates._limits = None  # type: ignore[assignment]
+
+
+def lose_the_states(flown: Autopilot) -> None:
+    flown._keeping.ring.clear()
+
+
+def break_off_half_way(flown: Autopilot) -> None:
+    """What goes back is changed, and then an error comes."""
+    whole = flown._rescue.apply
+
+    def half() -> None:
+        whole()
+        raise MemoryError("no room for the moments")
+
+    flown._rescue.apply = half  # type: ignore[method-assign]
+
+
+BREAKS = {"fail": break_the_guard, "lost": lose_the_states, "half": break_off_half_way}
 
 
 if __name__ == "__main__":

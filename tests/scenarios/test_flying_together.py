@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -12,15 +13,23 @@ from scenarios.test_several_processes import finish, free_port, start
 import mlflow_stability
 
 pytestmark = pytest.mark.scenario
+NO_WAIT = {"MLFLOW_STABILITY_EXIT_WAIT": "0"}
+"""Where nothing is read from the run."""
 
 
-def both(trouble: str, uri: str, folder: Path) -> list[list[list[float]]]:
-    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
-    ranks = [
-        start("ddp_flight.py", trouble, str(folder / "journals"), uri=uri, RANK=str(rank), **together)
-        for rank in range(2)
-    ]
-    return [finish(process) for process in ranks]
+def started(
+    trouble: str, uri: str, folder: Path, script: str = "ddp_flight.py", **environment: str
+) -> list[subprocess.Popen[str]]:
+    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), **environment}
+    return [start(script, trouble, str(folder / "journals"), uri=uri, RANK=str(rank), **together) for rank in range(2)]
+
+
+def both(trouble: str, uri: str, folder: Path, **environment: str) -> list[list[list[float]]]:
+    return [finish(process) for process in started(trouble, uri, folder, **environment)]
+
+
+def numbers(printed: str) -> list[list[float]]:
+    return [[float(word) for word in line.split()] for line in printed.splitlines()]
 
 
 def weights(rows: list[list[float]]) -> list[float]:
@@ -50,3 +59,57 @@ def test_a_guard_that_fails_on_one_rank_is_off_on_both_and_training_goes_on(sqli
     first, second = both("fail", sqlite_uri, tmp_path)
     assert len(first) == 260
     assert weights(first) == weights(second)
+
+
+@pytest.mark.parametrize("trouble", ["lost", "half"])
+def test_where_one_rank_cannot_go_back_none_does_and_nobody_tries_again(
+    sqlite_uri: str, tmp_path: Path, trouble: str
+) -> None:
+    ranks = started(trouble, sqlite_uri, tmp_path, **NO_WAIT)
+    said = [each.communicate(timeout=120) for each in ranks]
+    assert [each.returncode for each in ranks] == [0, 0], said
+    first, second = (numbers(printed) for printed, _ in said)
+    assert len(first) == 260
+    assert weights(first) == weights(second)
+    known = [row[1] for row in first]
+    assert len(set(known)) == len(known), "no state came back"
+    assert said[0][1].count("give_up: Not set back at step") == 1
+    assert "another process of this training could not" in said[0][1]
+
+
+def test_one_rank_may_ask_to_skip_and_going_back_when_asked_is_one_return_for_both(
+    sqlite_uri: str, tmp_path: Path
+) -> None:
+    first, second = both("asked", sqlite_uri, tmp_path, **NO_WAIT)
+    assert weights(first) == weights(second)
+    same = [row[0] for before, row in itertools.pairwise(first) if before[1] == row[1]]
+    assert same == [150.0]
+    known = {row[1]: row[0] for row in first[:169]}
+    assert [known[row[1]] for row in first[169:] if row[1] in known], "the weights of an earlier step came back"
+
+
+def test_a_training_that_is_stopped_ends_on_all_ranks(sqlite_uri: str, tmp_path: Path) -> None:
+    ranks = started("stop", sqlite_uri, tmp_path, **NO_WAIT)
+    said = [each.communicate(timeout=120) for each in ranks]
+    assert [each.returncode for each in ranks] == [1, 1], said
+    assert all("TrainingDiverged" in errors for _, errors in said)
+    steps = [len(printed.splitlines()) for printed, _ in said]
+    assert steps[0] == steps[1] in (150, 151)
+    (folder,) = (tmp_path / "journals" / "checkpoints").iterdir()
+    assert list(folder.glob("rollback_ckpt-*")), "the last good state is kept, once"
+
+
+def test_weights_that_are_split_over_processes_are_skipped_and_set_back_and_never_half_written(
+    sqlite_uri: str, tmp_path: Path
+) -> None:
+    ranks = started("both", sqlite_uri, tmp_path, "sharded_flight.py", **NO_WAIT)
+    said = [each.communicate(timeout=120) for each in ranks]
+    assert [each.returncode for each in ranks] == [0, 0], said
+    first, second = (numbers(printed) for printed, _ in said)
+    assert weights(first) == weights(second)
+    same = [row[0] for before, row in itertools.pairwise(first) if before[1] == row[1]]
+    assert same == [100.0]
+    assert sum(row[2] for row in first[-20:]) / 20 < 0.1, "the jump of the learning rate is survived"
+    assert said[0][1].count("No checkpoints are written") == 1
+    assert "No checkpoints are written" not in said[1][1]
+    assert not (tmp_path / "journals" / "checkpoints").exists()

@@ -1,0 +1,146 @@
+"""Compares runs: which are unstable, since when, and what they have in common.
+
+In: run ids and paths, or an experiment. Out: a `Comparison`. Promised: a run that cannot be read is reported and the
+others go on; runs that are over are judged once and remembered.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+
+from mlflow_stability.analysis.asked_for import asked_for
+from mlflow_stability.analysis.cards import HowToRead, Made, Progress, make_cards
+from mlflow_stability.analysis.diagnose import history_of
+from mlflow_stability.analysis.run_folder import run_folder
+from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.errors import SettingsError, StabilityError
+from mlflow_stability.vocabulary.comparison import Comparison, Parting
+from mlflow_stability.vocabulary.run_card import RunCard
+from mlflow_stability.vocabulary.run_head import RunHead
+
+
+def compare(
+    run_ids: Iterable[str | os.PathLike[str]] = (),
+    *,
+    experiment: str | None = None,
+    filter: str | None = None,  # noqa: A002 - what MLflow's own functions and commands call it
+    baseline: str | None = None,
+    tracking_uri: str | None = None,
+    detectors: Sequence[Detector] | None = None,
+    dask: str | None = None,
+    remember: bool = True,
+    progress: Progress | None = None,
+) -> Comparison:
+    """Which of these runs are unstable, since when, and what they have in common.
+
+    Takes ids of MLflow runs, anybody's, and paths of training logs; or all runs of an `experiment` (its name or id),
+    those that meet a `filter` in MLflow's syntax: ``"params.lr = '0.1' and attributes.status = 'FINISHED'"``.
+
+    `baseline` is the run that all others must not be worse than. `detectors` judge instead of the usual ones. `dask` is
+    the address of a cluster that does the reading. Cards of finished runs are kept in the user's cache folder unless
+    ``remember=False``. `progress` is called with how many runs are done, how many there are, and how many failed.
+
+    Ctrl-C gives what is done so far, with ``interrupted=True``. Raises ``SettingsError``, ``RunNotFoundError`` or
+    ``TrackingError`` with a sentence that says what to do.
+    """
+    sources = list(dict.fromkeys(os.fspath(each) for each in run_ids))
+    heads = _asked(sources, experiment, filter, tracking_uri)
+    sources += [each for each in heads if each not in sources]
+    if baseline is not None and baseline not in sources and _is_source(baseline):
+        sources.append(baseline)
+    if not sources:
+        where = (
+            "" if experiment is None else f" Experiment {experiment!r} has none{' that meets it' if filter else ''}."
+        )
+        raise SettingsError(f"There is no run to compare.{where}")
+    heads = {**_heads(sources, heads, tracking_uri), **heads} if remember else {}
+    made = make_cards(sources, heads, HowToRead(tracking_uri, detectors, dask, remember), progress)
+    return _concluded(made, len(sources), baseline, tracking_uri)
+
+
+def _concluded(made: Made, asked: int, baseline: str | None, tracking_uri: str | None) -> Comparison:
+    from mlflow_stability.diagnosis.compare_cards import comparison_of
+
+    chosen = _baseline(made, baseline) if baseline is not None else None
+    return comparison_of(
+        made.cards,
+        baseline=chosen,
+        parting=_parting(made.cards, tracking_uri) if not made.interrupted else None,
+        asked=max(asked, len(made.cards)),
+        interrupted=made.interrupted,
+        notes=("Interrupted: the baseline was not read yet.",) if baseline is not None and chosen is None else (),
+    )
+
+
+def _asked(
+    sources: Sequence[str], experiment: str | None, condition: str | None, tracking_uri: str | None
+) -> dict[str, RunHead]:
+    """The runs of the experiment that was asked for, by their ids."""
+    if experiment is None:
+        if condition:
+            raise SettingsError("A filter chooses among the runs of an experiment; say which.")
+        return {}
+    if sources:
+        raise SettingsError("Give run ids or an experiment, not both.")
+    from mlflow_stability.tracking.run_search import runs_of_experiment
+
+    return {head.run_id: head for head in runs_of_experiment(experiment, condition or "", tracking_uri)}
+
+
+def _heads(sources: Sequence[str], known: dict[str, RunHead], tracking_uri: str | None) -> dict[str, RunHead]:
+    """What the store says of runs that were asked for by id; of what it does not have, reading them says more."""
+    ids = [each for each in sources if each not in known and _is_stored(each, tracking_uri)]
+    if not ids:
+        return {}
+    from mlflow_stability.tracking.impatience import answering_client
+    from mlflow_stability.tracking.run_search import head_by
+
+    client = answering_client(tracking_uri)
+    found = {}
+    for each in ids:
+        try:
+            found[each] = head_by(client, each)
+        except StabilityError:
+            continue
+    return found
+
+
+def _is_stored(source: str, tracking_uri: str | None) -> bool:
+    """Whether it is a run of a database or a server; a folder is read as fast as it would be remembered."""
+    try:
+        return not asked_for(source).is_path and run_folder(source, tracking_uri) is None
+    except StabilityError:
+        return False
+
+
+def _is_source(asked: str) -> bool:
+    """Whether it is a run's id or a path; else it is the name of one of the runs."""
+    try:
+        asked_for(asked)
+    except StabilityError:
+        return False
+    return True
+
+
+def _baseline(made: Made, asked: str) -> RunCard | None:
+    found = [card for card in made.cards if card.source == asked] or [card for card in made.cards if card.name == asked]
+    if found and found[0].error:
+        raise SettingsError(f"The baseline could not be read: {found[0].error}")
+    if len(found) > 1:
+        raise SettingsError(f"{len(found)} of the runs are called {asked!r}; give the id of the one to compare with.")
+    if not found and not made.interrupted:
+        raise SettingsError(f"The baseline {asked!r} is none of the runs.")
+    return found[0] if found else None
+
+
+def _parting(cards: Sequence[RunCard], tracking_uri: str | None) -> Parting | None:
+    """Of two runs, which are read once more for it: cards do not hold every point."""
+    if len(cards) != 2 or not all(card.readable for card in cards):
+        return None
+    from mlflow_stability.diagnosis.parting import parting_of
+
+    try:
+        return parting_of(*(history_of(card.source, tracking_uri) for card in cards))
+    except StabilityError:
+        return None  # one was deleted meanwhile, or is one of several runs in a file

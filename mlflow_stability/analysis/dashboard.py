@@ -1,0 +1,59 @@
+"""Draws the health of a run, wherever it was recorded.
+
+In: a run id or a path. Out: a matplotlib figure. Promised: what is marked in it is what `diagnose` says of that run.
+"""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+
+from mlflow_stability.analysis.diagnose import history_of
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.figures.board import MOST_CURVES, QUANTITIES, Board
+from mlflow_stability.figures.curve import Curve, curve_of
+from mlflow_stability.figures.dashboard import dashboard as draw
+from mlflow_stability.figures.mark import ROLLBACK, Mark, MarkSketch
+from mlflow_stability.figures.style import Picture
+from mlflow_stability.tracking.keys import is_group
+from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.run_history import Metric, RunHistory
+
+
+def dashboard(run_id_or_path: str | os.PathLike[str], tracking_uri: str | None = None) -> Picture:
+    """The health of a run on one page: what happened, loss, gradient norm, learning rate, update ratio.
+
+    Takes what `diagnose` takes, and raises what it raises. The figure is matplotlib's: ``figure.savefig("run.png")``,
+    or the last line of a notebook's cell.
+    """
+    history = history_of(run_id_or_path, tracking_uri)
+    return draw(board_of(history, diagnosis_of(history)))
+
+
+def board_of(history: RunHistory, diagnosis: Diagnosis) -> Board:
+    """What the page of a run is drawn from."""
+    curves: list[Curve] = []
+    left_out: Counter[str] = Counter()
+    for quantity in QUANTITIES:
+        wanted = [metric for metric in history.of(quantity) if _is_drawn(metric)]
+        curves.extend(curve_of(metric.series) for metric in wanted[:MOST_CURVES])
+        left_out[quantity] = max(0, len(wanted) - MOST_CURVES)
+    return Board(history.name, diagnosis.verdict, tuple(curves), _marks(history, diagnosis), left_out)
+
+
+def _is_drawn(metric: Metric) -> bool:
+    """Whether a metric is of the whole model, or one of a few such; layers have pictures of their own."""
+    meaning = metric.meaning
+    by_layer = meaning.quantity in ("grad_norm", "update_ratio") and meaning.place and not is_group(meaning.place)
+    return not by_layer and not meaning.duplicate_of and not meaning.bookkeeping
+
+
+def _marks(history: RunHistory, diagnosis: Diagnosis) -> tuple[Mark, ...]:
+    """The episodes, and the rollbacks with the steps that they led back to."""
+    turns = MarkSketch()
+    for event in history.events or ():
+        if event.kind == ROLLBACK:
+            turns.hear(event, event.step)
+    episodes = (each for each in diagnosis.episodes if each.kind != ROLLBACK or not turns.marks())
+    found = (Mark(each.kind, each.severity, each.start, max(each.start, each.end), each.events) for each in episodes)
+    return (*turns.marks(), *found)

@@ -1,0 +1,62 @@
+"""What a recording says of how a training is set up: that it was changed on the way, that a model looks odd.
+
+Nothing here looks at points. The words stand here, in the sections of every judgement, so that each is explained in the
+same way; both are for information and never the fault of a run by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlflow_stability.vocabulary.event import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class ConfigurationChanged:
+    """Something about the training was changed while it ran.
+
+    What it sees: another weight decay, other betas, a further parameter group, parameters that were frozen or freed,
+    batches of another shape, another number of micro-batches in a step; each once it holds for two looks in a row,
+    every 10 steps. The learning rate is a series of its own, and what the autopilot does is told as such.
+
+    Why it matters: curves bend where something was changed, and the run's parameters say only how it began.
+
+    What to try: compare what the curves do from this step on with what was changed.
+
+    When it is wrong: a setting that a schedule changes in few large steps; what changes for ever is told three times.
+
+    Reference: https://docs.pytorch.org/docs/stable/optim.html#per-parameter-options
+    """
+
+    kind: ClassVar[str] = "configuration_changed"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
+    remedies: ClassVar[tuple[str, ...]] = ("Compare what the curves do from this step on with what was changed.",)
+
+
+@dataclass(frozen=True, slots=True)
+class ModelLint:
+    """Something about the model is seldom meant.
+
+    What it sees: once, at the first steps: normalisations with an epsilon below 1e-6 in half precision (1e-8
+    otherwise), attention scaled by less than 1e-4, parameters that want gradients and are in no optimizer, that are
+    tied, frozen, or in two optimizers.
+
+    Why it matters: parameters that no optimizer has do not learn, and their gradients pile up; an epsilon that is too
+    small lets gradients explode where a row is constant.
+
+    What to try: see whether it is meant.
+
+    When it is wrong: tied and frozen parameters are mostly meant; an optimizer that steps for the first time later on
+    is not known yet.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.LayerNorm.html
+    """
+
+    kind: ClassVar[str] = "model_lint"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
+    remedies: ClassVar[tuple[str, ...]] = ("See whether it is meant.",)
+
+
+SETUP_KINDS: tuple[type[ConfigurationChanged | ModelLint], ...] = (ConfigurationChanged, ModelLint)
+"""Both of them."""

@@ -1,0 +1,55 @@
+"""Concludes what several runs look like next to each other.
+
+In: their cards, where two of them part if that was looked for, and which one is the baseline. Out: a `Comparison`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlflow_stability.diagnosis.cohort_of import cohort_of
+from mlflow_stability.diagnosis.gate import gate_of
+from mlflow_stability.diagnosis.parameter_difference import differences_of
+from mlflow_stability.diagnosis.spike_rate import spike_rate_of
+from mlflow_stability.diagnosis.stability_order import in_order_of_stability
+from mlflow_stability.vocabulary.comparison import Compared, Comparison, Parting
+from mlflow_stability.vocabulary.run_card import RunCard
+
+
+def comparison_of(
+    cards: Sequence[RunCard],
+    *,
+    baseline: RunCard | None = None,
+    parting: Parting | None = None,
+    asked: int | None = None,
+    interrupted: bool = False,
+    notes: Sequence[str] = (),
+) -> Comparison:
+    """Everything about these runs; ``asked``: how many there would have been without an interruption."""
+    readable = in_order_of_stability(card for card in cards if card.readable)
+    unread = tuple(card for card in cards if not card.readable)
+    return Comparison(
+        runs=tuple(Compared(card, spike_rate_of(card)) for card in readable),
+        unread=unread,
+        summary=_summary(readable, len(unread)),
+        differences=differences_of(readable) if len(readable) > 1 else (),
+        parting=parting,
+        gate=None if baseline is None else gate_of(cards, baseline),
+        cohort=cohort_of(readable),
+        notes=tuple(notes),
+        asked=len(cards) if asked is None else asked,
+        interrupted=interrupted,
+    )
+
+
+def _summary(cards: Sequence[RunCard], unread: int) -> str:
+    if not cards:
+        return "No run could be read." if unread else "There is no run to compare."
+    lost = sum(card.lost for card in cards)
+    unstable = sum(card.unstable is True for card in cards) - lost
+    unclear = sum(card.unstable is None for card in cards)
+    stable = len(cards) - lost - unstable - unclear
+    parts = ((lost, "lost"), (unstable, "unstable"), (stable, "stable"), (unclear, "not to be told"))
+    counted = ", ".join(f"{count} {word}" for count, word in parts if count)
+    more = f"; {unread} could not be read" if unread else ""
+    return f"{len(cards)} run{'s' if len(cards) != 1 else ''}: {counted}{more}."

@@ -1,0 +1,95 @@
+"""Reads the parameters of many runs as features that can be tested.
+
+In: cards. Out: for each parameter that differs a column: numbers where it is one, else levels. Promised: seeds and what
+only names a run are no features; a parameter with nearly as many words as runs is none either, and that is said.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.diagnosis.parameter_difference import told_params
+from mlflow_stability.diagnosis.seed import is_seed
+from mlflow_stability.vocabulary.run_card import RunCard
+
+FEWEST_NUMBERS = 3
+"""A parameter with fewer different numbers is read as levels."""
+MOST_LEVELS = 10
+NOT_SET = "not set"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Feature:
+    """One parameter, for every run."""
+
+    name: str
+    values: NDArray[np.float64]
+    """The numbers, NaN where it is not set; for levels their place in `levels`."""
+    levels: tuple[str, ...] = ()
+    """Empty for numbers."""
+
+    @property
+    def numeric(self) -> bool:
+        """Whether its values are numbers that can be put in order."""
+        return not self.levels
+
+    @property
+    def absent(self) -> NDArray[np.bool_]:
+        """Where it is zero or not set: no warm-up, no clipping, no dropout."""
+        if self.numeric:
+            nothing: NDArray[np.bool_] = np.isnan(self.values) | (self.values == 0)
+            return nothing
+        return np.array([self.levels[int(each)].lower() in _NOTHING for each in self.values], bool)
+
+    def label(self, value: float) -> str:
+        """A value as a person would write it."""
+        if self.levels:
+            return self.levels[int(value)]
+        return NOT_SET if math.isnan(value) else f"{value:.4g}"
+
+
+_NOTHING = frozenset({NOT_SET, "0", "0.0", "false", "none", ""})
+
+
+def features_of(cards: Sequence[RunCard]) -> tuple[list[Feature], list[str]]:
+    """The features, and what could not be made one, as sentences."""
+    params = [told_params(card) for card in cards]
+    features, left_out = [], []
+    for name in sorted({name for each in params for name in each if not is_seed(name)}):
+        told = [each.get(name, NOT_SET) for each in params]
+        if len(set(told)) < 2:
+            continue
+        feature = _feature(name, told)
+        if feature is None:
+            left_out.append(f"{name} has {len(set(told))} different words in {len(told)} runs, too many to compare.")
+        else:
+            features.append(feature)
+    return features, left_out
+
+
+def _feature(name: str, told: Sequence[str]) -> Feature | None:
+    numbers = [math.nan if each == NOT_SET else number_of(each) for each in told]
+    if all(each is not None for each in numbers):
+        values = np.array(numbers, np.float64)
+        if len(np.unique(values[~np.isnan(values)])) >= FEWEST_NUMBERS:
+            return Feature(name, values)
+    counted = Counter(told)
+    if len(counted) > min(MOST_LEVELS, max(2, len(told) // 2)):
+        return None
+    levels = tuple(sorted(counted))
+    return Feature(name, np.array([levels.index(each) for each in told], np.float64), levels)
+
+
+def number_of(text: str) -> float | None:
+    """The finite number that a parameter's text is; None for words."""
+    try:
+        value = float(text)
+    except ValueError:
+        return None
+    return value if math.isfinite(value) else None

@@ -1,0 +1,180 @@
+"""Condenses a run to what a comparison of many needs.
+
+In: everything that is known of it, and the diagnosis of it. Out: a `RunCard`. Promised: nothing is looked up, so the
+same history and diagnosis give the same card; what cannot be told is None, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.diagnosis.curves import Curve, decoded, run_curves
+from mlflow_stability.diagnosis.levels import levels_of
+from mlflow_stability.diagnosis.resumes import joined, resumed_in
+from mlflow_stability.diagnosis.sketch import sketch_of
+from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.episode import Episode
+from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.run_card import LOST, OF_THE_PROCESS, Course, Mark, RunCard
+from mlflow_stability.vocabulary.run_history import RunHistory
+
+PART = 20
+"""A final loss is that of the last so-manieth of the points, a best loss the lowest of any."""
+FEWEST = 3
+"""Points that such a part has at least."""
+OURS = "stability."
+"""What the names of our own parameters begin with."""
+
+
+def run_card_of(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
+    """The card of one run."""
+    with np.errstate(all="ignore"):
+        return _card(history, diagnosis)
+
+
+def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
+    main = main_curve(history)
+    about_training = [each for each in _bad(diagnosis) if each.kind not in OF_THE_PROCESS]
+    first, last = diagnosis.steps or (None, None)
+    reading = diagnosis.curves[0] if diagnosis.curves else None
+    return RunCard(
+        source=diagnosis.source,
+        name=diagnosis.name,
+        format=diagnosis.format,
+        params=_short(history.params),
+        tags=dict(history.tags),
+        outcome=diagnosis.outcome,
+        verdict=diagnosis.verdict,
+        severity=diagnosis.severity,
+        cause="" if diagnosis.cause is None else diagnosis.cause.name,
+        cause_statement="" if diagnosis.cause is None else diagnosis.cause.statement,
+        ended=diagnosis.ended,
+        first_step=first,
+        last_step=last,
+        marks=tuple(Mark(e.kind, e.severity, int(e.start), int(e.end), e.recovered) for e in diagnosis.episodes),
+        onset=min((int(each.start) for each in about_training), default=None),
+        divergence=_lost_at(diagnosis.outcome, about_training),
+        rolled_back=_rolled_back(history),
+        skipped=_skipped(history),
+        loss="" if main is None else main.name,
+        first_loss=None if main is None or not main.finite.any() else float(main.values[main.finite][0]),
+        final_loss=None if main is None else _final(main.values),
+        best_loss=None if main is None else _best(main.values),
+        spike_score=None if reading is None else reading.spike_score,
+        steps_per_second=_speed(history, main),
+        overhead=_usual(history, "overhead_fraction"),
+        peak_learning_rate=_highest(history, "learning_rate"),
+        course=None if main is None else _course(main),
+        sketch=None if main is None else sketch_of(main),
+        notes=diagnosis.notes,
+        cannot_tell=diagnosis.cannot_tell,
+    )
+
+
+def main_curve(history: RunHistory) -> Curve | None:
+    """The loss that a run is compared by, a training that was resumed as one curve; the validation loss for want."""
+    curves = run_curves(history)
+    drawn = curves.losses or curves.validations
+    whole = drawn if resumed_in(drawn) is None else joined(drawn)
+    return min(whole, key=lambda curve: curve.part, default=None)
+
+
+def _bad(diagnosis: Diagnosis) -> list[Episode]:
+    return [each for each in diagnosis.episodes if each.severity > Severity.INFO]
+
+
+def _lost_at(outcome: str, troubles: list[Episode]) -> int | None:
+    if outcome not in LOST:
+        return None
+    lasting = [each for each in troubles if not each.recovered] or troubles
+    worst = max((each.severity for each in lasting), default=Severity.INFO)
+    return min((int(each.start) for each in lasting if each.severity is worst), default=None)
+
+
+def _rolled_back(history: RunHistory) -> int:
+    back = [each for each in history.events or () if each.kind == "rollback"]
+    return round(sum(each.evidence.get("steps_lost", 0.0) for each in back))
+
+
+def _skipped(history: RunHistory) -> int:
+    """From the counter, which begins anew with each attempt's process; else from what the log says in words."""
+    counted = 0
+    for metric in history.of("skipped_steps"):
+        values = metric.series.values[np.isfinite(metric.series.values)]
+        if len(values):
+            restarts = np.flatnonzero(np.diff(values) < 0)
+            counted += int(values[-1] + values[restarts].sum())
+    return counted or sum(each.kind == "step_skipped" for each in history.reported)
+
+
+def _part(values: NDArray[np.float64]) -> int:
+    return min(len(values), max(FEWEST, len(values) // PART))
+
+
+def _final(values: NDArray[np.float64]) -> float | None:
+    if not len(values):
+        return None
+    last = values[-_part(values) :]
+    return float(np.median(last)) if np.isfinite(last[-1]) else float(last[-1])
+
+
+def _best(values: NDArray[np.float64]) -> float | None:
+    known = values[np.isfinite(values)]
+    if not len(known):
+        return None
+    size = _part(known)
+    starts = range(0, len(known) - size + 1, max(1, size // 2))
+    return min(float(np.median(known[each : each + size])) for each in (*starts, len(known) - size))
+
+
+def _course(curve: Curve) -> Course | None:
+    levels = levels_of(curve)
+    if levels is None or not np.isfinite(levels.noise):
+        return None
+    if levels.logarithmic:
+        return Course(tuple(levels.steps.tolist()), tuple(np.exp(levels.x).tolist()), levels.noise)
+    known = curve.values[curve.finite]
+    far = int(np.argmax(np.abs(known)))
+    unit = float(known[far] / levels.raw_x[far]) if levels.raw_x[far] else 1.0  # such levels come in units of a spread
+    steps, found = tuple(levels.steps.tolist()), tuple((levels.x * unit).tolist())
+    return Course(steps, found, levels.noise * unit, logarithmic=False)
+
+
+def _speed(history: RunHistory, main: Curve | None) -> float | None:
+    """Steps a second: the usual one where steps were timed, else that of the whole span."""
+    usual = _usual(history, "step_time")
+    if usual:
+        return 1 / usual
+    series = next((metric.series for metric in history.metrics if main is not None and metric.name == main.name), None)
+    if series is None or len(series) < 2 or history.ordinal_steps:
+        return None
+    seconds, steps = float(series.times[-1] - series.times[0]), int(series.steps[-1] - series.steps[0])
+    return steps / seconds if seconds > 0 and steps > 0 else None
+
+
+def _usual(history: RunHistory, quantity: str) -> float | None:
+    values = _values(history, quantity)
+    return float(np.median(values)) if len(values) else None
+
+
+def _highest(history: RunHistory, quantity: str) -> float | None:
+    values = _values(history, quantity)
+    return float(values.max()) if len(values) else None
+
+
+def _values(history: RunHistory, quantity: str) -> NDArray[np.float64]:
+    """The finite values of a quantity of the whole training."""
+    found = next((decoded(metric.series.values) for metric in history.of(quantity)), np.zeros(0))
+    return found[np.isfinite(found)]
+
+
+def _short(params: Mapping[str, str]) -> dict[str, str]:
+    """The parameters, ours under their short name where the script has none of that name."""
+    named = {name: value for name, value in params.items() if not name.startswith(OURS)}
+    for name, value in params.items():
+        if name.startswith(OURS):
+            named.setdefault(name.removeprefix(OURS), value)
+    return named

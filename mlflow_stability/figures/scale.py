@@ -1,0 +1,100 @@
+"""The scale on which values are shown: its kind, its limits and the numbers written beside it.
+
+In: the finite values of a panel. Out: an axis that fits them. Promised: positive values get a logarithmic scale;
+of others, a few extremes do not press the rest into a line, and `Scale.cut` says how far they went.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, MaxNLocator, NullFormatter, NullLocator
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+
+_HEADROOM = 0.08
+_CUT_BEYOND = 2.0
+"""A linear scale ends where a value is farther out than so many times the range of the middle 98 %."""
+_SMALLEST, _LARGEST = 1e-250, 1e250  # beyond these the arithmetic of an axis is not finite
+
+
+@dataclass(frozen=True, slots=True)
+class Scale:
+    """How a panel shows its values."""
+
+    logarithmic: bool
+    bottom: float
+    top: float
+    cut: float | None = None
+    """The largest value that lies beyond `top`, where one does."""
+
+
+def scale_of(values: Floats, *, never_negative: bool = False) -> Scale | None:
+    """The scale for these values; None where none is finite.
+
+    With `never_negative` a zero stands at the lower edge of a logarithmic scale.
+    """
+    values = np.clip(values[np.isfinite(values)], -_LARGEST, _LARGEST)
+    if not len(values):
+        return None
+    if never_negative and (values > 0).any():
+        values = values[values > 0]
+    low, high = float(values.min()), float(values.max())
+    if low > 0:
+        low, high = max(low, _SMALLEST), max(high, _SMALLEST)
+        room = max((math.log(high) - math.log(low)) * _HEADROOM, 0.05)
+        return Scale(True, low * math.exp(-room), high * math.exp(room))
+    inner_low, inner_high = np.percentile(values, [1, 99]).tolist()
+    reach = _CUT_BEYOND * (inner_high - inner_low)
+    cut = None
+    if reach > 0:
+        low = max(low, inner_low - reach)
+        if high > inner_high + reach:
+            cut, high = high, inner_high + reach
+    room = (high - low) * _HEADROOM or max(abs(high) * 0.1, 1e-9)
+    return Scale(False, low - room, high + room, cut)
+
+
+def apply(axes: Axes, scale: Scale) -> None:
+    """Give the axes this scale."""
+    if scale.logarithmic:
+        axes.set_yscale("log")
+        decades = math.log10(scale.top) - math.log10(scale.bottom)
+        if decades < 1.2:
+            axes.yaxis.set_major_locator(MaxNLocator(4, steps=[1, 2, 2.5, 5, 10]))
+        elif decades < 2.5:
+            axes.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0), numticks=20))
+        else:
+            axes.yaxis.set_major_locator(LogLocator(numticks=7))
+        axes.yaxis.set_minor_locator(NullLocator())
+        axes.yaxis.set_minor_formatter(NullFormatter())
+    else:
+        axes.yaxis.set_major_locator(MaxNLocator(5))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number_text(value)))
+    axes.set_ylim(scale.bottom, scale.top)
+
+
+def number_text(value: float) -> str:
+    """A number as it stands beside an axis: short, and the way people type it."""
+    if value != 0 and not 1e-3 <= abs(value) < 1e5:
+        mantissa, _, power = f"{value:.2e}".partition("e")
+        return f"{mantissa.rstrip('0').rstrip('.')}e{int(power)}"
+    return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:.4g}"
+
+
+def step_axis(axes: Axes, first: int, last: int, *, labels: bool) -> None:
+    """Give the axes the steps as their horizontal axis."""
+    room = (last - first) * 0.012 or 0.5
+    axes.set_xlim(first - room, last + room)
+    if last - first < 5:
+        axes.xaxis.set_major_locator(FixedLocator(range(first, last + 1)))
+    else:
+        axes.xaxis.set_major_locator(MaxNLocator(7, integer=True, steps=[1, 2, 2.5, 5, 10]))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.0f}"))
+    axes.tick_params(axis="x", labelbottom=labels, length=3 if labels else 0)
+    if labels:
+        axes.set_xlabel("step")

@@ -1,0 +1,93 @@
+"""Keeps the tables of layers beside a journal, one file each, for they are too large for its lines.
+
+In: a `LayerTable` and the folder of a recording. Out: `layers/<step>-<what>.npz` in it, or `<step>-<what>-full.npz`
+where it has histograms, mode 0600 in 0700; and the table back. Promised: a file is there whole or not at all; a full
+disk leaves no litter and raises nothing; what is read is what was written, and nothing in a file is ever executed.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import re
+import zipfile
+from dataclasses import dataclass
+from io import BytesIO
+from pathlib import Path
+
+import numpy as np
+
+from mlflow_stability.errors import JournalError
+from mlflow_stability.vocabulary.layer_table import LayerTable
+
+FOLDER = "layers"
+_NAME = re.compile(r"(\d{12,})-([a-z]+)(-full)?\.npz")
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LayerTableFile:
+    """A table that was not read yet; in the order of steps."""
+
+    step: int
+    what: str
+    has_histograms: bool
+    path: Path
+
+
+def write_layer_table(recording: Path, table: LayerTable) -> Path | None:
+    """Keep a table; None where there was no room for it."""
+    folder = recording / FOLDER
+    file = folder / f"{table.step:012d}-{table.what}{'-full' if table.has_histograms else ''}.npz"
+    draft = folder / f".{file.name}.{os.getpid()}"
+    try:
+        folder.mkdir(mode=0o700, exist_ok=True)
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as page:
+            np.savez(
+                page,
+                head=_bytes([table.step, table.attempt, table.what, *table.layers]),
+                statistics=table.statistics,
+                percentiles=table.percentiles,
+                edges=table.edges,
+                counts=table.counts.astype(np.min_scalar_type(int(table.counts.max(initial=0)))),
+            )
+        draft.replace(file)
+    except OSError as error:
+        _logger.debug("%s was not written: %s", file, error)
+        draft.unlink(missing_ok=True)
+        return None
+    return file
+
+
+def layer_table_files(recording: Path) -> list[LayerTableFile]:
+    """The tables that are there, oldest first."""
+    folder = recording / FOLDER
+    if not folder.is_dir():
+        return []
+    found = ((_NAME.fullmatch(path.name), path) for path in folder.iterdir())
+    return sorted(LayerTableFile(int(name[1]), name[2], bool(name[3]), path) for name, path in found if name)
+
+
+def read_layer_table(file: Path) -> LayerTable:
+    """The table in a file; JournalError where that is damaged or gone."""
+    try:
+        with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as said:
+            step, attempt, what, *layers = json.loads(said["head"].tobytes())
+            return LayerTable(
+                step,
+                attempt,
+                what,
+                tuple(layers),
+                said["statistics"],
+                said["percentiles"],
+                said["edges"],
+                said["counts"].astype(np.int64),
+            )
+    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
+        raise JournalError(f"The table of layers in {file} cannot be read: {error}") from error
+
+
+def _bytes(said: list[int | str]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:
+    """JSON as an array, for arrays of text take four bytes a letter and as many as the longest for each."""
+    return np.frombuffer(json.dumps(said).encode(), np.uint8)

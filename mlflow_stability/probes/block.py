@@ -1,0 +1,19 @@
+"""What a probe measured in one cycle: names and, one for each, values."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from mlflow_stability.vocabulary.signal import Signal
+
+
+@dataclass(frozen=True, slots=True)
+class Block:
+    """Several signals that were measured together."""
+
+    signals: tuple[Signal, ...]
+    """The same object as long as the same things are measured: whoever reads it may go by identity."""
+    values: Tensor | tuple[float, ...]
+    """One row, still on its device; or numbers of the host."""

@@ -1,0 +1,49 @@
+"""Takes down in a cycle what the hooks saw: losses, norms before clipping, the loss scale.
+
+In: a cycle and what a hook was called with. Out: scalars in the cycle, still on their device. Promised: what is taken
+down is a copy where the script, or torch itself, may go on to change it in place.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from typing import Any, TypeAlias
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.cycle import Clip, Cycle
+
+UnscaledLoss: TypeAlias = tuple[weakref.ref[Tensor], Tensor]
+"""A scaled loss, and what it was before."""
+
+
+def take_losses(cycle: Cycle, tensors: Any, unscaled: UnscaledLoss | None) -> None:
+    """What was passed to backward, as it was before a loss scaler."""
+    for tensor in (tensors,) if isinstance(tensors, Tensor) else tensors:
+        if not isinstance(tensor, Tensor) or tensor.numel() != 1 or hasattr(tensor, "full_tensor"):
+            continue  # a vector passed on by hand, as pipelines do, is no loss
+        loss = tensor.detach()
+        if unscaled is not None and unscaled[0]() is tensor:
+            loss = unscaled[1]
+        elif cycle.scaler is not None:
+            loss = loss / cycle.scaler._scale
+        single = loss if not loss.ndim else loss.reshape(())
+        cycle.losses.append(single.clone())  # a script may go on to change it in place
+
+
+def take_clip(cycle: Cycle, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
+    """A norm that the script took over gradients."""
+    scale = cycle.scaler._scale.clone() if cycle.scaler is not None and not cycle.unscaled else None
+    cycle.clips.append(Clip(norm.detach().clone(), float(order), frozenset(map(id, gradients)), scale))
+
+
+def take_scale(cycle: Cycle, optimizer: Optimizer) -> None:
+    """The loss scale, and what the optimizer was told of it."""
+    scaler = cycle.scaler
+    if scaler is not None and scaler._scale is not None:
+        cycle.loss_scale = scaler._scale.clone()  # `update` changes it in place
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None:
+        cycle.found_inf.append(found_inf.detach().clone())

@@ -1,0 +1,119 @@
+"""Counts the floating point operations of a forward pass.
+
+In: a function that runs one. Out: how many operations its matrix products, convolutions, attention and recurrent
+layers take, each multiplication and each addition counted, by torch's own formulas. Promised: nothing is sent to
+another process: a forward pass that would is given up before it does. Whatever no formula is known for is named.
+Attention is counted in full, causal or not, as the published figures for model FLOPs are.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch._ops import HigherOrderOperator
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem"})
+"""The namespaces of what talks to other processes."""
+KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler"})
+"""Where everything that is heavy has a formula, here or in torch."""
+
+Formula = Callable[..., int]
+
+
+class TalksToOthersError(RuntimeError):
+    """A forward pass wanted to talk to other processes, which do not run it."""
+
+
+@dataclass(frozen=True, slots=True)
+class FlopCount:
+    """What one forward pass takes."""
+
+    flops: int
+    unknown: tuple[str, ...] = ()
+    """Kernels without a formula: with them `flops` is the least it can be."""
+
+
+def count_flops(forward: Callable[[], Any]) -> FlopCount:
+    """Run a forward pass and count; compiled parts of it run as they were written."""
+    counter = _Counter()
+    # Where the compiler was never loaded nothing is compiled, and loading it takes seconds.
+    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
+    with eager, counter:
+        forward()
+    return FlopCount(counter.flops, tuple(counter.unknown))
+
+
+class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    supports_higher_order_operators = True
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.flops = 0
+        self.unknown: dict[str, None] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        packet = func if isinstance(func, HigherOrderOperator) else func._overloadpacket
+        if func.namespace in COLLECTIVES:
+            raise TalksToOthersError(f"the forward pass talks to other processes ({packet})")
+        outputs = func(*args, **kwargs)
+        own = _OWN.get(packet)
+        if own is not None:
+            self.flops += own(*args)
+        elif packet in flop_registry:
+            self.flops += flop_registry[packet](*args, **kwargs, out_val=outputs)
+        elif func.namespace not in KNOWN_NAMESPACES:
+            self.unknown[str(packet)] = None
+        return outputs
+
+
+def _attention(query: Any, key: Any, value: Any, *_: Any) -> int:
+    """Scores and their product with the values; with grouped queries too, which older formulas refuse."""
+    batch, heads, length, size = query.shape
+    return int(2 * batch * heads * length * key.shape[-2] * (size + value.shape[-1]))
+
+
+def _recurrent_layer(inputs: Any, weight_of_inputs: Any, weight_of_state: Any, *_: Any) -> int:
+    return int(2 * inputs.shape[0] * inputs.shape[1] * (weight_of_inputs.numel() + weight_of_state.numel()))
+
+
+def _recurrent_layers(inputs: Any, weights: Any, *_: Any) -> int:
+    """Each step of each sample meets each weight once; packed sequences have one row for each of these already."""
+    steps = inputs.numel() // inputs.shape[-1]
+    return int(2 * steps * sum(each.numel() for each in weights if each.dim() == 2))
+
+
+def _grouped_product(left: Any, right: Any, *_: Any) -> int:
+    """Each row meets the matrix of its own group."""
+    return int(2 * left.numel() * right.shape[-1])
+
+
+_aten = torch.ops.aten
+_OWN: dict[Any, Formula] = {
+    getattr(_aten, name): formula
+    for formula, names in (
+        (
+            _attention,
+            (
+                "_scaled_dot_product_flash_attention",
+                "_scaled_dot_product_flash_attention_for_cpu",
+                "_scaled_dot_product_efficient_attention",
+                "_scaled_dot_product_cudnn_attention",
+                "_scaled_dot_product_fused_attention_overrideable",
+                "_scaled_dot_product_attention_math_for_mps",
+            ),
+        ),
+        (_recurrent_layer, ("mkldnn_rnn_layer",)),
+        (_recurrent_layers, ("_cudnn_rnn", "miopen_rnn")),
+        (_grouped_product, ("_grouped_mm",)),
+    )
+    for name in names
+    if hasattr(_aten, name)  # not every torch has all of them
+}

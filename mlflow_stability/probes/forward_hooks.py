@@ -1,0 +1,106 @@
+"""Puts a pair of hooks on one module, in a way that nothing of ours sticks to it.
+
+In: a module, and what to run before and after its forward pass. Out: nothing. Promised: a copy of the module, and the
+module once it is pickled, have an idle function of Python's own where the hooks were, so that a saved model can be
+loaded where this package is not; a module that is compiled is called from the outside, never changed inside.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import weakref
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.utils.hooks import RemovableHandle
+
+Before = Callable[[Module, tuple[Any, ...], dict[str, Any]], None]
+After = Callable[[Module], None]
+_idle = contextlib.nullcontext().__exit__  # takes anything, does nothing, returns None
+
+
+class ForwardHooks:
+    """The hooks on one module."""
+
+    def __init__(self, root: Module, before: Before, after: After) -> None:
+        self._root = weakref.ref(root)
+        self._before = before
+        self._after = after
+        self._handles: list[RemovableHandle] = []
+        self._compiled: tuple[Callable[..., Any], Callable[..., Any]] | None = None
+        """What `Module.compile` put in the place of the module's call, and what we put around it."""
+
+    @property
+    def root(self) -> Module | None:
+        """The module; None once the script has let go of it."""
+        return self._root()
+
+    def put_on(self) -> None:
+        """Begin to listen."""
+        root = self._root()
+        if root is None:
+            return
+        compiled = getattr(root, "_compiled_call_impl", None)
+        if compiled is not None:
+            self._compiled = compiled, self._around(compiled)
+            root._compiled_call_impl = self._compiled[1]
+            return
+        self._handles.append(root.register_forward_pre_hook(_BeforeHook(self._before), with_kwargs=True))
+        self._handles.append(root.register_forward_hook(_AfterHook(self._after)))
+
+    def remove(self) -> None:
+        """Leave the module as it was."""
+        while self._handles:
+            self._handles.pop().remove()
+        root = self._root()
+        if root is not None and self._compiled is not None and root._compiled_call_impl is self._compiled[1]:
+            root._compiled_call_impl = self._compiled[0]
+        self._compiled = None
+
+    def _around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """`Module.compile` compiles hooks with the rest; what calls the compiled code is outside of it."""
+        reference, before, after = self._root, self._before, self._after
+
+        def call(*args: Any, **kwargs: Any) -> Any:
+            root = reference()
+            if root is None or torch.compiler.is_compiling():
+                return compiled(*args, **kwargs)
+            before(root, args, kwargs)
+            result = compiled(*args, **kwargs)
+            after(root)
+            return result
+
+        return call
+
+
+class _Hook:
+    """A hook that stays behind when its module is copied or saved."""
+
+    __slots__ = ("_run",)
+
+    def __init__(self, run: Callable[..., None]) -> None:
+        self._run = run
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Callable[..., None]:
+        return _idle
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return getattr, (contextlib.nullcontext(), "__exit__")
+
+
+class _BeforeHook(_Hook):
+    __slots__ = ()
+
+    def __call__(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if not torch.compiler.is_compiling():
+            self._run(root, args, kwargs)
+
+
+class _AfterHook(_Hook):
+    __slots__ = ()
+
+    def __call__(self, root: Module, _args: tuple[Any, ...], _outputs: Any) -> None:
+        if not torch.compiler.is_compiling():
+            self._run(root)

@@ -1,0 +1,167 @@
+"""Hears when the model that a script trains is called, and when it is done.
+
+In: optimizers as they come to their gates. Out: calls to listeners around each forward pass that is part of training.
+Promised: our hooks are on the outermost module that the script calls and nowhere inside a compiled region; a model
+that is copied, pickled or scripted takes nothing of ours along; `remove` leaves every module as it was.
+"""
+
+from __future__ import annotations
+
+import threading
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+import torch
+import torch.jit._recursive
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.forward_hooks import ForwardHooks
+from mlflow_stability.probes.hook_handles import HookHandles
+from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.roots import models_of
+
+PATIENCE = 2
+"""After so many gates without a call, the script is taken to call not this module but the one inside it."""
+MOST_SEARCHES = 8
+"""A script that makes an optimizer for every sample has no model that could be followed."""
+
+
+class ForwardListener(Protocol):
+    """Who wants to know."""
+
+    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Runs right before a forward pass of training."""
+
+    def forward_ended(self) -> None:
+        """Runs right after it."""
+
+    def evaluated(self) -> None:
+        """Runs after a forward pass that is no part of training."""
+
+
+class ForwardWatch:
+    """The hooks on the models of one training."""
+
+    def __init__(self, guard: Guard, listeners: Sequence[ForwardListener]) -> None:
+        self._listeners = tuple(listeners)
+        self._before = guard("forward passes", self._begins)
+        self._after = guard("forward passes", self._ends)
+        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._searches = 0
+        self._watched: dict[int, ForwardHooks] = {}
+        """By the identity of the module."""
+        self._uncalled: dict[int, int] = {}
+        """Modules that were not called yet, and how many gates ago they were met."""
+        self._open = 0
+        """The module that is being called; zero: none is."""
+        self._thread = 0
+        self._in_backward = False
+        self._on_cuda = False
+        self._patches = HookHandles()
+
+    @property
+    def roots(self) -> tuple[Module, ...]:
+        """The modules that are watched."""
+        return tuple(root for each in self._watched.values() if (root := each.root) is not None)
+
+    def at_gate(self, optimizer: Optimizer) -> None:
+        """Runs at each gate: look for the models of an optimizer that is new."""
+        self._open = 0
+        if optimizer not in self._known:
+            self._known.add(optimizer)
+            self._thread = threading.get_ident()
+            if self._searches < MOST_SEARCHES:
+                self._searches += 1
+                for root in models_of([optimizer]):
+                    self._watch(root)
+        elif self._uncalled:
+            self._look_deeper()
+
+    def backward_began(self) -> None:
+        """Runs before a backward pass: what is called inside it is run again for a checkpoint."""
+        self._in_backward = True
+        self._open = 0
+
+    def backward_ended(self) -> None:
+        """Runs after it."""
+        self._in_backward = False
+
+    def remove(self) -> None:
+        """Take all hooks off."""
+        self._patches.remove()
+        for each in self._watched.values():
+            each.remove()
+        self._watched.clear()
+        self._uncalled.clear()
+
+    def _watch(self, root: Module) -> None:
+        if id(root) in self._watched and self._watched[id(root)].root is root:
+            return
+        if not self._patches.hold_anything:
+            self._patches.patch(torch.jit._recursive, "create_script_module", self._around_scripting)
+        hooks = ForwardHooks(root, self._before, self._after)
+        hooks.put_on()
+        self._on_cuda |= any(each.is_cuda for each in root.parameters())
+        self._watched[id(root)] = hooks
+        self._uncalled[id(root)] = 0
+
+    def _look_deeper(self) -> None:
+        """Lightning and the like call a method of the outermost module, which then calls the model."""
+        for key, gates in list(self._uncalled.items()):
+            self._uncalled[key] = gates + 1
+            if gates + 1 < PATIENCE:
+                continue
+            del self._uncalled[key]
+            hooks = self._watched.pop(key)
+            hooks.remove()
+            root = hooks.root
+            inner = None if root is None else _the_one_inside(root)
+            if inner is not None:
+                self._watch(inner)
+
+    def _begins(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if (self._open and self._open != id(root)) or not self._counts(root):
+            return
+        self._open = id(root)
+        if self._uncalled:
+            self._uncalled.pop(id(root), None)
+        for each in self._listeners:
+            each.forward_began(root, args, kwargs)
+
+    def _ends(self, root: Module) -> None:
+        if self._open == id(root):
+            self._open = 0
+            for each in self._listeners:
+                each.forward_ended()
+        elif not self._open and not self._in_backward and threading.get_ident() == self._thread:
+            for each in self._listeners:
+                each.evaluated()
+
+    def _counts(self, root: Module) -> bool:
+        return (
+            root.training
+            and torch.is_grad_enabled()
+            and not self._in_backward
+            and threading.get_ident() == self._thread
+            and not (self._on_cuda and torch.cuda.is_current_stream_capturing())
+        )
+
+    def _around_scripting(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`torch.jit.script` compiles the hooks that it finds, and ours cannot be: they step aside for it."""
+        for each in self._watched.values():
+            each.remove()
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for each in self._watched.values():
+                each.put_on()
+
+
+def _the_one_inside(root: Module) -> Module | None:
+    """The only module in it that has parameters, if all parameters are in there."""
+    if any(each is not None for each in root._parameters.values()):
+        return None
+    owners = [each for each in root._modules.values() if each is not None and any(True for _ in each.parameters())]
+    return owners[0] if len(owners) == 1 else None

@@ -1,0 +1,54 @@
+"""Names the modules of a model as its author did, whatever was wrapped around them since.
+
+In: models. Out: for each parameter the name of the module that owns it, in the order of the model. Promised: the same
+names with and without DDP, FSDP, ``torch.compile`` and activation checkpoints; a tied parameter has its first name.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from torch.nn import Module
+
+WRAPPERS = frozenset({"module", "_orig_mod", "_fsdp_wrapped_module", "_checkpoint_wrapped_module"})
+"""What wrappers call the module that they wrap."""
+
+
+def plain_name(name: str) -> str:
+    """The name without the wrappers in it."""
+    return ".".join(part for part in name.split(".") if part not in WRAPPERS)
+
+
+def owners_of_parameters(models: Sequence[Module]) -> dict[int, str]:
+    """Each parameter, by identity, and the name of the module that owns it; in the order of the models.
+
+    Names of several models begin with the model's class: ``Generator.net.0``, or ``Net_0.up`` where classes repeat.
+    What the outermost module owns itself goes by its class alone.
+    """
+    titles = [_innermost_class(each) for each in models]
+    often = Counter(titles)
+    titles = [f"{title}_{at}" if often[title] > 1 else title for at, title in enumerate(titles)]
+    found: dict[int, str] = {}
+    for model, title in zip(models, titles, strict=True):
+        before = f"{title}." if len(models) > 1 else ""
+        names = _module_names(model)
+        for module, name in zip(model.modules(), names, strict=True):
+            for parameter in module._parameters.values():
+                if parameter is not None:
+                    found.setdefault(id(parameter), before + name if name else title)
+    return found
+
+
+def _module_names(model: Module) -> list[str]:
+    """Plain names; with the wrappers where two modules with parameters would be called alike."""
+    raw = [(name, bool(module._parameters)) for name, module in model.named_modules()]
+    plain = [plain_name(name) for name, _ in raw]
+    owners = [name for name, (_, owns) in zip(plain, raw, strict=True) if owns]
+    return plain if len(set(owners)) == len(owners) else [name for name, _ in raw]
+
+
+def _innermost_class(model: Module) -> str:
+    """The class of the model itself, not of what was wrapped around it."""
+    unwrapped = [type(module) for name, module in model.named_modules() if not plain_name(name)]
+    return unwrapped[-1].__name__

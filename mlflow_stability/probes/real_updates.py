@@ -1,0 +1,162 @@
+"""Measures by how much a step really changed the weights, of the whole model and by layer.
+
+In: gates and ends of steps. Out: ``update_norm``, and ``update_ratio`` (update over the weights before it). Promised:
+right under every optimizer, for it is the weights that are compared; copies never take more than the budget, and live
+from the gate to the end of the step.
+
+Where the weights do not fit into the budget, they are measured in turns, one at each measured step. The whole model is
+then told when every turn was taken, and each layer when its turn is. Steps that were not taken are not measured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.cycle_parts import CycleParts, Joined
+from mlflow_stability.probes.flat_copies import bytes_of_copy, copy_budget, flat_copies
+from mlflow_stability.probes.gate_view import GateView
+from mlflow_stability.probes.layer_layout import LayerLayout, whole_signals
+from mlflow_stability.probes.layers import HeldLayers
+from mlflow_stability.probes.tensor_sums import squares
+from mlflow_stability.probes.turns import share_out
+from mlflow_stability.probes.update_rotation import NEVER, UpdateRotation
+
+QUANTITIES = ("update_norm", "update_ratio")
+MOST_OPTIMIZERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What lies between a gate and the end of its step."""
+
+    optimizer: int
+    pieces: list[Tensor]
+    copies: list[Tensor]
+    weights: Tensor
+
+
+FIRST = (1, 2, 4)
+"""Steps at which the whole model is measured as well: a learning rate that is far too high shows at once."""
+
+
+class RealUpdates:
+    """The weights before and after."""
+
+    part = "real updates"
+
+    def __init__(self, every: int = 10, layers_every: int = 100, budget_bytes: int | None = None) -> None:
+        self.every = every
+        """Every how many steps the whole model is measured, ..."""
+        self.layers_every = layers_every
+        """... and every how many steps its layers."""
+        self.budget_bytes = budget_bytes
+        """How many bytes copies may take; None: one hundredth of the device's memory, at most 256 MiB."""
+        self._parts = CycleParts()
+        self._rotations: dict[HeldLayers, UpdateRotation | None] = {}
+        self._now: list[UpdateRotation] = []
+        self._before: _Before | None = None
+        self._wanted_since = NEVER
+        self._given: dict[LayerLayout, list[int]] = {}
+        """For each layer, when it was given last."""
+
+    def due(self, step: int) -> bool:
+        """Whether this cycle is to be measured."""
+        return step % self.every == 0 or step % self.layers_every == 0 or step in FIRST
+
+    def at_gate(self, view: GateView) -> None:
+        """Copy the weights whose turn it is."""
+        self._before = None
+        held = view.layers.held(view.optimizer, view.step)
+        parameters = held.parameters(view.optimizer)
+        rotation = self._rotation(held, parameters) if parameters else None
+        if rotation is None:
+            return
+        pieces = [piece.of(parameters) for piece in rotation.now]
+        copies = flat_copies(pieces)
+        weights = squares(copies)
+        if weights is not None:
+            self._before = _Before(id(view.optimizer), pieces, copies, weights)
+
+    def after_step(self, view: GateView) -> None:
+        """Compare them with what they are now."""
+        before, self._before = self._before, None
+        if before is None or view.skipped or before.optimizer != id(view.optimizer):
+            return
+        held = view.layers.held(view.optimizer, view.step)
+        rotation = self._rotations.get(held)
+        if rotation is None:
+            return
+        with torch.no_grad():
+            torch._foreach_sub_(before.copies, before.pieces)
+            updates = squares(before.copies)
+            if updates is None:
+                return
+            found_inf = getattr(view.optimizer, "found_inf", None)
+            rotation.took(torch.stack((before.weights, updates.to(before.weights.device))), view.step, found_inf)
+            self._parts.add(view, held, rotation.rows())
+        self._now.append(rotation)
+
+    def blocks(self, step: int) -> Sequence[Block]:
+        """The updates of the cycle."""
+        self._before = None
+        if step % self.layers_every == 0:
+            self._wanted_since = step
+        rotations, self._now = self._now, []
+        joined = self._parts.take()
+        if joined is None:
+            return ()
+        blocks: list[Block] = []
+        with torch.no_grad():
+            longest = max(rotations, key=lambda each: len(each.turns))
+            whole = joined.complete and longest.just_completed and all(each.complete for each in rotations)
+            if whole and (len(longest.turns) > 1 or step % self.every == 0 or step in FIRST):
+                blocks.append(Block(whole_signals(QUANTITIES, joined.place), _values(joined.rows.sum(1, True))))
+            ready = self._ready(joined, rotations, step)
+            if ready:
+                sums = joined.layout.sums(joined.rows)
+                blocks.append(joined.layout.block(QUANTITIES, _values(sums).view(2, -1), ready))
+        return blocks
+
+    def _rotation(self, held: HeldLayers, parameters: Sequence[Tensor]) -> UpdateRotation | None:
+        """The turns of what an optimizer holds; None where a single row of a tensor is more than the budget."""
+        if held not in self._rotations:
+            if len(self._rotations) >= MOST_OPTIMIZERS:
+                self._rotations.clear()
+            device = parameters[0].device
+            budget = copy_budget(device) if self.budget_bytes is None else self.budget_bytes
+            shapes = [tuple(each.shape) for each in parameters]
+            turns = share_out(shapes, [bytes_of_copy(each) for each in parameters], held.names, budget)
+            self._rotations[held] = None if turns is None else UpdateRotation(turns, len(parameters), device)
+        return self._rotations[held]
+
+    def _ready(self, joined: Joined, rotations: Sequence[UpdateRotation], step: int) -> tuple[int, ...]:
+        """The layers that are wanted, measured now, and of which every piece was measured since they were given."""
+        layout = joined.layout
+        given = self._given.get(layout)
+        if given is None:
+            if len(self._given) >= MOST_OPTIMIZERS:
+                self._given.clear()
+            given = self._given[layout] = [NEVER] * len(layout.names)
+        if self._wanted_since == NEVER or min(given) >= self._wanted_since:
+            return ()
+        oldest, newest = [step] * len(given), [NEVER] * len(given)
+        measured = [each for rotation in rotations for each in rotation.steps()]
+        for layer, (first, last) in zip(layout.of_parameter, measured, strict=True):
+            oldest[layer] = min(oldest[layer], first)
+            newest[layer] = max(newest[layer], last)
+        wanted = [layer for layer, last in enumerate(given) if last < self._wanted_since]
+        ready = tuple(layer for layer in wanted if oldest[layer] > given[layer] and newest[layer] == step)
+        for layer in ready:
+            given[layer] = step
+        return ready
+
+
+def _values(squared: Tensor) -> Tensor:
+    """Norm and ratio, from the squares of weights and updates."""
+    weights, updates = squared.sqrt()
+    return torch.cat((updates, torch.where(weights > 0, updates / weights, torch.nan)))

@@ -1,0 +1,150 @@
+"""Calls the probes at the places of a cycle, each when it is due and each as a part that can fail alone.
+
+In: gates and ends of steps, from the meter. Out: what the probes measured, when the cycle is over. Promised: a step at
+which nothing is due costs a question to each probe and nothing else; processes that do not record have no probes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.gate_view import GateView
+from mlflow_stability.probes.layer_statistics import LayerStatistics, Table
+from mlflow_stability.probes.layers import Layers
+from mlflow_stability.probes.nonfinite_count import NonfiniteCount
+from mlflow_stability.probes.probe import Guard, Probe
+from mlflow_stability.probes.readback import value_on_host
+from mlflow_stability.probes.roots import OneWalk
+from mlflow_stability.probes.training_pace import TrainingPace
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """What is to be measured beside the pace."""
+
+    by_step: Sequence[Probe] = ()
+    """Those that go by the steps of the recording."""
+    by_turn: Sequence[Probe] = ()
+    """Those that go by the steps of each training, of several side by side."""
+    spread: LayerStatistics | None = None
+    """How gradients and weights are spread in each layer."""
+    nonfinite: NonfiniteCount = field(default_factory=NonfiniteCount)
+    """Asked where a norm is not finite."""
+
+
+class Survey:
+    """The probes of one recording."""
+
+    def __init__(self, guard: Guard, probes: Probes, pace: TrainingPace, first_step: int) -> None:
+        self.step = first_step - 1
+        """The cycle that came to its gate last."""
+        self.backward_began = pace.backward_began
+        """Runs right before a backward pass."""
+        self.backward_ended = pace.backward_ended
+        """Runs right after it."""
+        self.close = pace.close
+        """Leave the models alone."""
+        self._layers = Layers()
+        self._walk = OneWalk(Module, LRScheduler, GradScaler)
+        measured = (*probes.by_turn, *([] if probes.spread is None else [probes.spread]))
+        self._probes = (
+            *(_Seat(each, guard) for each in (*pace.before_others, *probes.by_step)),
+            *(_Seat(each, guard, by_turn=True) for each in measured),
+            *(_Seat(each, guard) for each in pace.after_others),
+        )
+        self._due: list[_Seat] | None = None
+        self._turns: dict[str, int] = {}
+        """How many cycles each training had, of several side by side."""
+        self._turn = 0
+        self._count = guard("non-finite gradients", probes.nonfinite.count)
+        self._counted: list[Block] = []
+        self._spread = None if probes.spread is None else guard(probes.spread.part, probes.spread.tables)
+
+    def at_gate(self, optimizer: Optimizer, unscale: Tensor | None, place: str, norms: Sequence[Tensor]) -> None:
+        """Runs at each gate; the first one of a cycle begins it. `place`: where signals of the whole model belong."""
+        if self._due is None:
+            self._due = self._begin(place)
+        if self._due:
+            view = GateView(optimizer, self.step, self._layers, unscale, place=place)
+            with self._walk:
+                for each in self._due:
+                    each.at_gate(view)
+        if norms:
+            norm = value_on_host(norms[-1])
+            if norm is not None and not math.isfinite(norm):
+                counted = self._count(optimizer, self._layers, self.step)
+                self._counted += [] if counted is None else [counted]
+
+    def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
+        """Runs after each step; `skipped`: it is known not to have been taken."""
+        if self._due:
+            view = GateView(optimizer, self.step, self._layers, unscale, skipped, place)
+            for each in reversed(self._due):  # as with brackets: who was first at the gate is last here
+                each.after_step(view)
+
+    def end(self) -> tuple[list[Block], Sequence[Table]]:
+        """The cycle is over."""
+        due, self._due = self._due, None
+        found, self._counted = self._counted, []
+        tables: Sequence[Table] = ()
+        for each in due or ():
+            found += each.blocks(self._turn if each.by_turn else self.step) or ()
+        if due and self._spread is not None:
+            tables = self._spread(self.step) or ()
+        return found, tables
+
+    def _begin(self, place: str) -> list[_Seat]:
+        """A cycle of this training begins. The halves of a GAN alternate: by steps alone only one would be measured."""
+        self.step += 1
+        if not self._turns:
+            self._turns[place] = self.step - 1
+        step, turn = self.step, self._turns.get(place, 0) + 1
+        self._turns[place] = self._turn = turn
+        return [each for each in self._probes if each.due(turn if each.by_turn else step)]
+
+
+class NoSurvey:
+    """Nothing is measured."""
+
+    def backward_began(self) -> None:
+        """Nothing to do."""
+
+    def backward_ended(self) -> None:
+        """Nothing to do."""
+
+    def at_gate(self, optimizer: Optimizer, unscale: Tensor | None, place: str, norms: Sequence[Tensor]) -> None:
+        """Nothing to do."""
+
+    def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
+        """Nothing to do."""
+
+    def end(self) -> tuple[Sequence[Block], Sequence[Table]]:
+        """Nothing was measured."""
+        return (), ()
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class _Seat:
+    """A probe, made harmless."""
+
+    __slots__ = ("after_step", "at_gate", "blocks", "by_turn", "due")
+
+    def __init__(self, probe: Probe, guard: Guard, by_turn: bool = False) -> None:
+        self.by_turn = by_turn
+        """Whether it counts the cycles of each training for itself."""
+        self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
+        self.at_gate: Callable[[GateView], Any] = guard(probe.part, probe.at_gate)
+        self.after_step: Callable[[GateView], Any] = guard(probe.part, probe.after_step)
+        self.blocks: Callable[[int], Sequence[Block] | None] = guard(probe.part, probe.blocks)

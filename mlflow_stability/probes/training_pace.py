@@ -1,0 +1,80 @@
+"""Measures how fast a training is: all that is told of time, throughput, memory and progress, as one.
+
+In: forward and backward passes, gates and steps. Out: probes for a survey. Promised: `close` leaves every module as it
+was; what fails is switched off alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.forward_watch import ForwardListener, ForwardWatch
+from mlflow_stability.probes.gate_view import GateView
+from mlflow_stability.probes.memory import Memory
+from mlflow_stability.probes.probe import Guard, Probe
+from mlflow_stability.probes.progress import Progress
+from mlflow_stability.probes.step_clock import EVERY, StepClock
+from mlflow_stability.probes.throughput import Throughput
+
+LOOKED_AT = 20
+"""So many of the first steps are looked at for models; later every tenth."""
+
+
+class TrainingPace:
+    """The pace of one training."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        own_seconds: Callable[[], float],
+        tokens_per_step: float | None = None,
+        listeners: Sequence[ForwardListener] = (),
+    ) -> None:
+        self.throughput = Throughput(tokens_per_step)
+        self._clock = StepClock(own_seconds)
+        self._watch = ForwardWatch(guard, (self.throughput, *listeners, self._clock))
+        self.before_others: tuple[Probe, ...] = (_Finder(self._watch), self.throughput, Memory(), Progress())
+        """Probes to be called before any other."""
+        self.after_others: tuple[Probe, ...] = (self._clock,)
+        """To be called after any other, so that the optimizer's time begins when all of ours is over."""
+        self.backward_began: Callable[[], None] = guard(StepClock.part, self._backward_began)
+        """To be called right before a backward pass."""
+        self.backward_ended: Callable[[], None] = guard(StepClock.part, self._backward_ended)
+        """To be called right after it, failed or not."""
+
+    def close(self) -> None:
+        """Take our hooks off the models."""
+        self._watch.remove()
+
+    def _backward_began(self) -> None:
+        self._watch.backward_began()
+        self.throughput.backward_began()
+        self._clock.backward_began()
+
+    def _backward_ended(self) -> None:
+        self._clock.backward_ended()
+        self._watch.backward_ended()
+
+
+class _Finder:
+    """Shows the watch the optimizers at their gates: often at first, and now and then for one that is new."""
+
+    part = "forward passes"
+
+    def __init__(self, watch: ForwardWatch) -> None:
+        self._watch = watch
+        self._gates = 0
+
+    def due(self, step: int) -> bool:
+        self._gates += 1
+        return self._gates <= LOOKED_AT or step % EVERY == 0
+
+    def at_gate(self, view: GateView) -> None:
+        self._watch.at_gate(view.optimizer)
+
+    def after_step(self, view: GateView) -> None:
+        pass
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        return ()

@@ -1,0 +1,64 @@
+"""Writes a comparison as one page: for a browser, a printer, and the artifact viewer of MLflow.
+
+In: a `Comparison`. Out: HTML with its style and its pictures inside. Promised: it needs no network and no script; every
+name is escaped; the same comparison gives the same page; of very many runs the stablest and the sickest are listed.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+
+from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+
+from mlflow_stability.reports import comparison_wording as wording
+from mlflow_stability.reports.curve import number_text
+from mlflow_stability.reports.dots import dots_of
+from mlflow_stability.reports.harmless import plain
+from mlflow_stability.reports.overlay import HEIGHT, WIDTH, overlay_of
+from mlflow_stability.reports.strips import strips_of
+from mlflow_stability.reports.survival_picture import survival_picture_of
+from mlflow_stability.vocabulary.comparison import Comparison
+
+STABLEST, SICKEST = 50, 50
+MOST_CAUSES = 20
+
+
+def render(comparison: Comparison) -> str:
+    """The comparison as a page."""
+    cohort = comparison.cohort
+    first, last, between = wording.chosen(comparison.runs, STABLEST, SICKEST)
+    sick = [card for card in reversed(comparison.cards) if card.troubles]
+    page = _template().render(
+        comparison=comparison,
+        cohort=cohort,
+        first=first,
+        last=last,
+        between=between,
+        verdicts={each.source: each for each in comparison.gate.verdicts} if comparison.gate else {},
+        sick=sick[:MOST_CAUSES],
+        more_sick=max(0, len(sick) - MOST_CAUSES),
+        overlay=overlay_of(comparison.cards),
+        strips=strips_of(comparison.cards),
+        survival=survival_picture_of(cohort.survival) if cohort else None,
+        dots=[dots_of(each) for each in cohort.plots] if cohort else [],
+    )
+    return page + "\n"
+
+
+@cache
+def _template() -> Template:
+    environment = Environment(
+        loader=PackageLoader("mlflow_stability.reports", "templates"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        finalize=_harmless,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals.update(wording=wording, number_text=number_text, width=WIDTH, height=HEIGHT)
+    return environment.get_template("comparison.html")
+
+
+def _harmless(value: object) -> object:
+    """Whatever the template shows of others; what its own macros wrote stays as it is."""
+    return plain(value) if isinstance(value, str) and not hasattr(value, "__html__") else value

@@ -1,0 +1,117 @@
+"""Lays out the losses of several runs over each other, aligned at the onset of their trouble.
+
+In: cards. Out: a path for each in a plane whose zero is the onset, and the ticks. Runs without trouble are aligned
+where the others' usually began, so that one sees what they did there; where none had any, all begin at their first
+step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.reports.plane import Axis, axis_of
+from mlflow_stability.reports.ticks import Tick
+from mlflow_stability.vocabulary.run_card import RunCard
+
+WIDTH, HEIGHT = 1000, 300
+MOST = 24
+"""Curves in one picture: the sickest half and the stablest half of the runs."""
+REACH = 0.6
+"""How far before and after the onset is shown, as a share of the longest run."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One run in the picture."""
+
+    name: str
+    kind: str
+    """``lost``, ``unstable``, ``stable``; of two runs ``one`` and ``other``."""
+    path: str
+
+
+@dataclass(frozen=True, slots=True)
+class Overlay:
+    """The picture."""
+
+    lines: tuple[Line, ...]
+    zero: float | None
+    """Percent from the left where the onset is; None where nothing was aligned."""
+    steps: tuple[Tick, ...]
+    values: tuple[Tick, ...]
+    left_out: int = 0
+    logarithmic: bool = False
+
+
+def overlay_of(cards: Sequence[RunCard]) -> Overlay | None:
+    """The picture of these runs, which come in order of stability; None for fewer than two curves."""
+    drawable = [card for card in cards if card.sketch is not None and np.isfinite(card.sketch.low).any()]
+    if len(drawable) < 2:
+        return None
+    shown = drawable if len(drawable) <= MOST else [*drawable[: MOST // 2], *drawable[-(MOST // 2) :]]
+    onsets = [card.onset for card in shown if card.onset is not None]
+    usual = float(np.median(onsets)) if onsets else None
+    curves = [_shifted(card, usual) for card in shown]
+    across = _across(curves, usual is not None)
+    seen = [values[(steps >= across.low) & (steps <= across.high)] for steps, values in curves]
+    upward = axis_of(_without_far_ends(np.concatenate([np.zeros(0), *seen])))
+    two = len(shown) == 2
+    kinds = ["one", "other"] if two else [kind_of(card) for card in shown]
+    lines = [
+        Line(card.name or card.source, kind, path_of(steps, values, across, upward))
+        for card, kind, (steps, values) in zip(shown, kinds, curves, strict=True)
+    ]
+    zero = across.place(0.0) if usual is not None else None
+    ticks = across.ticks()
+    heights = tuple(Tick(100 - each.at, each.label) for each in upward.ticks())
+    return Overlay(tuple(lines), zero, ticks, heights, len(drawable) - len(shown), upward.logarithmic)
+
+
+def kind_of(card: RunCard) -> str:
+    """What became of a run, in one word that pictures have a colour for."""
+    if card.lost:
+        return "lost"
+    return {True: "unstable", False: "stable", None: "unclear"}[card.unstable]
+
+
+def path_of(steps: NDArray[np.float64], values: NDArray[np.float64], across: Axis, upward: Axis) -> str:
+    """An SVG path that is lifted where a value is not finite, and cut off outside of the picture."""
+    inside = np.isfinite(values) & (steps >= across.low) & (steps <= across.high)
+    x, y = across.places(steps) * WIDTH / 100, (100 - upward.places(values)) * HEIGHT / 100
+    parts, drawing = [], False
+    for there, left, down in zip(inside.tolist(), x.tolist(), y.tolist(), strict=True):
+        if there:
+            parts.append(f"{'L' if drawing else 'M'}{left:.1f} {down:.1f}")
+        drawing = there
+    return "".join(parts)
+
+
+def _shifted(card: RunCard, usual: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Steps from the onset, and values: the lowest and the highest of each stretch in turn."""
+    assert card.sketch is not None
+    begin = usual if card.onset is None else float(card.onset)
+    steps = np.repeat(np.asarray(card.sketch.steps, np.float64), 2) - (begin if begin is not None else 0.0)
+    values = np.stack([np.asarray(card.sketch.low), np.asarray(card.sketch.high)], axis=1).reshape(-1)
+    return steps, values
+
+
+def _without_far_ends(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The values that the picture is made to show: without the last hundredth where it is far from all others."""
+    known = values[np.isfinite(values)]
+    if not len(known) or known.min() > 0:
+        return known  # a logarithmic scale has room for all
+    low, high = np.percentile(known, [1, 99])
+    far = float(np.ptp(known)) > 5 * float(high - low) > 0
+    return known[(known >= low) & (known <= high)] if far else known
+
+
+def _across(curves: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], aligned: bool) -> Axis:
+    low, high = min(float(steps.min()) for steps, _ in curves), max(float(steps.max()) for steps, _ in curves)
+    if not aligned:
+        return Axis(low, high)
+    reach = REACH * max(float(np.ptp(steps)) for steps, _ in curves)
+    return Axis(max(low, -reach), min(high, reach))

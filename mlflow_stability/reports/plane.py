@@ -1,0 +1,64 @@
+"""An axis of a picture: where a value stands, and which values are written beside it.
+
+In: the values that are to be seen. Out: places in percent. Promised: values that are not finite have no place; a single
+value stands in the middle.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.reports.curve import number_text
+from mlflow_stability.reports.ticks import Tick, decades, round_numbers
+
+WIDE = 10.0
+"""From this ratio of the highest to the lowest value on, an axis is logarithmic."""
+
+
+@dataclass(frozen=True, slots=True)
+class Axis:
+    """One direction of a picture."""
+
+    low: float
+    high: float
+    logarithmic: bool = False
+
+    def places(self, values: Iterable[float]) -> NDArray[np.float64]:
+        """Percent from the low end; what lies beyond stands at the end."""
+        known = np.asarray(list(values), np.float64)
+        with np.errstate(invalid="ignore", divide="ignore"):
+            scaled = np.log(known) if self.logarithmic else known
+            low, high = (np.log(each) if self.logarithmic else each for each in (self.low, self.high))
+            share = (scaled - low) / (high - low) if high > low else np.full(len(known), 0.5)
+        return np.clip(share, 0.0, 1.0) * 100
+
+    def place(self, value: float) -> float:
+        """Percent from the low end."""
+        return float(self.places([value])[0])
+
+    def ticks(self, about: int = 5) -> tuple[Tick, ...]:
+        """Round values with their places."""
+        found = decades(self.low, self.high) if self.logarithmic else round_numbers(self.low, self.high, about)
+        if len(found) < 2:
+            found = sorted({self.low, self.high})
+        every = max(1, -(-len(found) // (about + 2)))
+        return tuple(Tick(self.place(each), _label(each)) for each in found[::every])
+
+
+def axis_of(values: Iterable[float], *, logarithmic: bool | None = None) -> Axis:
+    """An axis that shows all of the finite ones; logarithmic where they are positive and far apart."""
+    known = np.asarray(list(values), np.float64)
+    known = known[np.isfinite(known)]
+    if not len(known):
+        return Axis(0.0, 1.0)
+    low, high = float(known.min()), float(known.max())
+    wide = low > 0 and high / WIDE > low
+    return Axis(low, high, wide if logarithmic is None else logarithmic and low > 0)
+
+
+def _label(value: float) -> str:
+    return f"{int(value):,}" if value == int(value) and abs(value) < 1e7 else number_text(value)

@@ -1,0 +1,130 @@
+"""Looks at a training at its gates, and lets its recording know what a run should know about itself.
+
+In: gates and forward passes, as a survey and a watch on forward passes show them. Out: facts and events, in the
+recording. Promised: all that costs more than a microsecond happens at the first gate, at that of a new optimizer, and
+every ten steps; nothing of the training is kept alive, and of a batch only words.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from torch.amp import GradScaler
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mlflow_stability.probes.batch_words import batch_words
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.gate_view import GateView
+from mlflow_stability.probes.roots import covering, living, outermost, places_of
+from mlflow_stability.probes.torch_facts import autocast_now
+from mlflow_stability.session.facts_watch import FactsWatch
+from mlflow_stability.session.recording import Recording
+from mlflow_stability.session.training_facts import TrainingFacts
+from mlflow_stability.session.training_view import TrainingView
+
+FIRST_STEPS = 32
+"""For so many steps every gate is looked at for an optimizer that is new; then two steps in ten."""
+MOST_SEARCHES = 8
+"""A script that makes an optimizer for every sample has told enough by then."""
+Found: TypeAlias = tuple[list[Module], list[LRScheduler], list[GradScaler]]
+
+
+def parts_of(optimizers: Sequence[Optimizer]) -> Found:
+    """What belongs to these optimizers, in one walk over Python's objects: models, schedulers, scalers at work."""
+    modules, schedulers, scalers = living(Module, LRScheduler, GradScaler)
+    # A scaler has its scale on a device from its first use on.
+    used = [each for each in scalers if vars(each).get("_scale") is not None]
+    return covering(outermost(modules), places_of(optimizers)), schedulers, used
+
+
+class FactsProbe:
+    """A probe that measures nothing and knows a training by its parts."""
+
+    part = "facts about the run"
+
+    def __init__(self, recording: Recording, find: Callable[[Sequence[Optimizer]], Found] = parts_of) -> None:
+        self._recording = recording
+        self._find = find
+        self._facts = TrainingFacts(recording.opening.world_size)
+        self._watch = FactsWatch()
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._models: list[weakref.ref[Module]] = []
+        self._schedulers: list[weakref.ref[LRScheduler]] = []
+        self._scalers: list[weakref.ref[GradScaler]] = []
+        self._searches = 0
+        self._gates = 0
+        self._looked_at = 0
+        self._words_due = True
+        self._batch = self._autocast = ""
+
+    def due(self, step: int) -> bool:
+        """Whether this cycle's gates are worth a look."""
+        self._gates += 1
+        return self._gates <= FIRST_STEPS or self._watch.due(step) or self._watch.due(step - 1)
+
+    def at_gate(self, view: GateView) -> None:
+        """Take note of a new optimizer; every ten steps, look at the whole training."""
+        look = self._watch.due(view.step) and view.step != self._looked_at
+        if self._is_new(view.optimizer):
+            self._search()
+        elif not look:
+            return
+        training = self._training()
+        self._recording.know(self._facts.collect(training))
+        if look:
+            self._looked_at = view.step
+            for event in self._watch.look(view.step, training):
+                self._recording.tell(event)
+            self._words_due = True
+
+    def after_step(self, _view: GateView) -> None:
+        """Nothing to do."""
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        """Nothing was measured."""
+        return ()
+
+    def forward_began(self, _root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what the first batch after a look was like, and in which type it is computed."""
+        if self._words_due:
+            self._words_due = False
+            self._batch, self._autocast = batch_words(args, kwargs), autocast_now()
+
+    def forward_ended(self) -> None:
+        """Nothing to do."""
+
+    def evaluated(self) -> None:
+        """Nothing to do."""
+
+    def _is_new(self, optimizer: Optimizer) -> bool:
+        if any(each() is optimizer for each in self._optimizers) or self._searches >= MOST_SEARCHES:
+            return False
+        self._optimizers = [each for each in self._optimizers if each() is not None]
+        self._optimizers.append(weakref.ref(optimizer))
+        return True
+
+    def _search(self) -> None:
+        self._searches += 1
+        models, schedulers, scalers = self._find(_living(self._optimizers))
+        self._models = [weakref.ref(each) for each in models]
+        self._schedulers = [weakref.ref(each) for each in schedulers]
+        self._scalers = [weakref.ref(each) for each in scalers]
+
+    def _training(self) -> TrainingView:
+        return TrainingView(
+            _living(self._optimizers),
+            _living(self._models),
+            _living(self._schedulers),
+            next(iter(_living(self._scalers)), None),
+            self._batch,
+            self._autocast,
+            self._recording.micro_batches,
+        )
+
+
+def _living(references: Sequence[weakref.ref[Any]]) -> list[Any]:
+    return [found for each in references if (found := each()) is not None]

@@ -1,0 +1,80 @@
+"""Writes down how a program was called, without the secrets that stand in the call.
+
+In: words of a command line. Out: the same in one line, where `***` stands for what an option, a variable, a field or an
+address says in secret. Promised: rather too much is hidden than too little.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+
+HIDDEN = "***"
+# The words that names are made of: --hf-token, wandb.apiKey, MY_PASSWORD.
+_WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
+_SECRET = re.compile(r"(?:apikey|auth|authorization|credentials?|passphrase|passwd|password|pwd|secret|token)$")
+_KEY_OF = frozenset({"access", "account", "api", "encryption", "license", "private", "signing", "ssh", "storage"})
+_NAME = r"[\w.\-+/\[\]]*[A-Za-z][\w.\-\]]*"
+_ASSIGNED = re.compile(rf"(?P<name>{_NAME})(?P<mark>\s*[=:]\s*)(?P<value>.+)", re.DOTALL)
+_FIELD = re.compile(
+    rf"(?P<quote>['\"])(?P<name>{_NAME})(?P=quote)(?P<mark>\s*:\s*)(?P<value>\"[^\"]*\"|'[^']*'|[^,}}\]\s{{\['\"]+)"
+)
+_USERINFO = re.compile(r"(?<=://)[^/\s'\"]+@")
+_OPTION_OF_URL = re.compile(r"(?P<name>(?<=[?&;])[^=&;\s]+)=(?P<value>[^&;\s'\"]+)")
+_HEADER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.\-+/=]{6,}")
+# Keys that show by their form what they are: of OpenAI, Hugging Face, GitHub, GitLab, AWS, Slack, Google; a JWT.
+_FORMS = re.compile(
+    r"\b(?:sk-[\w\-]{16,}|hf_\w{16,}|gh[oprsu]_\w{16,}|github_pat_\w{16,}|glpat-[\w\-]{16,}|AKIA[A-Z0-9]{12,}"
+    r"|xox[abprs]-[\w\-]{8,}|AIza[\w\-]{30,}|eyJ[\w\-]{8,}\.[\w\-]{8,}\.[\w\-]*)"
+)
+
+
+def command_line(words: Sequence[str]) -> str:
+    """One line, as it could be typed again, but for what is secret."""
+    return shlex.join(without_secrets(words))
+
+
+def without_secrets(words: Iterable[str]) -> list[str]:
+    """The words, with secrets hidden; the value of an option may be the word behind it."""
+    found: list[str] = []
+    hides_next = False
+    for word in words:
+        is_option = word.startswith("--") or (word.startswith("-") and (len(word) == 2 or not hides_next))
+        if hides_next and not is_option:
+            found.append(HIDDEN)
+            hides_next = False
+            continue
+        found.append(_without(word))
+        hides_next = is_option and "=" not in word and is_secret(word)
+    return found
+
+
+def is_secret(name: str) -> bool:
+    """Whether a name is one under which secrets are given; ``max_tokens`` and ``tokenizer`` are none."""
+    words = [each.lower() for each in _WORD.findall(name)]
+    return any(_SECRET.search(word) for word in words) or any(
+        word == "key" and before in _KEY_OF for before, word in pairwise(words)
+    )
+
+
+def _without(word: str) -> str:
+    assigned = _ASSIGNED.fullmatch(word)
+    if assigned is not None and is_secret(assigned["name"]) and "://" not in assigned["name"] + assigned["mark"]:
+        return f"{assigned['name']}{assigned['mark']}{HIDDEN}"
+    word = _FIELD.sub(_hide_field, word)
+    word = _USERINFO.sub(f"{HIDDEN}@", word)
+    word = _OPTION_OF_URL.sub(_hide_option, word)
+    word = _HEADER.sub(lambda found: f"{found[1]} {HIDDEN}", word)
+    return _FORMS.sub(HIDDEN, word)
+
+
+def _hide_field(found: re.Match[str]) -> str:
+    if not is_secret(found["name"]):
+        return found[0]
+    return f"{found['quote']}{found['name']}{found['quote']}{found['mark']}{found['quote']}{HIDDEN}{found['quote']}"
+
+
+def _hide_option(found: re.Match[str]) -> str:
+    return f"{found['name']}={HIDDEN}" if is_secret(found["name"]) or found["name"].lower() == "sig" else found[0]

@@ -1,0 +1,50 @@
+"""Chooses the probes of a recording: what is measured beside loss, gradient norm and learning rate, and how often.
+
+In: settings. Out: a survey. Promised: what was not asked for is not there, and costs nothing.
+"""
+
+from __future__ import annotations
+
+from mlflow_stability.probes.adam_rms import AdamRms
+from mlflow_stability.probes.gradient_extremes import GradientExtremes
+from mlflow_stability.probes.layer_norms import LayerNorms
+from mlflow_stability.probes.layer_statistics import LayerStatistics
+from mlflow_stability.probes.momentum_norm import MomentumNorm
+from mlflow_stability.probes.nonfinite_count import NonfiniteCount
+from mlflow_stability.probes.real_updates import RealUpdates
+from mlflow_stability.probes.survey import Probes, Survey
+from mlflow_stability.probes.training_pace import TrainingPace
+from mlflow_stability.probes.weight_extremes import WeightExtremes
+from mlflow_stability.session.facts_probe import FactsProbe
+from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.recording import Recording
+from mlflow_stability.vocabulary.settings import Settings
+
+NORMS_EVERY = 10
+"""Every how many steps the whole model's weights, updates and momentum are measured."""
+EXTREMES_EVERY = 1000
+"""Every how many steps weights are looked at that are huge, tiny or not finite."""
+FULL_EVERY = 10
+"""Every how many looks at the layers percentiles and histograms are taken, too."""
+
+
+def survey_of(settings: Settings, guard: PartGuard, recording: Recording) -> Survey:
+    """The probes that these settings ask for."""
+    layers, budget = settings.layers_every_n_steps, settings.memory_budget
+    every_step = settings.preset == "research"
+    facts = FactsProbe(recording)
+    probes = Probes(
+        by_step=[facts],
+        by_turn=[
+            LayerNorms(NORMS_EVERY, layers),
+            RealUpdates(NORMS_EVERY, layers, budget),
+            MomentumNorm(NORMS_EVERY, layers),
+            AdamRms(1 if every_step else layers, layers, budget),
+            GradientExtremes(layers),
+            WeightExtremes(EXTREMES_EVERY, budget),
+        ],
+        spread=LayerStatistics(layers, FULL_EVERY * layers),
+        nonfinite=NonfiniteCount(budget),
+    )
+    pace = TrainingPace(guard, lambda: guard.seconds, settings.tokens_per_step, [facts])
+    return Survey(guard, probes, pace, recording.step + 1)

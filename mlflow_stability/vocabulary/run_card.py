@@ -1,0 +1,136 @@
+"""One run condensed to what a comparison of many needs, small enough to keep a thousand of them in memory."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from mlflow_stability.vocabulary.diagnosis import Sketch
+from mlflow_stability.vocabulary.event import Severity
+
+LOST = frozenset({"diverged", "broken"})
+"""The outcomes of a training that never came back from its trouble."""
+OF_THE_PROCESS = frozenset({"crashed", "killed", "out_of_memory", "exited", "interrupted"})
+"""Ends of a process and kinds of findings that say nothing about how stable the training was."""
+STEADY = frozenset({"plateau", "overfitting"})
+"""Kinds of findings about a training that learns too little, or too much, and is steady all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """An episode, as a strip of episodes shows it."""
+
+    kind: str
+    severity: Severity
+    start: int
+    end: int
+    recovered: bool | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Course:
+    """The level of a loss in at most about two hundred blocks, and how much such a level varies by chance."""
+
+    steps: tuple[int, ...]
+    """The first step of each block."""
+    levels: tuple[float, ...]
+    """The median of each block, in the units of the loss."""
+    noise: float
+    """The standard deviation of one level around the course: a share of it where `logarithmic`, else in its units."""
+    logarithmic: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class RunCard:
+    """What is known of one run, next to others."""
+
+    source: str
+    """The run id or path that it was asked for by."""
+    name: str = ""
+    format: str = ""
+    params: Mapping[str, str] = field(default_factory=dict)
+    tags: Mapping[str, str] = field(default_factory=dict)
+    outcome: str = "cannot_tell"
+    """In the words of `Diagnosis.outcome`."""
+    verdict: str = ""
+    severity: Severity = Severity.INFO
+    cause: str = ""
+    """The first cause, as a word for programs; empty where none is known."""
+    cause_statement: str = ""
+    ended: str = ""
+    """How its process ended, where that is known."""
+    first_step: int | None = None
+    last_step: int | None = None
+    marks: tuple[Mark, ...] = ()
+    """Its episodes in order of time, INFO included."""
+    onset: int | None = None
+    """Where its first episode above INFO began that is about the training, not about its process."""
+    divergence: int | None = None
+    """Where the trouble began that it never came back from; None for a run that was not lost."""
+    rolled_back: int = 0
+    """Steps that were undone by setting the training back."""
+    skipped: int = 0
+    """Steps that were thrown away."""
+    loss: str = ""
+    """The metric that its curve, first, final and best loss are of."""
+    first_loss: float | None = None
+    final_loss: float | None = None
+    """The median of the last twentieth; not finite where the run ended so; None without a loss."""
+    best_loss: float | None = None
+    """The lowest level of any twentieth, so that one lucky batch does not count."""
+    spike_score: float | None = None
+    """Share of losses 7 sigma or more from the rolling mean of 1000, as OLMo 2 defines it; None below 1000 points."""
+    steps_per_second: float | None = None
+    overhead: float | None = None
+    """The share of the training's time that was ours; None for runs that we did not record."""
+    peak_learning_rate: float | None = None
+    """The highest that was measured, of the first parameter group."""
+    course: Course | None = None
+    sketch: Sketch | None = None
+    """Its loss, small enough to draw."""
+    notes: tuple[str, ...] = ()
+    cannot_tell: tuple[str, ...] = ()
+    error: str = ""
+    """Why nothing could be read of it; then only `source` and `name` mean anything."""
+
+    @property
+    def readable(self) -> bool:
+        """Whether anything is known of it."""
+        return not self.error
+
+    @property
+    def lost(self) -> bool:
+        """Whether the training never came back from its trouble."""
+        return self.readable and self.outcome in LOST
+
+    @property
+    def steps(self) -> int:
+        """How many steps it made."""
+        return self.last_step - self.first_step + 1 if self.first_step is not None and self.last_step is not None else 0
+
+    @property
+    def troubles(self) -> tuple[Mark, ...]:
+        """Its episodes above INFO that are about the training; a kill or a crash is about its process."""
+        return tuple(each for each in self.marks if each.severity > Severity.INFO and each.kind not in OF_THE_PROCESS)
+
+    @property
+    def unstable(self) -> bool | None:
+        """Whether the training had trouble; None where too little is known to say that it had none."""
+        if self.lost or any(each.kind not in STEADY for each in self.troubles):
+            return True
+        return None if self.error or self.outcome == "cannot_tell" else False
+
+    @property
+    def spikes(self) -> tuple[Mark, ...]:
+        """Its episodes of a loss spike above INFO."""
+        return tuple(each for each in self.troubles if each.kind == "loss_spike")
+
+    @property
+    def recovery_steps(self) -> tuple[int, ...]:
+        """For each episode that it came back from, how many steps that took."""
+        return tuple(each.end - each.start for each in self.troubles if each.recovered)
+
+    @property
+    def wasted(self) -> int:
+        """Steps that were done in vain."""
+        return self.rolled_back + self.skipped

@@ -1,0 +1,200 @@
+from __future__ import annotations
+
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from analysis.logs import diverging, falling, write_log
+from analysis.stored_runs import store_run
+from architecture.repository import ROOT
+from architecture.test_loading import loaded_by
+from mlflow import MlflowClient
+
+import mlflow_stability
+from mlflow_stability.analysis import cards as cards_module
+from mlflow_stability.analysis.card_cache import cache_folder
+from mlflow_stability.analysis.compare import compare
+from mlflow_stability.detectors.catalog import default_detectors, named
+from mlflow_stability.errors import RunNotFoundError, SettingsError
+
+NO_RUN = "0123456789abcdef" * 2
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+
+
+def kept() -> list[Path]:
+    return sorted(cache_folder().glob("*.json"))
+
+
+def test_runs_of_a_store_and_logs_are_compared_together(sqlite_uri: str) -> None:
+    write_log(Path("bad.jsonl"), diverging())
+    run_id = store_run(sqlite_uri, falling(), lr=0.1)
+    found = compare([run_id, "bad.jsonl"], tracking_uri=sqlite_uri)
+    assert [card.source for card in found.cards] == [run_id, "bad.jsonl"]
+    assert [card.outcome for card in found.cards] == ["healthy", "diverged"]
+    assert found.parting is not None
+    assert found.parting.parts_at == pytest.approx(300, abs=40)
+    assert found.parting.gap is not None
+
+
+def test_an_experiment_is_searched_by_name_and_by_mlflows_filters(sqlite_uri: str) -> None:
+    experiment = MlflowClient(tracking_uri=sqlite_uri).create_experiment("sweep")
+    for number in range(3):
+        store_run(sqlite_uri, falling(number), experiment=experiment, lr=number)
+    store_run(sqlite_uri, falling(), lr=9)
+    assert len(compare(experiment="sweep", tracking_uri=sqlite_uri).runs) == 3
+    (found,) = compare(experiment=experiment, filter="params.lr = '1'", tracking_uri=sqlite_uri).cards
+    assert found.params["lr"] == "1"
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        ({"experiment": "no such"}, "There are Default"),
+        ({"experiment": "Default", "filter": "nonsense ="}, "[Ii]nvalid"),
+        ({"experiment": "Default"}, "no run to compare"),
+        ({"filter": "params.lr = '1'"}, "say which"),
+        ({}, "no run to compare"),
+    ],
+)
+def test_what_cannot_be_searched_is_said_in_a_sentence(sqlite_uri: str, asked: dict[str, str], said: str) -> None:
+    with pytest.raises((RunNotFoundError, SettingsError, mlflow_stability.errors.TrackingError), match=said):
+        compare(tracking_uri=sqlite_uri, **asked)  # type: ignore[arg-type]
+
+
+def test_a_deleted_experiment_is_said_to_be_deleted(sqlite_uri: str) -> None:
+    client = MlflowClient(tracking_uri=sqlite_uri)
+    client.delete_experiment(client.create_experiment("old"))
+    with pytest.raises(RunNotFoundError, match="was deleted"):
+        compare(experiment="old", tracking_uri=sqlite_uri)
+
+
+def test_a_run_that_cannot_be_read_is_reported_and_the_others_go_on(sqlite_uri: str) -> None:
+    found = compare([store_run(sqlite_uri, falling()), NO_RUN, "gone.csv"], tracking_uri=sqlite_uri)
+    assert len(found.runs) == 1
+    assert [card.source for card in found.unread] == [NO_RUN, "gone.csv"]
+    assert all(card.error for card in found.unread)
+
+
+def test_a_finished_run_is_remembered_until_it_changes(sqlite_uri: str) -> None:
+    run_id = store_run(sqlite_uri, falling(), lr=1)
+    first = compare([run_id], tracking_uri=sqlite_uri)
+    (file,) = kept()
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+    file.write_text(file.read_text().replace('"healthy"', '"stuck"'))
+    assert compare([run_id], tracking_uri=sqlite_uri).cards[0].outcome == "stuck"  # it was not read again
+    MlflowClient(tracking_uri=sqlite_uri).set_tag(run_id, "note", "looked at")
+    assert compare([run_id], tracking_uri=sqlite_uri).cards[0].outcome == "healthy"
+    assert first.cards[0].outcome == "healthy"
+
+
+def test_a_damaged_entry_and_other_detectors_are_a_miss(sqlite_uri: str) -> None:
+    run_id = store_run(sqlite_uri, diverging())
+    compare([run_id], tracking_uri=sqlite_uri)
+    (file,) = kept()
+    file.write_text("{torn")
+    assert compare([run_id], tracking_uri=sqlite_uri).cards[0].outcome == "diverged"
+    assert compare([run_id], tracking_uri=sqlite_uri, detectors=named(["nan_detected"])).runs
+    assert len(kept()) == 2
+
+
+def test_the_usual_detectors_named_as_such_are_the_usual_ones(sqlite_uri: str) -> None:
+    run_id = store_run(sqlite_uri, falling())
+    compare([run_id], tracking_uri=sqlite_uri)
+    compare([run_id], tracking_uri=sqlite_uri, detectors=default_detectors())
+    assert len(kept()) == 1
+
+
+def test_a_running_run_is_not_remembered_nor_anything_when_asked_not_to(sqlite_uri: str) -> None:
+    compare([store_run(sqlite_uri, falling(), status="RUNNING")], tracking_uri=sqlite_uri)
+    compare([store_run(sqlite_uri, falling())], tracking_uri=sqlite_uri, remember=False)
+    assert kept() == []
+
+
+def test_a_cache_that_cannot_be_written_holds_nothing_up(sqlite_uri: str, caplog: pytest.LogCaptureFixture) -> None:
+    cache_folder().parent.mkdir(parents=True)
+    cache_folder().write_text("in the way")
+    assert compare([store_run(sqlite_uri, falling())], tracking_uri=sqlite_uri).runs
+    assert "not remembered" in caplog.text
+
+
+def test_processes_of_their_own_give_the_same_cards(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [store_run(sqlite_uri, falling(number)) for number in range(3)]
+    sources = [*runs, NO_RUN]
+    alone = compare(sources, tracking_uri=sqlite_uri, remember=False)
+    monkeypatch.setattr(cards_module, "WORTH_PROCESSES", 2)
+    monkeypatch.setattr(cards_module.os, "cpu_count", lambda: 2)
+    told: list[tuple[int, int, int]] = []
+    together = compare(sources, tracking_uri=sqlite_uri, remember=False, progress=lambda *said: told.append(said))
+    assert together == alone
+    assert [done for done, _, _ in told] == [1, 2, 3, 4]
+    assert told[-1] == (4, 4, 1)
+
+
+def test_a_process_that_dies_costs_the_runs_that_it_held(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [store_run(sqlite_uri, falling(number)[:20]) for number in range(8)]
+    monkeypatch.setattr(cards_module, "WORTH_PROCESSES", 2)
+    monkeypatch.setattr(cards_module.os, "cpu_count", lambda: 2)
+    mine = set(psutil.Process().children())
+
+    def kill(done: int, total: int, failed: int) -> None:
+        for each in set(psutil.Process().children()) - mine:
+            each.kill()
+
+    found = compare(runs, tracking_uri=sqlite_uri, remember=False, progress=kill)
+    assert len(found.runs) + len(found.unread) == 8
+    assert not found.interrupted
+    assert any("ended before it was done" in card.error for card in found.unread)
+
+
+def test_ctrl_c_gives_what_is_done_so_far(sqlite_uri: str) -> None:
+    runs = [store_run(sqlite_uri, falling(number)) for number in range(3)]
+
+    def press(done: int, total: int, failed: int) -> None:
+        if done == 2:
+            raise KeyboardInterrupt
+
+    found = compare(runs, tracking_uri=sqlite_uri, progress=press)
+    assert found.interrupted
+    assert (len(found.runs), found.asked) == (2, 3)
+
+
+def test_a_baseline_is_added_to_the_runs_and_may_go_by_its_name(sqlite_uri: str) -> None:
+    good, bad = store_run(sqlite_uri, falling(), name="good"), store_run(sqlite_uri, diverging(), name="bad")
+    by_id = compare([bad], baseline=good, tracking_uri=sqlite_uri).gate
+    by_name = compare([bad, good], baseline="good", tracking_uri=sqlite_uri).gate
+    for gate in (by_id, by_name):
+        assert gate is not None
+        assert (gate.name, gate.passed) == ("good", False)
+    with pytest.raises(SettingsError, match="baseline"):
+        compare([bad], baseline=NO_RUN, tracking_uri=sqlite_uri)
+
+
+def test_comparing_loads_no_torch_and_diagnosing_no_statistics() -> None:
+    write_log(Path("a.jsonl"), falling())
+    write_log(Path("b.jsonl"), falling(1))
+    here = f"import os; os.chdir({str(Path.cwd())!r})\nimport mlflow_stability\n"
+    both = loaded_by(f"{here}mlflow_stability.compare(['a.jsonl', 'b.jsonl'])")
+    assert both & {"torch", "mlflow", "rich", "jinja2", "sklearn"} == set()
+    assert loaded_by(f"{here}mlflow_stability.diagnose('a.jsonl')") & {"scipy", "sklearn"} == set()
+
+
+def test_a_script_without_a_guard_around_its_main_part_can_compare_many(sqlite_uri: str) -> None:
+    runs = [store_run(sqlite_uri, falling(number)[:20]) for number in range(12)]
+    script = Path("script.py")
+    script.write_text(
+        "import os; os.cpu_count = lambda: 2\n"
+        "import mlflow_stability\n"
+        f"print(mlflow_stability.compare({runs!r}, tracking_uri={sqlite_uri!r}, remember=False).summary)\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.startswith("12 runs:"), done.stderr

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from architecture.repository import ROOT
+from figures.drawings import cut_off, texts
+
+from mlflow_stability.analysis.dashboard import board_of, dashboard
+from mlflow_stability.analysis.diagnose import diagnose, history_of
+from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.vocabulary import Event, Series, Severity, Signal
+from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.metric_names import Meaning
+from mlflow_stability.vocabulary.run_history import Metric, RunHistory
+
+RECORDED = ROOT / "mlruns_fixtures" / "0"
+
+
+@pytest.mark.parametrize("name", ["healthy", "divergence", "nan_bad_batch", "overfitting"])
+def test_a_recorded_run_is_drawn_with_what_its_diagnosis_says(name: str) -> None:
+    figure, said = dashboard(RECORDED / name), diagnose(RECORDED / name)
+    written = texts(figure)
+    assert said.verdict in written
+    assert {episode.kind.replace("_", " ") for episode in said.episodes} <= set(written)
+    assert cut_off(figure) == []
+
+
+def test_a_log_of_anybody_is_drawn_too(tmp_path: Path) -> None:
+    log = tmp_path / "metrics.csv"
+    log.write_text("step,loss,lr\n" + "".join(f"{step},{3 / (step + 1)},0.001\n" for step in range(50)))
+    figure = dashboard(log)
+    assert "metrics.csv" in texts(figure)
+    assert texts(figure).count("not measured") == 2
+
+
+def test_what_is_no_run_is_said_in_words(tmp_path: Path) -> None:
+    (tmp_path / "empty.csv").write_text("")
+    with pytest.raises(UnreadableLogError):
+        dashboard(tmp_path / "empty.csv")
+
+
+def metric_of(quantity: str, place: str = "", duplicate_of: str = "") -> Metric:
+    known = history_of(RECORDED / "healthy").of("loss")[0].series
+    signal = Signal(quantity, place)
+    series = Series(signal, known.steps, known.values, known.attempts, known.times)
+    return Metric(str(signal), Meaning(quantity, place, known=True, duplicate_of=duplicate_of), series)
+
+
+def test_layers_and_duplicates_are_left_to_other_pictures_and_groups_are_counted() -> None:
+    metrics = (
+        metric_of("loss"),
+        metric_of("loss", duplicate_of="loss"),
+        metric_of("grad_norm"),
+        metric_of("grad_norm", "blocks.0.attn"),
+        *(metric_of("learning_rate", f"group_{number}") for number in range(1, 9)),
+    )
+    history = RunHistory("x", "x", "recorded", "", metrics)
+    board = board_of(history, Diagnosis("x", "x", "recorded", "", "healthy", "Healthy."))
+    assert [len(board.of(each)) for each in ("loss", "grad_norm", "learning_rate")] == [1, 1, 5]
+    assert board.left_out["learning_rate"] == 3
+
+
+def test_rollbacks_are_marked_with_the_step_they_led_back_to() -> None:
+    event = Event(90, "rollback", Severity.INFO, "back", evidence={"target": 60.0})
+    history = RunHistory("x", "x", "recorded", "", (metric_of("loss"),), (event,))
+    (mark,) = board_of(history, Diagnosis("x", "x", "recorded", "", "healthy", "Healthy.")).marks
+    assert (mark.kind, mark.start, mark.target) == ("rollback", 90, 60)

@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from browser.chromium import Chromium, find_chromium
+from reports.comparisons import many, two
+
+from mlflow_stability.reports.comparison_html import render
+
+PROGRAM = find_chromium()
+pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: apt-get install chromium")
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Chromium]:
+    assert PROGRAM is not None
+    with Chromium(PROGRAM, tmp_path_factory.mktemp("profile")) as chromium:
+        yield chromium
+
+
+def boxes(browser: Chromium, selector: str) -> list[dict[str, float]]:
+    code = f"[...document.querySelectorAll('{selector}')].map(each => each.getBoundingClientRect().toJSON())"
+    found: list[dict[str, float]] = browser.ask(code)
+    return found
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [380, 1200])
+def test_a_comparison_draws_its_pictures_and_asks_nobody(
+    browser: Chromium, tmp_path: Path, width: int, scheme: str
+) -> None:
+    page = tmp_path / "comparison.html"
+    page.write_text(render(many()), encoding="utf-8")
+    browser.requests.clear()
+    browser.complaints.clear()
+    browser.open(page, width, scheme)
+    (plot,) = [box for box in boxes(browser, ".plot svg") if box["height"] > 100][:1]
+    assert plot["width"] > 0.5 * width
+    assert len(boxes(browser, ".run-line")) == 17
+    assert all(box["width"] > 0.1 * plot["width"] for box in boxes(browser, ".run-line"))
+    assert any(box["height"] > 0.3 * plot["height"] for box in boxes(browser, ".run-line"))
+    assert len(boxes(browser, ".stairs")) >= 2
+    assert len(boxes(browser, ".strip")) == 17
+    assert len(boxes(browser, ".dot")) >= 17
+    assert browser.ask("document.scrollingElement.scrollWidth <= window.innerWidth")
+    assert browser.requests == [page.as_uri()]
+    assert browser.complaints == []
+
+
+def test_a_comparison_follows_the_colours_of_the_system(browser: Chromium, tmp_path: Path) -> None:
+    page = tmp_path / "comparison.html"
+    page.write_text(render(two()), encoding="utf-8")
+    seen = {}
+    for scheme in ("light", "dark"):
+        browser.open(page, 1200, scheme)
+        seen[scheme] = browser.ask("getComputedStyle(document.querySelector('.run-line.one')).stroke")
+    assert seen["light"] != seen["dark"]
+    assert len(boxes(browser, ".run-line")) == 2

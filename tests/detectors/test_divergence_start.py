@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from detectors.series import judged
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlflow_stability.vocabulary import Severity
+
+# A tiny GPT under AdamW whose learning rate is 1.0 from its first step.
+LOSS = [2.29, 13.5, 82.6, 95.1, 95.0, 84.5, 102.2, 56.4, 80.4, 142.3, 69.6, 136.3]
+NORM = [0.9, 10.0, 22.2, 25.8, 27.9, 26.9, 31.2, 26.9, 25.7, 32.2, 33.9, 34.6]
+UPDATE = [5.58, 0.69, 0.36, 0.25, 0.21, 0.17, 0.13, 0.11, 0.09, 0.076, 0.066, 0.055]
+
+
+def test_a_learning_rate_that_is_far_too_high_is_found_within_three_steps() -> None:
+    (event,) = judged("divergence:start", loss=LOSS, grad_norm=NORM, update_ratio=UPDATE)
+    assert (event.step, event.kind, event.severity) == (3, "divergence", Severity.CRITICAL)
+    assert event.evidence["onset"] == 1
+    assert "after an update of 5.6 of the weights" in event.message
+
+
+def test_it_is_found_where_updates_are_measured_every_ten_steps_only() -> None:
+    seldom = [UPDATE[step] if step == 9 else None for step in range(12)]
+    (event,) = judged("divergence:start", loss=LOSS, grad_norm=NORM, update_ratio=seldom)
+    assert event.step == 9
+
+
+def test_without_measured_updates_nothing_is_said() -> None:
+    assert judged("divergence:start", loss=LOSS, grad_norm=NORM) == []
+
+
+@pytest.mark.parametrize("start", [0.0, -1.0])
+def test_a_loss_that_begins_at_zero_or_below_has_no_multiple(start: float) -> None:
+    assert judged("divergence:start", loss=[start, *LOSS], grad_norm=[0.9, *NORM], update_ratio=[5.0, *UPDATE]) == []
+
+
+def test_what_leaves_its_level_later_is_left_to_the_other_rule() -> None:
+    quiet = 40
+    loss, norm = [2.29] * quiet + LOSS[1:], [0.9] * quiet + NORM[1:]
+    assert judged("divergence:start", loss=loss, grad_norm=norm, update_ratio=[0.5] * len(loss)) == []
+
+
+@settings(deadline=None, max_examples=200)
+@given(st.integers(0, 10**6))
+def test_a_lucky_first_loss_of_a_batch_of_one_is_no_divergence(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    errors = dice.standard_normal(64) ** 2
+    errors[0] = 1e-4
+    updates = 0.04 * np.exp(-np.arange(64) / 20)
+    assert judged("divergence:start", loss=errors, grad_norm=np.sqrt(errors), update_ratio=updates) == []

@@ -1,0 +1,51 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from detectors.series import decaying, judged, noise
+
+from mlflow_stability.vocabulary import Severity
+
+usual = decaying(600, 1.3, 3.0) + noise(0, 600, 0.04)
+
+
+def test_a_loss_that_goes_smooth_is_found_within_twenty_steps() -> None:
+    stuck = usual.copy()
+    stuck[400:] = usual[399] * np.exp(-0.02 * np.arange(1, 201))
+    (event,) = judged("repeated_data", loss=stuck)
+    assert 415 <= event.step <= 420
+    assert event.severity is Severity.WARNING
+
+
+def test_it_is_said_again_after_the_noise_has_come_back() -> None:
+    stuck = usual.copy()
+    stuck[300:340] = stuck[500:540] = 1.3 - 1e-4 * np.arange(40)
+    assert [each.step // 100 for each in judged("repeated_data", loss=stuck)] == [3, 5]
+
+
+@pytest.mark.parametrize("share", [1.0, 0.5])
+def test_a_noisy_loss_is_silent_also_when_batches_grow_fourfold(share: float) -> None:
+    calmer = np.r_[usual[:400], 1.3 + noise(1, 2000, 0.04 * share)]
+    assert judged("repeated_data", loss=calmer) == []
+
+
+def test_a_training_on_the_whole_data_set_was_always_smooth() -> None:
+    assert judged("repeated_data", loss=3.0 * np.exp(-np.arange(900) / 200)) == []
+
+
+def test_noise_that_hangs_together_is_noise() -> None:
+    value, hanging = 0.0, []
+    for fresh in noise(2, 20_000, 0.02):
+        value = 0.95 * value + fresh
+        hanging.append(2.0 + value)
+    assert judged("repeated_data", loss=hanging) == []
+
+
+def test_a_loss_that_the_log_rounds_to_the_same_number_is_not_repeated_data() -> None:
+    rounded = np.round(2 * np.exp(-np.arange(4000) / 200) * np.exp(noise(3, 4000, 0.2)), 4)
+    assert judged("repeated_data", loss=rounded) == []
+
+
+def test_a_training_that_has_calmed_down_after_leaping_about_is_not_repeated_data() -> None:
+    wild = np.exp(noise(4, 300, 1.5))
+    assert judged("repeated_data", loss=np.r_[wild, 2.0 + noise(5, 60, 0.001)]) == []

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from diagnosis.cards import card_of_loss, diverging
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.run_card_of import run_card_of
+from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary.metric_names import Meaning
+
+
+def test_a_healthy_run_is_neither_unstable_nor_lost() -> None:
+    card = card_of_loss(falling(600))
+    assert card.unstable is False
+    assert not card.lost
+    assert card.onset is card.divergence is None
+    assert card.final_loss == pytest.approx(1.5, rel=0.05)
+    assert card.best_loss == pytest.approx(1.5, rel=0.05)
+    assert card.steps == 600
+
+
+def test_a_run_that_diverged_says_since_when() -> None:
+    card = card_of_loss(diverging())
+    assert card.lost
+    assert card.unstable
+    assert card.divergence is not None
+    assert 300 <= card.divergence <= 340
+    assert card.onset == card.divergence
+    assert card.recovery_steps == ()
+
+
+def test_a_spike_that_passed_is_an_episode_with_a_recovery_and_no_loss_of_the_run() -> None:
+    losses = falling(600)
+    losses[300:303] *= 4
+    card = card_of_loss(losses)
+    assert card.unstable
+    assert not card.lost
+    assert len(card.spikes) == 1
+    assert len(card.recovery_steps) == 1
+    assert card.recovery_steps[0] <= 20
+
+
+def test_one_lucky_batch_is_no_best_loss() -> None:
+    losses = falling(600)
+    losses[400] = 0.01
+    best = card_of_loss(losses).best_loss
+    assert best is not None
+    assert best > 1.3
+
+
+def test_a_run_that_ended_in_nan_has_no_number_for_a_final_loss() -> None:
+    final = card_of_loss(np.where(np.arange(600) < 500, falling(600), np.nan)).final_loss
+    assert final is not None
+    assert math.isnan(final)
+
+
+def test_a_run_without_a_loss_cannot_be_told_to_be_stable() -> None:
+    history = run_of(metric_of("throughput", np.ones(50)))
+    card = run_card_of(history, diagnosis_of(history))
+    assert card.unstable is None
+    assert card.final_loss is card.best_loss is card.sketch is card.course is None
+
+
+def test_steps_in_vain_are_counted_from_what_the_autopilot_said_and_from_the_counter() -> None:
+    back = Event(300, "rollback", Severity.INFO, "Set back.", evidence={"steps_lost": 40.0})
+    counter = metric_of("skipped_steps", [0, 1, 2, 0, 3], meaning=Meaning("skipped_steps", known=True))
+    history = run_of(metric_of("train_loss", falling(600)), counter, events=[back, back])
+    card = run_card_of(history, diagnosis_of(history))
+    assert (card.rolled_back, card.skipped, card.wasted) == (80, 5, 85)
+
+
+def test_our_own_parameters_go_by_their_short_name_unless_the_script_has_one_of_that_name() -> None:
+    params = {"lr": "0.1", "stability.lr": "0.2", "stability.clip": "1"}
+    history = run_of(metric_of("train_loss", falling(600)), params=params)
+    assert run_card_of(history, diagnosis_of(history)).params == {"lr": "0.1", "clip": "1"}
+
+
+def test_the_levels_of_a_loss_that_reaches_below_zero_are_in_its_own_units() -> None:
+    losses = 10 + falling(600) * np.where(np.arange(600) % 2, 1, -1)
+    losses[:50] -= 30
+    course = card_of_loss(losses).course
+    assert course is not None
+    assert not course.logarithmic
+    assert np.median(course.levels) == pytest.approx(10, abs=2)
+
+
+def test_a_killed_run_that_was_healthy_is_not_unstable() -> None:
+    history = run_of(metric_of("train_loss", falling(600)), outcome="killed")
+    card = run_card_of(history, diagnosis_of(history))
+    assert card.unstable is False
+    assert card.onset is None
+    assert card.severity is Severity.CRITICAL

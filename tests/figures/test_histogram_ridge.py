@@ -1,0 +1,60 @@
+from __future__ import annotations
+
+import pytest
+from figures.drawings import cut_off, overlapping_labels, texts
+from figures.layers import all_zero, gpt_layers, heavy_tails, normal, not_finite, table, two_bumps
+
+from mlflow_stability.figures.histogram_ridge import MOST_RIDGES, MOST_STEPS, histogram_ridges
+from mlflow_stability.vocabulary.layer_table import layer_table_of
+
+
+@pytest.mark.parametrize(("layers", "steps"), [(1, 1), (2, 3), (12, 12), (100, 2), (1000, 1)])
+def test_any_number_of_layers_is_legible(layers: int, steps: int) -> None:
+    tables = [table(1000 * number, gpt_layers(layers), [two_bumps, normal()]) for number in range(1, steps + 1)]
+    figure = histogram_ridges(tables, "run 3f2a9c")
+    assert cut_off(figure) == []
+    assert overlapping_labels(figure) == []
+    assert len(figure.axes) == min(2, steps)
+
+
+def test_each_shape_is_named_beside_its_ridge_and_counted() -> None:
+    layers = ["a", "b", "c", "d", "e"]
+    found = texts(histogram_ridges([table(7000, layers, [normal(), two_bumps, heavy_tails, all_zero, not_finite])]))
+    for shape in ("healthy", "multi-modal", "heavy-tailed", "collapsed", "not finite"):
+        assert found.count(shape) == 1
+        assert any(f"1 {shape}" in text for text in found)
+    assert any("5 layers at step 7,000" in text for text in found)
+
+
+def test_of_many_layers_those_that_are_ill_are_drawn() -> None:
+    draws = [normal()] * 50 + [two_bumps] + [normal()]
+    figure = histogram_ridges([table(1000, gpt_layers(100), draws)])
+    labels = [each.get_text() for each in figure.axes[0].get_yticklabels()]
+    assert len(labels) == MOST_RIDGES
+    assert gpt_layers(100)[50] in labels
+    assert "multi-modal" in texts(figure)
+
+
+def test_sizes_a_million_times_apart_are_drawn_alike_and_their_widths_are_written() -> None:
+    figure = histogram_ridges([table(1000, ["small", "large"], [normal(1e-6), normal(1.0)])])
+    small, large = (line.get_xdata() for line in figure.axes[0].lines if len(line.get_xdata()) > 10)
+    assert small.min() == pytest.approx(large.min(), rel=0.2)
+    assert small.max() == pytest.approx(large.max(), rel=0.2)
+    assert any(text.endswith(("e-7", "e-6")) for text in texts(figure))
+
+
+def test_the_layer_that_changed_most_is_followed_over_the_steps() -> None:
+    tables = [
+        table(1000 * number, ["steady", "shrinking"], [normal(1.0), normal(10.0**-number)]) for number in range(1, 31)
+    ]
+    figure = histogram_ridges(tables)
+    assert "The layer whose width changed most: shrinking" in texts(figure)
+    labels = [each.get_text() for each in figure.axes[1].get_yticklabels()]
+    assert len(labels) == MOST_STEPS
+    assert (labels[0], labels[-1]) == ("step 1,000", "step 30,000")
+
+
+def test_without_histograms_that_is_said() -> None:
+    bare = layer_table_of(100, 0, "gradient", ["a"], [0.0, 1.0, 2.0, 0.0])
+    assert "not measured" in texts(histogram_ridges([]))
+    assert "not measured" in texts(histogram_ridges([bare]))

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import errno
+import os
+import stat
+import tempfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from figures.layers import gpt_layers, normal, not_finite, table
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from mlflow_stability.errors import JournalError
+from mlflow_stability.journal.layer_tables import layer_table_files, read_layer_table, write_layer_table
+from mlflow_stability.vocabulary.layer_table import LayerTable, layer_table_of
+
+
+def equal(one: LayerTable, other: LayerTable) -> bool:
+    arrays = ("statistics", "percentiles", "edges", "counts")
+    plain = ("step", "attempt", "what", "layers")
+    return all(getattr(one, name) == getattr(other, name) for name in plain) and all(
+        np.array_equal(getattr(one, name), getattr(other, name), equal_nan=name != "counts")
+        and getattr(one, name).dtype == getattr(other, name).dtype
+        and getattr(one, name).shape == getattr(other, name).shape
+        for name in arrays
+    )
+
+
+def bare(step: int, what: str = "gradient") -> LayerTable:
+    return layer_table_of(step, 2, what, ["a", "b.c"], [0.0, 1.0, np.inf, 0.5, np.nan, 1.0, 2.0, 0.0])
+
+
+def test_a_table_is_read_as_it_was_written(tmp_path: Path) -> None:
+    for each in (bare(7), table(1000, gpt_layers(12), [not_finite, normal()], "weight")):
+        file = write_layer_table(tmp_path, each)
+        assert file is not None
+        assert equal(read_layer_table(file), each)
+
+
+@settings(max_examples=30)
+@given(st.lists(st.text(), min_size=1, max_size=5), st.integers(0, 10**13), st.integers(0, 2**40))
+def test_any_name_any_step_and_any_count_come_back(names: list[str], step: int, count: int) -> None:
+    values = np.zeros((len(names), 78))
+    values[:, -1] = count
+    told = layer_table_of(step, 0, "gradient", names, values.reshape(-1).tolist())
+    with tempfile.TemporaryDirectory() as room:
+        file = write_layer_table(Path(room), told)
+        assert file is not None
+        assert equal(read_layer_table(file), told)
+
+
+def test_the_files_are_found_in_the_order_of_steps_and_nothing_else_is(tmp_path: Path) -> None:
+    assert layer_table_files(tmp_path) == []
+    for step, what in ((20_000, "gradient"), (300, "weight"), (300, "gradient")):
+        write_layer_table(tmp_path, bare(step, what))
+    write_layer_table(tmp_path, table(1000, ["a"], [normal()]))
+    (tmp_path / "layers" / "notes.npz").write_bytes(b"")
+    found = [(each.step, each.what, each.has_histograms) for each in layer_table_files(tmp_path)]
+    assert found == [
+        (300, "gradient", False),
+        (300, "weight", False),
+        (1000, "gradient", True),
+        (20_000, "gradient", False),
+    ]
+
+
+def test_nobody_else_may_read_them(tmp_path: Path) -> None:
+    file = write_layer_table(tmp_path, bare(1))
+    assert file is not None
+    assert stat.S_IMODE(file.stat().st_mode) == 0o600
+    assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
+
+
+def test_a_full_disk_leaves_no_litter_and_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(np, "savez", full)
+    assert write_layer_table(tmp_path, bare(1)) is None
+    assert list((tmp_path / "layers").iterdir()) == []
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"not at all"])
+def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
+    file = write_layer_table(tmp_path, bare(1))
+    assert file is not None
+    file.write_bytes(content)
+    with pytest.raises(JournalError, match=r"000000000001-gradient\.npz"):
+        read_layer_table(file)
+    whole = write_layer_table(tmp_path, bare(1))
+    assert whole is not None
+    file.write_bytes(whole.read_bytes()[:-100])
+    with pytest.raises(JournalError):
+        read_layer_table(file)

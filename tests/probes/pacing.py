@@ -1,0 +1,55 @@
+"""Trainings under a meter whose probes measure the pace, wired as a session wires them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from mlflow_stability.probes.cycle_meter import CycleMeter
+from mlflow_stability.probes.probe import Probe
+from mlflow_stability.probes.reading import CycleReading
+from mlflow_stability.probes.survey import Probes, Survey
+from mlflow_stability.probes.torch_watch import TorchWatch
+from mlflow_stability.probes.training_pace import TrainingPace
+from mlflow_stability.session.guard import PartGuard
+
+Rows = dict[str, list[tuple[int, float]]]
+
+
+class Paced:
+    """What was told of a training's pace."""
+
+    def __init__(self, others: Sequence[Probe] = (), **options: Any) -> None:
+        self.readings: list[CycleReading] = []
+        self.guard = PartGuard(strict=True, on_failure=lambda part, error: None)
+        self.pace = TrainingPace(self.guard, lambda: self.guard.seconds, **options)
+        survey = Survey(self.guard, Probes(by_step=others), self.pace, 1)
+        self.meter = CycleMeter(
+            self.guard,
+            lambda optimizer: self,
+            lambda owner, reading: self.readings.append(reading),
+            lambda owner: survey,
+        )
+        self.watch = TorchWatch(self.guard, self.meter)
+
+    def told(self, *quantities: str) -> Rows:
+        """Steps and values of each signal."""
+        self.meter.drain()
+        found: Rows = {}
+        for step, reading in enumerate(self.readings, start=1):
+            for signal, value in zip(reading.signals, reading.values, strict=True):
+                if not quantities or signal.quantity in quantities:
+                    found.setdefault(str(signal), []).append((step, value))
+        return found
+
+
+@contextmanager
+def pacing(**options: Any) -> Iterator[Paced]:
+    paced = Paced(**options)
+    paced.watch.install()
+    try:
+        yield paced
+    finally:
+        paced.watch.remove()
+        paced.pace.close()

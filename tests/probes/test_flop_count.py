@@ -1,0 +1,110 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import scaled_dot_product_attention
+
+from mlflow_stability.probes.flop_count import TalksToOthersError, count_flops
+
+BATCH, LENGTH, WIDTH, HEADS, LAYERS, WORDS = 2, 16, 32, 4, 3, 50
+
+
+class Block(nn.Module):
+    """A layer of a GPT."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.to_qkv = nn.Linear(WIDTH, 3 * WIDTH)
+        self.out = nn.Linear(WIDTH, WIDTH)
+        self.up = nn.Linear(WIDTH, 4 * WIDTH)
+        self.down = nn.Linear(4 * WIDTH, WIDTH)
+        self.norms = nn.ModuleList([nn.LayerNorm(WIDTH), nn.LayerNorm(WIDTH)])
+
+    def forward(self, x: Tensor) -> Tensor:
+        q, k, v = self.to_qkv(self.norms[0](x)).view(*x.shape[:2], 3 * HEADS, -1).transpose(1, 2).chunk(3, dim=1)
+        mixed = scaled_dot_product_attention(q, k, v, is_causal=True)
+        x = x + self.out(mixed.transpose(1, 2).reshape(x.shape))
+        found: Tensor = x + self.down(nn.functional.gelu(self.up(self.norms[1](x))))
+        return found
+
+
+def gpt() -> nn.Module:
+    return nn.Sequential(nn.Embedding(WORDS, WIDTH), *(Block() for _ in range(LAYERS)), nn.Linear(WIDTH, WORDS))
+
+
+def gpt_by_hand(batch: int, length: int) -> int:
+    """Each multiplication and each addition of the matrix products, layer by layer."""
+    tokens = batch * length
+    weights = LAYERS * (3 + 1 + 4 + 4) * WIDTH * WIDTH + WIDTH * WORDS
+    scores_and_values = LAYERS * 2 * batch * length * length * WIDTH
+    return 2 * tokens * weights + 2 * scores_and_values
+
+
+@pytest.mark.parametrize("with_gradients", [False, True])
+def test_a_gpt_takes_what_a_hand_count_says(with_gradients: bool) -> None:
+    model, tokens = gpt(), torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    with torch.set_grad_enabled(with_gradients):
+        count = count_flops(lambda: model(tokens))
+    assert count.flops == gpt_by_hand(BATCH, LENGTH)
+    assert count.unknown == ()
+
+
+def test_grouped_queries_are_counted_for_every_query() -> None:
+    query, key = torch.ones(2, 8, 5, 4), torch.ones(2, 2, 7, 4)
+    with torch.no_grad():
+        count = count_flops(lambda: scaled_dot_product_attention(query, key, key, enable_gqa=True))
+    assert count.flops == 2 * 2 * (2 * 8) * 5 * 7 * 4
+
+
+@pytest.mark.parametrize(("kind", "gates"), [(nn.LSTM, 4), (nn.GRU, 3), (nn.RNN, 1)])
+def test_recurrent_layers_meet_every_weight_once_a_step(kind: type[nn.RNNBase], gates: int) -> None:
+    steps, batch, inputs, hidden = 6, 3, 5, 7
+    model = kind(inputs, hidden, num_layers=2)
+    with torch.no_grad():
+        count = count_flops(lambda: model(torch.ones(steps, batch, inputs)))
+    assert count.flops == 2 * steps * batch * gates * hidden * (inputs + hidden + hidden + hidden)
+
+
+def test_a_convolution_is_counted_for_every_place_of_its_output() -> None:
+    with torch.no_grad():
+        count = count_flops(lambda: nn.Conv2d(3, 5, 3)(torch.ones(2, 3, 8, 9)))
+    assert count.flops == 2 * (2 * 6 * 7) * 5 * (3 * 3 * 3)
+
+
+@pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_what_is_compiled_is_counted_as_it_was_written_and_stays_compiled() -> None:
+    torch._dynamo.reset()
+    model: Any = torch.compile(gpt(), backend="aot_eager")
+    tokens = torch.zeros(BATCH, LENGTH, dtype=torch.long)
+    model(tokens)
+    frames = dict(torch._dynamo.utils.counters["frames"])
+    with torch.no_grad():
+        count = count_flops(lambda: model(tokens))
+    model(tokens)
+    assert count.flops == gpt_by_hand(BATCH, LENGTH)
+    assert dict(torch._dynamo.utils.counters["frames"]) == frames
+
+
+def test_kernels_of_others_are_named() -> None:
+    @torch.library.custom_op("stability_test::double", mutates_args=())
+    def double(x: Tensor) -> Tensor:
+        return x * 2
+
+    with torch.no_grad():
+        count = count_flops(lambda: double(nn.Linear(3, 5)(torch.ones(2, 3))))
+    assert count.flops == 2 * 2 * 3 * 5
+    assert count.unknown == ("stability_test.double",)
+
+
+def test_a_forward_pass_that_talks_to_other_processes_is_given_up_before_it_does(tmp_path: Any) -> None:
+    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/rendezvous", rank=0, world_size=1)
+    value = torch.ones(2)
+    try:
+        with pytest.raises(TalksToOthersError, match="allreduce"):
+            count_flops(lambda: torch.distributed.all_reduce(value.mul_(3)))
+    finally:
+        torch.distributed.destroy_process_group()

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from diagnosis.cards import card_of_loss, diverging, made
+from diagnosis.histories import falling
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_stability.reports.dots import dots_of
+from mlflow_stability.reports.overlay import HEIGHT, WIDTH, overlay_of
+from mlflow_stability.reports.plane import axis_of
+from mlflow_stability.reports.strips import strips_of
+from mlflow_stability.reports.survival_picture import survival_picture_of
+from mlflow_stability.vocabulary.cohort import ParamPlot, SurvivalCurve
+
+POINT = re.compile(r"(-?[\d.]+) (-?[\d.]+)")
+
+
+def points(path: str) -> np.ndarray:
+    return np.array([[float(each) for each in point] for point in POINT.findall(path)])
+
+
+def test_losses_are_aligned_at_the_onset() -> None:
+    cards = [card_of_loss(diverging(onset=at), f"at-{at}") for at in (200, 350)]
+    found = overlay_of(cards)
+    assert found is not None
+    assert found.zero is not None
+    for line in found.lines:
+        across, down = points(line.path).T
+        turn = across[np.argmax(down)]  # the lowest loss is the lowest point
+        assert turn == pytest.approx(found.zero * WIDTH / 100, abs=0.1 * WIDTH)
+
+
+def test_a_higher_loss_stands_higher_and_so_does_its_tick() -> None:
+    found = overlay_of([card_of_loss(falling(300, first=40.0), "a"), card_of_loss(falling(300, first=40.0), "b")])
+    assert found is not None
+    down = points(found.lines[0].path)[:, 1]
+    assert down[0] < 0.3 * HEIGHT < 0.7 * HEIGHT < down[-1]
+    ticks = sorted(found.values, key=lambda tick: float(tick.label))
+    assert [each.at for each in ticks] == sorted((each.at for each in ticks), reverse=True)
+
+
+def test_one_curve_is_no_overlay() -> None:
+    assert overlay_of([card_of_loss(falling(300)), made("b", {})]) is None
+
+
+def test_of_many_runs_the_ends_are_drawn() -> None:
+    card = card_of_loss(falling(50))
+    found = overlay_of([replace(card, name=str(number)) for number in range(60)])
+    assert found is not None
+    assert (len(found.lines), found.left_out) == (24, 36)
+
+
+def test_stairs_begin_at_all_and_end_at_what_is_left() -> None:
+    found = survival_picture_of([SurvivalCurve("all runs", 4, 2, (100, 200), (0.75, 0.5), (), (), 400)])
+    assert found is not None
+    corners = points(found.curves[0].path)
+    assert corners[0].tolist() == [0.0, 0.0]
+    assert corners[-1].tolist() == [WIDTH, HEIGHT / 2]
+    assert survival_picture_of([SurvivalCurve("all runs", 4, 0)]) is None
+
+
+def test_a_strip_shows_how_far_a_run_went_and_when_it_had_trouble() -> None:
+    found = strips_of([made("well", {}), made("lost", {}, lost=500), made("short", {}, last=500)])
+    assert found is not None
+    well, lost, short = found.strips
+    assert (well.bars, short.width) == ((), 50.0)
+    assert (lost.bars[0].left, lost.bars[0].width, lost.bars[0].severity) == (50.0, 50.0, "critical")
+
+
+def test_a_lost_run_stands_on_the_upper_edge() -> None:
+    plot = ParamPlot("lr", (0.1, 1.0, 10.0), (), (False, False, True), (2.0, 3.0, float("inf")))
+    stable, _, lost = dots_of(plot).dots
+    assert lost.top < 5 < stable.top
+    assert lost.unstable
+    assert dots_of(plot).logarithmic
+
+
+@given(st.lists(st.floats(), max_size=20))
+def test_an_axis_places_every_number_within(values: list[float]) -> None:
+    axis = axis_of(values)
+    places = axis.places([each for each in values if np.isfinite(each)])
+    assert ((places >= 0) & (places <= 100)).all()
+    assert all(0 <= tick.at <= 100 for tick in axis.ticks())

@@ -1,0 +1,73 @@
+"""The batch of a broken step stays on this machine unless the user asked to have it in the run."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import pytest
+import torch
+from mlflow import MlflowClient
+from scenarios.flying import flying
+from scenarios.watching import batches, mse, tiny_model
+from torch import Tensor
+from torch.optim import SGD
+
+import mlflow_stability
+
+pytestmark = pytest.mark.scenario
+BROKEN = 7
+
+
+def train(steps: int = 15) -> Tensor:
+    """Gives the inputs of the batch that breaks."""
+    model = tiny_model()
+    optimizer = SGD(model.parameters(), lr=0.1)
+    broken = torch.empty(0)
+    for number, (inputs, targets) in enumerate(batches(steps), start=1):
+        if number == BROKEN:
+            inputs[0, 0] = math.nan
+            broken = inputs
+        optimizer.zero_grad()
+        mse(model, (inputs, targets)).backward()
+        optimizer.step()
+    return broken
+
+
+@pytest.mark.parametrize("capture", ["upload", True])
+def test_its_tensors_are_in_the_run_only_if_asked(
+    tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, capture: bool | str
+) -> None:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+    mlflow_stability.autolog(guard=True, capture_batch=capture, strict=True, silent=True)
+    session = mlflow_stability.current_session()
+    assert session is not None
+    broken = train()
+    mlflow_stability.autolog(disable=True)
+    assert session.wait(60)
+    client = MlflowClient(sqlite_uri)
+    (run,) = client.search_runs(["0"])
+    listed = [each.path for each in client.list_artifacts(run.info.run_id, "stability/batches")]
+    (kept,) = tmp_path.glob(".mlflow-stability/batches/*/batch-*.pt")
+    if capture is True:
+        assert listed == []
+        assert "stability.batches" not in run.data.tags
+        return
+    assert listed == ["stability/batches/recording-000-batch-000007.pt"]
+    file = client.download_artifacts(run.info.run_id, listed[0], str(tmp_path))
+    for path in (file, kept):
+        (inputs,) = torch.load(path, weights_only=True).values()
+        assert torch.allclose(inputs, broken, rtol=0.0, atol=0.0, equal_nan=True)
+    assert kept.name == "batch-000007.pt"
+
+
+def test_a_batch_that_cannot_be_kept_is_told_of_all_the_same(tmp_path: Path) -> None:
+    journals = tmp_path / "journals"
+    journals.mkdir()
+    (journals / "batches").write_text("not a folder")
+    with flying(tmp_path, guard=True, capture_batch="upload") as flown:
+        train()
+        assert flown.session.parts_off == {}
+    (told,) = flown.events("broken_batch")
+    assert "1 NaN" in told.message
+    assert "could not be kept" in told.message

@@ -1,0 +1,61 @@
+"""MLflow's own measurements of the machine, switched on by one word."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+
+import mlflow
+import pytest
+from mlflow import MlflowClient
+from scenarios.test_runs_in_mlflow import end, runs_of, train, watch
+
+import mlflow_stability
+
+pytestmark = pytest.mark.scenario
+
+
+@pytest.fixture
+def store(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+    monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "1")
+    mlflow.set_tracking_uri(sqlite_uri)
+    yield MlflowClient(sqlite_uri)
+    mlflow_stability.autolog(disable=True)
+    while mlflow.active_run():
+        mlflow.end_run()
+    mlflow.set_tracking_uri(None)
+
+
+def machine_keys(store: MlflowClient) -> set[str]:
+    (run,) = runs_of(store)
+    return {key for key in run.data.metrics if key.startswith("system/")}
+
+
+def test_the_machine_is_measured_where_it_was_asked_for(store: MlflowClient) -> None:
+    session = watch(system_metrics=True)
+    train(5)
+    give_up = time.monotonic() + 60
+    while not (runs_of(store) and machine_keys(store)) and time.monotonic() < give_up:
+        train(1)
+        time.sleep(0.2)
+    end(session)
+    assert {"system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"} <= machine_keys(store)
+
+
+def test_the_machine_is_not_measured_unless_asked_for(store: MlflowClient) -> None:
+    session = watch()
+    train(5)
+    end(session)
+    assert not machine_keys(store)
+
+
+def test_where_the_script_has_mlflow_measure_it_already_nobody_measures_twice(store: MlflowClient) -> None:
+    with mlflow.start_run(log_system_metrics=True) as run:
+        session = watch(system_metrics=True)
+        train(5)
+        recording = session.recording
+        assert recording is not None
+        assert not recording.opening.system_metrics
+        assert recording.opening.run_id == run.info.run_id
+    end(session)

@@ -1,0 +1,159 @@
+"""Going back that fails, does not help, or has nowhere to go: the training goes on with the weights that it has."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scenarios.flying import QUICK, Flown, flying
+from scenarios.test_rescue import task, train
+from torch import Tensor
+from torch.optim import LBFGS, AdamW
+
+from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.recovery.restore import RestorePlan
+from mlflow_stability.session.session import Session
+from mlflow_stability.vocabulary.event import Severity
+
+pytestmark = pytest.mark.scenario
+AT_ONCE = dataclasses.replace(QUICK, rollback_after_skips=5)
+
+
+def bits(model: torch.nn.Module, optimizer: AdamW) -> list[Tensor]:
+    moments = [each for state in optimizer.state.values() for each in state.values()]
+    return [each.detach().clone() for each in (*model.parameters(), *moments)]
+
+
+def skipping_from(broken: int, steps: int, look: Callable[[int, list[Tensor]], None]) -> list[float]:
+    """Every loss from a step on is NaN, for a reason that is not in the weights."""
+    model, next_loss = task()
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    losses = []
+    for number in range(1, steps + 1):
+        loss = next_loss()
+        (loss * math.nan if number >= broken else loss).backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        look(number, bits(model, optimizer))
+        losses.append(loss.item())
+    return losses
+
+
+def test_weights_that_were_left_in_vain_are_put_back(tmp_path: Path) -> None:
+    seen: dict[int, list[Tensor]] = {}
+    with flying(tmp_path, rollback=AT_ONCE) as flown:
+        skipping_from(121, 140, seen.__setitem__)
+    there, back = flown.events("rollback")
+    (final,) = [each for each in flown.events("give_up") if each.severity is Severity.CRITICAL]
+    assert (there.step, back.step, final.step) == (125, 130, 130)
+    assert back.evidence["target"] == 125
+    assert "not in the weights" in final.message
+    assert "those from before" in back.message
+    assert not all(map(torch.equal, seen[127], seen[120]))
+    for step in (124, 130, 140):
+        assert all(map(torch.equal, seen[step], seen[120])), f"step {step} has other weights than step 120"
+    assert flown.session.parts_off == {}
+
+
+def breaks_off(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The state fits, and an error comes when half of it has been put back."""
+    whole = RestorePlan.apply
+
+    def half(plan: RestorePlan) -> Any:
+        monkeypatch.setattr(RestorePlan, "apply", whole)
+        whole(plan)
+        raise MemoryError("no room for the moments")
+
+    monkeypatch.setattr(RestorePlan, "apply", half)
+
+
+def loses_its_states(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert session._flight is not None
+    keeping = session._flight.pilot._keeping
+    monkeypatch.setattr(keeping, "state_of", lambda step: {}[step])
+
+
+@pytest.mark.parametrize("trouble", [breaks_off, loses_its_states])
+def test_a_return_that_fails_changes_nothing_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Session, pytest.MonkeyPatch], None]
+) -> None:
+    flown: Flown
+    seen: dict[int, list[Tensor]] = {}
+
+    def look(number: int, now: list[Tensor]) -> None:
+        seen[number] = now
+        if number == 120:
+            trouble(flown.session, monkeypatch)
+
+    with flying(tmp_path, strict=False, rollback=AT_ONCE) as flown:
+        losses = skipping_from(121, 160, look)
+        assert list(flown.session.parts_off) == ["rollback"]
+    assert all(map(torch.equal, seen[160], seen[120]))
+    assert flown.events("rollback") == []
+    (told,) = flown.events("give_up")
+    assert "Not set back at step 125 to the state of step" in told.message
+    assert told.severity is Severity.CRITICAL
+    assert len(losses) == 160
+
+
+def test_a_return_that_fails_ends_the_training_where_that_was_asked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    policy = dataclasses.replace(AT_ONCE, on_give_up="raise")
+    flown: Flown
+
+    def look(number: int, now: list[Tensor]) -> None:
+        if number == 120:
+            loses_its_states(flown.session, monkeypatch)
+
+    with (
+        flying(tmp_path, strict=False, rollback=policy) as flown,
+        pytest.raises(TrainingDiverged, match="it could not be set back"),
+    ):
+        skipping_from(121, 160, look)
+
+
+def test_without_room_for_states_a_training_is_told_that_it_cannot_be_set_back(tmp_path: Path) -> None:
+    with flying(tmp_path, rollback=QUICK, snapshot_budget=1000) as flown:
+        train(steps=260)
+        assert flown.session.good_steps == ()
+        assert not flown.session.rollback()
+    assert flown.events("rollback") == []
+    assert flown.events("give_up")
+    assert all("no good state" in each.message for each in flown.events("give_up"))
+    assert flown.session.parts_off == {}
+
+
+def test_without_room_for_states_in_memory_those_on_the_disk_are_gone_back_to(tmp_path: Path) -> None:
+    policy = dataclasses.replace(QUICK, checkpoint_every=50)
+    with flying(tmp_path, rollback=policy, snapshot_budget=1000) as flown:
+        losses, _ = train()
+    assert flown.events("rollback")
+    assert sum(losses[-40:]) / 40 < 0.1
+
+
+def test_a_very_first_step_of_lbfgs_that_breaks_the_weights_is_taken_back(tmp_path: Path) -> None:
+    model, next_loss = task()
+    optimizer = LBFGS(model.parameters(), max_iter=4)
+    before = [each.detach().clone() for each in model.parameters()]
+    asked = 0
+
+    def closure() -> Tensor:
+        nonlocal asked
+        optimizer.zero_grad()
+        loss = next_loss()
+        (loss * math.nan if asked == 1 else loss).backward()
+        asked += 1
+        return loss
+
+    with flying(tmp_path, guard=True) as flown:
+        optimizer.step(closure)
+        assert all(map(torch.equal, model.parameters(), before))
+        optimizer.step(closure)
+        assert not all(map(torch.equal, model.parameters(), before))
+    assert [each.step for each in flown.events("step_skipped")] == [1]
