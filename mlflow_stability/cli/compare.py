@@ -10,9 +10,9 @@ from rich.text import Text
 
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.cli.main import COULD_NOT, INTERRUPTED
-from mlflow_stability.cli.options import tracking_uri_option
+from mlflow_stability.cli.options import output_options, tracking_uri_option
 from mlflow_stability.cli.output import present, put_out
-from mlflow_stability.cli.output_file import form_for, must_be_writable, must_not_overwrite
+from mlflow_stability.cli.output_file import form_for, must_not_overwrite
 from mlflow_stability.cli.reading_progress import ReadingProgress
 from mlflow_stability.cli.terminal import notes_console
 from mlflow_stability.reports import comparison_terminal
@@ -30,20 +30,7 @@ FOUND = 1
 @click.option("--filter", "condition", metavar="FILTER", help="Those that meet this: \"params.lr = '0.1'\".")
 @click.option("--baseline", metavar="RUN", help="The run that no other may be worse than, by its id or name.")
 @click.option("--verbose", "-v", is_flag=True, help="Show everything: all runs, causes, parameters and groups.")
-@click.option(
-    "--output-format",
-    "form",
-    type=click.Choice(list(FORMATS)),
-    help="Without it: what the ending of --output says, else rich.",
-)
-@click.option(
-    "--output",
-    "file",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    callback=must_be_writable,
-    metavar="FILE",
-    help="Write there instead of to stdout.",
-)
+@output_options(FORMATS)
 @click.option("--log-to-run", metavar="RUN_ID", help="Add the comparison to this run, as HTML and JSON.")
 @click.option("--log-to-experiment", metavar="NAME", help="Add it to this experiment, as a run of its own.")
 @click.option("--dask", metavar="ADDRESS", help="Let a dask.distributed cluster read the runs: tcp://HOST:PORT.")

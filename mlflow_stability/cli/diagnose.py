@@ -14,9 +14,9 @@ from mlflow_stability.analysis.only_kinds import only_kinds
 from mlflow_stability.analysis.thresholds import detectors_with
 from mlflow_stability.cli.kinds import checked_kinds, complete_kinds
 from mlflow_stability.cli.main import COULD_NOT
-from mlflow_stability.cli.options import tracking_uri_option
+from mlflow_stability.cli.options import output_options, tracking_uri_option
 from mlflow_stability.cli.output import present, put_out
-from mlflow_stability.cli.output_file import form_for, must_be_writable, must_not_overwrite
+from mlflow_stability.cli.output_file import form_for, must_not_overwrite
 from mlflow_stability.cli.terminal import notes_console
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.reports import terminal
@@ -54,20 +54,7 @@ FLOORS = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
     metavar="Z",
     help="How many robust sigmas above its level a gradient norm has exploded.",
 )
-@click.option(
-    "--output-format",
-    "form",
-    type=click.Choice(list(FORMATS)),
-    help="Without it: what the ending of --output says, else rich.",
-)
-@click.option(
-    "--output",
-    "file",
-    type=click.Path(dir_okay=False, writable=True, path_type=Path),
-    callback=must_be_writable,
-    metavar="FILE",
-    help="Write there instead of to stdout.",
-)
+@output_options(FORMATS)
 @click.option("--log-to-run", is_flag=True, help="Add the report to each run: stability/report.html and report.json.")
 @click.option(
     "--fail-on",

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
+from mlflow_stability.cli.output_file import must_be_writable
 from mlflow_stability.vocabulary.settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -21,6 +22,29 @@ def tracking_uri_option(command: _F) -> _F:
         envvar="MLFLOW_TRACKING_URI",
         help="Where runs live. Without it: MLFLOW_TRACKING_URI, else what MLflow takes by default.",
     )(command)
+
+
+def output_options(formats: Iterable[str]) -> Callable[[_F], _F]:
+    """`--output-format` and `--output`, which says the format by its ending."""
+
+    def both(command: _F) -> _F:
+        to_file = click.option(
+            "--output",
+            "file",
+            type=click.Path(dir_okay=False, writable=True, path_type=Path),
+            callback=must_be_writable,
+            metavar="FILE",
+            help="Write there instead of to stdout.",
+        )
+        form = click.option(
+            "--output-format",
+            "form",
+            type=click.Choice(list(formats)),
+            help="Without it: what the ending of --output says, else rich.",
+        )
+        return form(to_file(command))
+
+    return both
 
 
 def journal_argument(command: _F) -> _F:

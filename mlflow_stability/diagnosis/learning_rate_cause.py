@@ -39,7 +39,7 @@ def learning_rate_look(around: Surroundings) -> Look:
             before, after = float(values[jump - 1]), float(values[jump])
             step = int(curve.steps[np.isfinite(curve.values)][jump])
             earlier = episode.start - step
-            since = f", {earlier} step{'s' if earlier > 1 else ''} before" if earlier > 0 else ""
+            since = f", {earlier} step{'s' if earlier > 1 else ''} before the first sign" if earlier > 0 else ""
             return is_it(
                 "learning_rate_jump",
                 f"The learning rate jumped from {shown(before)} to {shown(after)} at step {step}{since}.",

@@ -38,6 +38,10 @@ UPDATE_RATIO = (
 )
 
 
+_LONGEST = 14
+"""How many letters there is room for beside a panel."""
+
+
 def draw_zones(axes: Axes, zones: tuple[Zone, ...]) -> None:
     """Draw what of the zones lies within the axes' limits, their names to the right; the scale is logarithmic."""
     bottom, top = axes.get_ylim()
@@ -52,7 +56,8 @@ def draw_zones(axes: Axes, zones: tuple[Zone, ...]) -> None:
         lines = share * inches / 0.16
         if lines < 1:
             continue
-        text = f"{zone.name}\n{zone.limits}" if lines >= 2 else f"{zone.name} {zone.limits}"
+        line = f"{zone.name} {zone.limits}"
+        text = f"{zone.name}\n{zone.limits}" if lines >= 2 else line if len(line) <= _LONGEST else zone.name
         axes.text(
             1.008,
             ((math.log(low) + math.log(high)) / 2 - math.log(bottom)) / height,

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 from functools import cache
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Template
 
 from mlflow_stability.reports import comparison_wording as wording
 from mlflow_stability.reports.curve import number_text
 from mlflow_stability.reports.dots import dots_of
-from mlflow_stability.reports.harmless import plain
 from mlflow_stability.reports.overlay import HEIGHT, WIDTH, overlay_of
+from mlflow_stability.reports.page import page_template
 from mlflow_stability.reports.strips import strips_of
 from mlflow_stability.reports.survival_picture import survival_picture_of
 from mlflow_stability.vocabulary.comparison import Comparison
@@ -47,18 +47,4 @@ def render(comparison: Comparison) -> str:
 
 @cache
 def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("mlflow_stability.reports", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_harmless,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals.update(wording=wording, number_text=number_text, width=WIDTH, height=HEIGHT)
-    return environment.get_template("comparison.html")
-
-
-def _harmless(value: object) -> object:
-    """Whatever the template shows of others; what its own macros wrote stays as it is."""
-    return plain(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    return page_template("comparison.html", wording=wording, number_text=number_text, width=WIDTH, height=HEIGHT)

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from functools import cache
 
-from jinja2 import Environment, PackageLoader, StrictUndefined, Template
+from jinja2 import Template
 
 from mlflow_stability.reports import wording
 from mlflow_stability.reports.chart import HEIGHT, WIDTH, Chart, chart_of
 from mlflow_stability.reports.curve import number_text
-from mlflow_stability.reports.harmless import plain
+from mlflow_stability.reports.page import page_template
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.sketched import sketches_of
 from mlflow_stability.vocabulary.diagnosis import Diagnosis
@@ -38,18 +38,4 @@ def _charts(diagnosis: Diagnosis) -> list[Chart]:
 
 @cache
 def _template() -> Template:
-    environment = Environment(
-        loader=PackageLoader("mlflow_stability.reports", "templates"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        finalize=_harmless,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    environment.globals.update(wording=wording, number_text=number_text, width=WIDTH, height=HEIGHT)
-    return environment.get_template("report.html")
-
-
-def _harmless(value: object) -> object:
-    """Whatever the template shows of others; what its own macros wrote stays as it is."""
-    return plain(value) if isinstance(value, str) and not hasattr(value, "__html__") else value
+    return page_template("report.html", wording=wording, number_text=number_text, width=WIDTH, height=HEIGHT)

@@ -111,6 +111,12 @@ def test_zones_are_named_where_the_curve_is() -> None:
     }
 
 
+@pytest.mark.parametrize("lowest", [1e-5, 1e-9, 1e-14, 1e-40])
+def test_the_names_of_zones_are_whole_however_narrow_their_bands(lowest: float) -> None:
+    figure = dashboard(Board("", "", (curve("update_ratio", np.geomspace(1.0, lowest, 50)),)))
+    assert cut_off(figure) == []
+
+
 def test_more_kinds_than_there_are_rows_share_the_last_one() -> None:
     marks = tuple(Mark(f"kind_{number}", Severity.INFO, number, number) for number in range(20))
     worst = Mark("nan_detected", Severity.CRITICAL, 30, 30)
