@@ -22,7 +22,7 @@ UnscaledLoss: TypeAlias = tuple[weakref.ref[Tensor], Tensor]
 def take_losses(cycle: Cycle, tensors: Any, unscaled: UnscaledLoss | None) -> None:
     """What was passed to backward, as it was before a loss scaler."""
     for tensor in (tensors,) if isinstance(tensors, Tensor) else tensors:
-        if not isinstance(tensor, Tensor) or tensor.numel() != 1 or hasattr(tensor, "full_tensor"):
+        if not isinstance(tensor, Tensor) or tensor.numel() != 1 or tensor.is_meta or hasattr(tensor, "full_tensor"):
             continue  # a vector passed on by hand, as pipelines do, is no loss
         loss = tensor.detach()
         if unscaled is not None and unscaled[0]() is tensor:

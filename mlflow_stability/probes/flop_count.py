@@ -1,69 +1,58 @@
-"""Counts the floating point operations of a forward pass.
+"""Counts the floating point operations of a forward pass as they go by.
 
-In: a function that runs one. Out: how many operations its matrix products, convolutions, attention and recurrent
-layers take, each multiplication and each addition counted, by torch's own formulas. Promised: nothing is sent to
-another process: a forward pass that would is given up before it does. Whatever no formula is known for is named.
-Attention is counted in full, causal or not, as the published figures for model FLOPs are.
+In: the forward pass of a training, between `enter` and `leave`. Out: how many operations its matrix products,
+convolutions, attention and recurrent layers take, each multiplication and each addition counted, by torch's own
+formulas. Promised: every operation is run as it would have been; whatever no formula is known for is named. Attention
+is counted in full, causal or not, as the published figures for model FLOPs are.
 """
 
 from __future__ import annotations
 
-import contextlib
-import sys
 from collections.abc import Callable
-from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.flop_counter import flop_registry
 
-COLLECTIVES = frozenset({"c10d", "_c10d_functional", "_c10d_functional_autograd", "_dtensor", "fsdp", "symm_mem"})
-"""The namespaces of what talks to other processes."""
-KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler"})
-"""Where everything that is heavy has a formula, here or in torch."""
+KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional"})
+"""Where everything that is heavy has a formula, here or in torch, and what only talks to other processes."""
 
 Formula = Callable[..., int]
 
 
-class TalksToOthersError(RuntimeError):
-    """A forward pass wanted to talk to other processes, which do not run it."""
+class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts what goes by between `enter` and `leave`."""
 
-
-@dataclass(frozen=True, slots=True)
-class FlopCount:
-    """What one forward pass takes."""
-
-    flops: int
-    unknown: tuple[str, ...] = ()
-    """Kernels without a formula: with them `flops` is the least it can be."""
-
-
-def count_flops(forward: Callable[[], Any]) -> FlopCount:
-    """Run a forward pass and count; compiled parts of it run as they were written."""
-    counter = _Counter()
-    # Where the compiler was never loaded nothing is compiled, and loading it takes seconds.
-    eager = torch.compiler.set_stance("force_eager") if "torch._dynamo" in sys.modules else contextlib.nullcontext()
-    with eager, counter:
-        forward()
-    return FlopCount(counter.flops, tuple(counter.unknown))
-
-
-class _Counter(TorchDispatchMode):  # type: ignore[no-untyped-call]
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self.flops = 0
         self.unknown: dict[str, None] = {}
+        """Kernels without a formula: with them `flops` is the least it can be."""
+        self._off = False
+
+    def enter(self) -> bool:
+        """Begin; False where somebody else counts or changes operations already."""
+        if _get_current_dispatch_mode() is not None:
+            return False
+        self.__enter__()  # type: ignore[no-untyped-call]
+        return True
+
+    def leave(self) -> None:
+        """End. A mode that the script has left on top of this one keeps it where it is; it does nothing then."""
+        self._off = True
+        if _get_current_dispatch_mode() is self:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
-        packet = func if isinstance(func, HigherOrderOperator) else func._overloadpacket
-        if func.namespace in COLLECTIVES:
-            raise TalksToOthersError(f"the forward pass talks to other processes ({packet})")
         outputs = func(*args, **kwargs)
+        if self._off:
+            return outputs
+        packet = func if isinstance(func, HigherOrderOperator) else func._overloadpacket
         own = _OWN.get(packet)
         if own is not None:
             self.flops += own(*args)

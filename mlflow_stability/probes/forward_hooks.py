@@ -24,8 +24,9 @@ _idle = contextlib.nullcontext().__exit__  # takes anything, does nothing, retur
 class ForwardHooks:
     """The hooks on one module."""
 
-    def __init__(self, root: Module, before: Before, after: After) -> None:
+    def __init__(self, root: Module, before: Before, after: After, failed: After) -> None:
         self._root = weakref.ref(root)
+        self._failed = failed
         self._before = before
         self._after = after
         self._handles: list[RemovableHandle] = []
@@ -48,7 +49,7 @@ class ForwardHooks:
             root._compiled_call_impl = self._compiled[1]
             return
         self._handles.append(root.register_forward_pre_hook(_BeforeHook(self._before), with_kwargs=True))
-        self._handles.append(root.register_forward_hook(_AfterHook(self._after)))
+        self._handles.append(root.register_forward_hook(_AfterHook(self._after, self._failed), always_call=True))
 
     def remove(self) -> None:
         """Leave the module as it was."""
@@ -61,18 +62,40 @@ class ForwardHooks:
 
     def _around(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
         """`Module.compile` compiles hooks with the rest; what calls the compiled code is outside of it."""
-        reference, before, after = self._root, self._before, self._after
+        reference, before, after, failed = self._root, self._before, self._after, self._failed
 
         def call(*args: Any, **kwargs: Any) -> Any:
             root = reference()
             if root is None or torch.compiler.is_compiling():
                 return compiled(*args, **kwargs)
             before(root, args, kwargs)
-            result = compiled(*args, **kwargs)
+            try:
+                result = compiled(*args, **kwargs)
+            except BaseException:
+                failed(root)
+                raise
             after(root)
             return result
 
         return call
+
+
+def drop_idle_hooks(model: Module) -> None:
+    """Take what was left in copies of a watched module out of them: it does nothing, but cannot be scripted."""
+    for module in Module.modules(model):
+        for name in _HOOKS:
+            hooks = getattr(module, name)
+            for key in [key for key, hook in hooks.items() if _is_idle(hook)]:
+                del hooks[key]
+                for marks in (f"{name}_with_kwargs", f"{name}_always_called"):
+                    getattr(module, marks, {}).pop(key, None)
+
+
+def _is_idle(hook: Any) -> bool:
+    return isinstance(getattr(hook, "__self__", None), contextlib.nullcontext)
+
+
+_HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
 class _Hook:
@@ -99,8 +122,13 @@ class _BeforeHook(_Hook):
 
 
 class _AfterHook(_Hook):
-    __slots__ = ()
+    __slots__ = ("_failed",)
 
-    def __call__(self, root: Module, _args: tuple[Any, ...], _outputs: Any) -> None:
+    def __init__(self, run: After, failed: After) -> None:
+        super().__init__(run)
+        self._failed = failed
+
+    def __call__(self, root: Module, _args: tuple[Any, ...], outputs: Any) -> None:
         if not torch.compiler.is_compiling():
-            self._run(root)
+            # Torch calls this after an exception, too, and then there is no output.
+            (self._failed if outputs is None else self._run)(root)

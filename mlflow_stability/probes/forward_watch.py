@@ -17,7 +17,7 @@ import torch.jit._recursive
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.forward_hooks import ForwardHooks
+from mlflow_stability.probes.forward_hooks import ForwardHooks, drop_idle_hooks
 from mlflow_stability.probes.hook_handles import HookHandles
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.roots import models_of
@@ -37,6 +37,9 @@ class ForwardListener(Protocol):
     def forward_ended(self) -> None:
         """Runs right after it."""
 
+    def forward_failed(self) -> None:
+        """Runs instead of that where the forward pass raised an exception."""
+
     def evaluated(self) -> None:
         """Runs after a forward pass that is no part of training."""
 
@@ -48,6 +51,7 @@ class ForwardWatch:
         self._listeners = tuple(listeners)
         self._before = guard("forward passes", self._begins)
         self._after = guard("forward passes", self._ends)
+        self._failed = guard("forward passes", self._fails)
         self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
         self._searches = 0
         self._watched: dict[int, ForwardHooks] = {}
@@ -101,7 +105,7 @@ class ForwardWatch:
             return
         if not self._patches.hold_anything:
             self._patches.patch(torch.jit._recursive, "create_script_module", self._around_scripting)
-        hooks = ForwardHooks(root, self._before, self._after)
+        hooks = ForwardHooks(root, self._before, self._after, self._failed)
         hooks.put_on()
         self._on_cuda |= any(each.is_cuda for each in root.parameters())
         self._watched[id(root)] = hooks
@@ -139,10 +143,17 @@ class ForwardWatch:
             for each in self._listeners:
                 each.evaluated()
 
+    def _fails(self, root: Module) -> None:
+        if self._open == id(root):
+            self._open = 0
+            for each in self._listeners:
+                each.forward_failed()
+
     def _counts(self, root: Module) -> bool:
         return (
             root.training
             and torch.is_grad_enabled()
+            and not torch._C._get_tracing_state()
             and not self._in_backward
             and threading.get_ident() == self._thread
             and not (self._on_cuda and torch.cuda.is_current_stream_capturing())
@@ -152,6 +163,9 @@ class ForwardWatch:
         """`torch.jit.script` compiles the hooks that it finds, and ours cannot be: they step aside for it."""
         for each in self._watched.values():
             each.remove()
+        for each in args:
+            if isinstance(each, Module):
+                drop_idle_hooks(each)
         try:
             return original(*args, **kwargs)
         finally:

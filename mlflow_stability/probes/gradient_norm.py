@@ -33,7 +33,7 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
 
     Half precision is summed in single: a norm of 70,000 fits no float16, and is no overflow of the training.
     """
-    if not gradients:
+    if not gradients or gradients[0].is_meta:  # a dry run has shapes and no values
         return None
     norms: list[Tensor] = []
     with torch.no_grad():

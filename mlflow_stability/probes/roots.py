@@ -11,6 +11,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from torch import Tensor
 from torch.fx import GraphModule
 from torch.nn import Module
 from torch.optim import Optimizer
@@ -74,6 +75,11 @@ def outermost(modules: Iterable[Module]) -> list[Module]:
     return [each for each in built if id(each) not in inner]
 
 
+def parameters_in(module: Module) -> list[Tensor]:
+    """The parameters of a module, as torch knows them: what it may say of itself instead is not asked."""
+    return [each for _, each in Module.named_parameters(module)]
+
+
 def places_of(optimizers: Iterable[Optimizer]) -> dict[int, int]:
     """The parameters of these optimizers, by identity, and at which place each comes."""
     places: dict[int, int] = {}
@@ -86,12 +92,12 @@ def places_of(optimizers: Iterable[Optimizer]) -> dict[int, int]:
 
 def first_place(model: Module, places: Mapping[int, int]) -> float:
     """Where the first of its parameters comes; infinite where it has none of them."""
-    return min((places.get(id(each), math.inf) for each in model.parameters()), default=math.inf)
+    return min((places.get(id(each), math.inf) for each in parameters_in(model)), default=math.inf)
 
 
 def covering(roots: Iterable[Module], places: Mapping[int, int]) -> list[Module]:
     """As few as own every parameter: `torch.compile` leaves graphs behind that hold a model's parameters again."""
-    owned = [(each, {id(one) for one in each.parameters()} & places.keys()) for each in roots]
+    owned = [(each, {id(one) for one in parameters_in(each)} & places.keys()) for each in roots]
     owned.sort(key=lambda pair: (isinstance(pair[0], GraphModule), -len(pair[1])))
     found: list[Module] = []
     seen: set[int] = set()

@@ -61,6 +61,9 @@ class StepClock:
         """Runs right after it."""
         self._mark(Mark.FORWARD_ENDED)
 
+    def forward_failed(self) -> None:
+        """Nothing to do: the next forward pass begins afresh."""
+
     def evaluated(self) -> None:
         """Runs after a forward pass that is no part of training."""
         self._mark(Mark.EVALUATED)

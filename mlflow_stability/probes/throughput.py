@@ -76,6 +76,11 @@ class Throughput:
 
     def forward_ended(self) -> None:
         """Runs right after it."""
+        self.flops.forward_ended()
+
+    def forward_failed(self) -> None:
+        """Runs where it raised an exception."""
+        self.flops.give_up()
 
     def evaluated(self) -> None:
         """Runs after a forward pass that is no part of training."""
@@ -83,11 +88,12 @@ class Throughput:
     def backward_began(self) -> None:
         """Runs right before a backward pass."""
         self._between = True
+        self.flops.give_up()
 
     def due(self, step: int) -> bool:
-        """Every ten steps, when rates begin, and where a batch waits to be counted."""
+        """Every ten steps, and when rates begin."""
         self._steps += 1
-        return step % EVERY == 0 or self._since is None or self.flops.holds_batches
+        return step % EVERY == 0 or self._since is None
 
     def at_gate(self, view: GateView) -> None:
         """Runs when gradients are complete: what lies between gates is whole, however late a cycle is known to end."""
@@ -96,10 +102,8 @@ class Throughput:
             if view.step % EVERY == 0 or self._since is None:
                 self._told = self._rates(view.step)
 
-    def after_step(self, view: GateView) -> None:
-        """Runs right after a step."""
-        if self.flops.holds_batches and not view.skipped:
-            self.flops.step_over()
+    def after_step(self, _view: GateView) -> None:
+        """Nothing to do."""
 
     def blocks(self, _step: int) -> Sequence[Block]:
         """The rates, when it is time to tell them."""

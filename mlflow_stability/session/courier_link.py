@@ -45,6 +45,8 @@ class CourierLink:
         package = Path(mlflow_stability.__file__).parent
         environment = dict(os.environ)
         paths = [str(package.parent), *filter(None, [environment.get("PYTHONPATH")])]
+        # A script that takes warnings for errors means its own; those of MLflow's libraries would end the delivery.
+        environment.pop("PYTHONWARNINGS", None)
         environment |= {
             "PYTHONPATH": os.pathsep.join(paths),
             "PYTHONSAFEPATH": "1",  # a mlflow.py beside the training script is not MLflow

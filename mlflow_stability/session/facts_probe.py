@@ -97,6 +97,9 @@ class FactsProbe:
     def forward_ended(self) -> None:
         """Nothing to do."""
 
+    def forward_failed(self) -> None:
+        """Nothing to do."""
+
     def evaluated(self) -> None:
         """Nothing to do."""
 

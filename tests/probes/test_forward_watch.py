@@ -33,6 +33,9 @@ class Heard:
     def forward_ended(self) -> None:
         self.calls.append("ended")
 
+    def forward_failed(self) -> None:
+        self.calls.append("failed")
+
     def evaluated(self) -> None:
         self.calls.append("evaluated")
 
@@ -106,7 +109,7 @@ def test_a_forward_pass_that_failed_does_not_hide_the_next_one() -> None:
     with pytest.raises(RuntimeError, match="mat1 and mat2"):
         model(torch.ones(2, 5))
     model(torch.ones(2, 4))
-    assert heard.calls == [("Net", 1, []), ("Net", 1, []), "ended"]
+    assert heard.calls == [("Net", 1, []), "failed", ("Net", 1, []), "ended"]
 
 
 def test_a_script_that_calls_the_module_inside_is_heard_after_two_gates() -> None:
@@ -231,3 +234,33 @@ def test_a_distributed_model_is_heard_at_its_wrapper(tmp_path: Any) -> None:
         watch.remove()
     finally:
         torch.distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace` is deprecated")
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace_method` is deprecated")
+def test_a_model_that_is_traced_in_mid_training_is_not_heard() -> None:
+    model = Net()
+    _, heard = watched(model)
+    torch.jit.trace(model, torch.ones(2, 4), check_trace=False)
+    assert heard.calls == ["evaluated"]  # no part of the training
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.script` is deprecated")
+@pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
+def test_a_copy_of_a_watched_model_can_be_scripted() -> None:
+    model = nn.Sequential(nn.Linear(4, 2), nn.ReLU())
+    watched(model)
+    copied = nn.Sequential(copy.deepcopy(model))
+    inputs = torch.ones(2, 4)
+    assert torch.equal(torch.jit.script(copied)(inputs), model(inputs))
+
+
+def test_a_module_that_answers_in_the_name_of_others_disturbs_nobody() -> None:
+    class Odd(nn.Module):
+        def named_parameters(self, prefix: str = "") -> list[object]:  # type: ignore[override]
+            raise AssertionError("the script was called")
+
+    odd, model = Odd(), Net()
+    watch, _ = watched(model)
+    assert watch.roots == (model,)
+    del odd

@@ -11,7 +11,6 @@ from torch import Tensor, nn
 from torch.nn.utils import spectral_norm
 
 from mlflow_stability.probes.replay import attributes_kept, hooks_muted, random_numbers_kept, run_again, unwrapped
-from mlflow_stability.probes.replay_refusals import refusal
 
 F32 = (False, torch.float32)
 
@@ -118,37 +117,3 @@ def test_hooks_of_the_script_are_silent_and_those_of_torch_work() -> None:
 def test_wrappers_are_taken_off_however_many_there_are() -> None:
     model = Keeper()
     assert unwrapped(nn.DataParallel(torch.compile(model))) is model  # type: ignore[arg-type]
-
-
-def reason_for(model: nn.Module, inputs: Tensor | None = None) -> str:
-    given = [] if inputs is None else [inputs]
-    return refusal(model, given, [0] * len(given))
-
-
-def test_a_model_that_is_safe_to_run_again_is_let_through() -> None:
-    assert reason_for(nn.Sequential(Keeper(), nn.Embedding(3, 3)), torch.ones(2)) == ""
-
-
-@pytest.mark.parametrize(
-    ("model", "words"),
-    [
-        (nn.Sequential(nn.SyncBatchNorm(3)), "between processes"),
-        (nn.DataParallel(nn.Linear(2, 2)), "over devices"),
-        (nn.Sequential(nn.Embedding(3, 3, max_norm=1.0)), "max_norm"),
-        (nn.Sequential(nn.LazyLinear(3)), "no shape yet"),
-    ],
-)
-def test_a_model_that_is_not_safe_is_refused_with_the_reason(model: nn.Module, words: str) -> None:
-    assert words in reason_for(model)
-
-
-def test_inputs_that_were_changed_since_are_refused() -> None:
-    inputs = torch.zeros(2)
-    inputs += 1
-    assert "in place" in reason_for(nn.Linear(2, 2), inputs)
-
-
-def test_a_model_of_large_buffers_is_refused() -> None:
-    model = nn.Module()
-    model.register_buffer("table", torch.empty(2**27, device="meta"))
-    assert "256 MB" in reason_for(model)
