@@ -88,7 +88,7 @@ class TorchWatch:
         self._handles.remove()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if self._unwatchable() or is_nested_step():
+        if self._unwatchable() or is_nested_step() or _is_dry_run(optimizer):
             return None
         self._gates += 1
         by_name = kwargs.get("closure")
@@ -180,3 +180,9 @@ class TorchWatch:
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             return True
         return self._thread.is_foreign()
+
+
+def _is_dry_run(optimizer: Optimizer) -> bool:
+    """Whether this is a training of shapes alone, on the meta device: there are no values to be read."""
+    first = next((each for group in optimizer.param_groups for each in group["params"]), None)
+    return first is not None and first.is_meta

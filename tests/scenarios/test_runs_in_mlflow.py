@@ -174,3 +174,14 @@ def test_the_same_script_line_again_does_not_start_a_second_run(store: MlflowCli
     losses += train(3)
     end(session)
     assert len(runs_of(store)) == 1
+
+
+def test_a_script_that_takes_warnings_for_errors_has_its_run_delivered(
+    store: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PYTHONWARNINGS", "error")
+    session = watch()
+    losses = train(5)
+    end(session)
+    (run,) = runs_of(store)
+    assert losses_of(run) == pytest.approx(losses)
