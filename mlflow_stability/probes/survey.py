@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from torch import Tensor
@@ -75,10 +75,11 @@ class Survey:
         if self._due is None:
             self._due = self._begin(place)
         if self._due:
-            view = GateView(optimizer, self.step, self._layers, unscale, place=place)
+            by_step = GateView(optimizer, self.step, self._layers, unscale, place=place)
+            by_turn = replace(by_step, step=self._turn)
             with self._walk:
                 for each in self._due:
-                    each.at_gate(view)
+                    each.at_gate(by_turn if each.by_turn else by_step)
         if norms:
             norm = value_on_host(norms[-1])
             if norm is not None and not math.isfinite(norm):
@@ -88,9 +89,10 @@ class Survey:
     def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
         """Runs after each step; `skipped`: it is known not to have been taken."""
         if self._due:
-            view = GateView(optimizer, self.step, self._layers, unscale, skipped, place)
+            by_step = GateView(optimizer, self.step, self._layers, unscale, skipped, place)
+            by_turn = replace(by_step, step=self._turn)
             for each in reversed(self._due):  # as with brackets: who was first at the gate is last here
-                each.after_step(view)
+                each.after_step(by_turn if each.by_turn else by_step)
 
     def end(self) -> tuple[list[Block], Sequence[Table]]:
         """The cycle is over."""

@@ -60,6 +60,8 @@ class FactsProbe:
         self._looked_at = 0
         self._words_due = True
         self._batch = self._autocast = ""
+        self._read: weakref.ref[Module] | None = None
+        """The model whose batches are noted: those of a GAN's halves differ at every step."""
 
     def due(self, step: int) -> bool:
         """Whether this cycle's gates are worth a look."""
@@ -88,9 +90,11 @@ class FactsProbe:
         """Nothing was measured."""
         return ()
 
-    def forward_began(self, _root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Note what the first batch after a look was like, and in which type it is computed."""
-        if self._words_due:
+    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what the first batch after a look was like, and in which type it is computed; always of one model."""
+        if self._read is None or self._read() is None:
+            self._read = weakref.ref(root)
+        if self._words_due and self._read() is root:
             self._words_due = False
             self._batch, self._autocast = batch_words(args, kwargs), autocast_now()
 

@@ -14,8 +14,16 @@ from itertools import pairwise
 HIDDEN = "***"
 # The words that names are made of: --hf-token, wandb.apiKey, MY_PASSWORD.
 _WORD = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+")
-_SECRET = re.compile(r"(?:apikey|auth|authorization|credentials?|passphrase|passwd|password|pwd|secret|token)$")
-_KEY_OF = frozenset({"access", "account", "api", "encryption", "license", "private", "signing", "ssh", "storage"})
+_SECRET = re.compile(
+    r"(?:apikey|auth|authorization|credentials?|passphrase|passwd|password|pwd|secret|token"
+    r"|^(?:cookie|passcode|pat|sig|signature))$"
+)
+_INNOCENT_KEYS = frozenset(
+    {"batch", "column", "data", "field", "group", "image", "input", "label", "metric", "monitor"}
+)
+_INNOCENT_KEYS |= {"index", "output", "partition", "primary", "sort", "target", "text", "value"}
+"""What keys are of that open nothing; every other one is taken for a secret."""
+_SHORT = frozenset({"-p"})  # of a password as often as of a port, which is a number
 _NAME = r"[\w.\-+/\[\]]*[A-Za-z][\w.\-\]]*"
 _ASSIGNED = re.compile(rf"(?P<name>{_NAME})(?P<mark>\s*[=:]\s*)(?P<value>.+)", re.DOTALL)
 _FIELD = re.compile(
@@ -23,6 +31,7 @@ _FIELD = re.compile(
 )
 _USERINFO = re.compile(r"(?<=://)[^/\s'\"]+@")
 _OPTION_OF_URL = re.compile(r"(?P<name>(?<=[?&;])[^=&;\s]+)=(?P<value>[^&;\s'\"]+)")
+_NUMBER = re.compile(r"[\d.]+")
 _HEADER = re.compile(r"(?i)\b(bearer|basic)\s+[\w.\-+/=]{6,}")
 # Keys that show by their form what they are: of OpenAI, Hugging Face, GitHub, GitLab, AWS, Slack, Google; a JWT.
 _FORMS = re.compile(
@@ -39,15 +48,16 @@ def command_line(words: Sequence[str]) -> str:
 def without_secrets(words: Iterable[str]) -> list[str]:
     """The words, with secrets hidden; the value of an option may be the word behind it."""
     found: list[str] = []
-    hides_next = False
+    hides_next = short = False
     for word in words:
         is_option = word.startswith("--") or (word.startswith("-") and (len(word) == 2 or not hides_next))
         if hides_next and not is_option:
-            found.append(HIDDEN)
+            found.append(word if short and _NUMBER.fullmatch(word) else HIDDEN)
             hides_next = False
             continue
         found.append(_without(word))
-        hides_next = is_option and "=" not in word and is_secret(word)
+        short = word in _SHORT
+        hides_next = is_option and "=" not in word and (short or is_secret(word))
     return found
 
 
@@ -55,7 +65,7 @@ def is_secret(name: str) -> bool:
     """Whether a name is one under which secrets are given; ``max_tokens`` and ``tokenizer`` are none."""
     words = [each.lower() for each in _WORD.findall(name)]
     return any(_SECRET.search(word) for word in words) or any(
-        word == "key" and before in _KEY_OF for before, word in pairwise(words)
+        word in ("key", "keys") and before not in _INNOCENT_KEYS for before, word in pairwise(["", *words])
     )
 
 
@@ -77,4 +87,4 @@ def _hide_field(found: re.Match[str]) -> str:
 
 
 def _hide_option(found: re.Match[str]) -> str:
-    return f"{found['name']}={HIDDEN}" if is_secret(found["name"]) or found["name"].lower() == "sig" else found[0]
+    return f"{found['name']}={HIDDEN}" if is_secret(found["name"]) else found[0]

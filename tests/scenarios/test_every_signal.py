@@ -133,7 +133,7 @@ def test_pictures_and_tables_of_layers_are_in_the_run(store: MlflowClient, tmp_p
 
 
 def test_both_halves_of_a_gan_are_measured_although_they_take_turns(store: MlflowClient) -> None:
-    session = watch()
+    session = watch(layers_every_n_steps=20)
     torch.manual_seed(0)
     generator, critic = nn.Linear(4, 4), nn.Linear(4, 1)
     optimizers = torch.optim.Adam(generator.parameters()), torch.optim.Adam(critic.parameters())
@@ -146,6 +146,8 @@ def test_both_halves_of_a_gan_are_measured_although_they_take_turns(store: Mlflo
     _, record = record_of(store, session)
     assert len(record["update_ratio"].dropna()) == 5  # turns 1, 2, 4, 10 and 20
     assert len(record["update_ratio@track_1"].dropna()) == 5
+    by_layer = [name for name in record.columns if name.startswith("update_ratio@Linear_")]
+    assert len(by_layer) == 2
 
 
 def test_a_model_that_begins_at_zero_raises_no_alarm_about_nan(store: MlflowClient) -> None:

@@ -181,3 +181,12 @@ def test_losses_with_and_without_it_are_the_same_bits(tmp_path: Path) -> None:
     watched = losses()
     training.remove()
     assert bare == watched
+
+
+def test_models_that_read_different_batches_in_turn_change_nothing_on_the_way(watched: Watched) -> None:
+    one, other = torch.nn.Linear(4, 4), torch.nn.Linear(4, 1)
+    first, second = torch.optim.SGD(one.parameters(), lr=0.1), torch.optim.SGD(other.parameters(), lr=0.1)
+    for _ in range(30):
+        train(one, first, 1, rows=8)
+        train(other, second, 1, rows=32)
+    assert not [each for each in watched.events() if each.kind == "configuration_changed"]

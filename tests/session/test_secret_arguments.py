@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 import shlex
 
 import pytest
@@ -87,4 +88,28 @@ def test_any_words_at_all_are_taken(words: list[str]) -> None:
 
 def test_names_are_read_by_their_words() -> None:
     assert all(map(is_secret, ["token", "hfToken", "MY_PASSWORD", "api-key", "aws_secret_access_key", "authtoken"]))
-    assert not any(map(is_secret, ["tokens", "tokenizer", "key", "keys", "passes", "secretary", "monkey", ""]))
+    assert not any(map(is_secret, ["tokens", "tokenizer", "passes", "secretary", "monkey", ""]))
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["--wandb_key", "S6"],
+        ["-p", "S7"],
+        ["OPENAI_KEY=S8"],
+        ["--key", "S9"],
+        ["--pat=S10"],
+        ["--cookie", "S13"],
+        ["--passcode=S14"],
+        ["https://host/x?X-Amz-Signature=S5&X-Amz-Credential=S6&part=1"],
+    ],
+)
+def test_a_name_that_may_mean_a_secret_is_taken_to_mean_one(words: list[str]) -> None:
+    line = command_line(words)
+    assert not re.search(r"S\d", line)
+    assert HIDDEN in line
+
+
+def test_what_opens_nothing_is_left_as_it_is() -> None:
+    words = ["-p", "8080", "--label-key", "class", "--sort_key=step", "--max-tokens", "5", "--monkey", "see"]
+    assert without_secrets(words) == words
