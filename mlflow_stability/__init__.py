@@ -12,7 +12,9 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlflow_stability.analysis.attention import attention_entropy_plot, attention_heatmap, compare_attention
     from mlflow_stability.analysis.compare import compare
+    from mlflow_stability.analysis.compare_layers import compare_layers
     from mlflow_stability.analysis.dashboard import dashboard
     from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
     from mlflow_stability.analysis.load import load_run
@@ -29,8 +31,12 @@ __all__ = [
     "SPAMAdam",
     "TrainingDiverged",
     "attach",
+    "attention_entropy_plot",
+    "attention_heatmap",
     "autolog",
     "compare",
+    "compare_attention",
+    "compare_layers",
     "conservative_grad_scaler",
     "current_session",
     "dashboard",
@@ -45,8 +51,12 @@ _HOMES = {
     "SPAMAdam": "mlflow_stability.recovery.spam_adam",
     "TrainingDiverged": "mlflow_stability.errors",
     "attach": "mlflow_stability.session.autolog",
+    "attention_entropy_plot": "mlflow_stability.analysis.attention",
+    "attention_heatmap": "mlflow_stability.analysis.attention",
     "autolog": "mlflow_stability.session.autolog",
     "compare": "mlflow_stability.analysis.compare",
+    "compare_attention": "mlflow_stability.analysis.attention",
+    "compare_layers": "mlflow_stability.analysis.compare_layers",
     "conservative_grad_scaler": "mlflow_stability.recovery.conservative_scaler",
     "current_session": "mlflow_stability.session.autolog",
     "dashboard": "mlflow_stability.analysis.dashboard",

@@ -1,12 +1,14 @@
 """Makes the cards of many runs: from memory what is known already, the rest in processes of our own or on a cluster.
 
 In: sources, and what the store says of them. Out: the cards in the order asked for. Promised: progress is told after
-each; Ctrl-C gives what is done so far; memory is that of the cards, not of the runs.
+each; Ctrl-C gives what is done so far; memory is that of the cards, not of the runs; processes are started only where
+they save more time than that takes.
 """
 
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -19,8 +21,10 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.run_card import RunCard
 from mlflow_stability.vocabulary.run_head import RunHead
 
-WORTH_PROCESSES = 12
-"""Runs from which on processes of their own pay: starting one takes seconds."""
+STARTING = 4.0
+"""Seconds that it takes to start processes: they have to save more than that."""
+KNOWN_AFTER = 3
+"""Runs after which it is known how long one takes; the first does not count, for it loads what reads it."""
 PROCESSES = 2
 """At most: each takes 200 MB, and with two of them reading a thousand runs takes as long as fetching them."""
 Progress = Callable[[int, int, int], None]
@@ -91,12 +95,20 @@ def _made(
         yield from cards_from_dask(sources, how.dask, how.tracking_uri, judged_by)
         return
     processes = min(PROCESSES, os.cpu_count() or 1)
-    if len(sources) >= WORTH_PROCESSES and processes > 1 and sendable:
-        from mlflow_stability.analysis.worker_pool import cards_from_processes
-
-        yield from cards_from_processes(sources, processes, how.tracking_uri, judged_by)
-        return
+    began = 0.0
     for number, source in enumerate(sources):
+        if number == 1:
+            began = time.monotonic()
+        if number >= KNOWN_AFTER and processes > 1 and sendable:
+            left = (time.monotonic() - began) / (number - 1) * (len(sources) - number)
+            if left * (1 - 1 / processes) > STARTING:
+                from mlflow_stability.analysis.worker_pool import cards_from_processes
+
+                rest = cards_from_processes(sources[number:], processes, how.tracking_uri, judged_by)
+                with closing(rest):
+                    for place, cards in rest:
+                        yield number + place, cards
+                return
         yield number, list(cards_at(source, how.tracking_uri, how.detectors))
 
 

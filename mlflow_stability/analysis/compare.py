@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 
 from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.cards import HowToRead, Made, Progress, make_cards
-from mlflow_stability.analysis.diagnose import history_of
+from mlflow_stability.analysis.pair import Pair, pair_of
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError, StabilityError
-from mlflow_stability.vocabulary.comparison import Comparison, Parting
+from mlflow_stability.vocabulary.comparison import Comparison
 from mlflow_stability.vocabulary.run_card import RunCard
 from mlflow_stability.vocabulary.run_head import RunHead
 
@@ -61,15 +61,20 @@ def compare(
 
 def _concluded(made: Made, asked: int, baseline: str | None, tracking_uri: str | None) -> Comparison:
     from mlflow_stability.diagnosis.compare_cards import comparison_of
+    from mlflow_stability.diagnosis.stability_order import in_order_of_stability
 
     chosen = _baseline(made, baseline) if baseline is not None else None
+    readable = in_order_of_stability(card for card in made.cards if card.readable)
+    pair = Pair() if made.interrupted else pair_of(readable, tracking_uri)
+    unread = ("Interrupted: the baseline was not read yet.",) if baseline is not None and chosen is None else ()
     return comparison_of(
         made.cards,
         baseline=chosen,
-        parting=_parting(made.cards, tracking_uri) if not made.interrupted else None,
+        parting=pair.parting,
+        layers=pair.layers,
         asked=max(asked, len(made.cards)),
         interrupted=made.interrupted,
-        notes=("Interrupted: the baseline was not read yet.",) if baseline is not None and chosen is None else (),
+        notes=(*unread, *pair.lacking),
     )
 
 
@@ -132,15 +137,3 @@ def _baseline(made: Made, asked: str) -> RunCard | None:
     if not found and not made.interrupted:
         raise SettingsError(f"The baseline {asked!r} is none of the runs.")
     return found[0] if found else None
-
-
-def _parting(cards: Sequence[RunCard], tracking_uri: str | None) -> Parting | None:
-    """Of two runs, which are read once more for it: cards do not hold every point."""
-    if len(cards) != 2 or not all(card.readable for card in cards):
-        return None
-    from mlflow_stability.diagnosis.parting import parting_of
-
-    try:
-        return parting_of(*(history_of(card.source, tracking_uri) for card in cards))
-    except StabilityError:
-        return None  # one was deleted meanwhile, or is one of several runs in a file

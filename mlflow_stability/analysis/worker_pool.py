@@ -12,7 +12,7 @@ import os
 import selectors
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from pathlib import Path
 
 import mlflow_stability
@@ -83,7 +83,7 @@ class _Worker:
 
 def cards_from_processes(
     sources: Sequence[str], count: int, tracking_uri: str | None, detectors: str | None
-) -> Iterator[tuple[int, list[RunCard]]]:
+) -> Generator[tuple[int, list[RunCard]], None, None]:
     """For each source its place and its cards, in the order in which they are done."""
     settings = json.dumps({"tracking_uri": tracking_uri, "detectors": detectors})
     waiting = iter(enumerate(sources))

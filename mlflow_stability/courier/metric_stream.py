@@ -94,27 +94,28 @@ class MetricStream:
         for entry in entries:
             if isinstance(entry.record, StepReading):
                 if not is_of_the_script(entry.record):
-                    self._release(marked=False)
+                    self._release()
                     self._held = entry.record
             elif isinstance(entry.record, Event) and self._held and entry.record.step == self._held.step:
                 self._held_marked = True
             self._read_until = entry.end
         more = len(entries) >= _READ_AT_ONCE
         if over and not more:
-            self._release(marked=True)
+            self._release()
+            self._open += self._thinner.rest()
             self._safe_until = self._read_until
             self._seal()
         elif self._open and time.monotonic() - self._open_since >= _GATHER_SECONDS:
             self._seal()
         return more
 
-    def _release(self, marked: bool) -> None:
+    def _release(self) -> None:
         """Choose from the held reading, now that all is known of its step."""
         if self._held is not None:
             reading = replace(self._held, step=self._held.step + self._delivered.offset)
             if not self._open:
                 self._open_since = time.monotonic()
-            self._open += self._thinner.points(reading, marked or self._held_marked)
+            self._open += self._thinner.points(reading, self._held_marked)
             self._held, self._held_marked = None, False
         self._safe_until = self._read_until
         if len(self._open) >= self._pace.batch:

@@ -12,6 +12,8 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
 
+from mlflow_stability.courier.attention_pictures import AttentionPictures
+from mlflow_stability.courier.attention_stream import AttentionStream
 from mlflow_stability.courier.batch_stream import BatchStream
 from mlflow_stability.courier.checkpoint_stream import CheckpointStream
 from mlflow_stability.courier.delivered import Delivered
@@ -52,14 +54,18 @@ class OpenRecording:
         self.events = EventStream(delivered, self.writer)
         facts = FactsStream(delivered, self.writer, self.events)
         layers = LayerStream(delivered, self.writer, opening.time)
-        self._streams: list[Stream] = [self.events, facts, self.metrics, self.parts, layers]
-        self._figures = FigureStream(delivered, self.writer)
+        attention = AttentionStream(delivered, self.writer)
+        self._streams: list[Stream] = [self.events, facts, self.metrics, self.parts, layers, attention]
+        self._pictures: list[Stream] = [
+            FigureStream(delivered, self.writer),
+            AttentionPictures(delivered, self.writer),
+        ]
         self._checkpoints: CheckpointStream | None = None
         self._batches: BatchStream | None = None
         self._board = TagBoard(self.writer, delivered.number or 0, place)
         self._delivered = delivered
         self._opening = opening
-        every: list[Stream | TagBoard] = [*self._streams, self._figures, self._board]
+        every: list[Stream | TagBoard] = [*self._streams, *self._pictures, self._board]
         self._patience = {each: Patience() for each in every}
         self._last_words: dict[str, Any] = {}
         self.finished = False
@@ -90,9 +96,10 @@ class OpenRecording:
             self._machine.finish()
             self._machine = None
         arrived = over and all(stream.done for stream in self._streams)
-        if not (arrived and self._figures.done):  # pictures come when all the rest is there
-            moved |= self._try(self._figures, partial(self._figures.advance, arrived))
-        if arrived and self._figures.done:
+        for picture in self._pictures:  # they come when all the rest is there
+            if not (arrived and picture.done):
+                moved |= self._try(picture, partial(picture.advance, arrived))
+        if arrived and all(picture.done for picture in self._pictures):
             return self._try(self._board, partial(self._end, alive, killed_for_memory)) or moved
         if self._board.due():
             self._try(self._board, self._show)

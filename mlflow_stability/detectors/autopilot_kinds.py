@@ -36,11 +36,14 @@ class Rollback:
 class GiveUp:
     """The autopilot does not go back any more.
 
-    What it sees: trouble that came again after as many rollbacks as the policy allows, or with no good state before it.
+    What it sees: trouble that came again after as many rollbacks as the policy allows, or with no good state before it;
+    a return that failed, here or in another process of the training: then all keep the weights that they have, and
+    none tries again.
 
     Why it matters: from here on broken steps are only skipped; the training will not mend by itself.
 
-    What to try: stop it; mend the cause, most often the learning rate; go on from the last good checkpoint.
+    What to try: stop it; mend the cause, most often the learning rate; go on from the last good checkpoint. After a
+    return that failed: build models and optimizers once, and let all processes hold the same ones.
 
     When it is wrong: a cause that passes by itself a little later than the policy waits.
 
@@ -77,14 +80,44 @@ class BrokenBatch:
 
 
 @dataclass(frozen=True, slots=True)
+class NanOrigin:
+    """The first number that is not finite was found, with the module and the operation that made it.
+
+    What it sees: the batch of a step that broke is run once more, forward, and backward where the forward pass is
+    sound, and every operation is watched. It tells an input, a weight, the optimizer, an operation with the script's
+    own line and the range of what went into it, and the loss function. With the guard, each row of broken steps is
+    looked at; without it the first broken step of a training on the host.
+
+    Why it matters: a NaN spreads to the whole model within a step, and hides where it came from.
+
+    What to try: keep what goes into that operation within its range; look at the saved batch.
+
+    When it is wrong: what the script computes outside of its model is seen only by what came back from it, and so the
+    operation of a loss function is inferred; a model that draws from generators of its own runs differently again.
+
+    Reference: torch.autograd.detect_anomaly, which finds the operation of a backward pass by running it all slowly
+    """
+
+    kind: ClassVar[str] = "nan_origin"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Keep what goes into this operation within its range.",
+        "Look at the saved batch.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class CheckpointFailed:
     """A checkpoint could not be written.
 
-    What it sees: an error of the disk while a checkpoint was being written; the older ones are not touched.
+    What it sees: an error of the disk while a checkpoint was being written; the older ones are not touched. Once, at
+    the start: a state that is split over several processes (FSDP, `DTensor`, `ZeroRedundancyOptimizer`), of which a
+    file would hold a part; no checkpoint is written of it, and going back from memory works as ever.
 
     Why it matters: going back further than memory reaches, and going on after a crash, need checkpoints.
 
-    What to try: free some space; give another directory.
+    What to try: free some space; give another directory; of a split state save checkpoints yourself, with
+    `torch.distributed.checkpoint` from all processes.
 
     When it is wrong: a network file system that was away for a moment.
 
@@ -116,10 +149,13 @@ class CheckpointNotFinite:
     remedies: ClassVar[tuple[str, ...]] = ("Look what became non-finite first.",)
 
 
-AUTOPILOT_KINDS: tuple[type[Rollback | GiveUp | BrokenBatch | CheckpointFailed | CheckpointNotFinite], ...] = (
+AUTOPILOT_KINDS: tuple[
+    type[Rollback | GiveUp | BrokenBatch | NanOrigin | CheckpointFailed | CheckpointNotFinite], ...
+] = (
     Rollback,
     GiveUp,
     BrokenBatch,
+    NanOrigin,
     CheckpointFailed,
     CheckpointNotFinite,
 )

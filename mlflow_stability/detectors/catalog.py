@@ -13,8 +13,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from mlflow_stability.detectors.adam_rms_high import AdamRmsHigh
+from mlflow_stability.detectors.attention_collapse import AttentionCollapse
+from mlflow_stability.detectors.attention_logit_growth import AttentionLogitGrowth
 from mlflow_stability.detectors.autopilot_kinds import AUTOPILOT_KINDS
 from mlflow_stability.detectors.dead_layer import DeadLayer
+from mlflow_stability.detectors.dead_units import DeadUnits
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.divergence import Divergence
 from mlflow_stability.detectors.divergence_classic import DivergenceClassic
@@ -39,6 +42,13 @@ from mlflow_stability.detectors.oscillation import Oscillation
 from mlflow_stability.detectors.overfitting import Overfitting
 from mlflow_stability.detectors.plateau import Plateau
 from mlflow_stability.detectors.repeated_data import RepeatedData
+from mlflow_stability.detectors.representation_collapse import RepresentationCollapse
+from mlflow_stability.detectors.representation_kinds import REPRESENTATION_KINDS
+from mlflow_stability.detectors.saturated_activation import SaturatedActivation
+from mlflow_stability.detectors.sdr_bit_usage import SdrBitUsage
+from mlflow_stability.detectors.sdr_collapse import SdrCollapse
+from mlflow_stability.detectors.sdr_low_diversity import SdrLowDiversity
+from mlflow_stability.detectors.sdr_temperature import SdrTemperature
 from mlflow_stability.detectors.setup_kinds import SETUP_KINDS
 from mlflow_stability.detectors.slow_progress import SlowProgress
 from mlflow_stability.detectors.step_skipped import StepSkipped
@@ -80,6 +90,15 @@ DETECTORS: tuple[type[Detector], ...] = (
     StepTimeIncrease,
     MemoryPressure,
     LowMfu,
+    AttentionCollapse,
+    AttentionLogitGrowth,
+    DeadUnits,
+    SaturatedActivation,
+    SdrCollapse,
+    SdrLowDiversity,
+    SdrBitUsage,
+    SdrTemperature,
+    RepresentationCollapse,
 )
 """Those that look unless others are asked for."""
 ON_REQUEST: tuple[type[Detector], ...] = (
@@ -89,8 +108,8 @@ ON_REQUEST: tuple[type[Detector], ...] = (
     LearningRateOutOfRange,
 )
 """Those that look only when they are asked for by name: the classic rules, and one that is for Adam's family alone."""
-SEEN_FROM_OUTSIDE = (*WAYS_TO_END, *AUTOPILOT_KINDS, *SETUP_KINDS)
-"""What no detector finds: how a training ends, what the autopilot did, how the training is set up."""
+SEEN_FROM_OUTSIDE = (*WAYS_TO_END, *AUTOPILOT_KINDS, *SETUP_KINDS, *REPRESENTATION_KINDS)
+"""What no detector finds: how a training ends, what the autopilot did, how the training is set up, what it came to."""
 KINDS: tuple[str, ...] = tuple(dict.fromkeys(each.kind for each in (*DETECTORS, *ON_REQUEST, *SEEN_FROM_OUTSIDE)))
 """Every kind of trouble that there is a documentation for."""
 

@@ -117,8 +117,8 @@ class DivergenceStart:
             point._replace(quantity="loss"),
             Severity.CRITICAL,
             f"loss is {state.loss:.4g} at step {point.step} and stood far above its first value of "
-            f"{state.first_loss:.4g} in {state.row} steps in a row, after an update of {state.update:.2g} of the "
-            "weights.",
+            f"{state.first_loss:.4g} in {state.row} steps in a row, after one step had changed the weights by "
+            f"{_share(state.update)}.",
             {
                 "loss": state.loss,
                 "level": state.first_loss,
@@ -126,3 +126,8 @@ class DivergenceStart:
                 "onset": float(state.onset),
             },
         )
+
+
+def _share(update: float) -> str:
+    """An update beside the norm of the weights: "30 % of their norm", "5.6 times their norm"."""
+    return f"{update:.2g} times their norm" if update >= 1 else f"{100 * update:.2g} % of their norm"

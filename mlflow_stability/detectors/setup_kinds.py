@@ -1,7 +1,7 @@
-"""What a recording says of how a training is set up: that it was changed on the way, that a model looks odd.
+"""What a recording says of how a training is set up: that it was changed, that a model looks odd, what is not seen.
 
 Nothing here looks at points. The words stand here, in the sections of every judgement, so that each is explained in the
-same way; both are for information and never the fault of a run by themselves.
+same way; all are for information and never the fault of a run by themselves.
 """
 
 from __future__ import annotations
@@ -58,5 +58,30 @@ class ModelLint:
     remedies: ClassVar[tuple[str, ...]] = ("See whether it is meant.",)
 
 
-SETUP_KINDS: tuple[type[ConfigurationChanged | ModelLint], ...] = (ConfigurationChanged, ModelLint)
-"""Both of them."""
+@dataclass(frozen=True, slots=True)
+class NotMeasured:
+    """Something of the training cannot be measured.
+
+    What it sees: once, at the first steps: a model that is not found among Python's objects, because `gc.freeze()` has
+    hidden it; parameters that are split over processes (FSDP, `DTensor`), of whose norms each process knows a part.
+
+    Why it matters: what is missing from the run is missing for this reason, and nothing is wrong with the training.
+
+    What to try: call `gc.freeze()` after the first step; log the norm that the script's own clipping gives.
+
+    When it is wrong: objects were frozen, and the parameters belong to no module at all.
+
+    Reference: https://docs.python.org/3/library/gc.html#gc.freeze
+    """
+
+    kind: ClassVar[str] = "not_measured"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
+    remedies: ClassVar[tuple[str, ...]] = ("Call `gc.freeze()` after the first step of the training.",)
+
+
+SETUP_KINDS: tuple[type[ConfigurationChanged | ModelLint | NotMeasured], ...] = (
+    ConfigurationChanged,
+    ModelLint,
+    NotMeasured,
+)
+"""All of them."""

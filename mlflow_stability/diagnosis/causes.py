@@ -6,43 +6,87 @@ and what was ruled out; or none, and a sentence about what would have to be know
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
+from mlflow_stability.diagnosis.accumulation_cause import accumulation_look
 from mlflow_stability.diagnosis.course_cause import chance_look, end_look, memorising_look
-from mlflow_stability.diagnosis.curves import RunCurves
-from mlflow_stability.diagnosis.gradient_cause import bad_batch_look, explosion_look, growth_look, vanishing_look
+from mlflow_stability.diagnosis.curves import RunCurves, starts_of
+from mlflow_stability.diagnosis.data_cause import deaf_look, repeated_data_look
+from mlflow_stability.diagnosis.gradient_cause import explosion_look, growth_look, vanishing_look
+from mlflow_stability.diagnosis.inside_cause import inside_look
 from mlflow_stability.diagnosis.learning_rate_cause import learning_rate_look, rate_too_low_look
-from mlflow_stability.diagnosis.look import Look
+from mlflow_stability.diagnosis.look import CERTAINTIES, Look
 from mlflow_stability.diagnosis.nouns import noun_of
 from mlflow_stability.diagnosis.numeric_cause import gradient_first_look, loss_scale_look, overflow_look
+from mlflow_stability.diagnosis.one_batch_cause import bad_batch_look, sudden_look
+from mlflow_stability.diagnosis.origin_cause import hardware_look, origin_look
 from mlflow_stability.diagnosis.surroundings import Surroundings, surroundings_of
+from mlflow_stability.diagnosis.weights_cause import damage_look, decay_look, setting_look
 from mlflow_stability.vocabulary.diagnosis import Cause
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.run_card import OF_THE_PROCESS
 from mlflow_stability.vocabulary.run_history import RunHistory
 
-NON_FINITE = (loss_scale_look, overflow_look, learning_rate_look, gradient_first_look, explosion_look)
+NON_FINITE = (
+    loss_scale_look,
+    learning_rate_look,
+    hardware_look,
+    sudden_look,
+    decay_look,
+    explosion_look,
+    damage_look,
+    inside_look,
+    origin_look,
+    gradient_first_look,
+    overflow_look,
+    setting_look,
+)
+RISING = (
+    learning_rate_look,
+    bad_batch_look,
+    decay_look,
+    accumulation_look,
+    explosion_look,
+    inside_look,
+    setting_look,
+    growth_look,
+)
+STUCK = (vanishing_look, rate_too_low_look, inside_look, chance_look)
+UPDATES = (learning_rate_look, decay_look, setting_look)
 LOOKS: dict[str, tuple[Callable[[Surroundings], Look], ...]] = {
     "nan_detected": NON_FINITE,
     "inf_detected": NON_FINITE,
     "loss_scale_collapse": NON_FINITE,
     "step_skipped": NON_FINITE,
-    "divergence": (learning_rate_look, explosion_look, growth_look),
-    "loss_spike": (learning_rate_look, bad_batch_look, explosion_look),
-    "gradient_explosion": (learning_rate_look, bad_batch_look, growth_look),
-    "gradient_vanishing": (vanishing_look, rate_too_low_look),
-    "plateau": (vanishing_look, rate_too_low_look, chance_look),
+    "divergence": RISING,
+    "loss_spike": RISING,
+    "gradient_explosion": RISING,
+    "gradient_vanishing": (vanishing_look, rate_too_low_look, inside_look, setting_look),
+    "plateau": STUCK,
+    "dead_layer": (setting_look, inside_look, vanishing_look),
     "learning_rate_jump": (learning_rate_look,),
+    "update_ratio_high": UPDATES,
+    "weight_spike": UPDATES,
+    "repeated_data": (repeated_data_look, vanishing_look, inside_look, deaf_look),
     "overfitting": (memorising_look,),
+    "attention_collapse": (learning_rate_look, inside_look),
+    "attention_logit_growth": (learning_rate_look, inside_look),
+    "dead_units": (learning_rate_look, inside_look),
+    "saturated_activation": (learning_rate_look, inside_look),
+    "representation_collapse": (learning_rate_look, inside_look),
+    "sdr_collapse": (learning_rate_look, inside_look),
     "out_of_memory": (end_look,),
     "killed": (end_look,),
     "crashed": (end_look,),
     "stall": (end_look,),
 }
-"""For each kind where to look, in the order in which a cause is believed."""
+"""For each kind where to look, in the order in which causes of the same certainty are believed."""
 SAME_TROUBLE = 0.05
-"""Episodes that begin within this share of the run after the first one have its cause."""
+"""Episodes that begin within this share of the run after the first one have its cause, ..."""
+SAME_POINTS = 64
+"""... and within so many logged points."""
 
 
 def cause_of(
@@ -51,15 +95,19 @@ def cause_of(
     """The likeliest cause of the first bad episode, and what could not be told about it."""
     serious = [each for each in episodes if each.severity >= Severity.WARNING and each.kind in LOOKS]
     serious.sort(key=lambda each: (each.attempt, each.start, -each.severity))
-    for each in _soon_after_the_first(serious, curves):
-        looks = looks_at(each, history, curves)
-        cause = next((look.cause for look in looks if look.cause is not None), None)
-        if cause is not None:
-            return replace(cause, ruled_out=tuple(look.ruled_out for look in looks if look.ruled_out)), ()
     if not serious:
         return None, ()
-    first = serious[0]
-    looks = looks_at(first, history, curves)
+    starts = starts_of(history)
+    looked = [(each, looks_at(each, history, curves, starts)) for each in _soon_after_the_first(serious, curves)]
+    found = [(each, looks, look.cause) for each, looks in looked for look in looks if look.cause is not None]
+    if found:
+        # How the process ended is certain, and mostly what came of the trouble before it.
+        episode, looks, cause = min(
+            found, key=lambda each: (each[0].kind in OF_THE_PROCESS, CERTAINTIES.index(each[2].certainty))
+        )
+        ruled_out = tuple(look.ruled_out for look in looks if look.ruled_out)
+        return replace(cause, ruled_out=ruled_out, kind=episode.kind, step=episode.start), ()
+    first, looks = serious[0], looks_at(serious[0], history, curves, starts)
     seen, unseen = [look.ruled_out for look in looks if look.ruled_out], [look.unseen for look in looks if look.unseen]
     said = [f"Not it: {'; '.join(seen)}."] if seen else []
     said += [f"Not seen: {'; '.join(dict.fromkeys(unseen))}."] if unseen else []
@@ -71,16 +119,16 @@ def _soon_after_the_first(serious: list[Episode], curves: RunCurves) -> list[Epi
 
     What a jump of the learning rate did comes before the jump, for that is what there is to explain.
     """
-    span = max((int(curve.steps[-1] - curve.steps[0]) for curve in curves.losses), default=0)
-    same = [
-        each
-        for each in serious
-        if each.attempt == serious[0].attempt and each.start - serious[0].start <= SAME_TROUBLE * span
-    ]
+    losses = [curve for curve in curves.losses if len(curve.steps) > 1]
+    span = max((int(curve.steps[-1] - curve.steps[0]) for curve in losses), default=0)
+    reach = min(SAME_TROUBLE * span, SAME_POINTS * max((curve.distance for curve in losses), default=1.0))
+    same = [each for each in serious if each.attempt == serious[0].attempt and each.start - serious[0].start <= reach]
     return sorted(same, key=lambda each: each.kind == "learning_rate_jump")
 
 
-def looks_at(episode: Episode, history: RunHistory, curves: RunCurves) -> list[Look]:
+def looks_at(
+    episode: Episode, history: RunHistory, curves: RunCurves, starts: Mapping[int, int] | None = None
+) -> list[Look]:
     """All that is looked at for one episode."""
-    around = surroundings_of(episode, history, curves)
+    around = surroundings_of(episode, history, curves, starts)
     return [look(around) for look in LOOKS.get(episode.kind, ())]

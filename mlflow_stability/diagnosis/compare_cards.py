@@ -1,6 +1,7 @@
 """Concludes what several runs look like next to each other.
 
-In: their cards, where two of them part if that was looked for, and which one is the baseline. Out: a `Comparison`.
+In: their cards, which one is the baseline, and of two where they part and their layers beside each other, if that was
+looked for. Out: a `Comparison`.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from mlflow_stability.diagnosis.parameter_difference import differences_of
 from mlflow_stability.diagnosis.spike_rate import spike_rate_of
 from mlflow_stability.diagnosis.stability_order import in_order_of_stability
 from mlflow_stability.vocabulary.comparison import Compared, Comparison, Parting
+from mlflow_stability.vocabulary.layers_beside import LayersBeside
 from mlflow_stability.vocabulary.run_card import RunCard
 
 
@@ -21,6 +23,7 @@ def comparison_of(
     *,
     baseline: RunCard | None = None,
     parting: Parting | None = None,
+    layers: Sequence[LayersBeside] = (),
     asked: int | None = None,
     interrupted: bool = False,
     notes: Sequence[str] = (),
@@ -34,6 +37,7 @@ def comparison_of(
         summary=_summary(readable, len(unread)),
         differences=differences_of(readable) if len(readable) > 1 else (),
         parting=parting,
+        layers=tuple(layers),
         gate=None if baseline is None else gate_of(cards, baseline),
         cohort=cohort_of(readable),
         notes=tuple(notes),

@@ -46,4 +46,4 @@ def end_look(around: Surroundings) -> Look:
         "stall": "No step was finished for a long time: the process hung.",
     }
     name = {"killed": "external_kill", "crashed": "exception"}.get(around.episode.kind, around.episode.kind)
-    return is_it(name, said.get(around.episode.kind, around.episode.message), detail, certain=True)
+    return is_it(name, said.get(around.episode.kind, around.episode.message), detail, certainty="certain")

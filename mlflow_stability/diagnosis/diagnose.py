@@ -30,7 +30,7 @@ from mlflow_stability.diagnosis.replay import replayed
 from mlflow_stability.diagnosis.resumes import joined, resumed_in
 from mlflow_stability.diagnosis.rule import Rule
 from mlflow_stability.diagnosis.rules import OF_VALIDATIONS, RULES, WHERE_JUDGED_LIVE
-from mlflow_stability.diagnosis.silence import silence_of
+from mlflow_stability.diagnosis.silence import silence_of, single_loss
 from mlflow_stability.diagnosis.sketch import sketch_of
 from mlflow_stability.diagnosis.spike_rule import SpikeRule
 from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
@@ -69,7 +69,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         format=history.format,
         basis=history.basis,
         outcome=outcome,
-        verdict=verdict_of(outcome, episodes, readings, history.points, silence),
+        verdict=verdict_of(outcome, episodes, readings, history.points, silence or single_loss(history)),
         episodes=episodes,
         cause=cause,
         remedies=remedies_of(episodes, cause),

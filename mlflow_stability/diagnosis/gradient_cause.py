@@ -1,11 +1,13 @@
-"""Looks for the cause in the gradients: an explosion before, a jump together with the loss, or none left at all."""
+"""Looks for the cause in the gradients: an explosion before, a slow growth, or none left at all."""
 
 from __future__ import annotations
 
 import numpy as np
 
+from mlflow_stability.diagnosis.accumulation_cause import accumulation_look
 from mlflow_stability.diagnosis.curves import RunCurves
 from mlflow_stability.diagnosis.gradient_rise_rule import GradientRiseRule
+from mlflow_stability.diagnosis.layer_norms_before import exploding_layer, last_layer_with_gradient
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
 from mlflow_stability.vocabulary.counted import counted
@@ -15,18 +17,12 @@ EXPLODED = 5.0
 """A gradient norm of so many times its usual one."""
 DEVIATIONS = 6.0
 """And so many deviations of its own noise above it."""
-WITH_IT = 3.0
-"""A gradient norm that jumps together with the loss jumps to so many times its usual one."""
 VANISHED = 1e-5
 """A gradient norm of the whole model below this moves nothing."""
 OF_ITS_START = 0.1
 """Or below this share of what it was at the start, while the loss stands still."""
 RECENT = 10
 """So many points before the first bad one count as what came just before."""
-SHORT = 3
-"""A spike of so many logged points or fewer is that of a batch."""
-FEWEST_POINTS = 50
-"""A curve of fewer points may log an epoch in each, and no batch."""
 FEWEST = 16
 """With fewer gradient norms before, nobody knows what is usual."""
 
@@ -44,47 +40,19 @@ def explosion_look(around: Surroundings) -> Look:
     usual, spread = _usual(earlier)
     highest = float(recent.max())
     if highest > EXPLODED * usual and np.log(highest) > np.log(usual) + DEVIATIONS * spread:
+        layer = exploding_layer(around)
         return is_it(
             "gradient_explosion",
             f"The gradients exploded first: their norm reached {shown(highest)} within the {len(recent)} points "
             f"before, from a usual {shown(usual)}.",
             f"gradient norm x {highest / usual:.3g}",
+            "" if layer is None else layer.sentence,
+            # A sum that nobody clears looks like this in the end: what made it comes first.
+            certainty="likely" if accumulation_look(around).cause is None else "possible",
+            place="" if layer is None else layer.place,
         )
     lowest = float(recent.min())
     return is_not(f"gradient norm: {shown(lowest)} to {shown(highest)} just before, usually {shown(usual)}")
-
-
-def bad_batch_look(around: Surroundings) -> Look:
-    """Whether it was one batch: a spike of a step or a few that came back by itself."""
-    episode, loss = around.episode, around.loss
-    if loss is None:
-        return not_seen("batch: no loss was logged")
-    points = int(((loss.steps >= episode.start) & (loss.steps <= episode.end)).sum())
-    if not episode.recovered or points > SHORT:
-        lasted = "did not come back" if not episode.recovered else f"lasted {points} logged points"
-        return is_not(f"a single bad batch: it {lasted}")
-    if loss.quantity == "val_loss":
-        return is_not(f"a bad batch: {loss.name} jumped, which no training batch does for one validation alone")
-    width = "one logged point" if points == 1 else f"{points} logged points"
-    evidence = [f"it lasted {width} and came back by itself"]
-    jumped = ""
-    if around.norm is not None:
-        before, at = around.before(around.norm, 200), around.at(around.norm)
-        at = at[np.isfinite(at)]
-        if len(before) >= FEWEST and len(at):
-            usual = float(np.median(before))
-            if float(at.max()) > WITH_IT * usual > 0:
-                jumped = ", and the gradient norm with it" if episode.kind != "gradient_explosion" else ""
-                evidence.append(f"gradient norm {shown(float(at.max()))} in that step, usually {shown(usual)}")
-            else:
-                evidence.append(f"gradient norm {shown(float(at.max()))} in that step, as usual")
-    if not jumped and len(loss.values) < FEWEST_POINTS:
-        return not_seen(
-            f"batch: with {len(loss.values)} logged points nobody knows how many batches one point stands for"
-        )
-    norm = f"the gradient norm of {episode.place}" if episode.place else "the gradient norm"
-    what = norm if episode.kind == "gradient_explosion" else "the loss"
-    return is_it("bad_batch", f"A bad batch at step {episode.start}: {what} jumped{jumped} and came back.", *evidence)
 
 
 def growth_look(around: Surroundings) -> Look:
@@ -98,6 +66,7 @@ def growth_look(around: Surroundings) -> Look:
         f"The gradients grew without end from step {grown.start} on, from a norm of {shown(grown.evidence['level'])} "
         f"to {shown(grown.evidence['last'])}{what}.",
         f"gradient norm x {grown.evidence['grown']:.3g}",
+        certainty="possible",
     )
 
 
@@ -120,10 +89,13 @@ def vanishing_look(around: Surroundings) -> Look:
     if last < VANISHED or last < OF_ITS_START * first:
         course = f"fell from {shown(first)} to {shown(last)}" if last < 0.9 * first else ""
         course = course or f"was {shown(first)} at the start and {shown(last)} at the end"
+        layer = last_layer_with_gradient(around)
         return is_it(
             "vanishing_gradients",
             f"The gradients vanished: their norm {course}, too little to learn from.",
             f"gradient norm x {last / first:.2g}" if first > 0 else "the gradient norm was 0 from the start",
+            "" if layer is None else layer.sentence,
+            place="" if layer is None else layer.place,
         )
     return is_not(f"vanishing gradients: norm {shown(last)} at the end, {shown(first)} at the start")
 

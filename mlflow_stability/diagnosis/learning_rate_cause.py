@@ -12,6 +12,8 @@ JUMP = 1.5
 """A learning rate that is multiplied by so much from one point to the next jumped, unless it was warming up."""
 HIGH_FOR_ADAM = 1e-2
 """Optimizers of the Adam family hardly ever stand more."""
+FAR_TOO_HIGH = 10.0
+"""So many times that much is too high whatever the schedule."""
 NONE_TO_SPEAK_OF = 1e-8
 """With a learning rate below this nothing moves."""
 NEAR_TOP = 0.7
@@ -60,6 +62,13 @@ def learning_rate_look(around: Surroundings) -> Look:
             f"The learning rate had been raised to {shown(now)} when it began; it had not been above {shown(ground)}.",
             f"learning rate x {now / ground:.3g} within {NEW_GROUND} points",
         )
+    if around.is_early and now > FAR_TOO_HIGH * HIGH_FOR_ADAM and _is_adam(around):
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate was {shown(now)} from the start; the Adam family, whose every step moves each weight "
+            f"by about that much, hardly ever stands more than {HIGH_FOR_ADAM:g}.",
+            f"learning rate {shown(now)} at step {episode.start}",
+        )
     if around.is_early and episode.kind != "loss_spike" and float(values[0]) >= 0.9 * top > 0:
         return is_it(
             "no_warm_up",
@@ -71,6 +80,7 @@ def learning_rate_look(around: Surroundings) -> Look:
             "learning_rate_too_high",
             f"The learning rate was {shown(now)}; the Adam family hardly ever stands more than {HIGH_FOR_ADAM:g}.",
             f"learning rate {shown(now)} at step {episode.start}",
+            certainty="possible",
         )
     return is_not(f"learning rate: {_course(values)}")
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 from mlflow_stability.diagnosis.curves import RunCurves
 from mlflow_stability.diagnosis.overfitting_rule import OverfittingRule
 from mlflow_stability.diagnosis.plateau_rule import PlateauRule
-from mlflow_stability.diagnosis.silence import silence_of
+from mlflow_stability.diagnosis.silence import silence_of, single_loss
 from mlflow_stability.diagnosis.spike_rule import SpikeRule
 from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.run_history import RunHistory
@@ -18,7 +18,10 @@ def limits_of(history: RunHistory, curves: RunCurves) -> tuple[str, ...]:
     """What could not be judged."""
     found: list[str] = []
     losses = [curve for curve in curves.losses if not curve.part]
-    if not losses:
+    single = single_loss(history)
+    if not losses and single:
+        found.append(f"Spikes, divergence and plateaus of the training loss: {single}.")
+    elif not losses:
         found.append("Spikes, divergence and plateaus of the training loss: no training loss was logged.")
     else:
         longest = max(losses, key=lambda curve: len(curve.values))

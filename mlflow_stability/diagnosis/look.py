@@ -6,6 +6,9 @@ from dataclasses import dataclass
 
 from mlflow_stability.vocabulary.diagnosis import Cause
 
+CERTAINTIES = ("certain", "likely", "possible")
+"""How sure a cause can be, the surest first."""
+
 
 @dataclass(frozen=True, slots=True)
 class Look:
@@ -18,9 +21,10 @@ class Look:
     """What was not logged, so that nothing can be said."""
 
 
-def is_it(name: str, statement: str, *evidence: str, certain: bool = False) -> Look:
+def is_it(name: str, statement: str, *evidence: str, certainty: str = "likely", place: str = "") -> Look:
     """This is the cause."""
-    return Look(Cause(name, statement, tuple(each for each in evidence if each), certain=certain))
+    said = tuple(each for each in evidence if each)
+    return Look(Cause(name, statement, said, certainty=certainty, place=place))
 
 
 def is_not(sentence: str) -> Look:

@@ -19,6 +19,15 @@ _UNCOUNTED = {
     "crashed": "a crash",
     "killed": "a kill",
     "give_up": "giving up",
+    "dead_units": "dead units",
+    "attention_logit_growth": "growing attention scores",
+    "sdr_collapse": "a collapse of sparse codes",
+    "sdr_low_diversity": "sparse codes that become alike",
+    "sdr_bit_usage": "unused bits of sparse codes",
+    "sdr_temperature": "a temperature that runs away",
+    "saturated_activation": "saturated activations",
+    "gradient_imbalance": "uneven gradients",
+    "weight_imbalance": "uneven weights",
 }
 
 

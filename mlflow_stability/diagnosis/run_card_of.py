@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.curves import Curve, decoded, run_curves
 from mlflow_stability.diagnosis.levels import levels_of
+from mlflow_stability.diagnosis.nouns import noun_of
 from mlflow_stability.diagnosis.resumes import joined, resumed_in
 from mlflow_stability.diagnosis.sketch import sketch_of
 from mlflow_stability.vocabulary.diagnosis import Diagnosis
@@ -50,7 +51,7 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
         verdict=diagnosis.verdict,
         severity=diagnosis.severity,
         cause="" if diagnosis.cause is None else diagnosis.cause.name,
-        cause_statement="" if diagnosis.cause is None else diagnosis.cause.statement,
+        cause_statement=_why(diagnosis, about_training),
         ended=diagnosis.ended,
         first_step=first,
         last_step=last,
@@ -71,6 +72,20 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
         sketch=None if main is None else sketch_of(main),
         notes=diagnosis.notes,
         cannot_tell=diagnosis.cannot_tell,
+    )
+
+
+def _why(diagnosis: Diagnosis, about_training: list[Episode]) -> str:
+    """The cause, and which finding it explains where that is not the first."""
+    cause = diagnosis.cause
+    if cause is None:
+        return ""
+    first = min(about_training, key=lambda each: (each.attempt, each.start), default=None)
+    if first is None or cause.step is None or cause.step <= first.start or cause.kind in OF_THE_PROCESS:
+        return cause.statement
+    return (
+        f"It began with {noun_of(first.kind)} at step {first.start}, whose cause is not known; that of "
+        f"{noun_of(cause.kind)} at step {cause.step}: {cause.statement}"
     )
 
 

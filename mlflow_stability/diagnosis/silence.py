@@ -1,6 +1,7 @@
 """Says when a loss stops being logged while everything logged beside it goes on: such an end says nothing.
 
-In: a run's history. Out: a sentence, empty where the loss goes on to the end.
+In: a run's history. Out: a sentence, empty where the loss goes on to the end; another for a loss that
+has a single point.
 """
 
 from __future__ import annotations
@@ -31,6 +32,15 @@ def silence_of(history: RunHistory) -> str:
         if behind >= max(FEWEST, SHARE * len(mine)) and np.isin(steps, mine).mean() >= BESIDE:
             return f"{main.name} has no value after step {last}, while {other.name} goes on to step {int(mine.max())}"
     return ""
+
+
+def single_loss(history: RunHistory) -> str:
+    """That a loss was logged once and never again, so that there is no curve; empty where there is one, or none."""
+    losses = [each for quantity in ("loss", "val_loss") for each in history.of(quantity) if len(each.series)]
+    if not losses or any(len(each.series) > 1 for each in losses):
+        return ""
+    value = float(losses[0].series.values[0])
+    return f"{losses[0].name} has a single point, {value:.4g} at step {int(losses[0].series.steps[0])}"
 
 
 def _last(metric: Metric) -> tuple[int, int]:

@@ -1,18 +1,20 @@
 """What lies around the beginning of an episode: the curves in which its cause may be seen.
 
 In: an episode, a history and its curves. Out: loss, gradient norm, learning rates and loss scale of the same start of
-the training, with ways to ask for what came just before.
+the training, any other curve on request, what was said while it trained, with ways to ask for what came just before.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.curves import Curve, RunCurves, curves_of
+from mlflow_stability.diagnosis.curves import Curve, RunCurves, curves_of, starts_of
 from mlflow_stability.vocabulary.episode import Episode
+from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 JUST_BEFORE = 50
@@ -32,6 +34,8 @@ class Surroundings:
     """Of the whole model, or of the episode's own place; that of another layer says nothing about it."""
     rates: tuple[Curve, ...]
     scale: Curve | None
+    starts: Mapping[int, int]
+    """For each attempt the one in which the training was started."""
 
     @property
     def is_early(self) -> bool:
@@ -40,6 +44,16 @@ class Surroundings:
             return False
         first, last = int(self.loss.steps[0]), int(self.loss.steps[-1])
         return self.episode.start - first <= EARLY * (last - first)
+
+    @property
+    def every_step(self) -> bool:
+        """Whether the loss of each step was logged, so that a point stands for one batch."""
+        return self.loss is not None and len(self.loss.steps) > 1 and self.loss.distance < 2
+
+    @property
+    def reach(self) -> float:
+        """How many steps lie in what counts as just before."""
+        return JUST_BEFORE * (self.loss.distance if self.loss is not None and len(self.loss.steps) > 1 else 1.0)
 
     def before(self, curve: Curve, points: int = JUST_BEFORE) -> NDArray[np.float64]:
         """The finite values just before the episode."""
@@ -53,24 +67,39 @@ class Surroundings:
         high = int(np.searchsorted(curve.steps, max(self.episode.peak, self.episode.start), side="right"))
         return curve.values[low : high + 1]
 
+    def of(self, quantity: str) -> tuple[Curve, ...]:
+        """The curves of one quantity, that of the whole model first, then layers in the order of the record."""
+        measured = {metric.name for metric in self.history.of(quantity)}  # and no sums of them
+        found = curves_of(self.history, quantity, self.starts) if measured else ()
+        return tuple(each for each in found if each.attempt == self.episode.attempt and each.name in measured)
 
-def surroundings_of(episode: Episode, history: RunHistory, curves: RunCurves) -> Surroundings:
-    """What is known around an episode."""
+    def said(self, *kinds: str) -> list[Event]:
+        """What was said of these kinds while it trained, since this start of the training."""
+        events = [each for each in self.history.events or () if each.kind in kinds]
+        return [each for each in events if self.starts.get(each.attempt, each.attempt) == self.episode.attempt]
 
-    def one(among: tuple[Curve, ...]) -> Curve | None:
+
+def surroundings_of(
+    episode: Episode, history: RunHistory, curves: RunCurves, starts: Mapping[int, int] | None = None
+) -> Surroundings:
+    """What is known around an episode; ``starts`` is what `starts_of` gives, for those who ask more than once."""
+    starts = starts_of(history) if starts is None else starts
+
+    def one(among: Iterable[Curve]) -> Curve | None:
         mine = [curve for curve in among if curve.attempt == episode.attempt]
         by_place = [curve for curve in mine if curve.place == episode.place]
         return next(iter((*by_place, *mine)), None)
 
     named = tuple(curve for curve in (*curves.losses, *curves.validations) if curve.name == episode.metric)
-    rates = tuple(curve for curve in curves_of(history, "learning_rate") if curve.attempt == episode.attempt)
+    rates = tuple(curve for curve in curves_of(history, "learning_rate", starts) if curve.attempt == episode.attempt)
     return Surroundings(
         episode,
         history,
         one(named or curves.losses or curves.validations),
-        one(tuple(norm for norm in curves.norms if norm.place in ("", episode.place))),
+        one(norm for norm in curves.norms if norm.place in ("", episode.place)),
         rates,
-        one(curves_of(history, "loss_scale")),
+        one(curves_of(history, "loss_scale", starts)),
+        starts,
     )
 
 

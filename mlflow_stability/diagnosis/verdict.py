@@ -56,12 +56,12 @@ def outcome_of(
 def verdict_of(
     outcome: str, episodes: Sequence[Episode], readings: Sequence[CurveReading], points: int, silence: str = ""
 ) -> str:
-    """The one sentence; ``silence``: that the loss is missing at the end, if it is."""
+    """The one sentence; ``silence``: that the loss is missing at the end, or has a single point, if it is so."""
     main = readings[0] if readings else None
     if outcome == "cannot_tell":
         return f"Cannot tell: {silence or _too_little(main, points)}."
     bad = [each for each in episodes if each.severity >= Severity.WARNING]
-    course = _course(main, bad)
+    course = _course(main, bad, silence)
     if outcome == "healthy":
         return f"Healthy: {course}; nothing above INFO."
     kinds = {
@@ -104,9 +104,9 @@ def _weight(episode: Episode) -> tuple[bool, bool, int]:
     return bool(episode.recovered), episode.kind == "loss_spike", -episode.severity
 
 
-def _course(reading: CurveReading | None, bad: Sequence[Episode]) -> str:
+def _course(reading: CurveReading | None, bad: Sequence[Episode], silence: str) -> str:
     if reading is None:
-        return "there is no loss to follow"
+        return silence or "there is no loss to follow"
     ends_in_it = any(
         each.metric == reading.metric and not each.recovered and each.end >= reading.last_step for each in bad
     )

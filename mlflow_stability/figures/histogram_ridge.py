@@ -39,13 +39,15 @@ MOST_STEPS = 10
 """How many steps of one layer are drawn."""
 REACH = 6.0
 """How far to both sides a ridge is drawn, in widths."""
-_WORST_FIRST: tuple[Shape, ...] = ("collapsed", "unknown", "multi-modal", "shifted", "heavy-tailed", "healthy")
+_WORST_FIRST: tuple[Shape, ...] = ("collapsed", "unknown", "multi-modal", "shifted", "heavy-tailed")
+_UNREMARKABLE: tuple[Shape, ...] = ("healthy", "too few values")
 _COLOURS: dict[Shape, str] = {
     "healthy": LINES[0],
     "heavy-tailed": LINES[1],
     "shifted": LINES[3],
     "multi-modal": "#7b3fa0",
     "collapsed": BAD,
+    "too few values": FAINT,
     "unknown": FAINT,
 }
 _WORDS: dict[Shape, str] = {"unknown": "not finite"}
@@ -91,7 +93,7 @@ def _layers(table: LayerTable, shapes: Sequence[Shape]) -> list[_Ridge]:
     """The layers to draw: all, or some of each shape and others evenly between them."""
     rows = list(range(len(shapes)))
     if len(rows) > MOST_RIDGES:
-        groups = [[row for row in rows if shapes[row] == shape] for shape in _WORST_FIRST if shape != "healthy"]
+        groups = [[row for row in rows if shapes[row] == shape] for shape in _WORST_FIRST]
         groups = [group for group in groups if group]
         chosen = {row for group in groups for row in _evenly(group, max(1, MOST_RIDGES // 2 // len(groups)))}
         others = [row for row in rows if row not in chosen]
@@ -176,10 +178,10 @@ def _draw_ridges(axes: Axes, ridges: list[_Ridge], tall: float) -> None:
         axes.axhline(number, color=colour, linewidth=0.5, alpha=0.6, zorder=order)
         width = "" if not np.isfinite(ridge.width) else number_text(ridge.width)
         for across, text, tint in ((1.02, width, FAINT), (1.16, _WORDS.get(ridge.shape, ridge.shape), colour)):
-            healthy = tint == _COLOURS["healthy"]
+            faint = ridge.shape in _UNREMARKABLE
             axes.text(
                 across, number, text, transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL_SIZE,
-                color=FAINT if healthy else tint,
+                color=FAINT if faint else tint,
             )  # fmt: skip
     axes.text(1.02, -0.9, "width", transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL_SIZE, color=FAINT)
     axes.text(1.16, -0.9, "shape", transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL_SIZE, color=FAINT)

@@ -2,7 +2,8 @@
 
 In: curves. Out: a panel. Promised: every value that is not finite shows as a cross at the upper edge, with how many
 there are; lines are parted where the training was set back and where values are missing because they are not finite;
-what is finer than a pixel is drawn as the range it covers, with the usual value as a darker line in it.
+what is finer than a pixel is drawn as the range it covers, with the usual value of what is noisy as a darker line in
+it. No two lines have the same name.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ PIXELS = 1200
 """Stretches that a line is drawn of at most: about the pixels of its width."""
 _NOISY_FROM = 150
 """Points from which on a line gets its usual value drawn over it."""
+_SET_BY_THE_SCRIPT = frozenset({"learning_rate"})
+"""What has no noise: each of its jumps is meant, and none is to be smoothed away."""
 _APART = 0.05
 """The share of the width below which non-finite values are counted together."""
 _LEGEND_FROM = 2
@@ -67,7 +70,7 @@ def _say(axes: Axes, text: str) -> None:
 
 
 def _draw_line(axes: Axes, curve: Curve, colour: str) -> None:
-    is_noisy = len(curve) >= _NOISY_FROM
+    is_noisy = len(curve) >= _NOISY_FROM and curve.signal.quantity not in _SET_BY_THE_SCRIPT
     steps, low, high = curve.steps.astype(np.float64), curve.low, curve.high
     across, values = np.repeat(steps, 2), np.stack([low, high], axis=1).reshape(-1)
     if np.array_equal(low, high, equal_nan=True):
@@ -147,13 +150,25 @@ def _note(axes: Axes, across: float, text: str, side: str) -> None:
     )
 
 
+def _names_of(curves: list[Curve], longest: int) -> list[str]:
+    """The place where all are of one quantity; names that are the same when cut to their length are numbered."""
+    first = curves[0].signal.quantity
+    names: list[str] = []
+    for curve in curves:
+        quantity, place = curve.signal.quantity, curve.signal.place
+        name = whole = f"{quantity} {place}" if place and quantity != first else place or quantity
+        number = 1
+        while shown(name, longest) in names:
+            number += 1
+            name = f"{whole} {number}"
+        names.append(shown(name, longest))
+    return names
+
+
 def _name_lines(axes: Axes, curves: list[Curve], left_out: int) -> None:
-    whole = curves[0].signal.quantity
     longest = max(_SHORTEST, _LEGEND_LETTERS // (len(curves) + (left_out > 0)) - _HANDLE_LETTERS)
-    for curve, colour in zip(curves, LINES, strict=False):
-        signal = curve.signal
-        name = signal.place if signal.quantity == whole and signal.place else signal.quantity
-        axes.plot([], [], color=colour, linewidth=2, label=shown(name, longest))
+    for name, colour in zip(_names_of(curves, longest), LINES, strict=False):
+        axes.plot([], [], color=colour, linewidth=2, label=name)
     if left_out > 0:
         axes.plot([], [], linestyle="none", label=f"and {left_out} more")
     axes.legend(

@@ -139,5 +139,6 @@ def decode(said: list[Any]) -> Record | None:
         known["severity"] = Severity(known["severity"])
         known["remedies"] = tuple(known.get("remedies", ()))
         known["evidence"] = {key: float(value) for key, value in known.get("evidence", {}).items()}
+        known.setdefault("judged", not said[1].get("live", False))  # as it was called before
     record: Record = kind(**known)
     return record

@@ -49,6 +49,8 @@ class Cycle:
     zeroed: dict[int, Zeroed] = field(default_factory=dict)
     """For each optimizer or module, by identity, when it last set its gradients to zero."""
     clips: list[Clip] = field(default_factory=list)
+    limits: dict[str, float] = field(default_factory=dict)
+    """With which limits gradients were clipped: ``max_norm``, ``clip_value``."""
     norms: list[Tensor] = field(default_factory=list)
     """At the gates: what the optimizers were given."""
     gradients: set[int] = field(default_factory=set)

@@ -20,8 +20,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.cycle import Cycle, Zeroed
-from mlflow_stability.probes.cycle_takes import UnscaledLoss, take_clip, take_losses, take_scale
-from mlflow_stability.probes.gradient_norm import gradients_of, parameters_of, total_norm
+from mlflow_stability.probes.cycle_takes import UnscaledLoss, take_clip, take_limit, take_losses, take_rates, take_scale
+from mlflow_stability.probes.gradient_norm import parameters_of, total_norm, whole_gradients_of
 from mlflow_stability.probes.optimizer_tracks import OptimizerTracks
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.readback import Readback
@@ -61,9 +61,10 @@ class CycleMeter:
         self._skips = Skips({})
         self._take_losses = guard("loss", take_losses)
         self._take_norm = guard("gradient norm", self._norm)
-        self._take_learning_rates = guard("learning rate", self._learning_rates)
+        self._take_learning_rates = guard("learning rate", take_rates)
         self._take_scale = guard("loss scale", take_scale)
         self._take_clip = guard("norm before clipping", take_clip)
+        self._take_limit = guard("clipping", take_limit)
 
     def backward(self, tensors: Any) -> None:
         """Runs right before gradients are computed."""
@@ -101,6 +102,11 @@ class CycleMeter:
         """Runs after the script took a norm of gradients."""
         if not self._cycle.has_gate and not hasattr(norm, "full_tensor"):
             self._take_clip(self._cycle, gradients, order, norm)
+
+    def clipped(self, kind: str, limit: Any) -> None:
+        """Runs after the script clipped gradients."""
+        if not self._cycle.has_gate:
+            self._take_limit(self._cycle, kind, limit)
 
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
         """Runs after a loss scaler multiplied a loss."""
@@ -142,9 +148,9 @@ class CycleMeter:
         cycle.stepped.append(id(optimizer))
         self._take_scale(cycle, optimizer)
         unscale = getattr(optimizer, "grad_scale", None)
-        self._take_norm(gradients_of(optimizer), unscale)
-        self._take_learning_rates(optimizer)
-        self._survey.at_gate(optimizer, unscale, self._tracks.track_place(cycle.track), cycle.norms)
+        self._take_norm(whole_gradients_of(optimizer), unscale)
+        self._take_learning_rates(cycle, optimizer, self._tracks)
+        self._survey.at_gate(optimizer, unscale, self._tracks.track_place(cycle.track), cycle.norms, cycle.limits)
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
         """Runs when a loss scaler was asked for a step and no optimizer was seen to make one."""
@@ -179,7 +185,7 @@ class CycleMeter:
         self._take_norm(gradients, None)
         if optimizer is not None:
             self._tracks.join(optimizer, 0)
-            self._take_learning_rates(optimizer)
+            self._take_learning_rates(cycle, optimizer, self._tracks)
             self._survey.at_gate(optimizer, None, "", cycle.norms)
         self._end_cycle()
 
@@ -240,10 +246,3 @@ class CycleMeter:
         self._cycle.norms.append(norm if grad_scale is None else norm / grad_scale)
         if self._cycle.clips:
             self._cycle.gradients.update(map(id, gradients))
-
-    def _learning_rates(self, optimizer: Optimizer) -> None:
-        for number, group in enumerate(optimizer.param_groups):
-            rate = group.get("lr")
-            if rate is not None:
-                place = self._tracks.group_place(optimizer, number)
-                self._cycle.learning_rates[place] = rate.detach().clone() if isinstance(rate, Tensor) else float(rate)

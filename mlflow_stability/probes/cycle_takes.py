@@ -1,4 +1,4 @@
-"""Takes down in a cycle what the hooks saw: losses, norms before clipping, the loss scale.
+"""Takes down in a cycle what the hooks saw: losses, norms before clipping, limits, learning rates, the loss scale.
 
 In: a cycle and what a hook was called with. Out: scalars in the cycle, still on their device. Promised: what is taken
 down is a copy where the script, or torch itself, may go on to change it in place.
@@ -6,6 +6,7 @@ down is a copy where the script, or torch itself, may go on to change it in plac
 
 from __future__ import annotations
 
+import math
 import weakref
 from collections.abc import Sequence
 from typing import Any, TypeAlias
@@ -14,6 +15,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.cycle import Clip, Cycle
+from mlflow_stability.probes.optimizer_tracks import OptimizerTracks
 
 UnscaledLoss: TypeAlias = tuple[weakref.ref[Tensor], Tensor]
 """A scaled loss, and what it was before."""
@@ -37,6 +39,21 @@ def take_clip(cycle: Cycle, gradients: Sequence[Tensor], order: Any, norm: Tenso
     """A norm that the script took over gradients."""
     scale = cycle.scaler._scale.clone() if cycle.scaler is not None and not cycle.unscaled else None
     cycle.clips.append(Clip(norm.detach().clone(), float(order), frozenset(map(id, gradients)), scale))
+
+
+def take_limit(cycle: Cycle, kind: str, limit: Any) -> None:
+    """The limit at which the script clipped, where it is a plain number: none is fetched from a device."""
+    if isinstance(limit, int | float) and math.isfinite(limit):  # with an infinite one a norm is only measured
+        cycle.limits[kind] = float(limit)
+
+
+def take_rates(cycle: Cycle, optimizer: Optimizer, tracks: OptimizerTracks) -> None:
+    """The learning rate of each group."""
+    for number, group in enumerate(optimizer.param_groups):
+        rate = group.get("lr")
+        if rate is not None:
+            place = tracks.group_place(optimizer, number)
+            cycle.learning_rates[place] = rate.detach().clone() if isinstance(rate, Tensor) else float(rate)
 
 
 def take_scale(cycle: Cycle, optimizer: Optimizer) -> None:

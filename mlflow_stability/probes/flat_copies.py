@@ -11,6 +11,7 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
+from torch._utils import _unflatten_dense_tensors
 
 SHARE_OF_MEMORY = 0.01
 MOST_BYTES = 256 * 2**20
@@ -19,31 +20,33 @@ MOST_BYTES = 256 * 2**20
 def flat_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     """A copy of each."""
     found: list[Tensor] = list(tensors)
-    for places, row in _rows(tensors):
-        parts = torch.split(row, [tensors[place].numel() for place in places])
-        for place, part in zip(places, parts, strict=True):
-            found[place] = part.view(tensors[place].shape)
+    for places, _, copies in _rows(tensors):
+        for place, copy in zip(places, copies, strict=True):
+            found[place] = copy
     return found
 
 
 def flat_rows(tensors: Sequence[Tensor]) -> list[Tensor]:
     """A copy of all: one row for each device and type."""
-    return [row for _, row in _rows(tensors)]
+    return [row for _, row, _ in _rows(tensors)]
 
 
-def _rows(tensors: Sequence[Tensor]) -> list[tuple[list[int], Tensor]]:
+def _rows(tensors: Sequence[Tensor]) -> list[tuple[list[int], Tensor, Sequence[Tensor]]]:
+    """For each device and type: which tensors, their values in a row, and each in its own shape."""
     buckets: dict[tuple[torch.device, torch.dtype], list[int]] = {}
     for place, each in enumerate(tensors):
-        buckets.setdefault((each.device, each.dtype), []).append(place)
-    found: list[tuple[list[int], Tensor]] = []
+        if each.numel():  # a copy of nothing is nothing
+            buckets.setdefault((each.device, each.dtype), []).append(place)
+    found: list[tuple[list[int], Tensor, Sequence[Tensor]]] = []
     with torch.no_grad():
         for (device, dtype), places in buckets.items():
             some = [tensors[place] for place in places]
-            sizes = [each.numel() for each in some]
-            row = torch.empty(sum(sizes), device=device, dtype=torch.promote_types(dtype, torch.float32))
-            copies = [part.view(each.shape) for part, each in zip(torch.split(row, sizes), some, strict=True)]
-            torch._foreach_copy_(copies, some)
-            found.append((places, row))
+            size = sum([each.numel() for each in some])
+            row = torch.empty(size, device=device, dtype=torch.promote_types(dtype, torch.float32))
+            # One call for all views: made one by one they take longer than the copies.
+            copies: Sequence[Tensor] = _unflatten_dense_tensors(row, some)  # type: ignore[no-untyped-call]
+            torch._foreach_copy_(list(copies), some)
+            found.append((places, row, copies))
     return found
 
 

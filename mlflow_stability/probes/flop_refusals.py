@@ -31,7 +31,7 @@ def refusal(root: Module) -> str:
         unfit = next((UNFIT[kind.__name__] for kind in type(module).__mro__ if kind.__name__ in UNFIT), None)
         if unfit is not None:
             return unfit
-    if _anything_compiled():
+    if anything_compiled():
         return "a part of it is compiled, and compiled code does not say what it computes"
     parameters = parameters_in(root)
     if any(map(is_lazy, parameters)):
@@ -41,7 +41,7 @@ def refusal(root: Module) -> str:
     return ""
 
 
-def _anything_compiled() -> bool:
+def anything_compiled() -> bool:
     """Whether `torch.compile` has compiled anything in this process: it may be called by the model."""
     counted: Any = sys.modules.get("torch._dynamo.utils")
     return counted is not None and bool(counted.counters["frames"]["total"])

@@ -17,14 +17,16 @@ from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
 Before = Callable[[Module, tuple[Any, ...], dict[str, Any]], None]
-After = Callable[[Module], None]
+After = Callable[[Module, Any], None]
+"""Takes the module and what came out of it."""
+Failed = Callable[[Module], None]
 _idle = contextlib.nullcontext().__exit__  # takes anything, does nothing, returns None
 
 
 class ForwardHooks:
     """The hooks on one module."""
 
-    def __init__(self, root: Module, before: Before, after: After, failed: After) -> None:
+    def __init__(self, root: Module, before: Before, after: After, failed: Failed) -> None:
         self._root = weakref.ref(root)
         self._failed = failed
         self._before = before
@@ -74,7 +76,7 @@ class ForwardHooks:
             except BaseException:
                 failed(root)
                 raise
-            after(root)
+            after(root, result)
             return result
 
         return call
@@ -98,7 +100,7 @@ def _is_idle(hook: Any) -> bool:
 _HOOKS = ("_forward_hooks", "_forward_pre_hooks")
 
 
-class _Hook:
+class Hook:
     """A hook that stays behind when its module is copied or saved."""
 
     __slots__ = ("_run",)
@@ -113,7 +115,7 @@ class _Hook:
         return getattr, (contextlib.nullcontext(), "__exit__")
 
 
-class _BeforeHook(_Hook):
+class _BeforeHook(Hook):
     __slots__ = ()
 
     def __call__(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -121,14 +123,16 @@ class _BeforeHook(_Hook):
             self._run(root, args, kwargs)
 
 
-class _AfterHook(_Hook):
+class _AfterHook(Hook):
     __slots__ = ("_failed",)
 
-    def __init__(self, run: After, failed: After) -> None:
+    def __init__(self, run: After, failed: Failed) -> None:
         super().__init__(run)
         self._failed = failed
 
     def __call__(self, root: Module, _args: tuple[Any, ...], outputs: Any) -> None:
         if not torch.compiler.is_compiling():
-            # Torch calls this after an exception, too, and then there is no output.
-            (self._failed if outputs is None else self._run)(root)
+            if outputs is None:  # torch calls this after an exception, too, and then there is no output
+                self._failed(root)
+            else:
+                self._run(root, outputs)

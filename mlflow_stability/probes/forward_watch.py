@@ -10,7 +10,7 @@ from __future__ import annotations
 import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 import torch.jit._recursive
@@ -44,11 +44,20 @@ class ForwardListener(Protocol):
         """Runs after a forward pass that is no part of training."""
 
 
+@runtime_checkable
+class OutputListener(Protocol):
+    """Who wants to know what came out as well."""
+
+    def forward_gave(self, outputs: Any) -> None:
+        """Runs before `forward_ended`."""
+
+
 class ForwardWatch:
     """The hooks on the models of one training."""
 
     def __init__(self, guard: Guard, listeners: Sequence[ForwardListener]) -> None:
         self._listeners = tuple(listeners)
+        self._output_listeners = [each for each in listeners if isinstance(each, OutputListener)]
         self._before = guard("forward passes", self._begins)
         self._after = guard("forward passes", self._ends)
         self._failed = guard("forward passes", self._fails)
@@ -134,9 +143,11 @@ class ForwardWatch:
         for each in self._listeners:
             each.forward_began(root, args, kwargs)
 
-    def _ends(self, root: Module) -> None:
+    def _ends(self, root: Module, outputs: Any) -> None:
         if self._open == id(root):
             self._open = 0
+            for taker in self._output_listeners:
+                taker.forward_gave(outputs)
             for each in self._listeners:
                 each.forward_ended()
         elif not self._open and not self._in_backward and threading.get_ident() == self._thread:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -24,3 +25,5 @@ class GateView:
     """After a step: it is known not to have been taken."""
     place: str = ""
     """Where signals of the whole model belong: nothing is said unless several trainings run side by side."""
+    limits: Mapping[str, float] = field(default_factory=dict)
+    """With which limits the script has clipped these gradients: ``max_norm``, ``clip_value``."""

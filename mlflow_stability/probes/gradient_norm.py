@@ -11,9 +11,8 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.tensor_sums import norms_of
 
-
-class ShardedGradientsError(RuntimeError):
-    """Gradients are split over processes, and a part of a norm is not the norm."""
+# A flat parameter of FSDP's first version; what that leaves of the script's own (``use_orig_params``).
+_MARKS_OF_FSDP = ("_sharded_size", "_fsdp_flattened")
 
 
 def parameters_of(owner: Optimizer | Module) -> list[Tensor]:
@@ -28,23 +27,42 @@ def gradients_of(optimizer: Optimizer) -> list[Tensor]:
     return [gradient for parameter in parameters_of(optimizer) if (gradient := parameter.grad) is not None]
 
 
+def is_split(parameter: Tensor) -> bool:
+    """Whether a parameter is split over processes: by FSDP, in either of its versions, or as a `DTensor`."""
+    if hasattr(parameter, "full_tensor"):
+        return True
+    return any(hasattr(parameter, mark) for mark in _MARKS_OF_FSDP) and _processes() > 1
+
+
+def _processes() -> int:
+    group = torch.distributed
+    return group.get_world_size() if group.is_available() and group.is_initialized() else 1
+
+
+def whole_gradients_of(optimizer: Optimizer) -> list[Tensor]:
+    """The gradients that this optimizer is about to use; none where they are split: a part of a norm is not the norm.
+
+    The first parameter is asked for all of them.
+    """
+    first = next((each for each in parameters_of(optimizer) if each.grad is not None), None)
+    return [] if first is None or is_split(first) else gradients_of(optimizer)
+
+
 def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
-    """The norm over all of them as one scalar on the device; None when there are none.
+    """The norm over all of them as one scalar on the device; None when there are none, or only parts of them.
 
     Half precision is summed in single: a norm of 70,000 fits no float16, and is no overflow of the training.
     """
     if not gradients or gradients[0].is_meta:  # a dry run has shapes and no values
         return None
-    norms: list[Tensor] = []
+    rows: list[Tensor] = []
     with torch.no_grad():
-        buckets = _alike(gradients)
-        for bucket in buckets:
+        for bucket in _alike(gradients):
             if hasattr(bucket[0], "full_tensor"):
-                raise ShardedGradientsError("gradients are sharded over processes (DTensor)")
-            norms.extend(norms_of(bucket))
-        if len(buckets) > 1:
-            norms = _of_one_kind(norms)
-        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(torch.stack(norms))
+                return None
+            rows.append(norms_of(bucket))
+        norms = rows[0] if len(rows) == 1 else torch.cat(_of_one_kind(rows))
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms)
 
 
 def _alike(gradients: Sequence[Tensor]) -> list[list[Tensor]]:

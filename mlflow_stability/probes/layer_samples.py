@@ -80,7 +80,8 @@ class LayerSamples:
             for place, tensor in zip(self._places, tensors, strict=True):
                 if tensor is not None:
                     targets.append(whole[place.begin : place.end])
-                    sources.append(flat_view(tensor)[:: place.stride])
+                    flat = flat_view(tensor)
+                    sources.append(flat if place.stride == 1 else flat[:: place.stride])
             if targets:
                 torch._foreach_copy_(targets, sources, non_blocking=True)
             parts = torch.split(whole, [rows * width for rows, width in self.shapes])

@@ -16,7 +16,7 @@ from torch.nn.parameter import is_lazy
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
-from mlflow_stability.probes.gradient_norm import parameters_of
+from mlflow_stability.probes.gradient_norm import is_split, parameters_of
 from mlflow_stability.probes.layer_layout import LayerLayout
 from mlflow_stability.probes.module_names import owners_of_parameters
 from mlflow_stability.probes.roots import models_of
@@ -137,5 +137,4 @@ def _held_by(optimizer: Optimizer, before: str, owners: dict[int, str], places: 
 
 def _can_be_measured(parameter: Tensor) -> bool:
     """Not what is split over processes (DTensor, FSDP's flat parameters), nor what has no values yet."""
-    split = hasattr(parameter, "full_tensor") or hasattr(parameter, "_sharded_size")
-    return not split and not is_lazy(parameter) and parameter.is_floating_point()
+    return not is_split(parameter) and not is_lazy(parameter) and parameter.is_floating_point()

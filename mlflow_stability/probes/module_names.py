@@ -26,18 +26,34 @@ def owners_of_parameters(models: Sequence[Module]) -> dict[int, str]:
     Names of several models begin with the model's class: ``Generator.net.0``, or ``Net_0.up`` where classes repeat.
     What the outermost module owns itself goes by its class alone.
     """
-    titles = [_innermost_class(each) for each in models]
-    often = Counter(titles)
-    titles = [f"{title}_{at}" if often[title] > 1 else title for at, title in enumerate(titles)]
     found: dict[int, str] = {}
-    for model, title in zip(models, titles, strict=True):
-        before = f"{title}." if len(models) > 1 else ""
-        names = _module_names(model)
+    for model, names in zip(models, _names_of(models), strict=True):
         for module, name in zip(model.modules(), names, strict=True):
             for parameter in module._parameters.values():
                 if parameter is not None:
-                    found.setdefault(id(parameter), before + name if name else title)
+                    found.setdefault(id(parameter), name)
     return found
+
+
+def names_of_modules(models: Sequence[Module]) -> dict[int, str]:
+    """Each module, by identity, and its name, as parameters' owners are called."""
+    found: dict[int, str] = {}
+    for model, names in zip(models, _names_of(models), strict=True):
+        for module, name in zip(model.modules(), names, strict=True):
+            found.setdefault(id(module), name)
+    return found
+
+
+def _names_of(models: Sequence[Module]) -> list[list[str]]:
+    """For each model the names of its modules, in their order."""
+    titles = [_innermost_class(each) for each in models]
+    often = Counter(titles)
+    titles = [f"{title}_{at}" if often[title] > 1 else title for at, title in enumerate(titles)]
+    before = [f"{title}." if len(models) > 1 else "" for title in titles]
+    return [
+        [prefix + name if name else title for name in _module_names(model)]
+        for model, title, prefix in zip(models, titles, before, strict=True)
+    ]
 
 
 def _module_names(model: Module) -> list[str]:

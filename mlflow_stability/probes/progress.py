@@ -1,14 +1,19 @@
 """Says how far the training is and how long it will take, where the number of steps is known.
 
-In: steps as they end. Out: every ten steps ``progress`` from 0 to 1, and ``eta_seconds`` at the pace so far. Promised:
-right or silent. A source must count along with the steps, be within its course, and agree with all others that do;
-a schedule that is stepped once an epoch says nothing.
+In: steps as they come to their gates. Out: every ten steps, and at the last one, ``progress`` from 0 to 1 and
+``eta_seconds`` at the pace so far. Promised: right or silent. A source must count along with the steps, be within its
+course, and agree with all others that do; a schedule that is stepped once an epoch says nothing.
+
+Sources are asked at the gate: there, and not after a step, all of them count the steps before this one and no more.
+This step is added to what they say, for it is over when it is told.
 """
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable, MutableMapping, Sequence
+from dataclasses import dataclass
 
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
@@ -23,7 +28,21 @@ SEARCHED_AT = (1, 10)
 """At which reports sources are looked for, as long as none was of use: one may be made late."""
 AGREE = 0.01
 """How far sources may be apart in what is left."""
+SLOWEST = 0.5
+"""How many of its own steps a source must take for each of ours: the half of a GAN takes one for two."""
 QUANTITIES = ("progress", "eta_seconds")
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """What a source says of the step at hand."""
+
+    is_trainer: bool
+    progress: float
+    seconds: float
+    """How long the rest takes."""
+    last_step: int
+    """The step that will be the last."""
 
 
 class Progress:
@@ -36,56 +55,89 @@ class Progress:
         self._optimizers: MutableMapping[Optimizer, None] = WeakIdKeyDictionary()
         self._followed: list[_Followed] = []
         self._reports = 0
-        self._told = False
+        self._was_told = False
+        self._is_new = False
+        """Whether sources were found just now: they are asked at the next gate from where they count."""
+        self._asked_at = 0
+        self._last_step = 0
+        """The last step of the training, as far as it is known."""
+        self._told: tuple[float, float] | None = None
 
     def due(self, step: int) -> bool:
-        """Every ten steps."""
-        return step % EVERY == 0
+        """Every ten steps, at the last one, and at the one after sources were looked for."""
+        return step % EVERY == 0 or step == self._last_step or self._is_new
 
     def at_gate(self, view: GateView) -> None:
-        """Runs when gradients are complete."""
+        """Runs when gradients are complete: the first of a step's optimizers is when sources are asked."""
         self._optimizers[view.optimizer] = None
+        if view.step != self._asked_at:
+            self._asked_at, self._is_new = view.step, False
+            self._ask(view.step)
 
     def after_step(self, _view: GateView) -> None:
         """Runs right after a step."""
 
-    def blocks(self, _step: int) -> Sequence[Block]:
+    def blocks(self, step: int) -> Sequence[Block]:
         """How far it is."""
-        self._reports += 1
-        if self._reports in SEARCHED_AT and not self._told:
-            self._followed = [_Followed(each) for each in sources_of(list(self._optimizers))]
-        now = self._now()
-        found = [(each.is_trainer, answer) for each in self._followed if (answer := each.look(now)) is not None]
-        trainers = any(is_trainer for is_trainer, _ in found)
-        answers = [answer for is_trainer, answer in found if is_trainer is trainers]
-        if not answers or max(answers)[0] - min(answers)[0] > AGREE:
+        if step % EVERY == 0:
+            self._reports += 1
+            if self._reports in SEARCHED_AT and not self._was_told:
+                self._followed = [_Followed(each) for each in sources_of(list(self._optimizers))]
+                self._is_new = bool(self._followed)
+        told, self._told = self._told, None
+        if told is None:
             return ()
-        self._told = True
-        return [Block(whole_signals(QUANTITIES, ""), answers[0])]
+        self._was_told = True
+        return [Block(whole_signals(QUANTITIES, ""), told)]
+
+    def _ask(self, step: int) -> None:
+        now = self._now()
+        found = [answer for each in self._followed if (answer := each.look(step, now)) is not None]
+        trainers = any(each.is_trainer for each in found)
+        answers = [each for each in found if each.is_trainer is trainers]
+        told = [each.progress for each in answers]
+        if not told or max(told) - min(told) > AGREE:
+            return
+        self._last_step = max(each.last_step for each in answers)
+        self._told = answers[0].progress, answers[0].seconds
 
 
 class _Followed:
     """A source, and what it said before."""
 
     def __init__(self, source: Source) -> None:
-        self.is_trainer = source.is_trainer
         self._source = source
-        self._last: Course | None = None
-        self._last_when = 0.0
+        self._last: tuple[int, Course] | None = None
+        """At which step it was asked before, and what it said."""
         self._first: tuple[float, float] | None = None
-        """How far it was, and when, as it began to count along."""
+        """How far it was, and when, as it began to count along; None: it does not."""
+        self._pace = 0.0
+        """How many of its own steps it takes for each of ours."""
+        self._when = 0.0
 
-    def look(self, now: float) -> tuple[float, float] | None:
-        """Progress, and the seconds that are left; None where it does not count along with the steps."""
-        course, last, when = self._source.ask(), self._last, self._last_when
-        self._last, self._last_when = course, now
-        if course is None or last is None or course.total != last.total:
-            self._first = None
+    def look(self, step: int, now: float) -> _Answer | None:
+        """What it says at the gate of this step; None where it does not count along with the steps."""
+        course = self._source.ask()
+        if course is None or not self._counts_along(step, now, course) or self._first is None:
             return None
-        if course.done - last.done < EVERY / 2 or course.done > course.total:
+        per_step = max(1, round(self._pace))  # one that counts for each of several processes counts so many a step
+        done = min(course.done + per_step, course.total)
+        seconds = (now - self._first[1]) / (course.done - self._first[0]) * (course.total - done)
+        ahead = math.ceil((course.total - done) / self._pace)
+        return _Answer(self._source.is_trainer, done / course.total, seconds, step + ahead)
+
+    def _counts_along(self, step: int, now: float, course: Course) -> bool:
+        """Whether it does; its pace is taken anew where enough steps lie between, for some count every other step."""
+        last, when = self._last, self._when
+        if last is None or course.total != last[1].total or not last[1].done <= course.done <= course.total:
             self._first = None
-            return None
-        if self._first is None:
-            self._first = last.done, when
-        pace = (now - self._first[1]) / (course.done - self._first[0])
-        return course.done / course.total, pace * (course.total - course.done)
+        elif step - last[0] < EVERY - 1:
+            return self._first is not None
+        else:
+            self._pace = (course.done - last[1].done) / (step - last[0])
+            if self._pace < SLOWEST:
+                self._first = None
+            elif self._first is None:
+                self._first = last[1].done, when
+        self._last, self._when = (step, course), now
+        return self._first is not None

@@ -112,3 +112,37 @@ def _row(scalars: Sequence[Tensor], wide: torch.dtype) -> Tensor:
 def value_on_host(scalar: Tensor) -> float | None:
     """The value of a scalar that lies on the host anyway; None where a device would have to be waited for."""
     return scalar.item() if scalar.is_cpu else None
+
+
+class Parcel:
+    """Whole tensors on their way to the host, for what is too large for a row of numbers.
+
+    They are copied without waiting, and may go from the device as soon as this is made.
+    """
+
+    __slots__ = ("_arrived", "_host")
+
+    def __init__(self, tensors: Sequence[Tensor]) -> None:
+        far = next((each.device for each in tensors if not each.is_cpu), None)
+        self._arrived: Any = None
+        if far is None:
+            self._host = [each.detach() for each in tensors]
+            return
+        pinned = far.type == "cuda"
+        self._host = [torch.empty(each.shape, dtype=each.dtype, device="cpu", pin_memory=pinned) for each in tensors]
+        for host, each in zip(self._host, tensors, strict=True):
+            host.copy_(each.detach(), non_blocking=True)
+        self._arrived = torch.get_device_module(far).Event()
+        self._arrived.record(torch.accelerator.current_stream(far))
+
+    @property
+    def arrived(self) -> bool:
+        """Whether `opened` would not wait."""
+        return self._arrived is None or bool(self._arrived.query())
+
+    def opened(self) -> list[Any]:
+        """The tensors as arrays; waits for those that have not arrived."""
+        if self._arrived is not None:
+            self._arrived.synchronize()
+            self._arrived = None
+        return [each.numpy() for each in self._host]

@@ -9,6 +9,7 @@ from functools import lru_cache
 
 from torch import Tensor
 
+from mlflow_stability.probes import activation_statistics, attention, representation_spectrum, sparse_codes
 from mlflow_stability.probes.cycle import Cycle
 from mlflow_stability.probes.layer_statistics import Table
 from mlflow_stability.vocabulary.one_layout import one_layout
@@ -44,8 +45,11 @@ class Skips:
 named = lru_cache(maxsize=4096)(Signal)
 _OF_STEPS_TAKEN = frozenset({"update_norm", "update_ratio", "adam_rms"})
 _WHERE_THERE_ARE_ANY = frozenset({"grad_nonfinite_count"})
-_WHERE_IT_CAN_BE_TOLD = frozenset({"grad_param_ratio", "lr_ratio", "update_ratio"})
-"""Beside weights that are all zero there is no ratio; that is no NaN of the training."""
+_WHERE_IT_CAN_BE_TOLD = frozenset({"grad_param_ratio", "lr_ratio", "update_ratio"}).union(
+    activation_statistics.QUANTITIES, sparse_codes.QUANTITIES, representation_spectrum.QUANTITIES, attention.QUANTITIES
+)
+"""Beside weights that are all zero there is no ratio, and no shape of what a pooling layer puts out: that is no NaN of
+the training."""
 
 
 def scalars_of(cycle: Cycle) -> list[Tensor | float]:

@@ -7,9 +7,10 @@ which nothing is due costs a question to each probe and nothing else; processes 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from types import MappingProxyType
+from typing import Any, Protocol
 
 from torch import Tensor
 from torch.amp import GradScaler
@@ -18,6 +19,7 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.forward_turns import ForwardTurns
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_statistics import LayerStatistics, Table
 from mlflow_stability.probes.layers import Layers
@@ -26,6 +28,8 @@ from mlflow_stability.probes.probe import Guard, Probe
 from mlflow_stability.probes.readback import value_on_host
 from mlflow_stability.probes.roots import OneWalk
 from mlflow_stability.probes.training_pace import TrainingPace
+
+NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +40,24 @@ class Probes:
     """Those that go by the steps of the recording."""
     by_turn: Sequence[Probe] = ()
     """Those that go by the steps of each training, of several side by side."""
+    forward: ForwardTurns | None = None
+    """Those that look into forward passes."""
     spread: LayerStatistics | None = None
     """How gradients and weights are spread in each layer."""
     nonfinite: NonfiniteCount = field(default_factory=NonfiniteCount)
     """Asked where a norm is not finite."""
+    broken: BrokenSteps | None = None
+    """Likewise, before the step is taken."""
+
+
+class BrokenSteps(Protocol):
+    """Who looks at steps that are broken."""
+
+    def look(self, step: int, optimizers: Sequence[Optimizer]) -> None:
+        """Runs at the gate of a step whose gradient norm is known not to be finite."""
+
+    def taken(self, step: int) -> None:
+        """Runs once that step was taken all the same."""
 
 
 class Survey:
@@ -52,13 +70,14 @@ class Survey:
         """Runs right before a backward pass."""
         self.backward_ended = pace.backward_ended
         """Runs right after it."""
-        self.close = pace.close
-        """Leave the models alone."""
+        self._leave = pace.close
+        self._forward = probes.forward
         self._layers = Layers()
         self._walk = OneWalk(Module, LRScheduler, GradScaler)
         measured = (*probes.by_turn, *([] if probes.spread is None else [probes.spread]))
         self._probes = (
             *(_Seat(each, guard) for each in (*pace.before_others, *probes.by_step)),
+            *(_Seat(each, guard) for each in ([] if probes.forward is None else [probes.forward])),
             *(_Seat(each, guard, by_turn=True) for each in measured),
             *(_Seat(each, guard) for each in pace.after_others),
         )
@@ -68,15 +87,25 @@ class Survey:
         self._turn = 0
         self._count = guard("non-finite gradients", probes.nonfinite.count)
         self._counted: list[Block] = []
+        self._broken = probes.broken
+        self._looked_at = False
+        """Whether the step that is being taken was seen to be broken."""
         self._spread = None if probes.spread is None else guard(probes.spread.part, probes.spread.tables)
 
-    def at_gate(self, optimizer: Optimizer, unscale: Tensor | None, place: str, norms: Sequence[Tensor]) -> None:
+    def at_gate(
+        self,
+        optimizer: Optimizer,
+        unscale: Tensor | None,
+        place: str,
+        norms: Sequence[Tensor],
+        limits: Mapping[str, float] = NO_LIMITS,
+    ) -> None:
         """Runs at each gate; the first one of a cycle begins it. `place`: where signals of the whole model belong."""
         if self._due is None:
             self._due = self._begin(place)
         if self._due:
-            by_step = GateView(optimizer, self.step, self._layers, unscale, place=place)
-            by_turn = replace(by_step, step=self._turn)
+            by_step = GateView(optimizer, self.step, self._layers, unscale, place=place, limits=limits)
+            by_turn = by_step if self._turn == self.step else replace(by_step, step=self._turn)
             with self._walk:
                 for each in self._due:
                     each.at_gate(by_turn if each.by_turn else by_step)
@@ -85,12 +114,19 @@ class Survey:
             if norm is not None and not math.isfinite(norm):
                 counted = self._count(optimizer, self._layers, self.step)
                 self._counted += [] if counted is None else [counted]
+                if self._broken is not None:
+                    self._looked_at = True
+                    self._broken.look(self.step, [optimizer])
 
     def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
         """Runs after each step; `skipped`: it is known not to have been taken."""
+        if self._looked_at and self._broken is not None:
+            self._looked_at = False
+            if not skipped:
+                self._broken.taken(self.step)
         if self._due:
             by_step = GateView(optimizer, self.step, self._layers, unscale, skipped, place)
-            by_turn = replace(by_step, step=self._turn)
+            by_turn = by_step if self._turn == self.step else replace(by_step, step=self._turn)
             for each in reversed(self._due):  # as with brackets: who was first at the gate is last here
                 each.after_step(by_turn if each.by_turn else by_step)
 
@@ -104,6 +140,12 @@ class Survey:
         if due and self._spread is not None:
             tables = self._spread(self.step) or ()
         return found, tables
+
+    def close(self) -> None:
+        """Leave the models alone."""
+        self._leave()
+        if self._forward is not None:
+            self._forward.finish()
 
     def _begin(self, place: str) -> list[_Seat]:
         """A cycle of this training begins. The halves of a GAN alternate: by steps alone only one would be measured."""
@@ -124,7 +166,14 @@ class NoSurvey:
     def backward_ended(self) -> None:
         """Nothing to do."""
 
-    def at_gate(self, optimizer: Optimizer, unscale: Tensor | None, place: str, norms: Sequence[Tensor]) -> None:
+    def at_gate(
+        self,
+        optimizer: Optimizer,
+        unscale: Tensor | None,
+        place: str,
+        norms: Sequence[Tensor],
+        limits: Mapping[str, float] = NO_LIMITS,
+    ) -> None:
         """Nothing to do."""
 
     def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:

@@ -1,7 +1,8 @@
 """One number for each of many tensors, in a handful of kernels: their squares summed, and the like.
 
 In: tensors of any devices and types. Out: one row on one device, in their order. Promised: on an accelerator never a
-kernel for each tensor where torch has one for all; half precision is summed in single; nothing is waited for.
+kernel for each tensor where torch has one for all, and on the CPU none for each of many small ones; half precision is
+summed in single; nothing is waited for.
 """
 
 from __future__ import annotations
@@ -12,15 +13,16 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
-from mlflow_stability.probes.device_numbers import widest
+from mlflow_stability.probes.crowds import crowd_row
+from mlflow_stability.probes.device_numbers import on_device, widest
 
 HALVES = (torch.float16, torch.bfloat16)
 CHUNK = 2**11
 """How many values of a large tensor are summed in one go on the CPU, ..."""
 LARGE = 2**14
 """... and of how many on a tensor is large."""
-Kernel: TypeAlias = Callable[[list[Tensor]], Sequence[Tensor]]
-"""Takes tensors of one device and type, gives a scalar for each."""
+Kernel: TypeAlias = Callable[[list[Tensor]], Tensor]
+"""Takes tensors of one device and type, gives a row with a number for each."""
 
 
 def squares(tensors: Sequence[Tensor | None]) -> Tensor | None:
@@ -29,7 +31,7 @@ def squares(tensors: Sequence[Tensor | None]) -> Tensor | None:
     return None if norms is None else norms.square_()
 
 
-def norms_of(tensors: list[Tensor]) -> Sequence[Tensor]:
+def norms_of(tensors: list[Tensor]) -> Tensor:
     """The L2 norm of each.
 
     Torch sums on the CPU in single precision, one value after another: of 16 million values that is wrong by a
@@ -37,25 +39,36 @@ def norms_of(tensors: list[Tensor]) -> Sequence[Tensor]:
     """
     wide = torch.float32 if tensors[0].dtype in HALVES else None
     if not tensors[0].is_cpu:
-        return torch._foreach_norm(tensors, 2.0, wide)
-    small = [each for each in tensors if each.numel() < LARGE]
-    found = iter(torch._foreach_norm(small, 2.0, wide) if small else ())
-    return [next(found) if each.numel() < LARGE else _norm_in_chunks(each, wide) for each in tensors]
+        return torch.stack(torch._foreach_norm(tensors, 2.0, wide))
+    return crowd_row(
+        tensors,
+        lambda matrix: torch.linalg.vector_norm(matrix, 2.0, 1, dtype=wide),
+        lambda some: _norms_on_cpu(some, wide),
+    )
 
 
-def nonzeros_of(tensors: list[Tensor]) -> Sequence[Tensor]:
+def nonzeros_of(tensors: list[Tensor]) -> Tensor:
     """How many values of each are not zero."""
-    if tensors[0].is_cpu:  # single precision cannot count beyond some millions, one after another
-        return [torch.count_nonzero(each) for each in tensors]
-    return torch._foreach_norm(tensors, 0.0, torch.float32 if tensors[0].dtype in HALVES else None)
+    if not tensors[0].is_cpu:
+        return torch.stack(torch._foreach_norm(tensors, 0.0, torch.float32 if tensors[0].dtype in HALVES else None))
+    # Single precision cannot count beyond some millions, one after another: no norm does for this.
+    return crowd_row(
+        tensors,
+        lambda matrix: torch.count_nonzero(matrix, 1),
+        lambda some: torch.stack([torch.count_nonzero(each) for each in some]),
+    )
 
 
-def largest_of(tensors: list[Tensor]) -> Sequence[Tensor]:
+def largest_of(tensors: list[Tensor]) -> Tensor:
     """The largest absolute value of each."""
     if not tensors[0].is_cpu:
-        return torch._foreach_norm(tensors, torch.inf)
-    ends = [torch.aminmax(each) for each in tensors]  # a tenth of what the norm takes on the CPU
-    return [torch.maximum(low.neg(), high) for low, high in ends]
+        return torch.stack(torch._foreach_norm(tensors, torch.inf))
+    # The ends take a tenth of what the norm takes on the CPU.
+    return crowd_row(
+        tensors,
+        lambda matrix: _larger(torch.aminmax(matrix, dim=1)),
+        lambda some: torch.stack([_larger(torch.aminmax(each)) for each in some]),
+    )
 
 
 def scalars(tensors: Sequence[Tensor | None], kernel: Kernel) -> Tensor | None:
@@ -65,16 +78,15 @@ def scalars(tensors: Sequence[Tensor | None], kernel: Kernel) -> Tensor | None:
         return None
     with torch.no_grad():
         if len(buckets) == 1 and len(buckets[0][0]) == len(tensors):
-            row = torch.stack(list(kernel(buckets[0][1])))
+            row = kernel(buckets[0][1])
             return row.to(widest(row.device))
         device = next((some[0].device for _, some in buckets if not some[0].is_cpu), buckets[0][1][0].device)
         wide = widest(device)
-        values: list[Tensor] = [torch.zeros((), dtype=wide, device=device)] * len(tensors)
+        values = torch.zeros(len(tensors), dtype=wide, device=device)
         for places, some in buckets:
-            row = torch.stack(list(kernel(some))).to(device, wide, non_blocking=True)
-            for place, value in zip(places, row.unbind(), strict=True):
-                values[place] = value
-        return torch.stack(values)
+            row = kernel(some).to(device, wide, non_blocking=True)
+            values.index_copy_(0, on_device(places, device, torch.long), row)
+        return values
 
 
 def flat_view(tensor: Tensor) -> Tensor:
@@ -83,6 +95,19 @@ def flat_view(tensor: Tensor) -> Tensor:
         strides = tensor.stride()
         tensor = tensor.permute(sorted(range(tensor.dim()), key=lambda at: strides[at], reverse=True))
     return tensor.reshape(-1)
+
+
+def _norms_on_cpu(tensors: list[Tensor], wide: torch.dtype | None) -> Tensor:
+    small = [each for each in tensors if each.numel() < LARGE]
+    found = list(torch._foreach_norm(small, 2.0, wide)) if small else []
+    if len(small) < len(tensors):
+        few = iter(found)
+        found = [next(few) if each.numel() < LARGE else _norm_in_chunks(each, wide) for each in tensors]
+    return torch.stack(found)
+
+
+def _larger(ends: tuple[Tensor, Tensor]) -> Tensor:
+    return torch.maximum(ends[0].neg(), ends[1])
 
 
 def _norm_in_chunks(tensor: Tensor, wide: torch.dtype | None) -> Tensor:

@@ -30,6 +30,14 @@ _NORM_NAMES = (
     (torch.nn.utils.clip_grad, "_get_total_norm"),
     (torch.nn.utils, "get_total_norm"),
 )
+# Those that hold a name for the clipping itself, by what limits it. Nobody sees `clip_grad_value_` in a script that
+# imported it before us.
+_CLIP_NAMES = (
+    (torch.nn.utils.clip_grad, "_clip_grads_with_norm_", "max_norm"),
+    (torch.nn.utils, "clip_grads_with_norm_", "max_norm"),
+    (torch.nn.utils.clip_grad, "clip_grad_value_", "clip_value"),
+    (torch.nn.utils, "clip_grad_value_", "clip_value"),
+)
 
 BACKWARDS_WITHOUT_STEP = 200
 """From how many backward passes on it is odd that no optimizer step was seen: more than anybody accumulates."""
@@ -56,6 +64,7 @@ class TorchWatch:
         self._backward_failed = guard("cycles", meter.backward_failed)
         self._zeroed = guard("cycles", meter.zeroed)
         self._clip = guard("cycles", meter.clip)
+        self._clipped = guard("cycles", meter.clipped)
         self._scaled = guard("cycles", meter.scaled)
         self._unscaled = guard("cycles", meter.unscaled)
         self._swallowed = guard("cycles", meter.swallowed)
@@ -74,6 +83,8 @@ class TorchWatch:
             handles.patch(kind, "zero_grad", self._around_zero_grad)
         for owner, name in _NORM_NAMES:
             handles.patch(owner, name, self._around_norm)
+        for owner, name, limit in _CLIP_NAMES:
+            handles.patch(owner, name, partial(self._around_clip, limit))
         handles.patch(torch.amp.GradScaler, "scale", self._around_scale)
         handles.patch(torch.amp.GradScaler, "unscale_", self._around_unscale)
         handles.patch(torch.amp.GradScaler, "step", self._around_scaler_step)
@@ -152,6 +163,12 @@ class TorchWatch:
         order = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
         self._clip(tensors, order, norm)
         return norm
+
+    def _around_clip(self, limit: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        if not self._unwatchable():
+            self._clipped(limit, args[1] if len(args) > 1 else kwargs.get(limit))
+        return result
 
     def _around_scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
         result = original(scaler, outputs)

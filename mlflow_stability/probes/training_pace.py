@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
+from torch.nn import Module
+
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward_watch import ForwardListener, ForwardWatch
 from mlflow_stability.probes.gate_view import GateView
@@ -31,9 +33,10 @@ class TrainingPace:
         tokens_per_step: float | None = None,
         listeners: Sequence[ForwardListener] = (),
     ) -> None:
+        # Whoever runs a pass a second time does so before operations and seconds are counted.
         self.throughput = Throughput(tokens_per_step)
         self._clock = StepClock(own_seconds)
-        self._watch = ForwardWatch(guard, (self.throughput, *listeners, self._clock))
+        self._watch = ForwardWatch(guard, (*listeners, self.throughput, self._clock))
         self.before_others: tuple[Probe, ...] = (_Finder(self._watch), self.throughput, Memory(), Progress())
         """Probes to be called before any other."""
         self.after_others: tuple[Probe, ...] = (self._clock,)
@@ -42,6 +45,11 @@ class TrainingPace:
         """To be called right before a backward pass."""
         self.backward_ended: Callable[[], None] = guard(StepClock.part, self._backward_ended)
         """To be called right after it, failed or not."""
+
+    @property
+    def models(self) -> tuple[Module, ...]:
+        """The models that train."""
+        return self._watch.roots
 
     def close(self) -> None:
         """Take our hooks off the models."""

@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from mlflow_stability.recovery.batch_capture import CapturedBatch, named_tensors
+from mlflow_stability.recovery.batch_capture import CapturedBatch
+from mlflow_stability.recovery.tensor_walk import named_tensors
 
 MOST_VALUES = 2**22
 """Tokens are counted among so many values at most."""
@@ -54,12 +55,18 @@ class TokenFacts:
 def facts_of(batch: CapturedBatch) -> tuple[TensorFacts, ...]:
     """Look at every tensor of a batch; this reads them from the device."""
     with torch.no_grad():
-        return tuple(_facts(name, each.detach()) for name, each in _inputs(batch))
+        return tuple(_facts(name, each.detach()) for name, each in inputs_of(batch))
+
+
+def facts_of_tensor(name: str, tensor: Tensor) -> TensorFacts:
+    """Look at one tensor; its tokens are not counted."""
+    with torch.no_grad():
+        return _facts(name, tensor.detach(), tokens=False)
 
 
 def save_batch(batch: CapturedBatch, path: Path) -> Path:
     """Write the tensors of a batch: their names, and their values on the host."""
-    tensors = {name: each.detach().cpu().clone() for name, each in _inputs(batch)}
+    tensors = {name: each.detach().cpu().clone() for name, each in inputs_of(batch)}
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -70,21 +77,24 @@ def save_batch(batch: CapturedBatch, path: Path) -> Path:
     return path
 
 
-def _inputs(batch: CapturedBatch) -> list[tuple[str, Tensor]]:
+def inputs_of(batch: CapturedBatch) -> list[tuple[str, Tensor]]:
+    """The tensors of a batch, each with the way to it: ``args[0]``."""
     positional = [(f"args{name}", each) for name, each in named_tensors(batch.args)]
     return positional + [(f"kwargs{name}", each) for name, each in named_tensors(batch.kwargs)]
 
 
-def _facts(name: str, tensor: Tensor) -> TensorFacts:
+def _facts(name: str, tensor: Tensor, tokens: bool = True) -> TensorFacts:
     shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
     if tensor.layout is not torch.strided:
         tensor = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor)
     if not tensor.is_floating_point():
-        tokens = None if tensor.dtype == torch.bool or not tensor.numel() else _tokens(tensor)
+        counted = _tokens(tensor) if tokens and tensor.dtype != torch.bool and tensor.numel() else None
         least, greatest, mean = _range(tensor.to(torch.float64))
-        return TensorFacts(name, shape, dtype, least, greatest, mean, tokens=tokens)
+        return TensorFacts(name, shape, dtype, least, greatest, mean, tokens=counted)
+    if tensor.element_size() == 1:
+        tensor = tensor.float()  # numbers of eight bits can be kept, and not much else
     nan, inf = int(tensor.isnan().sum()), int(tensor.isinf().sum())
     values = tensor if not nan + inf else tensor[tensor.isfinite()]
     return TensorFacts(name, shape, dtype, *_range(values), nan, inf)

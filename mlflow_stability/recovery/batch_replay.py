@@ -1,116 +1,83 @@
 """Runs the batch that broke through the model once more, to tell data and numerics from hardware.
 
-In: a captured batch. Out: whether the forward pass is finite this time, which module was the first whose output is
-not, and what that says. Promised: no gradient, parameter, buffer or random number of the training is touched: buffers
-are cloned, random numbers are those of the first time and are put back after, and so are plain attributes of modules.
-Hooks of the script run once more.
+In: a captured batch. Out: whether it breaks again, and where the first number that is not finite was born: forward
+first, and backward where the forward pass is sound. Promised: no gradient, parameter, buffer or random number of the
+training is touched: weights and buffers have stand-ins, random numbers are those of the first time and are put back
+after, and so are plain attributes of modules. Hooks of the script run once more.
 """
 
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any, Literal
+import sys
+from collections.abc import Iterator, Sequence
 
 import torch
-from torch import Tensor
-from torch.nn import Module
+from torch.optim import Optimizer
 
-from mlflow_stability.probes.replay import random_numbers_kept, run_again, unwrapped
-from mlflow_stability.recovery.batch_capture import CapturedBatch, named_tensors
+from mlflow_stability.probes.replay import attributes_kept, random_numbers_kept, unwrapped
+from mlflow_stability.recovery.batch_capture import CapturedBatch, LossSeen
+from mlflow_stability.recovery.batch_rerun import Replay, Rerun, sound
+from mlflow_stability.recovery.nan_trace import is_finite
+from mlflow_stability.recovery.shadow import unheard
 
-
-@dataclass(frozen=True, slots=True)
-class Replay:
-    """What came of the second time."""
-
-    conclusion: Literal["data or numerics", "weights", "hardware", "after the model", "cannot tell"]
-    message: str
-    """The conclusion in one sentence."""
-    finite: bool | None
-    """Whether all that came out of the model is finite this time; None: it could not be run."""
-    first_broken: str = ""
-    """The first module whose output is not finite this time."""
+MOST_REPLAYS = 4
+"""So many passes of one step are run again at most, where none of them shows by itself that it broke."""
 
 
-def replay_batch(batch: CapturedBatch) -> Replay:
-    """Run the forward pass of a captured batch again. Weights should be those from before the broken step."""
+def replay_step(
+    passes: Sequence[CapturedBatch], loss: LossSeen | None = None, optimizers: Sequence[Optimizer] = ()
+) -> tuple[CapturedBatch, Replay]:
+    """Run the pass of a step again that broke; where that cannot be seen, the last ones until one breaks.
+
+    There must be a pass.
+    """
+    shown = next((each for each in passes if _shows(each)), None)
+    tried = [shown] if shown is not None else list(reversed(passes))[:MOST_REPLAYS]
+    first: tuple[CapturedBatch, Replay] | None = None
+    for each in tried:
+        found = replay_batch(each, loss if each is passes[-1] else None, optimizers)
+        if found.birth is not None:
+            return each, found
+        first = first or (each, found)
+    if first is None:
+        raise ValueError("replay_step was given no passes.")
+    return first
+
+
+def replay_batch(batch: CapturedBatch, loss: LossSeen | None = None, optimizers: Sequence[Optimizer] = ()) -> Replay:
+    """Run the passes of a captured batch again. Weights should be those from before the broken step.
+
+    `loss` is what backward was called on, and `optimizers` those that may have written into the weights.
+    """
     root = batch.root()
     if root is None or batch.was_changed:
         why = "the model is gone" if root is None else "the script changed it in place since"
         return Replay("cannot tell", f"The batch was not run again: {why}.", None)
     model = unwrapped(root)
-    broken_weight = next((name for name, each in model.named_parameters() if not _finite(each)), None)
-    if broken_weight is not None:
-        return Replay("weights", f"The weights were broken already: {broken_weight} is not finite.", None)
-    broken_input = next((name for name, each in named_tensors(batch.args, batch.kwargs) if not _finite(each)), None)
-    with _first_dice(batch), _first_broken(model) as found:
-        outputs = _run(model, batch)
-    finite = all(map(_sound, outputs))
-    was_finite = all(map(_sound, batch.outputs))
-    if not finite:
-        where = f"from {found[0]} on" if found else "in its output"
-        what = f"Its input {broken_input} is not finite." if broken_input else "Its inputs are finite."
-        message = f"The same batch is not finite again, {where}. {what}"
-        return Replay("data or numerics", message, False, found[0] if found else "")
-    if not was_finite:
-        message = "The same batch with the same random numbers is finite this time: look at the hardware first."
-        return Replay("hardware", message, True)
-    if batch.all_outputs:
-        message = (
-            "The model's output was finite both times: look at the labels, the loss function and the backward pass."
-        )
-        return Replay("after the model", message, True)
-    return Replay("cannot tell", "The output is finite now; what it was the first time was not kept.", True)
-
-
-def _run(model: Module, batch: CapturedBatch) -> list[Tensor]:
-    outputs = run_again(model, batch.args, batch.kwargs, batch.device.type, batch.autocast)
-    return [each for _, each in named_tensors(outputs)]
+    try:
+        with _as_it_was(batch), unheard(model), attributes_kept(model):
+            return Rerun(model, batch, loss, optimizers).replay()
+    except Exception as error:  # the script's own code raised it, or there was no memory
+        why = f"{type(error).__name__}: {str(error).partition(chr(10))[0][:200]}"
+        return Replay("cannot tell", f"The batch could not be run again ({why}).", None)
 
 
 @contextlib.contextmanager
-def _first_dice(batch: CapturedBatch) -> Iterator[None]:
-    """The random numbers of the first time inside, those of now after it."""
+def _as_it_was(batch: CapturedBatch) -> Iterator[None]:
+    """The random numbers of the first time inside, those of now after it; and no compiler."""
     host, device = batch.random
-    with random_numbers_kept([batch.device]):
+    with random_numbers_kept([batch.device]), contextlib.ExitStack() as stack:
+        if "torch._dynamo" in sys.modules:
+            stack.enter_context(torch.compiler.set_stance("force_eager"))
         torch.set_rng_state(host)
         if device is not None:
             torch.get_device_module(batch.device).set_rng_state(device, batch.device)
         yield
 
 
-@contextlib.contextmanager
-def _first_broken(model: Module) -> Iterator[list[str]]:
-    """The names of the modules whose outputs are not finite, in the order in which they end."""
-    found: list[str] = []
-
-    def watch(name: str) -> Any:
-        def after(_module: Module, _args: Any, outputs: Any) -> None:
-            if not found and not all(_sound(each) for _, each in named_tensors(outputs)):
-                found.append(name)
-
-        return after
-
-    handles = [each.register_forward_hook(watch(name)) for name, each in model.named_modules() if name]
-    try:
-        yield found
-    finally:
-        for handle in handles:
-            handle.remove()
-
-
-def _finite(tensor: Tensor) -> bool:
-    if not tensor.is_floating_point() and not tensor.is_complex():
+def _shows(batch: CapturedBatch) -> bool:
+    """Whether a pass is seen to have broken, without running it again."""
+    if not all(sound(each) for each in batch.outputs if each is not None):
         return True
-    with torch.no_grad():
-        return bool(torch.isfinite(tensor.detach()).all())
-
-
-def _sound(output: Tensor) -> bool:
-    """Whether an output can be meant: scores that are ruled out by minus infinity can, a loss of it cannot."""
-    if output.numel() == 1 or not output.is_floating_point():
-        return _finite(output)
-    with torch.no_grad():
-        return not bool((output.isnan() | output.isposinf()).any())
+    return not all(is_finite(each) for several in batch.gradients.values() for each in several)

@@ -31,6 +31,7 @@ COLUMNS = (
     "spikes_per_10k",
     "spikes_low",
     "spikes_high",
+    "first_spike",
     "spike_score",
     "recovery_steps",
     "rolled_back",
@@ -74,6 +75,7 @@ def _cells(rank: int, each: Compared, worse: bool | None) -> Iterator[str | int]
     yield len(card.troubles)
     yield len(card.spikes)
     yield from (("", "", "") if rate is None else (_exact(rate.per_10k), _exact(rate.low), _exact(rate.high)))
+    yield _whole(min((each.start for each in card.spikes), default=None))
     yield _exact(card.spike_score)
     yield "; ".join(map(str, card.recovery_steps))
     yield card.rolled_back

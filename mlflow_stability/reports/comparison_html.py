@@ -10,9 +10,11 @@ from functools import cache
 
 from jinja2 import Template
 
+from mlflow_stability.reports import comparison_numbers as numbers
 from mlflow_stability.reports import comparison_wording as wording
 from mlflow_stability.reports.curve import number_text
 from mlflow_stability.reports.dots import dots_of
+from mlflow_stability.reports.layers_picture import layers_picture_of
 from mlflow_stability.reports.overlay import HEIGHT, WIDTH, overlay_of
 from mlflow_stability.reports.page import page_template
 from mlflow_stability.reports.strips import strips_of
@@ -35,9 +37,11 @@ def render(comparison: Comparison) -> str:
         last=last,
         between=between,
         verdicts={each.source: each for each in comparison.gate.verdicts} if comparison.gate else {},
+        columns=numbers.columns_of([each.card for each in (*first, *last)]),
         sick=sick[:MOST_CAUSES],
         more_sick=max(0, len(sick) - MOST_CAUSES),
         overlay=overlay_of(comparison.cards),
+        layers=[layers_picture_of(each, wording.two_names(comparison)) for each in comparison.layers],
         strips=strips_of(comparison.cards),
         survival=survival_picture_of(cohort.survival) if cohort else None,
         dots=[dots_of(each) for each in cohort.plots] if cohort else [],
@@ -47,4 +51,6 @@ def render(comparison: Comparison) -> str:
 
 @cache
 def _template() -> Template:
-    return page_template("comparison.html", wording=wording, number_text=number_text, width=WIDTH, height=HEIGHT)
+    return page_template(
+        "comparison.html", wording=wording, numbers=numbers, number_text=number_text, width=WIDTH, height=HEIGHT
+    )

@@ -15,6 +15,7 @@ from typing import Any
 
 from mlflow_stability.vocabulary.comparison import Compared, Comparison
 from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.layers_beside import LayersBeside
 from mlflow_stability.vocabulary.run_card import Mark
 
 SCHEMA_VERSION = 1
@@ -45,6 +46,7 @@ def document(comparison: Comparison) -> dict[str, Any]:
         "errors": [{"source": card.source, "message": card.error} for card in comparison.unread],
         "differences": [_plain(asdict(each)) for each in comparison.differences],
         "parting": None if comparison.parting is None else _plain(asdict(comparison.parting)),
+        "layers": [_layers(each) for each in comparison.layers],
         "gate": None if gate is None else {"passed": gate.passed, **_plain(asdict(gate))},
         "cohort": None if comparison.cohort is None else _cohort(comparison),
         "notes": list(comparison.notes),
@@ -61,6 +63,22 @@ def _run(each: Compared) -> dict[str, Any]:
     known["recovery_steps"] = list(card.recovery_steps)
     known["spike_rate"] = None if each.spike_rate is None else asdict(each.spike_rate)
     plain: dict[str, Any] = _plain(known)
+    return plain
+
+
+def _layers(each: LayersBeside) -> dict[str, Any]:
+    """Without the pictures: of each cell the runs' own metrics say more."""
+    plain: dict[str, Any] = _plain(
+        {
+            "quantity": each.quantity,
+            "layers": len(each.layers),
+            "aligned": each.aligned,
+            "zeros": list(each.zeros),
+            "steps_a_column": each.width,
+            "farthest": None if each.farthest is None else asdict(each.farthest),
+            "broken": [None if one is None else asdict(one) for one in each.broken],
+        }
+    )
     return plain
 
 

@@ -7,13 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from mlflow_stability.reports import comparison_numbers as numbers
 from mlflow_stability.reports import comparison_wording as wording
+from mlflow_stability.reports import layers_wording
 from mlflow_stability.reports.harmless import markdown
 from mlflow_stability.vocabulary.cohort import Cohort
 from mlflow_stability.vocabulary.comparison import Compared, Comparison, Gate
 
 STABLEST, SICKEST = 25, 25
-HEAD = ("run", "outcome", "since", "spikes per 10k steps", "recovered", "final", "best", "wasted", "speed", "verdict")
+HEAD = ("run", "outcome", "since", "spikes per 10k steps", "recovered", "final", "best", "wasted", "verdict")
 
 
 def render(comparison: Comparison) -> str:
@@ -32,8 +34,18 @@ def _lines(comparison: Comparison) -> Iterator[str]:
         rows = [_row(each) for each in first]
         rows += [(f"{between} more", *("" for _ in HEAD[1:]))] if between else []
         yield from _table("Runs, the stablest first", HEAD, [*rows, *(_row(each) for each in last)])
+        cards = [each.card for each in (*first, *last)]
+        columns = numbers.columns_of(cards)
+        if columns:
+            cells = [(wording.name(card), *(each.say(card) for each in columns)) for card in cards]
+            yield from _table(numbers.TITLE, ("run", *(each.title for each in columns)), cells)
+            yield from ("", numbers.meanings(columns))
     if comparison.parting is not None:
         yield from _list("Where they part", [comparison.parting.sentence])
+    if comparison.layers:
+        names = wording.two_names(comparison)
+        said = [f"{layers_wording.title(e)}: {layers_wording.sentences(e, names)}" for e in comparison.layers]
+        yield from _list(layers_wording.SECTION, said)
     differences = [(f"{e.name}{' (tag)' if e.is_tag else ''}", wording.values(e)) for e in comparison.differences]
     if differences:
         yield from _table(wording.differs_title(comparison), ("parameter", "values"), differences)
@@ -54,7 +66,6 @@ def _row(each: Compared) -> tuple[str, ...]:
         wording.number(card.final_loss),
         wording.number(card.best_loss),
         wording.wasted(card),
-        wording.speed(card),
         card.verdict,
     )
 

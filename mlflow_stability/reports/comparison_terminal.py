@@ -1,24 +1,28 @@
 """Shows a comparison to a person at a terminal.
 
-In: a `Comparison` and a console. Out: the runs in order of stability, why the sickest are sick, where two part, what
-differs, the gate, and what the runs have in common. Promised: it fits into 80 columns; what only colour says is said in
-words too; of very many runs the stablest and the sickest are shown.
+In: a `Comparison` and a console. Out: the runs in order of stability, why the sickest are sick, where two part and how
+far their layers do, what differs, the gate, and what the runs have in common. Promised: it fits into 80 columns; what
+only colour says is said in words too; of very many runs the stablest and the sickest are shown.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from rich.table import Table
 from rich.text import Text
 
+from mlflow_stability.reports import comparison_numbers as numbers
 from mlflow_stability.reports import comparison_wording as wording
+from mlflow_stability.reports import layers_wording
 from mlflow_stability.reports.comparison_terminal_cohort import show_cohort
 from mlflow_stability.reports.pen import OUTCOME_STYLES, Pen, written
 from mlflow_stability.vocabulary.comparison import Compared, Comparison
 
 WIDTH_OF_A_FILE = 100
 STABLEST, SICKEST = 5, 10
+FEW_RUNS = 6
+"""Up to so many the second table is shown without being asked for."""
 FEW_CAUSES, FEW_DIFFERENCES, FEW_UNREAD, FEW_TAGS = 5, 12, 10, 4
 COLUMNS = ("run", "outcome", "since", "spikes/10k", "final", "best", "wasted")
 _Row = tuple[Text, Text]
@@ -39,6 +43,7 @@ def show(pen: Pen, comparison: Comparison) -> None:
     pen.section("Why", _causes(pen, comparison))
     if comparison.parting is not None:
         pen.paragraph("Where they part", comparison.parting.sentence)
+    pen.section(layers_wording.SECTION, _layers(pen, comparison))
     pen.section(wording.differs_title(comparison), _differences(pen, comparison))
     pen.section(_gate_title(comparison), _gate(pen, comparison))
     if comparison.cohort is not None:
@@ -52,15 +57,26 @@ def _show_runs(pen: Pen, comparison: Comparison) -> None:
         return
     most = len(comparison.runs) if pen.verbose else STABLEST
     first, last, between = wording.chosen(comparison.runs, most, SICKEST)
-    rows = [_cells(pen, each) for each in (*first, *last)]
+    chosen = (*first, *last)
+    _show_table(pen, COLUMNS, [_cells(pen, each) for each in chosen], len(first), between)
+    columns = numbers.columns_of([each.card for each in chosen])
+    if columns and (pen.verbose or len(comparison.runs) <= FEW_RUNS):
+        heads = ("run", *(each.title for each in columns))
+        rows = [[pen.text(wording.name(e.card)), *(pen.text(c.say(e.card)) for c in columns)] for e in chosen]
+        _show_table(pen, heads, rows, len(first), between)
+        pen.console.print(pen.text(numbers.meanings(columns), "dim"))
+
+
+def _show_table(pen: Pen, heads: Sequence[str], rows: Sequence[Sequence[Text]], first: int, between: int) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    wide = [max(len(title), *(row[place].cell_len for row in rows)) for place, title in enumerate(COLUMNS)]
-    left = max(8, pen.console.width - sum(wide[1:]) - 2 * len(COLUMNS))  # the name alone gives way
-    table.add_column(COLUMNS[0], overflow="ellipsis" if pen.unicode else "crop", no_wrap=True, max_width=left)
-    for place, title in enumerate(COLUMNS[1:], start=1):
-        table.add_column(title, no_wrap=True, min_width=wide[place], justify="left" if place == 1 else "right")
+    wide = [max(len(title), *(row[place].cell_len for row in rows)) for place, title in enumerate(heads)]
+    left = max(8, pen.console.width - sum(wide[1:]) - 2 * (len(heads) - 1))  # the name alone gives way
+    table.add_column(heads[0], overflow="ellipsis" if pen.unicode else "crop", no_wrap=True, max_width=left)
+    for place, title in enumerate(heads[1:], start=1):
+        side = "left" if title == "outcome" else "right"
+        table.add_column(title, no_wrap=True, min_width=wide[place], justify=side)  # type: ignore[arg-type]
     for number, row in enumerate(rows):
-        if between and number == len(first):
+        if between and number == first:
             table.add_row(pen.text(f"{between} more", "dim"))
         table.add_row(*row)
     pen.console.print()
@@ -88,6 +104,12 @@ def _causes(pen: Pen, comparison: Comparison) -> Iterator[_Row]:
         why = f" {card.cause_statement}" if card.cause_statement else ""
         yield pen.text(wording.name(card), "bold"), pen.text(f"{card.verdict}{why}")
     yield from _more(pen, len(sick) - len(shown))
+
+
+def _layers(pen: Pen, comparison: Comparison) -> Iterator[_Row]:
+    for each in comparison.layers:
+        names = wording.two_names(comparison)
+        yield pen.text(layers_wording.title(each)), pen.text(layers_wording.sentences(each, names))
 
 
 def _differences(pen: Pen, comparison: Comparison) -> Iterator[_Row]:

@@ -36,6 +36,12 @@ def name(card: RunCard) -> str:
     return card.name or card.source
 
 
+def two_names(comparison: Comparison) -> tuple[str, str]:
+    """What to call each of two runs; their ids where they are called alike."""
+    one, other = (card.name or card.source for card in comparison.cards)
+    return (one, other) if one != other else (comparison.cards[0].source, comparison.cards[1].source)
+
+
 def number(value: float | None) -> str:
     """A number, or a dash where there is none."""
     return NOTHING if value is None else number_text(value)

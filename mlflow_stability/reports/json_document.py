@@ -103,7 +103,11 @@ def _cause(cause: Cause) -> dict[str, Any]:
         "statement": cause.statement,
         "evidence": list(cause.evidence),
         "ruled_out": list(cause.ruled_out),
+        "certainty": cause.certainty,
         "certain": cause.certain,
+        "place": cause.place,
+        "explains": cause.kind,
+        "step": None if cause.step is None else int(cause.step),
     }
 
 

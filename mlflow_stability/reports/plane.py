@@ -6,6 +6,7 @@ value stands in the middle.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -31,8 +32,10 @@ class Axis:
         """Percent from the low end; what lies beyond stands at the end."""
         known = np.asarray(list(values), np.float64)
         with np.errstate(invalid="ignore", divide="ignore"):
-            scaled = np.log(known) if self.logarithmic else known
-            low, high = (np.log(each) if self.logarithmic else each for each in (self.low, self.high))
+            # Halves, where the whole way from the lowest to the highest is more than a number can say.
+            unit = 1.0 if math.isfinite(self.high - self.low) else 0.5
+            scaled = np.log(known) if self.logarithmic else known * unit
+            low, high = (np.log(each) if self.logarithmic else each * unit for each in (self.low, self.high))
             share = (scaled - low) / (high - low) if high > low else np.full(len(known), 0.5)
         return np.clip(share, 0.0, 1.0) * 100
 

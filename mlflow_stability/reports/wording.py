@@ -78,7 +78,7 @@ def where(episode: Episode) -> str:
         parts.append(f"attempt {episode.attempt + 1}")
     name = episode.metric or episode.place
     if name:
-        parts.append(f"in {name}" + (f" ({episode.place})" if episode.metric and episode.place else ""))
+        parts.append(f"in {name}" + (f" ({episode.place})" if episode.place and episode.place not in name else ""))
     if episode.recovered is not None:
         parts.append("recovered" if episode.recovered else "not recovered")
     if episode.experimental:
@@ -88,7 +88,8 @@ def where(episode: Episode) -> str:
 
 def cause_name(cause: Cause) -> str:
     """``learning rate too high (likely)``."""
-    return f"{cause.name.replace('_', ' ')} ({'seen' if cause.certain else 'likely'})"
+    where = f" in {cause.place}" if cause.place else ""
+    return f"{cause.name.replace('_', ' ')}{where} ({cause.certainty})"
 
 
 def evidence(episode: Episode) -> str:

@@ -31,6 +31,11 @@ def autolog(
     log_every_n_steps: int = 10,
     layers_every_n_steps: int = 100,
     layer_metrics: bool | Literal["parameters"] = False,
+    attention_every_n_steps: int | None = None,
+    attention_max_seq_len: int = 64,
+    representations: str | Iterable[str] = (),
+    sdr_check_interval: int = 100,
+    sdr_collapse_threshold: float = 0.3,
     tokens_per_step: int | None = None,
     memory_budget: int | None = None,
     system_metrics: bool = False,
@@ -63,6 +68,13 @@ def autolog(
         layers_every_n_steps: Every how many steps gradients, weights and updates are measured layer by layer.
         layer_metrics: Have layers among MLflow's metrics, too: `True` for one curve for each block of the model,
             `"parameters"` for every layer. The full record and the pictures have them whatever this says.
+        attention_every_n_steps: Every how many steps attention is looked at, head by head: 500, and never under
+            `preset="production"`, if not given; 0 for never.
+        attention_max_seq_len: Of how many tokens a map of attention shows the weights.
+        representations: The module, or modules, whose output is looked at as a representation. Those that put out
+            sparse binary codes are found without being named.
+        sdr_check_interval: Every how many steps representations and sparse codes are looked at; 0 for never.
+        sdr_collapse_threshold: Below this share of unique patterns sparse codes are said to have collapsed.
         tokens_per_step: How many tokens a step takes; counted from the model's input if not given.
         memory_budget: How many bytes of the device the measurements may take for copies of weights; 1 % of it, and at
             most 256 MB, if not given.
@@ -86,7 +98,8 @@ def autolog(
         adaptive_clip: Clip gradients whose norm stands out from the training's own.
         preset: Knobs for the autopilot: "research" acts early, "production" late and seldom, "debugging" keeps states
             often and ends the training where it can do no more. What you give yourself comes first.
-        capture_batch: Look at the batch of a step that was skipped, and run it once more to tell data from hardware.
+        capture_batch: Look at the batch of a step that broke, run it once more, and name the module and the operation
+            in which the first bad number was born; without the guard of the first such step, on the CPU alone.
             What is found goes into the run; the tensors stay in the journal's folder, unless it is "upload".
         snapshot_budget: How many bytes of host memory the kept states may take; a quarter of what is free if not given.
         exclusive: Leave runs alone that the script has started; record only into runs of our own.
@@ -107,6 +120,11 @@ def autolog(
         log_every_n_steps=log_every_n_steps,
         layers_every_n_steps=layers_every_n_steps,
         layer_metrics=layer_metrics,
+        attention_every_n_steps=attention_every_n_steps,
+        attention_max_seq_len=attention_max_seq_len,
+        representations=(representations,) if isinstance(representations, str) else tuple(representations),
+        sdr_check_interval=sdr_check_interval,
+        sdr_collapse_threshold=sdr_collapse_threshold,
         tokens_per_step=tokens_per_step,
         memory_budget=memory_budget,
         system_metrics=system_metrics,

@@ -50,9 +50,8 @@ class Autopilot:
         self._gates = Gatekeeper(plan.policy, plan.adaptive_clip, hands.vote)
         self._keeping = Keeping(plan.policy, hands.guard, hands.open_shelf, self.step + 1, self._crew.is_alone)
         self._rescue = Rescue(plan.policy, self._gates, self._keeping, self._tell)
-        guard, batches = hands.guard, hands.batches
-        report = None if batches is None else guard("the broken batch", batches.report)
-        self._listener = Listener(plan, self._gates, self._rescue, report, self._tell, recording is not None)
+        guard, self._batches = hands.guard, hands.batches
+        self._listener = Listener(plan, self._gates, self._rescue, hands.batches, self._tell, recording is not None)
         self._cycle: Cycle | None = None
         self._facts: CycleFacts | None = None
         self._pending: deque[CycleFacts] = deque()
@@ -80,6 +79,8 @@ class Autopilot:
         self._carry_out(late=True)
         if self._look_for_stale(tensors):
             self._gates.skip_next()
+        if self._batches is not None:
+            self._batches.backward_began(tensors)
 
     def before_closure(self, optimizer: Optimizer) -> None:
         """Runs before the first evaluation of a closure."""
@@ -98,6 +99,8 @@ class Autopilot:
         self._meet(optimizer)
         votes = self._crew.announce(cycle, self.step, self._due)
         self._judge(optimizer, cycle, facts, norm, companions, facts not in self._pending)
+        if self._batches is not None:
+            self._batches.judged(self.step, facts.skipped_by, facts.flag is not None, self._parts.optimizers())
         if votes:
             self._crew.hear("the guard" in self._hands.guard.off, self.step)
             self._gates.guards = self._gates.guards and not self._crew.somebody_off
@@ -177,8 +180,8 @@ class Autopilot:
         self.let_go()
         self._keeping.close(seconds)
         self._tell_of_checkpoints()
-        if self._hands.batches is not None:
-            self._hands.batches.close()
+        if self._batches is not None:
+            self._batches.stop()
 
     def _facts_of(self, cycle: Cycle, place: str) -> CycleFacts:
         if cycle is not self._cycle or self._facts is None:
@@ -194,8 +197,6 @@ class Autopilot:
             if parts is not None:
                 self._gates.parts_changed(parts)
                 self._keeping.parts_changed(parts)
-                if self._hands.batches is not None:
-                    self._hands.batches.watch(parts.models)
 
     def _decided(self, facts: CycleFacts, reading: StepReading, events: Sequence[Event]) -> None:
         orders = self._listener.hear(facts, reading, events, self._parts.alive())

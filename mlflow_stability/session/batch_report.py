@@ -1,67 +1,178 @@
-"""Tells what was in the batch of a step that broke, and whether it breaks again.
+"""Tells what was in the batch of a step that broke, whether it breaks again, and where the first bad number was born.
 
-In: the modules that train, and word that a step was skipped. Out: an event with shapes, ranges and what is not finite,
-and what came of running the batch once more; if asked, its tensors in a file. Promised: a bounded number of reports and
-files for one training; a compiled module is left alone.
+In: forward passes of training, the loss, gates, and word that a step is broken. Out: an event with shapes, ranges and
+what is not finite, and what came of running the batch once more; one that names the module and the operation; if asked,
+the tensors in a file. Promised: a bounded number of reports and files for one training; what is held of a batch is let
+go when the next step begins.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from torch.nn import Module
+from torch.optim import Optimizer
 
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.gate_view import GateView
+from mlflow_stability.probes.module_names import names_of_modules
+from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.replay import unwrapped
+from mlflow_stability.probes.roots import models_of
 from mlflow_stability.recovery.batch_capture import BatchCapture, CapturedBatch
 from mlflow_stability.recovery.batch_facts import TensorFacts, facts_of, save_batch
-from mlflow_stability.recovery.batch_replay import replay_batch
+from mlflow_stability.recovery.batch_replay import replay_step
+from mlflow_stability.recovery.batch_rerun import Replay
+from mlflow_stability.recovery.nan_origin import in_words, origin_event
 from mlflow_stability.vocabulary.event import Event, Severity
 
 KIND = "broken_batch"
+PART = "the broken batch"
 MOST_REPORTS = 10
+MOST_LOOKS = 20
+"""So many broken steps are looked at: of one that a loss scaler throws away nothing is told."""
 MOST_FILES = 3
 MOST_TENSORS = 8
 """So many tensors of a batch are described."""
+MOST_SECONDS = 60.0
+"""So long steps are looked at, all in all: a training must not wait for what is told of it."""
+AGAIN = {"hardware": 1.0, "data or numerics": 0.0}
+"""Whether what was not finite the first time was so the second time."""
 NOT_AGAIN = "What the other processes had is not looked at, and the batch was not run again without them."
 
 
-class BatchReport:
-    """The last batch of one training, and what was told of those that broke."""
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was seen of a step that broke."""
 
-    def __init__(self, folder: Path, of_several: bool = False, to_be_sent: Callable[[], None] | None = None) -> None:
+    step: int
+    batch: CapturedBatch
+    facts: tuple[TensorFacts, ...]
+    replay: Replay | None
+    layer: str = ""
+    """What the recording calls the module in which it began."""
+
+
+class BatchReport:
+    """The batches of one training, and what was told of those that broke.
+
+    It listens to forward passes, and is a probe that measures nothing: it only hears when a step comes to its gate.
+    """
+
+    part = PART
+
+    def __init__(
+        self,
+        guard: Guard,
+        folder: Path,
+        of_several: bool = False,
+        to_be_sent: Callable[[], None] | None = None,
+        host_only: bool = False,
+    ) -> None:
         self._folder = folder
         self._of_several = of_several
         """Whether other processes train with this one, whose batches are not seen here."""
         self._to_be_sent = to_be_sent
         """Has the files of the folder sent; None: they stay where they are."""
-        self._capture: BatchCapture | None = None
-        self._reports = 0
+        self._capture = BatchCapture(host_only=host_only)
+        self._looks = self._reports = 0
+        self._seconds = 0.0
         self._announced = False
+        self._finding: Finding | None = None
+        self._looked = -1
+        """The last step that was said to be broken."""
+        self._row_is_told = False
+        """Whether it belongs to a row of broken steps of which the first was looked at."""
+        self.forward_began: Callable[..., Any] = guard(PART, self._capture.forward_began)
+        """Runs right before a forward pass of training."""
+        self.forward_gave: Callable[..., Any] = guard(PART, self._capture.forward_gave)
+        """Runs right after it, with what came out."""
+        self.forward_failed: Callable[..., Any] = guard(PART, self._capture.forward_failed)
+        """Runs instead of that where the forward pass raised an exception."""
+        self.backward_began: Callable[..., Any] = guard(PART, self._capture.backward_began)
+        """Runs before a backward pass."""
+        self.judged: Callable[..., Any] = guard(PART, self._judged)
+        """Runs at the gate of each step, once it is known what becomes of it, or that only the device knows."""
+        self.look: Callable[..., Any] = guard(PART, self._look)
+        """Runs at the gate of a step that is broken, while the weights are those from before it."""
+        self.report: Callable[..., Any] = guard(PART, self._report)
+        """Tells of a step that broke, once it is known what became of it."""
 
-    def watch(self, models: Sequence[Module]) -> None:
-        """Look at what goes into the first of these from now on."""
-        self.close()
-        root = models[0] if models else None
-        if root is not None and getattr(root, "_compiled_call_impl", None) is None:
-            self._capture = BatchCapture()
-            self._capture.install(root)
+    def forward_ended(self) -> None:
+        """Nothing to do."""
 
-    def report(self, step: int, tell: Callable[[Event], None]) -> None:
-        """Look at the last batch: the one of a step that was skipped, whose weights are still those from before it."""
-        batch = None if self._capture is None else self._capture.batch
-        if batch is None or self._reports >= MOST_REPORTS:
+    def evaluated(self) -> None:
+        """A pass that is no part of training is not kept."""
+
+    def due(self, step: int) -> bool:
+        """The first gate of a step: what runs forward after it belongs to the next one."""
+        self._capture.step_gated(step)
+        return False
+
+    def at_gate(self, _view: GateView) -> None:
+        """Nothing is measured here."""
+
+    def after_step(self, _view: GateView) -> None:
+        """Nothing is measured here."""
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        """Nothing was measured."""
+        return ()
+
+    def stop(self) -> None:
+        """Hold no batch any more."""
+        self._capture.stop()
+        self._finding = None
+
+    def _judged(self, step: int, skipped_by: str, flagged: bool, optimizers: Sequence[Optimizer]) -> None:
+        if skipped_by == "guard":
+            self._look(step, optimizers)
+        elif flagged:
+            self._capture.steps_kept = 2  # only the device knows, and is asked when the next step is under way
+        self._capture.let_loss_go()
+
+    def _look(self, step: int, optimizers: Sequence[Optimizer]) -> None:
+        if step == self._looked:
+            return
+        in_row = self._row_is_told and step == self._looked + 1
+        self._looked, self._row_is_told = step, in_row
+        passes = self._capture.passes(step)
+        enough = self._looks >= MOST_LOOKS or self._reports >= MOST_REPORTS or self._seconds >= MOST_SECONDS
+        if in_row or not passes or enough:
+            return
+        self._looks += 1
+        self._row_is_told = True
+        if self._of_several:
+            # Another forward pass of this process alone would wait for ever for the others wherever one meets them:
+            # gathering split weights, say, or the statistics of a batch norm that is shared.
+            self._finding = Finding(step, passes[-1], facts_of(passes[-1]), None)
+            return
+        began = time.perf_counter()
+        batch, replay = replay_step(passes, self._capture.loss, optimizers)
+        self._finding = Finding(step, batch, facts_of(batch), replay, _layer(batch, replay, optimizers))
+        self._seconds += time.perf_counter() - began
+
+    def _report(self, step: int, tell: Callable[[Event], None], optimizers: Sequence[Optimizer] = ()) -> None:
+        """`optimizers` for one that nobody looked at when it was at its gate."""
+        if self._finding is None or self._finding.step != step:
+            self._look(step, optimizers)
+        finding, self._finding = self._finding, None
+        if finding is None or finding.step != step:
             return
         self._reports += 1
-        facts = facts_of(batch)
-        # Another forward pass of this process alone would wait for ever for the others wherever one meets them:
-        # gathering split weights, say, or the statistics of a batch norm that is shared.
-        again = NOT_AGAIN if self._of_several else replay_batch(batch).message
-        said = "; ".join(map(_sentence, facts[:MOST_TENSORS])) or "no tensors"
-        evidence = {f"not_finite.{each.name}": float(each.nan + each.inf) for each in facts if each.nan + each.inf}
-        where = self._kept(batch, step) if self._reports <= MOST_FILES else ""
+        said = "; ".join(map(_sentence, finding.facts[:MOST_TENSORS])) or "no tensors"
+        evidence = _evidence(finding)
+        again = NOT_AGAIN if finding.replay is None else finding.replay.message
+        where = self._kept(finding.batch, step) if self._reports <= MOST_FILES else ""
         whose = " in the first process" if self._of_several else ""
         message = f"The batch of step {step}{whose}: {said}. {again}{where}"
         tell(Event(step, KIND, Severity.INFO, message, evidence=evidence))
+        if finding.replay is not None and finding.replay.birth is not None:
+            tell(origin_event(step, finding.replay.birth, finding.layer))
 
     def _kept(self, batch: CapturedBatch, step: int) -> str:
         """Keep its tensors; gives the sentence that says where."""
@@ -76,22 +187,33 @@ class BatchReport:
             self._to_be_sent()
         return f" Its tensors are in {file}, and in the run under stability/batches/."
 
-    def close(self) -> None:
-        """Look no more."""
-        if self._capture is not None:
-            self._capture.remove()
-            self._capture = None
+
+def _layer(batch: CapturedBatch, replay: Replay, optimizers: Sequence[Optimizer]) -> str:
+    """What the recording calls the module in which the trouble began; the loss function is in none."""
+    root, birth = batch.root(), replay.birth
+    if root is None or birth is None or birth.source == "loss":
+        return ""
+    model = unwrapped(root)
+    name = replay.first_broken if birth.source == "input" else birth.module
+    module: Module = dict(model.named_modules(remove_duplicate=False)).get(name, model)
+    models = models_of(optimizers) or [root]
+    return names_of_modules(models).get(id(module)) or names_of_modules([root])[id(module)]
+
+
+def _evidence(finding: Finding) -> dict[str, float]:
+    """What was seen, in numbers, for whoever asks why."""
+    found = {f"not_finite.{each.name}": float(each.nan + each.inf) for each in finding.facts if each.nan + each.inf}
+    for each in finding.facts[:MOST_TENSORS]:
+        if each.least is not None and each.greatest is not None:
+            found |= {f"least.{each.name}": float(each.least), f"greatest.{each.name}": float(each.greatest)}
+    again = None if finding.replay is None else AGAIN.get(finding.replay.conclusion)
+    return found if again is None else found | {"finite_again": again}
 
 
 def _sentence(facts: TensorFacts) -> str:
     """One tensor in a few words."""
-    shape = "x".join(map(str, facts.shape)) or "scalar"
-    words = [f"{facts.name} {facts.dtype} {shape}"]
-    if facts.least is not None and facts.greatest is not None:
-        words.append(f"from {facts.least:.4g} to {facts.greatest:.4g}")
-    if facts.nan + facts.inf:
-        words.append(f"{facts.nan} NaN and {facts.inf} infinite")
-    if facts.tokens is not None:
-        tokens = facts.tokens
-        words.append(f"{tokens.different} different, {tokens.its_share:.0%} are {tokens.most_frequent}")
-    return ", ".join(words)
+    words = f"{facts.name} {in_words(facts)}"
+    if facts.tokens is None:
+        return words
+    tokens = facts.tokens
+    return f"{words}, {tokens.different} different, {tokens.its_share:.0%} are {tokens.most_frequent}"

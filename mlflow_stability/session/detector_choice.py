@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass
+from dataclasses import is_dataclass, replace
 from typing import cast
 
 from mlflow_stability.detectors.catalog import default_detectors, named
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.divergence_classic import DivergenceClassic
+from mlflow_stability.detectors.sdr_collapse import SdrCollapse
+from mlflow_stability.detectors.sdr_low_diversity import SdrLowDiversity
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.settings import Settings
 
@@ -17,10 +19,23 @@ _NEEDED = ("kind", "rule", "quantities", "compared", "across_places", "begin", "
 def chosen_detectors(settings: Settings) -> tuple[Detector, ...]:
     """Those that the settings name; SettingsError for a name that there is not."""
     asked = settings.detectors
-    detectors = default_detectors() if asked is None else tuple(_one(each) for each in asked)
+    detectors = (
+        tuple(_tuned(each, settings.sdr_collapse_threshold) for each in default_detectors())
+        if asked is None
+        else tuple(_one(each) for each in asked)
+    )
     if settings.divergence_threshold is None:
         return detectors
     return (*detectors, DivergenceClassic(settings.divergence_threshold, settings.consecutive_divergence_steps))
+
+
+def _tuned(detector: Detector, unique: float) -> Detector:
+    """A detector of sparse codes with the user's own idea of a collapse; any other as it is."""
+    if isinstance(detector, SdrCollapse):
+        return replace(detector, unique=unique)
+    if isinstance(detector, SdrLowDiversity):
+        return replace(detector, lowest=unique, highest=max(detector.highest, min(2 * unique, 1.0)))
+    return detector
 
 
 def _one(asked: object) -> Detector:

@@ -16,8 +16,10 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from mlflow_stability.detectors.setup_kinds import NotMeasured
 from mlflow_stability.probes.batch_words import batch_words
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.flop_book import FlopBook
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.roots import covering, living, outermost, places_of
 from mlflow_stability.probes.torch_facts import autocast_now
@@ -59,7 +61,10 @@ class FactsProbe:
         self._gates = 0
         self._looked_at = 0
         self._words_due = True
+        self.flops: FlopBook | None = None
+        """Who counts operations, where somebody does."""
         self._batch = self._autocast = ""
+        self._limits: dict[str, str] = {}
         self._read: weakref.ref[Module] | None = None
         """The model whose batches are noted: those of a GAN's halves differ at every step."""
 
@@ -71,7 +76,9 @@ class FactsProbe:
     def at_gate(self, view: GateView) -> None:
         """Take note of a new optimizer; every ten steps, look at the whole training."""
         look = self._watch.due(view.step) and view.step != self._looked_at
-        if self._is_new(view.optimizer):
+        is_new = self._is_new(view.optimizer)
+        self._note_limits(view)
+        if is_new:
             self._search()
         elif not look:
             return
@@ -81,6 +88,8 @@ class FactsProbe:
             self._looked_at = view.step
             for event in self._watch.look(view.step, training):
                 self._recording.tell(event)
+                if event.kind == NotMeasured.kind:
+                    self._recording.say(f"{event.message} {event.remedies[0]}")
             self._words_due = True
 
     def after_step(self, _view: GateView) -> None:
@@ -114,6 +123,19 @@ class FactsProbe:
         self._optimizers.append(weakref.ref(optimizer))
         return True
 
+    def _note_limits(self, view: GateView) -> None:
+        """Those of the first optimizer as they are; of another one only where it has others."""
+        living = _living(self._optimizers) if view.limits else []
+        number = next((at for at, each in enumerate(living) if each is view.optimizer), None)
+        if number is None:
+            return
+        for name, value in view.limits.items():
+            limit = str(value)
+            if number == 0:
+                self._limits[name] = limit
+            elif self._limits.get(name) != limit:
+                self._limits[f"optimizer_{number}.{name}"] = limit
+
     def _search(self) -> None:
         self._searches += 1
         models, schedulers, scalers = self._find(_living(self._optimizers))
@@ -130,6 +152,9 @@ class FactsProbe:
             self._batch,
             self._autocast,
             self._recording.micro_batches,
+            dict(self._limits),
+            "" if self.flops is None else self.flops.reason,
+            () if self.flops is None else self.flops.unknown,
         )
 
 

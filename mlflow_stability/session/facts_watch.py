@@ -16,6 +16,7 @@ from mlflow_stability.detectors.setup_kinds import ConfigurationChanged
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.model_lint import model_lint
 from mlflow_stability.probes.optimizer_facts import MOST_GROUPS, MOST_OPTIMIZERS, group_settings
+from mlflow_stability.probes.unseen_parts import unseen_parts
 from mlflow_stability.session.training_view import TrainingView
 from mlflow_stability.vocabulary.event import Event, Severity
 
@@ -52,7 +53,7 @@ class FactsWatch:
 
     def look(self, step: int, view: TrainingView) -> list[Event]:
         """Look at the training as it is at this step."""
-        events = [] if self._linted else model_lint(view.models, view.optimizers, step)
+        events = [] if self._linted else _once(view, step)
         self._linted = True
         for name, value in _settings(view).items():
             told = self._changed(name, value, step)
@@ -88,6 +89,14 @@ class FactsWatch:
         )
 
 
+def _once(view: TrainingView, step: int) -> list[Event]:
+    """What is said of a training when it begins."""
+    return [
+        *model_lint(view.models, view.optimizers, step),
+        *unseen_parts(view.models, view.optimizers, step),
+    ]
+
+
 def _settings(view: TrainingView) -> dict[str, str]:
     """What is compared, by the words in which it is told."""
     found: dict[str, str] = {}
@@ -95,6 +104,10 @@ def _settings(view: TrainingView) -> dict[str, str]:
         found["The shape of the batches"] = view.batch
     if view.micro_batches:
         found["The number of micro-batches in a step"] = str(view.micro_batches)
+    if "max_norm" in view.limits:
+        found["The norm that gradients are clipped to"] = view.limits["max_norm"]
+    if "clip_value" in view.limits:
+        found["The value that gradients are clipped to"] = view.limits["clip_value"]
     cycles = any(vars(each).get("cycle_momentum") for each in view.schedulers)
     passed_over = _PASSED_OVER | _OF_CYCLES if cycles else _PASSED_OVER
     for number, optimizer in enumerate(view.optimizers[:MOST_OPTIMIZERS]):

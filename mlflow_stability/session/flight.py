@@ -18,12 +18,13 @@ from mlflow_stability.session.batch_report import BatchReport
 from mlflow_stability.session.flight_plan import flight_plan
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.hands import Hands
+from mlflow_stability.session.held_batches import report_of
 from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.shared_vote import SharedVote, shared_vote
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.observation import StepReading
-from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER, Settings
+from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 
 CLOSE_SECONDS = 30.0
 """For how long the end of a recording waits for the checkpoint that is being written."""
@@ -105,14 +106,10 @@ class Flight:
         return directory, name
 
     def _batches(self, recording: Recording | None) -> BatchReport | None:
-        """Only where a recording takes the report in: of several processes, the first one's batch is looked at."""
+        """Only where a recording takes the report in."""
         if recording is None or not self._plan.capture_batch:
             return None
-        folder = self._root() / BATCHES_FOLDER / recording.opening.recording
-        of_several = rank_and_world_size()[1] > 1
-        if not self._plan.upload_batches:
-            return BatchReport(folder, of_several)
-        return BatchReport(folder, of_several, lambda: recording.note(BATCHES_FOLDER, str(folder)))
+        return report_of(self._settings, self._guard, recording)
 
     def _name(self, recording: Recording | None) -> str:
         if recording is None:

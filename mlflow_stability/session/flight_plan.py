@@ -34,7 +34,6 @@ class FlightPlan:
     stop_on: tuple[StopCondition, ...] = ()
     adaptive_clip: bool = False
     capture_batch: bool = True
-    upload_batches: bool = False
 
     @property
     def keeps(self) -> bool:
@@ -54,7 +53,6 @@ def flight_plan(settings: Settings) -> FlightPlan:
         stop_conditions(settings.stop_on),
         settings.adaptive_clip,
         bool(settings.capture_batch) and policy.guard is True,
-        settings.capture_batch == "upload",
     )
 
 

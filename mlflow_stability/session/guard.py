@@ -39,14 +39,18 @@ class PartGuard:
     """Wraps the bodies of hooks."""
 
     def __init__(self, strict: bool, on_failure: OnFailure) -> None:
-        self.seconds = 0.0
-        """Time spent in our code so far."""
         self.off: dict[str, str] = {}
         """The parts that are switched off, and why."""
         self.strict = strict
         self._on_failure = on_failure
         self._forks = _forks.count
         self._inside = False
+        self._seconds = self._began = 0.0
+
+    @property
+    def seconds(self) -> float:
+        """Time spent in our code so far, up to this moment also where it is our code that asks."""
+        return self._seconds + (time.perf_counter() - self._began if self._inside else 0.0)
 
     def __call__(self, part: str, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body, made harmless."""
@@ -56,8 +60,9 @@ class PartGuard:
             if _forks.count != forks or part in off:
                 return None
             outermost = not self._inside
-            began = time.perf_counter() if outermost else 0.0
-            self._inside = True
+            if outermost:
+                self._began = time.perf_counter()
+                self._inside = True
             try:
                 return body(*args)
             except TrainingDiverged:
@@ -72,7 +77,7 @@ class PartGuard:
             finally:
                 if outermost:
                     self._inside = False
-                    self.seconds += time.perf_counter() - began
+                    self._seconds += time.perf_counter() - self._began
 
         return guarded
 

@@ -15,6 +15,7 @@ from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.skip_count import SkipCount, calm_loss_scaler, cut_loss_scale
 from mlflow_stability.recovery.stop_conditions import check_stop
 from mlflow_stability.recovery.training_parts import TrainingParts
+from mlflow_stability.session.batch_report import BatchReport
 from mlflow_stability.session.flight_plan import FlightPlan
 from mlflow_stability.session.gatekeeper import CycleFacts, Gatekeeper
 from mlflow_stability.session.orders import Orders
@@ -22,9 +23,6 @@ from mlflow_stability.session.read_step import ReadStep, read_step
 from mlflow_stability.session.rescue import Rescue, StepNews
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.observation import StepReading
-
-ReportBatch = Callable[[int, Callable[[Event], None]], None]
-"""Tells of the batch of the step that broke."""
 
 
 class Listener:
@@ -35,14 +33,14 @@ class Listener:
         plan: FlightPlan,
         gates: Gatekeeper,
         rescue: Rescue,
-        report_batch: ReportBatch | None,
+        batches: BatchReport | None,
         tell: Callable[[Event], None],
         decides: bool,
     ) -> None:
         self._plan = plan
         self._gates = gates
         self._rescue = rescue
-        self._report_batch = report_batch
+        self._batches = batches
         self._tell = tell
         self._decides = decides
         """Whether this process decides; of several that train together only one does."""
@@ -66,8 +64,8 @@ class Listener:
             in_a_row = self._count_skip(seen, reading, events)
         if not self._decides:
             return Orders()
-        if seen.skipped_by == "guard" and in_a_row == 1 and self._report_batch is not None:
-            self._report_batch(reading.step, self._tell)
+        if seen.skipped_by == "guard" and self._batches is not None:
+            self._batches.report(reading.step, self._tell, () if parts is None else parts.optimizers)
         news = StepNews(
             reading.step, tuple(events), seen.loss, seen.skipped_by, facts.asked_for, in_a_row, seen.broken_taken
         )

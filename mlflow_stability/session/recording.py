@@ -13,13 +13,17 @@ from pathlib import Path
 
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.panel import Panel
+from mlflow_stability.journal.attention_maps import write_attention_map
 from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.probes.layer_statistics import Table
 from mlflow_stability.probes.reading import CycleReading
 from mlflow_stability.probes.running_numbers import RunningNumbers
+from mlflow_stability.session.batch_report import BatchReport
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.heard_metrics import HeardMetric
+from mlflow_stability.session.representation_summary import RepresentationAccount
+from mlflow_stability.vocabulary.attention_map import AttentionMap
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.milestone import Closing, Fact, Note, Opening, Reset
 from mlflow_stability.vocabulary.observation import StepReading
@@ -41,6 +45,7 @@ class Recording:
         detectors: Sequence[Detector],
         guard: PartGuard,
         on_event: Callable[[Event], None],
+        say: Callable[[str], None] = lambda _: None,
     ) -> None:
         self.folder = folder
         self.opening = opening
@@ -49,13 +54,20 @@ class Recording:
         self.attempt = 0
         """How many times the training was set back."""
         self.closed = False
+        self.say = say
+        """Tells a person who looks at the training's output, unless it is to be silent."""
+        self.batches: BatchReport | None = None
+        """Who holds its batches, where somebody does."""
         self._last: StepReading | None = None
         self._journal = JournalWriter(folder, opening)
         self._panel = Panel(detectors)
+        self._representations = RepresentationAccount()
         self._running = RunningNumbers(opening.log_every_n_steps)
         self._guard = guard
         self._judge = guard("detectors", self._panel_judges)
         self._keep_table = guard("layer tables", self._table)
+        self._sum_up = guard("summary of representations", self._representations.take)
+        self._tell_sums = guard("summary of representations", self._tell_of_representations)
         self._on_event = on_event
         self._cost_since: tuple[float, float] | None = None
         self._norm_bases: dict[str, list[str]] = {}
@@ -88,6 +100,7 @@ class Recording:
             values = (*values, *(each for _, each in more))
         step = StepReading(self.step, signals, values, self.attempt, reading.time)
         self._journal.append(step)
+        self._sum_up(step)
         events = self._judge(step)
         self._last = step
         if reading.norm_basis:
@@ -98,7 +111,7 @@ class Recording:
 
     def tell(self, event: Event) -> None:
         """Keep what was said by one who acts: judging the record again does not find it, and so it is marked."""
-        said = replace(event, live=True, attempt=self.attempt, time=event.time or time.time())
+        said = replace(event, judged=False, attempt=self.attempt, time=event.time or time.time())
         self._journal.append(said)
         self._on_event(said)
 
@@ -127,12 +140,19 @@ class Recording:
             self._journal.append(step)
             self._judge(step)
 
+    def keep_attention(self, attention: AttentionMap) -> None:
+        """Keep a map of attention beside the journal."""
+        write_attention_map(self.folder, replace(attention, attempt=self.attempt))
+
     def close(self, closing: Closing) -> None:
         """End it; what comes later belongs to another recording."""
         if not self.closed:
+            self._tell_sums()
             self.closed = True
             self._journal.append(replace(closing, step=self.step, time=time.time()))
             self._journal.close()
+            if self.batches is not None:
+                self.batches.stop()
 
     def _table(self, table: Table, numbers: Sequence[float]) -> None:
         write_layer_table(self.folder, replace(table.read(numbers, self.attempt), step=self.step))
@@ -141,8 +161,13 @@ class Recording:
         events = self._panel.judge(step)
         for event in events:
             self._journal.append(event)
+            self._representations.count(event)
             self._on_event(event)
         return events
+
+    def _tell_of_representations(self) -> None:
+        for event in self._representations.events(self.step):
+            self.tell(event)
 
     def _note_basis(self, reading: CycleReading) -> None:
         """Once for each meaning: clipping may come and go from step to step, and from track to track."""

@@ -170,6 +170,7 @@ class RunBinding:
                 detectors,
                 self._guard,
                 self._on_event,
+                lambda message: self._warn("%s", message),
             )
         except OSError as error:
             raise JournalError(

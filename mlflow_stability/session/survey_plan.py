@@ -5,18 +5,27 @@ In: settings. Out: a survey. Promised: what was not asked for is not there, and 
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
+
+from torch.nn import Module
+
+from mlflow_stability.probes.activation_probe import ActivationProbe
 from mlflow_stability.probes.adam_rms import AdamRms
+from mlflow_stability.probes.attention import AttentionProbe
+from mlflow_stability.probes.forward_turns import ForwardProbe, ForwardTurns
 from mlflow_stability.probes.gradient_extremes import GradientExtremes
 from mlflow_stability.probes.layer_norms import LayerNorms
 from mlflow_stability.probes.layer_statistics import LayerStatistics
 from mlflow_stability.probes.momentum_norm import MomentumNorm
 from mlflow_stability.probes.nonfinite_count import NonfiniteCount
 from mlflow_stability.probes.real_updates import RealUpdates
+from mlflow_stability.probes.representation_probe import RepresentationProbe
 from mlflow_stability.probes.survey import Probes, Survey
 from mlflow_stability.probes.training_pace import TrainingPace
 from mlflow_stability.probes.weight_extremes import WeightExtremes
 from mlflow_stability.session.facts_probe import FactsProbe
 from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.held_batches import held_batches
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.settings import Settings
 
@@ -33,8 +42,11 @@ def survey_of(settings: Settings, guard: PartGuard, recording: Recording) -> Sur
     layers, budget = settings.layers_every_n_steps, settings.memory_budget
     every_step = settings.preset == "research"
     facts = FactsProbe(recording)
+    batches, broken = held_batches(settings, guard, recording)
+    holders = [] if batches is None else [batches]
+    forward = ForwardTurns(guard, _forward_probes(settings, guard, recording, lambda: pace.models), recording.step + 1)
     probes = Probes(
-        by_step=[facts],
+        by_step=[facts, *holders],
         by_turn=[
             LayerNorms(NORMS_EVERY, layers),
             RealUpdates(NORMS_EVERY, layers, budget),
@@ -43,8 +55,24 @@ def survey_of(settings: Settings, guard: PartGuard, recording: Recording) -> Sur
             GradientExtremes(layers),
             WeightExtremes(EXTREMES_EVERY, budget),
         ],
+        forward=forward,
         spread=LayerStatistics(layers, FULL_EVERY * layers),
         nonfinite=NonfiniteCount(budget),
+        broken=broken,
     )
-    pace = TrainingPace(guard, lambda: guard.seconds, settings.tokens_per_step, [facts])
+    pace = TrainingPace(guard, lambda: guard.seconds, settings.tokens_per_step, [forward, facts, *holders])
+    facts.flops = pace.throughput.flops
     return Survey(guard, probes, pace, recording.step + 1)
+
+
+def _forward_probes(
+    settings: Settings, guard: PartGuard, recording: Recording, models: Callable[[], Sequence[Module]]
+) -> list[ForwardProbe]:
+    found: list[ForwardProbe] = [ActivationProbe(guard, settings.layers_every_n_steps, models)]
+    if settings.sdr_check_interval:
+        asked = settings.representations, settings.sdr_check_interval
+        found.append(RepresentationProbe(guard, *asked, models, recording.say))
+    if settings.attention_every:
+        keep = recording.keep_attention
+        found.append(AttentionProbe(settings.attention_every, settings.attention_max_seq_len, guard, keep, models))
+    return found

@@ -52,6 +52,9 @@ def _what_there_is(view: TrainingView) -> tuple[object, ...]:
         bool(view.batch),
         bool(view.autocast),
         bool(view.micro_batches),
+        *view.limits,
+        view.uncounted,
+        *view.unknown_kernels,
     )
 
 
@@ -64,4 +67,13 @@ def _of_training(view: TrainingView) -> dict[str, str]:
         "batch": view.batch,
         "autocast": view.autocast,
         "accumulation": str(view.micro_batches) if view.micro_batches else "",
+        **{_clipping(name): limit for name, limit in view.limits.items()},
+        "flops.reason": view.uncounted,
+        "flops.unknown": ", ".join(view.unknown_kernels),
     }
+
+
+def _clipping(name: str) -> str:
+    """``clipping.max_norm``; where an optimizer has another one, ``optimizer_1.clipping.max_norm``."""
+    before, _, limit = name.rpartition(".")
+    return f"{before}.clipping.{limit}" if before else f"clipping.{limit}"

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from torch.nn import Module
@@ -28,3 +28,9 @@ class TrainingView:
     """In which type the forward pass was computed, in the words of `autocast_now`; empty: in that of the weights."""
     micro_batches: int = 0
     """How many backward passes the last cycle had; 0 where none was counted."""
+    limits: Mapping[str, str] = field(default_factory=dict)
+    """With which limits gradients are clipped: ``max_norm``, ``clip_value``, ``optimizer_1.max_norm``."""
+    uncounted: str = ""
+    """Why the operations of the model are not counted; empty while they are, or while nobody knows."""
+    unknown_kernels: Sequence[str] = ()
+    """Kernels whose operations are in no number, for no formula is known for them."""

@@ -14,6 +14,8 @@ from typing import Literal
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.signal import Signal
 
+UNNUMBERED = "unnumbered"
+"""What the layers of a module are called together that stand in none of its numbered blocks."""
 LayerMetrics = Literal["", "blocks", "parameters"]
 
 
@@ -25,10 +27,14 @@ class Chosen:
     positions: tuple[int, ...]
 
     def value(self, values: Sequence[float]) -> float:
-        """One value for all of them: norms add as norms do, of anything else the mean is given."""
+        """One value for all of them: norms add as norms do; the largest, the least; of anything else the mean."""
         if len(self.positions) == 1:
             return values[self.positions[0]]
         found = [values[position] for position in self.positions]
+        if self.signal.quantity.endswith(("_max", "_max_logit")):
+            return max(found)
+        if self.signal.quantity.endswith("_min"):
+            return min(found)
         if self.signal.quantity.endswith("_norm"):
             return math.sqrt(sum(each * each for each in found))
         return sum(found) / len(found)
@@ -47,7 +53,13 @@ def chosen_signals(signals: Sequence[Signal], layers: LayerMetrics) -> tuple[Cho
 
 
 def block_of(place: str) -> str:
-    """The block that a layer belongs to: ``transformer.h.3`` for ``transformer.h.3.attn.proj``."""
+    """The block that a layer belongs to: ``transformer.h.3`` for ``transformer.h.3.attn.proj``.
+
+    What stands in no numbered block is put together: ``transformer.unnumbered`` for ``transformer.wte``. It is not
+    called ``transformer``, for that would read as if it were all of it.
+    """
     words = place.split(".")
     numbered = next((number for number, word in enumerate(words) if word.isdigit()), None)
-    return words[0] if numbered is None else ".".join(words[: numbered + 1])
+    if numbered is not None:
+        return ".".join(words[: numbered + 1])
+    return place if len(words) == 1 else f"{words[0]}.{UNNUMBERED}"

@@ -59,9 +59,11 @@ def read_line(line: str) -> Said | None:
     kind = _KINDS.get(known.pop("record", ""))
     if kind is None:
         return None
+    earlier = known.pop("live", False)  # what `judged` was called before, the other way round
     names = {each.name: each.type for each in fields(kind)}
     known = {name: float(value) if names[name] == "float" else value for name, value in known.items() if name in names}
     if kind is Event:
+        known.setdefault("judged", not earlier)
         known["severity"] = Severity[known["severity"]]
         known["remedies"] = tuple(known.get("remedies", ()))
         known["evidence"] = {name: float(value) for name, value in known.get("evidence", {}).items()}

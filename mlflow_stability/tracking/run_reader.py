@@ -155,23 +155,31 @@ class RunReader:
             complete=False,
         )
 
+    def file_names(self, folder: str) -> list[str]:
+        """The names of what lies in an artifact folder; none where there is no such folder."""
+        with store_trouble(f"list the files in {folder} of run {self.run_id}"):
+            return [PurePosixPath(each.path).name for each in self._client.list_artifacts(self.run_id, folder)]
+
+    def fetched(self, path: str, read: Callable[[Path], _T]) -> _T:
+        """An artifact, as `read` gives it; the file itself is gone afterwards."""
+        with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+            with store_trouble(f"download {path}"), _no_progress_bar():
+                file = Path(self._client.download_artifacts(self.run_id, path, room))
+            return read(file)
+
     def _files(
         self, folder: str, order: Callable[[str], tuple[int, int] | None], read: Callable[[Path], _T], what: str
     ) -> list[tuple[tuple[int, int], _T]]:
         """The files of an artifact folder, read one after the other in their order."""
-        with store_trouble(f"list the files in {folder} of run {self.run_id}"):
-            listed = self._client.list_artifacts(self.run_id, folder)
-        wanted = sorted((place, each.path) for each in listed if (place := order(PurePosixPath(each.path).name)))
+        wanted = sorted((place, name) for name in self.file_names(folder) if (place := order(name)))
         found = []
-        for place, path in wanted:
-            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
-                with store_trouble(f"download {path}"), _no_progress_bar():
-                    file = Path(self._client.download_artifacts(self.run_id, path, room))
-                try:
-                    found.append((place, read(file)))
-                except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
-                    # A run that is still being written to can show a file that is half there.
-                    _logger.warning("Left out one %s, %s: %s", what, path, sentence(error))
+        for place, name in wanted:
+            path = f"{folder}/{name}"
+            try:
+                found.append((place, self.fetched(path, read)))
+            except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
+                # A run that is still being written to can show a file that is half there.
+                _logger.warning("Left out one %s, %s: %s", what, path, sentence(error))
         return found
 
 

@@ -16,6 +16,7 @@ from mlflow.entities import Metric, RunTag
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.run_checkpoints import RunCheckpoints
+from mlflow_stability.tracking.run_images import RunImages
 from mlflow_stability.tracking.run_params import RunParams
 from mlflow_stability.tracking.store_trouble import RefusedError, store_trouble
 from mlflow_stability.tracking.thinning import Point
@@ -67,6 +68,10 @@ class RunWriter:
     def checkpoints(self) -> RunCheckpoints:
         """The way of checkpoints into the same run."""
         return RunCheckpoints(self._client, self.run_id)
+
+    def images(self) -> RunImages:
+        """The way of pictures into the charts of the same run."""
+        return RunImages(self._client, self.run_id)
 
     def params(self, number: int) -> RunParams:
         """The way of facts into the same run, for its n-th recording."""

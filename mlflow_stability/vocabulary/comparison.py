@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.vocabulary.cohort import Cohort
 from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.layers_beside import LayersBeside
 from mlflow_stability.vocabulary.run_card import RunCard
 
 
@@ -47,7 +48,7 @@ class Parting:
 
     first: str
     second: str
-    """The sources of the two."""
+    """The sources of the two, the stabler first."""
     metric: str
     """What they are compared by; empty where they have none in common."""
     common: int = 0
@@ -108,6 +109,8 @@ class Comparison:
     differences: tuple[Difference, ...] = ()
     parting: Parting | None = None
     """Of two runs."""
+    layers: tuple[LayersBeside, ...] = ()
+    """Of two runs, in their order: what both have by layer, or by attention head."""
     gate: Gate | None = None
     cohort: Cohort | None = None
     """What the runs have in common; None for fewer than three."""

@@ -20,8 +20,20 @@ class Cause:
     """What speaks for it, each with numbers."""
     ruled_out: tuple[str, ...] = ()
     """What was looked at and is not it: "learning rate: constant at 3e-4"."""
-    certain: bool = False
-    """False: the likeliest; True: seen directly."""
+    certainty: str = "likely"
+    """``certain``: seen directly; ``likely``: what came before it points there, and what would look the same was ruled
+    out; ``possible``: other causes would look like this too."""
+    place: str = ""
+    """The module where it began, where that is known."""
+    kind: str = ""
+    """The kind of the finding that it explains: ``nan_detected``."""
+    step: int | None = None
+    """The first step of that finding."""
+
+    @property
+    def certain(self) -> bool:
+        """Whether it was seen directly."""
+        return self.certainty == "certain"
 
 
 @dataclass(frozen=True, slots=True)

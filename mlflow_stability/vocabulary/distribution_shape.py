@@ -2,7 +2,7 @@
 
 In: the histogram and the percentiles of a layer, as a `LayerTable` has them. Out: one word. A normal distribution and
 a Laplace distribution around zero are healthy. The first of these that fits is the name: collapsed, multi-modal,
-shifted, heavy-tailed.
+shifted, heavy-tailed. Promised: nothing is said of the shape of a handful of values, such as those of a small bias.
 """
 
 from __future__ import annotations
@@ -15,7 +15,9 @@ from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.layer_table import PERCENTILES, LayerTable
 
-Shape: TypeAlias = Literal["healthy", "multi-modal", "heavy-tailed", "shifted", "collapsed", "unknown"]
+Shape: TypeAlias = Literal[
+    "healthy", "multi-modal", "heavy-tailed", "shifted", "collapsed", "too few values", "unknown"
+]
 QUARTILES_OF_NORMAL = 1.349
 """How many standard deviations lie between the quartiles of a normal distribution."""
 
@@ -24,6 +26,9 @@ QUARTILES_OF_NORMAL = 1.349
 class ShapeLimits:
     """Where one shape ends and another begins."""
 
+    fewest: int = 128
+    """Of fewer values nothing is said: 1st and 99th percentile are then hardly more than the lowest and the highest.
+    Two peaks are seen from about 500 values on."""
     narrowest: float = 1e-6
     """Collapsed: the quartiles are closer than this share of what p1 and p99 reach, so that half of all are one."""
     heaviest: float = 7.0
@@ -45,6 +50,8 @@ def shape_of(table: LayerTable, layer: int, limits: ShapeLimits | None = None) -
     if not table.has_histograms or not np.isfinite(table.percentiles[layer]).all():
         return "unknown"
     p1, p25, p50, p75, p99 = (table.percentiles[layer, PERCENTILES.index(each)] for each in _READ)
+    if table.counts[layer].sum() < limits.fewest:
+        return "too few values"
     quartiles = p75 - p25
     if not quartiles > limits.narrowest * max(abs(p1), abs(p99)):
         return "collapsed"

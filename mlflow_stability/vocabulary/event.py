@@ -31,5 +31,6 @@ class Event:
     """What to try, most likely first."""
     attempt: int = 0
     time: float = 0.0
-    live: bool = False
-    """Whether it was said by what acts while the training runs, so that judging the record again does not find it."""
+    judged: bool = True
+    """Whether a detector found it in what was measured, so that judging the record again finds it too; False: it was
+    said by what acts or looks while the training runs."""

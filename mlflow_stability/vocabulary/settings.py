@@ -15,6 +15,8 @@ CHECKPOINTS_FOLDER = "checkpoints"
 """Within the folder of the journals: one folder for each run."""
 BATCHES_FOLDER = "batches"
 """Likewise: one folder for each recording, with the batches of steps that broke."""
+ATTENTION_EVERY = 500
+"""Every how many steps attention is looked at where nothing else is said."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,16 @@ class Settings:
     """Every how many steps gradients, weights and updates are measured layer by layer."""
     layer_metrics: bool | str = False
     """Layers as metrics too: False, True (one for each block of the model), ``parameters`` (all of them)."""
+    attention_every_n_steps: int | None = None
+    """Every how many steps attention is looked at, head by head; 0: never; None: 500, in production never."""
+    attention_max_seq_len: int = 64
+    """Of how many tokens a map of attention shows the weights."""
+    representations: tuple[str, ...] = ()
+    """Modules whose output is looked at as a representation, beside those that put out sparse binary codes."""
+    sdr_check_interval: int = 100
+    """Every how many steps representations and sparse codes are looked at; 0: never."""
+    sdr_collapse_threshold: float = 0.3
+    """Below this share of unique patterns sparse codes have collapsed."""
     tokens_per_step: int | None = None
     """How many tokens a step takes; None: as many as the model's first input says."""
     memory_budget: int | None = None
@@ -78,6 +90,13 @@ class Settings:
             raise SettingsError(f"log_every_n_steps must be at least 1, got {self.log_every_n_steps}.")
         if self.layers_every_n_steps < 1:
             raise SettingsError(f"layers_every_n_steps must be at least 1, got {self.layers_every_n_steps}.")
+        for name in ("attention_every_n_steps", "sdr_check_interval"):
+            if (getattr(self, name) or 0) < 0:
+                raise SettingsError(f"{name} must be 0 (never) or more, got {getattr(self, name)}.")
+        if self.attention_max_seq_len < 1:
+            raise SettingsError(f"attention_max_seq_len must be at least 1, got {self.attention_max_seq_len}.")
+        if not 0 < self.sdr_collapse_threshold < 1:
+            raise SettingsError(f"sdr_collapse_threshold must be between 0 and 1, got {self.sdr_collapse_threshold}.")
         if self.layer_metrics not in (True, False, "parameters"):
             raise SettingsError(f"layer_metrics must be True, False or 'parameters', got {self.layer_metrics!r}.")
         if self.tokens_per_step is not None and not self.tokens_per_step > 0:
@@ -97,6 +116,13 @@ class Settings:
             raise SettingsError(f"capture_batch must be True, False or 'upload', got {self.capture_batch!r}.")
         if self.snapshot_budget is not None and not self.snapshot_budget >= 0:
             raise SettingsError(f"snapshot_budget must be 0 or more bytes, got {self.snapshot_budget}.")
+
+    @property
+    def attention_every(self) -> int:
+        """Every how many steps attention is looked at; 0: never."""
+        if self.attention_every_n_steps is not None:
+            return self.attention_every_n_steps
+        return 0 if self.preset == "production" else ATTENTION_EVERY
 
     @property
     def flies(self) -> bool:

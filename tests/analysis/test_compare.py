@@ -130,7 +130,7 @@ def test_processes_of_their_own_give_the_same_cards(sqlite_uri: str, monkeypatch
     runs = [store_run(sqlite_uri, falling(number)) for number in range(3)]
     sources = [*runs, NO_RUN]
     alone = compare(sources, tracking_uri=sqlite_uri, remember=False)
-    monkeypatch.setattr(cards_module, "WORTH_PROCESSES", 2)
+    monkeypatch.setattr(cards_module, "STARTING", 0.0)
     monkeypatch.setattr(cards_module.os, "cpu_count", lambda: 2)
     told: list[tuple[int, int, int]] = []
     together = compare(sources, tracking_uri=sqlite_uri, remember=False, progress=lambda *said: told.append(said))
@@ -139,9 +139,23 @@ def test_processes_of_their_own_give_the_same_cards(sqlite_uri: str, monkeypatch
     assert told[-1] == (4, 4, 1)
 
 
+def test_processes_are_not_started_for_what_is_read_sooner(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    runs = [store_run(sqlite_uri, falling(number)[:20]) for number in range(6)]
+    monkeypatch.setattr(cards_module, "STARTING", 1e9)
+    monkeypatch.setattr(cards_module.os, "cpu_count", lambda: 2)
+    before = set(psutil.Process().children())
+    started: set[psutil.Process] = set()
+
+    def look(done: int, total: int, failed: int) -> None:
+        started.update(set(psutil.Process().children()) - before)
+
+    assert len(compare(runs, tracking_uri=sqlite_uri, remember=False, progress=look).runs) == 6
+    assert started == set()
+
+
 def test_a_process_that_dies_costs_the_runs_that_it_held(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     runs = [store_run(sqlite_uri, falling(number)[:20]) for number in range(8)]
-    monkeypatch.setattr(cards_module, "WORTH_PROCESSES", 2)
+    monkeypatch.setattr(cards_module, "STARTING", 0.0)
     monkeypatch.setattr(cards_module.os, "cpu_count", lambda: 2)
     mine = set(psutil.Process().children())
 
@@ -192,6 +206,7 @@ def test_a_script_without_a_guard_around_its_main_part_can_compare_many(sqlite_u
     script = Path("script.py")
     script.write_text(
         "import os; os.cpu_count = lambda: 2\n"
+        "from mlflow_stability.analysis import cards; cards.STARTING = 0.0\n"
         "import mlflow_stability\n"
         f"print(mlflow_stability.compare({runs!r}, tracking_uri={sqlite_uri!r}, remember=False).summary)\n"
     )

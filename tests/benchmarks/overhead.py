@@ -37,8 +37,17 @@ WATCHED: dict[str, dict[str, Any]] = {
     "layers / 10": {"layers_every_n_steps": 10, "layer_metrics": True},
     "guard": {"guard": True},
     "rollback": {"rollback": True, "adaptive_clip": True, "stop_on": ("nonfinite", "loss>1000")},
+    "everything": {
+        "rollback": True,
+        "adaptive_clip": True,
+        "stop_on": ("nonfinite", "loss>1000"),
+        "layer_metrics": True,
+        "attention_every_n_steps": 100,
+        "representations": ("norm",),
+    },
 }
-"""The arguments of `autolog()` of each variant; all of the autopilot is on in the last one."""
+"""The arguments of `autolog()` of each variant; all of the autopilot is on in the one before the last, and in the last
+one all that there is, with every look into forward passes each 100 steps."""
 
 
 class Training:

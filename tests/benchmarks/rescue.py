@@ -1,20 +1,23 @@
 """Which failing trainings are saved: every failure of the zoo bare, with the guard, and with rollback.
 
-    python tests/benchmarks/rescue.py [--quick] [--only NAME ...] [--seeds 3] [--workers 2]
+    python tests/benchmarks/rescue.py [--quick] [--only NAME ...] [--seeds 3] [--workers 2] [--keep FOLDER]
 
 The final loss is the mean over the weights of the last twenty steps, of the loss on test batches that are the same for
 every seed; what is printed is its ratio to the healthy twin's, the worst of the seeds. A training is saved if that is
 within five per cent. A failure shows in the numbers at the first step whose training loss is not finite or clearly
 worse than the twin's at the same step; the first event is counted from there, so that one before is negative. Columns
 that this version cannot do are left out. Each training runs in a process of its own. `--quick` is one seed.
+With `--keep` each result is kept in a folder, and a table that was interrupted goes on from there; of the same code.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import inspect
 import math
 import multiprocessing
+import pickle
 import statistics
 import sys
 import tempfile
@@ -46,11 +49,12 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=3)
     parser.add_argument("--only", nargs="*", default=[], help="failures whose name contains one of these")
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--keep", type=Path, help="a folder for results, to go on with after an interruption")
     options = parser.parse_args()
     seeds = range(1 if options.quick else options.seeds)
     zoo = [each for each in ZOO if not options.only or any(part in each.name for part in options.only)]
     began = time.perf_counter()
-    results = all_results(trials_of(zoo, seeds, modes_there_are()), options.workers)
+    results = all_results(trials_of(zoo, seeds, modes_there_are()), options.workers, options.keep)
     rows = [row_of(failure, seeds, results) for failure in zoo]
     print(table(rows))
     print(verdict(rows, seeds, results))
@@ -78,7 +82,7 @@ def trials_of(zoo: Sequence[Failure], seeds: Sequence[int], modes: Sequence[str]
     return wanted
 
 
-def all_results(trials: Sequence[Trial], workers: int) -> dict[Trial, Result]:
+def all_results(trials: Sequence[Trial], workers: int, keep: Path | None = None) -> dict[Trial, Result]:
     """Run them side by side, each in a process that did nothing before but import."""
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["torch", "psutil", "mlflow_stability.session.autolog"])
@@ -86,13 +90,22 @@ def all_results(trials: Sequence[Trial], workers: int) -> dict[Trial, Result]:
         tempfile.TemporaryDirectory(prefix="rescue-", ignore_cleanup_errors=True) as place,
         ProcessPoolExecutor(workers, mp_context=context, max_tasks_per_child=1) as pool,
     ):
-        futures = {trial: pool.submit(run, trial, Path(place, str(number))) for number, trial in enumerate(trials)}
-        done = {}
+        done = {trial: pickle.loads(file.read_bytes()) for trial in trials if (file := kept(trial, keep)).is_file()}
+        missing = [(number, trial) for number, trial in enumerate(trials) if trial not in done]
+        futures = {trial: pool.submit(run, trial, Path(place, str(number))) for number, trial in missing}
         for trial, future in futures.items():
             done[trial] = future.result()
+            if keep is not None:
+                keep.mkdir(parents=True, exist_ok=True)
+                kept(trial, keep).write_bytes(pickle.dumps(done[trial]))
             if len(done) % 10 == 0:
                 print(f"{len(done)} of {len(trials)} trainings", file=sys.stderr, flush=True)
     return done
+
+
+def kept(trial: Trial, keep: Path | None) -> Path:
+    """Where the result of a training is kept."""
+    return Path(keep or "/nowhere", f"{hashlib.sha256(repr(trial).encode()).hexdigest()[:16]}.pickle")
 
 
 @dataclass(frozen=True, slots=True)

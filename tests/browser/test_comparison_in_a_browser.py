@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 from browser.chromium import Chromium, find_chromium
-from reports.comparisons import many, two
+from reports.comparisons import many, two, two_with_layers
 
 from mlflow_stability.reports.comparison_html import render
 
@@ -58,3 +58,25 @@ def test_a_comparison_follows_the_colours_of_the_system(browser: Chromium, tmp_p
         seen[scheme] = browser.ask("getComputedStyle(document.querySelector('.run-line.one')).stroke")
     assert seen["light"] != seen["dark"]
     assert len(boxes(browser, ".run-line")) == 2
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [380, 1200])
+def test_layers_stand_beside_each_other_or_beneath_where_there_is_no_room(
+    browser: Chromium, tmp_path: Path, width: int, scheme: str
+) -> None:
+    page = tmp_path / "comparison.html"
+    page.write_text(render(two_with_layers()), encoding="utf-8")
+    browser.requests.clear()
+    browser.complaints.clear()
+    browser.open(page, width, scheme)
+    one, other = boxes(browser, ".cells img")[:2]
+    assert one["width"] > 0.25 * width
+    assert one["height"] == other["height"] > 100
+    assert (other["x"] > one["x"] + one["width"]) if width == 1200 else (other["y"] > one["y"] + one["height"])
+    assert browser.ask("[...document.querySelectorAll('.cells img')].every(each => each.naturalWidth == 60)")
+    rows = boxes(browser, ".cells .y")
+    assert all(box["x"] >= 0 and box["x"] + box["width"] <= width for box in rows)
+    assert browser.ask("document.scrollingElement.scrollWidth <= window.innerWidth")
+    assert [each for each in browser.requests if not each.startswith("data:image/png")] == [page.as_uri()]
+    assert browser.complaints == []

@@ -271,7 +271,7 @@ def test_a_log_needs_neither_mlflow_nor_torch(form: str) -> None:
 def test_a_shell_completes_kinds_and_options() -> None:
     completion = ShellComplete(commands, {}, "mlflow-stability", "_MLFLOW_STABILITY_COMPLETE")
     kinds = completion.get_completions(["diagnose", "--issue-type"], "nan")
-    assert [item.value for item in kinds] == ["nan_detected"]
+    assert [item.value for item in kinds] == ["nan_detected", "nan_origin"]
     options = {item.value for item in completion.get_completions(["diagnose"], "--")}
     assert {"--verbose", "--issue-type", "--output-format", "--output", "--tracking-uri", "--log-to-run"} <= options
     (files,) = completion.get_completions(["diagnose"], "lo")

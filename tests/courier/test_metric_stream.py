@@ -95,3 +95,18 @@ def test_steps_are_sent_as_the_run_counts_them(training):
     while not stream.done:
         stream.advance(over=True)
     assert {point.step for point in shelf.points} == {1001, 1010, 1020}
+
+
+def test_the_last_step_of_each_of_two_trainings_side_by_side_arrives(training):
+    shelf, delivered = Shelf(), Delivered(training.journal.folder)
+    layouts = (Signal("loss"),), (Signal("loss", "track_1"),)
+    for step in range(1, 38):
+        training.journal.append(StepReading(step, layouts[step % 2], (float(step),), 0, time.time()))
+    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=10)
+    stream.advance(over=False)
+    again = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=10)
+    for each in (stream, again):
+        while not each.done:
+            each.advance(over=True)
+    last = {signal: max(each.step for each in shelf.points if each.signal == signal) for (signal,) in layouts}
+    assert last == {Signal("loss"): 36, Signal("loss", "track_1"): 37}

@@ -122,7 +122,9 @@ def test_overfitting_names_the_step_to_stop_at() -> None:
 )
 def test_how_a_process_ended_is_certain(outcome: str, name: str) -> None:
     diagnosis: Diagnosis = diagnosis_of(run_of(metric_of("loss", falling(100)), outcome=outcome, outcome_detail="why"))
-    assert diagnosis.cause == Cause(name, diagnosis.cause.statement if diagnosis.cause else "", ("why",), certain=True)
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.evidence, diagnosis.cause.certain) == (name, ("why",), True)
+    assert (diagnosis.cause.kind, diagnosis.cause.step) == (outcome, 99)
     assert diagnosis.outcome == outcome
 
 

@@ -94,3 +94,27 @@ def test_a_killed_run_that_was_healthy_is_not_unstable() -> None:
     assert card.unstable is False
     assert card.onset is None
     assert card.severity is Severity.CRITICAL
+
+
+def test_the_cause_of_a_later_finding_is_told_as_such() -> None:
+    losses = np.concatenate([falling(600), np.full(10, np.nan)])
+    events = [
+        Event(100, "oscillation", Severity.WARNING, "The loss oscillates."),
+        Event(600, "nan_detected", Severity.CRITICAL, "loss is NaN at step 600."),
+        Event(600, "nan_origin", Severity.INFO, "Step 600: the batch was not finite.", evidence={"from.input": 1.0}),
+    ]
+    history = run_of(metric_of("loss", losses), events=events)
+    said = run_card_of(history, diagnosis_of(history)).cause_statement
+    assert said == (
+        "It began with oscillation at step 100, whose cause is not known; that of NaN at step 600: "
+        "The batch was not finite."
+    )
+
+
+def test_the_cause_of_the_first_finding_stands_for_itself() -> None:
+    events = [
+        Event(600, "nan_detected", Severity.CRITICAL, "loss is NaN at step 600."),
+        Event(600, "nan_origin", Severity.INFO, "Step 600: the batch was not finite.", evidence={"from.input": 1.0}),
+    ]
+    history = run_of(metric_of("loss", np.concatenate([falling(600), np.full(10, np.nan)])), events=events)
+    assert run_card_of(history, diagnosis_of(history)).cause_statement == "The batch was not finite."

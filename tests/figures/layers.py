@@ -28,7 +28,7 @@ def table(step: int, layers: list[str], draws: list[Draw], what: str = "gradient
         values = draws[min(number, len(draws) - 1)](np.random.default_rng(step + number))
         quantiles = np.quantile(values, LEVELS)
         low, high = 1.25 * quantiles[1] - 0.25 * quantiles[6], 1.25 * quantiles[6] - 0.25 * quantiles[1]
-        counts = np.zeros(BINS)
+        counts = np.r_[np.zeros(BINS - 1), len(values)]
         if high > low:
             counts = np.histogram(np.clip(values, low, high), BINS, (low, high))[0].astype(np.float64)
         statistics = [values.mean(), values.std(), np.abs(values).max(), (values == 0).mean()]
@@ -50,6 +50,10 @@ def heavy_tails(dice: np.random.Generator) -> NDArray[np.float64]:
 
 def all_zero(dice: np.random.Generator) -> NDArray[np.float64]:
     return np.zeros(4096)
+
+
+def a_few(dice: np.random.Generator) -> NDArray[np.float64]:
+    return dice.normal(1.0, 0.02, 64)
 
 
 def not_finite(dice: np.random.Generator) -> NDArray[np.float64]:

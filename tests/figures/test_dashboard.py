@@ -17,6 +17,8 @@ from mlflow_stability.figures.mark import Mark
 from mlflow_stability.figures.style import BAD, png
 from mlflow_stability.vocabulary import Severity
 
+NORMS = "grad_norm", "grad_norm_clipped"
+
 
 def board_of_steps(count: int) -> Board:
     dice, steps = np.random.default_rng(0), np.arange(1, count + 1)
@@ -123,6 +125,37 @@ def test_more_kinds_than_there_are_rows_share_the_last_one() -> None:
     figure = dashboard(Board("", "", (curve("loss", np.ones(40)),), (*marks, worst)))
     assert {"nan detected", "16 other kinds"} <= set(texts(figure))
     assert overlapping_labels(figure) == []
+
+
+def test_two_validation_losses_are_told_apart_by_their_names() -> None:
+    def named(*places: str) -> list[str]:
+        losses = [curve("val_loss", [2.0, 1.0], place=place) for place in places]
+        figure = dashboard(Board("", "", (curve("loss", [1.0, 2.0]), *losses)))
+        assert cut_off(figure) == []
+        return [each.get_text() for each in figure.axes[1].get_legend().get_texts()]  # type: ignore[union-attr]
+
+    assert named("", "mask") == ["loss", "val_loss", "val_loss mask"]
+    assert named("boxes", "mask") == ["loss", "val_loss boxes", "val_loss mask"]
+    alike = named(*(f"{number}_of_all_the_words_in_the_book" for number in "abcd"))
+    assert len(set(alike)) == 5
+
+
+def test_the_halves_of_a_gan_have_names_of_their_own() -> None:
+    norms = [curve(quantity, [1.0, 2.0], place=place) for quantity in NORMS for place in ("", "track_1")]
+    axes = dashboard(Board("", "", tuple(norms))).axes[2]
+    names = [each.get_text() for each in axes.get_legend().get_texts()]  # type: ignore[union-attr]
+    assert names[:2] == ["grad_norm", "track_1"]
+    assert len(set(names)) == 4
+
+
+def test_the_learning_rate_is_drawn_as_it_is() -> None:
+    rate = np.full(1000, 0.1)
+    rate[500] = 0.9
+    figure = dashboard(Board("", "", (curve("learning_rate", rate), curve("loss", rate))))
+    loss, _, learning_rate, _ = figure.axes[1:]
+    drawn = [line for line in learning_rate.lines if len(line.get_xdata()) == 1000]
+    assert [np.array_equal(line.get_ydata(), rate) for line in drawn] == [True]
+    assert sum(len(line.get_xdata()) == 1000 for line in loss.lines) == 2
 
 
 def test_names_that_mean_something_to_matplotlib_are_shown_as_they_are() -> None:

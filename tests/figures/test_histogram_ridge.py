@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 from figures.drawings import cut_off, overlapping_labels, texts
-from figures.layers import all_zero, gpt_layers, heavy_tails, normal, not_finite, table, two_bumps
+from figures.layers import a_few, all_zero, gpt_layers, heavy_tails, normal, not_finite, table, two_bumps
 
 from mlflow_stability.figures.histogram_ridge import MOST_RIDGES, MOST_STEPS, histogram_ridges
 from mlflow_stability.vocabulary.layer_table import layer_table_of
@@ -18,12 +18,13 @@ def test_any_number_of_layers_is_legible(layers: int, steps: int) -> None:
 
 
 def test_each_shape_is_named_beside_its_ridge_and_counted() -> None:
-    layers = ["a", "b", "c", "d", "e"]
-    found = texts(histogram_ridges([table(7000, layers, [normal(), two_bumps, heavy_tails, all_zero, not_finite])]))
-    for shape in ("healthy", "multi-modal", "heavy-tailed", "collapsed", "not finite"):
+    layers = ["a", "b", "c", "d", "e", "f"]
+    draws = [normal(), two_bumps, heavy_tails, all_zero, not_finite, a_few]
+    found = texts(histogram_ridges([table(7000, layers, draws)]))
+    for shape in ("healthy", "multi-modal", "heavy-tailed", "collapsed", "not finite", "too few values"):
         assert found.count(shape) == 1
         assert any(f"1 {shape}" in text for text in found)
-    assert any("5 layers at step 7,000" in text for text in found)
+    assert any("6 layers at step 7,000" in text for text in found)
 
 
 def test_of_many_layers_those_that_are_ill_are_drawn() -> None:

@@ -116,6 +116,15 @@ def test_a_reading_whose_names_were_lost_is_not_guessed() -> None:
         decode_step(said, {4: (Signal("loss"), Signal("grad_norm"))})
 
 
+def test_what_an_earlier_version_called_live_was_told_and_not_judged() -> None:
+    line = b'["event",{"step":3,"kind":"rollback","severity":10,"message":"","live":%b}]'
+    told, judged = (decode(unframe(body(frame(line % live)))) for live in (b"true", b"false"))
+    assert isinstance(told, Event)
+    assert isinstance(judged, Event)
+    assert judged.judged
+    assert not told.judged
+
+
 def test_kinds_and_fields_of_a_later_version_are_passed_over() -> None:
     assert decode(unframe(body(frame(b'["portrait",{"of":"a map"}]')))) is None
     assert decode(unframe(body(frame(b'["note",{"key":"k","value":"v","colour":"red"}]')))) == Note("k", "v")

@@ -71,14 +71,42 @@ def test_a_schedule_that_ends_with_the_training_tells_how_far_it_is(make: Schedu
     told = run(make)
     assert list(told) == [20, 30, 40]
     for step, (progress, left) in told.items():
-        done = step - 1  # at the gate the schedule is a step behind
-        assert progress == pytest.approx(done / 200)
-        assert left == pytest.approx((200 - done) * SECONDS)
+        assert progress == pytest.approx(step / 200)
+        assert left == pytest.approx((200 - step) * SECONDS)
+
+
+@pytest.mark.parametrize("total", [40, 57])
+def test_a_training_that_is_over_is_told_to_be_over(total: int) -> None:
+    told = run(lambda optimizer: schedules.CosineAnnealingLR(optimizer, total), steps=total)
+    assert max(told) == total
+    assert told[total] == (1.0, 0.0)
+
+
+@pytest.mark.parametrize("total", [53, 54, 55, 56, 57])
+def test_the_halves_of_a_gan_are_over_together(total: int) -> None:
+    optimizers = [SGD([torch.zeros(1, requires_grad=True)], lr=0.1) for _ in range(2)]
+    halves = [schedules.CosineAnnealingLR(each, total) for each in optimizers]
+    progress = Progress(now=lambda: 0.0)
+    told: Told = {}
+    for step in range(1, 2 * total + 1):
+        half = step % 2
+        optimizers[half].step()
+        if progress.due(step):
+            progress.at_gate(GateView(optimizers[half], step, Layers()))
+            for block in progress.blocks(step):
+                told[step] = (float(block.values[0]), float(block.values[1]))
+        halves[half].step()
+    assert told[2 * total] == (1.0, 0.0)
+    assert [value for _, (value, _) in sorted(told.items())] == sorted(value for value, _ in told.values())
+
+
+def test_a_training_that_goes_on_after_its_schedule_has_ended_says_nothing_more() -> None:
+    assert max(run(lambda optimizer: schedules.CosineAnnealingLR(optimizer, 35), steps=60)) == 35
 
 
 def test_a_schedule_that_counts_for_every_process_is_followed_at_its_own_pace() -> None:
     told = run(lambda optimizer: schedules.CosineAnnealingLR(optimizer, 400), times=2)
-    assert told[40] == (pytest.approx(78 / 400), pytest.approx((400 - 78) / 2 * SECONDS))
+    assert told[40] == (pytest.approx(80 / 400), pytest.approx((400 - 80) / 2 * SECONDS))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +156,7 @@ def test_a_schedule_that_was_gone_back_on_starts_afresh() -> None:
 
     told = follow(optimizer, after, 60)
     assert list(told) == [20, 40, 50, 60]
-    assert told[60] == (pytest.approx(34 / 200), pytest.approx(166 * SECONDS))
+    assert told[60] == (pytest.approx(35 / 200), pytest.approx(165 * SECONDS))
 
 
 def test_only_the_last_part_of_a_sequence_ends_it() -> None:
@@ -150,7 +178,7 @@ def test_a_hugging_face_trainer_is_believed_before_a_schedule() -> None:
         state.global_step = step
 
     told = follow(optimizer, after)
-    assert told[40] == (pytest.approx(39 / 80), pytest.approx(41 * SECONDS))
+    assert told[40] == (pytest.approx(40 / 80), pytest.approx(40 * SECONDS))
     assert finished.max_steps == 10
 
 
@@ -197,5 +225,6 @@ def test_a_lightning_trainer_tells_its_total(tmp_path: Any) -> None:
     )
     trainer.fit(Module(), loader)
     assert trainer.global_step == 45
-    assert told[40][0] == pytest.approx(39 / 45)
-    assert told[40][1] == pytest.approx(6 * SECONDS)
+    assert told[40][0] == pytest.approx(40 / 45)
+    assert told[40][1] == pytest.approx(5 * SECONDS)
+    assert told[45] == (1.0, 0.0)

@@ -17,6 +17,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER
+
 ROOT = Path(__file__).parents[2]
 FIXTURES = ROOT / "mlruns_fixtures"
 EXPERIMENT = FIXTURES / "0"
@@ -34,9 +36,10 @@ PERSONAL_PARAMS = tuple(f"stability.{each}" for each in PERSONAL_FACTS)
 
 def main() -> None:
     sys.path.insert(0, str(Path(__file__).parent))
+    from inside import INSIDE
     from trainings import TRAININGS
 
-    names = sys.argv[1:] or list(TRAININGS)
+    names = sys.argv[1:] or [*TRAININGS, *INSIDE]
     EXPERIMENT.mkdir(parents=True, exist_ok=True)
     (EXPERIMENT / "meta.yaml").write_text(EXPERIMENT_PAGE)
     for name in names:
@@ -58,7 +61,8 @@ def record(name: str, room: Path) -> Path:
     command = [sys.executable, str(Path(__file__).with_name("trainings.py")), name]
     subprocess.run(command, cwd=room, env=environment, capture_output=True, check=False)
     until = time.monotonic() + 60  # of a killed training the courier delivers the rest
-    while (room / ".mlflow-stability").exists():
+    journals = room / ".mlflow-stability"
+    while any(each.name not in (CHECKPOINTS_FOLDER, BATCHES_FOLDER) for each in journals.glob("*")):
         if time.monotonic() > until:
             raise RuntimeError(f"The recording of {name} was not delivered within a minute.")
         time.sleep(0.2)
@@ -81,13 +85,16 @@ def put_away(run: Path, name: str) -> None:
             tag.unlink()
         elif tag.name.startswith("stability.recording."):
             tag.write_text(re.sub(r'"host": "[^"]*"', '"host": ""', tag.read_text()))
+        elif (room := str(run.parents[2])) in tag.read_text():
+            tag.write_text(tag.read_text().replace(room, ""))
     for param in PERSONAL_PARAMS:
         (place / "params" / param).unlink(missing_ok=True)
-    for picture in place.rglob("*.png"):
+    for picture in (*place.rglob("*.png"), *place.rglob("*.webp")):
         picture.unlink()  # drawn from the record, and half of all bytes
+    shutil.rmtree(place / "artifacts" / "stability" / "checkpoints", ignore_errors=True)
     for events in place.glob("artifacts/stability/events/*.jsonl"):
         text = re.sub(r'"(host|directory|tracking_uri)": "[^"]*"', r'"\1": ""', events.read_text())
-        lines = text.replace(run.name, name).splitlines(keepends=True)
+        lines = text.replace(run.name, name).replace(str(run.parents[2]), "").splitlines(keepends=True)
         events.write_text("".join(line for line in lines if not any(f'"{each}"' in line for each in PERSONAL_FACTS)))
     if expected is not None:
         (place / "expected.json").write_text(expected)

@@ -218,9 +218,12 @@ TRAININGS: dict[str, Callable[[], None]] = {
 def main() -> None:
     name = sys.argv[1]
     torch.set_num_threads(1)
-    mlflow_stability.autolog()
+    sys.modules["trainings"] = sys.modules[__name__]
+    from inside import INSIDE, SETTINGS
+
+    mlflow_stability.autolog(**SETTINGS.get(name, {}))
     with mlflow.start_run(run_name=name):
-        TRAININGS[name]()
+        (TRAININGS | INSIDE)[name]()
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 from recovery.guarded_training import differences, picture
+from recovery.listening import listening
 from torch import Tensor, nn
 
 from mlflow_stability.recovery.batch_capture import BatchCapture, CapturedBatch
@@ -31,12 +32,10 @@ class Reader(nn.Module):
 
 def captured(*args: Any, **kwargs: Any) -> tuple[BatchCapture, CapturedBatch]:
     model = Reader()
-    capture = BatchCapture()
-    capture.install(model)
+    capture, _ = listening(model)
     model(*args, **kwargs).backward()
-    assert capture.batch is not None
     alive.append(model)
-    return capture, capture.batch
+    return capture, capture.passes(0)[-1]
 
 
 alive: list[nn.Module] = []
@@ -56,8 +55,7 @@ def test_inputs_are_held_by_reference_and_named_by_the_way_to_them() -> None:
 
 def test_evaluation_leaves_the_training_batch_where_it_is() -> None:
     model = Reader()
-    capture = BatchCapture()
-    capture.install(model)
+    capture, _ = listening(model)
     first = {"ids": torch.tensor([[1]])}
     model(first)
     model.eval()
@@ -65,40 +63,84 @@ def test_evaluation_leaves_the_training_batch_where_it_is() -> None:
     model.train()
     with torch.no_grad():
         model({"ids": torch.tensor([[3]])})
-    assert capture.batch is not None
-    assert capture.batch.args[0] is first
+    (batch,) = capture.passes(0)
+    assert batch.args[0] is first
 
 
-def test_a_batch_is_let_go_when_the_next_begins_and_when_watching_ends() -> None:
+def test_a_batch_is_let_go_when_the_next_step_begins_and_when_watching_ends() -> None:
     model = Reader()
-    capture = BatchCapture()
-    capture.install(model)
+    capture, _ = listening(model)
     gone = []
-    for _ in range(2):
+    for step in range(2):
         ids = torch.tensor([[1, 2]])
         gone.append(weakref.ref(ids))
         model({"ids": ids})
+        capture.step_gated(step)
     del ids
     gc.collect()
     assert gone[0]() is None
     assert gone[1]() is not None
-    capture.remove()
+    capture.stop()
     gc.collect()
     assert gone[1]() is None
     model({"ids": torch.tensor([[1]])})
-    assert capture.batch is None
+    assert capture.passes(2) == ()
+
+
+def test_a_step_is_remembered_one_step_longer_where_a_device_is_asked_late() -> None:
+    model = Reader()
+    capture, _ = listening(model)
+    capture.steps_kept = 2
+    for step in range(4):
+        model({"ids": torch.tensor([[step]])})
+        capture.step_gated(step)
+    assert [len(capture.passes(step)) for step in range(4)] == [0, 0, 1, 1]
+
+
+def test_all_passes_of_a_step_are_held_while_they_are_small() -> None:
+    model = Reader()
+    capture, _ = listening(model, BatchCapture(most_earlier_bytes=100))
+    for _ in range(3):
+        model({"ids": torch.zeros(1, 2, dtype=torch.long)})
+    assert len(capture.passes(0)) == 3
+    for _ in range(3):
+        model({"ids": torch.zeros(1, 10, dtype=torch.long)})
+    assert [each.args[0]["ids"].shape[1] for each in capture.passes(0)] == [10, 10]
 
 
 def test_a_batch_that_is_too_large_is_not_held() -> None:
     model = Reader()
-    capture = BatchCapture(most_bytes=100)
-    capture.install(model)
+    capture, _ = listening(model, BatchCapture(most_bytes=100))
     model({"ids": torch.zeros(1, 50, dtype=torch.long)})
-    assert capture.batch is None
+    assert capture.passes(0) == ()
     assert capture.too_large == 400
     model({"ids": torch.zeros(1, 5, dtype=torch.long)})
-    assert capture.batch is not None
+    assert len(capture.passes(0)) == 1
     assert capture.too_large == 0
+
+
+def test_a_pass_that_raised_is_not_held() -> None:
+    model = Reader()
+    capture, _ = listening(model)
+    with pytest.raises(IndexError):
+        model({"ids": torch.tensor([[99]])})
+    assert capture.passes(0) == ()
+
+
+def test_the_gradient_that_comes_back_to_an_output_is_known() -> None:
+    model = Reader()
+    capture, _ = listening(model)
+    (model({"ids": torch.tensor([[1]])}) * 3).backward()
+    (batch,) = capture.passes(0)
+    assert batch.gradients == {0: [torch.tensor(3.0)]}
+
+
+def test_an_output_that_the_script_saves_is_saved_without_a_warning(tmp_path: Path) -> None:
+    model = Reader()
+    _, _ = listening(model)
+    output = model({"ids": torch.tensor([[1]])})
+    torch.save(output, tmp_path / "output.pt")
+    assert torch.equal(torch.load(tmp_path / "output.pt", weights_only=True), output)
 
 
 def test_a_batch_that_the_script_changes_in_place_is_known_to_be_changed() -> None:
@@ -113,9 +155,8 @@ def test_training_is_bit_identical_with_and_without_it() -> None:
     def train(watched: bool) -> list[Any]:
         torch.manual_seed(0)
         model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.BatchNorm1d(8), nn.Linear(8, 1))
-        capture = BatchCapture()
         if watched:
-            capture.install(model)
+            listening(model)
         optimizer = torch.optim.Adam(model.parameters())
         for _ in range(5):
             optimizer.zero_grad()
@@ -145,7 +186,7 @@ def test_facts_count_what_is_not_finite_and_give_the_range_of_the_rest() -> None
         torch.eye(3).to_sparse(),
         torch.tensor([2**62, 2**62]),
     ],
-    ids=str,
+    ids=["nan", "empty", "no whole numbers", "scalar", "yes and no", "complex", "half", "sparse", "huge"],
 )
 def test_facts_take_tensors_of_every_kind(tensor: Tensor) -> None:
     found = facts(x=tensor)["args[0]['x']"]
@@ -169,3 +210,14 @@ def test_saved_tensors_load_with_weights_only_and_nothing_unfinished_is_left(tmp
     assert list(loaded) == ["args[0]['ids']"]
     assert torch.equal(loaded["args[0]['ids']"], ids)
     assert [each.name for each in path.parent.iterdir()] == ["batch-000007.pt"]
+
+
+def test_a_loss_is_known_until_it_is_let_go() -> None:
+    model = Reader()
+    capture, _ = listening(model)
+    loss = model({"ids": torch.tensor([[1]])}) * 2
+    capture.backward_began([loss])
+    assert capture.loss is not None
+    assert torch.equal(capture.loss.value, loss)
+    capture.let_loss_go()
+    assert capture.loss is None

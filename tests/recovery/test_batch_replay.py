@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 from recovery.guarded_training import differences, picture
+from recovery.listening import listening
 from torch import Tensor, nn
 
-from mlflow_stability.recovery.batch_capture import BatchCapture
-from mlflow_stability.recovery.batch_replay import Replay, replay_batch
+from mlflow_stability.recovery.batch_replay import replay_batch
+from mlflow_stability.recovery.batch_rerun import Replay
 
 
 class Net(nn.Module):
@@ -48,15 +49,13 @@ def net() -> Net:
 
 
 def replayed(root: nn.Module, inputs: Tensor, after: Callable[[], None] = lambda: None) -> Replay:
-    capture = BatchCapture()
-    capture.install(root)
+    capture, watch = listening(root)
     root(inputs)
     after()
-    assert capture.batch is not None
     try:
-        return replay_batch(capture.batch)
+        return replay_batch(capture.passes(0)[-1])
     finally:
-        capture.remove()
+        watch.remove()
 
 
 def test_a_batch_with_a_nan_is_data_or_numerics_and_the_first_module_is_named(net: Net) -> None:
@@ -64,7 +63,7 @@ def test_a_batch_with_a_nan_is_data_or_numerics_and_the_first_module_is_named(ne
     inputs[2, 1] = float("nan")
     found = replayed(net, inputs)
     assert (found.conclusion, found.finite, found.first_broken) == ("data or numerics", False, "first")
-    assert "input [0] is not finite" in found.message
+    assert "input args[0] is not finite" in found.message
 
 
 def test_an_overflow_inside_is_found_where_it_begins(net: Net) -> None:
@@ -122,18 +121,16 @@ def test_the_second_time_draws_the_random_numbers_of_the_first(net: Net) -> None
 
 def test_nothing_of_the_training_is_touched(net: Net) -> None:
     inputs = torch.randn(6, 4)
-    capture = BatchCapture()
-    capture.install(net)
+    capture, _ = listening(net)
     net(inputs).sum().backward()
     gradients = [None if each.grad is None else each.grad.clone() for each in net.parameters()]
     before = picture(net)
     dice = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
     versions = [each._version for each in (*net.parameters(), *net.buffers())]
     hooks = [len(each._forward_hooks) for each in net.modules()]
-    batch = capture.batch
-    assert batch is not None
+    (batch,) = capture.passes(0)
     replay_batch(batch)
-    assert capture.batch is batch
+    assert capture.passes(0) == (batch,)
     assert differences(before, picture(net)) == []
     assert differences(gradients, [each.grad for each in net.parameters()]) == []
     assert differences(list(dice), [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]) == []
@@ -144,12 +141,10 @@ def test_nothing_of_the_training_is_touched(net: Net) -> None:
 def test_half_precision_is_run_again_as_it_was(net: Net) -> None:
     seen: list[torch.dtype] = []
     net.first.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
-    capture = BatchCapture()
-    capture.install(net)
+    capture, _ = listening(net)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         net(torch.randn(6, 4))
-    assert capture.batch is not None
-    replay_batch(capture.batch)
+    replay_batch(capture.passes(0)[-1])
     assert seen == [torch.bfloat16, torch.bfloat16]
 
 

@@ -11,6 +11,7 @@ from diagnosis.histories import falling
 from mlflow_stability.diagnosis.compare_cards import comparison_of
 from mlflow_stability.diagnosis.parting import parting_of
 from mlflow_stability.vocabulary.comparison import Comparison
+from mlflow_stability.vocabulary.layers_beside import BrokenAt, Farthest, LayersBeside
 from mlflow_stability.vocabulary.run_card import RunCard
 
 HOSTILE = "<script>alert('x')</script>| a_b *c* \x1b[31m =1+1"
@@ -22,6 +23,48 @@ def two() -> Comparison:
     cards = [card_of_loss(one, "calm", lr=0.1, seed=1), card_of_loss(other, "wild", lr=3, seed=2)]
     parting = parting_of(history_of_loss(one, "calm", seed=1), history_of_loss(other, "wild", seed=2))
     return comparison_of(cards, baseline=cards[0], parting=parting)
+
+
+@cache
+def two_with_layers() -> Comparison:
+    """Thirty layers of one that explodes and breaks, and eight heads of which one collapses."""
+    cards = [card_of_loss(falling(600), "calm", lr=0.1), card_of_loss(diverging(seed=1), HOSTILE, lr=3)]
+    dice = np.random.default_rng(0)
+    quiet = np.exp(dice.normal(-2, 0.3, (30, 60))).astype(np.float32)
+    loud = quiet * np.exp(np.maximum(0, np.arange(60) - 30) / 2).astype(np.float32)
+    loud[3:, 50:], loud[5, :10], loud[0] = np.inf, np.nan, 0.0
+    even = dice.uniform(2.5, 3.0, (8, 60)).astype(np.float32)
+    fallen = even.copy()
+    fallen[2, 30:] = 0.0
+    layers = tuple(f"model.blocks.{number // 3}.{('attn', 'mlp', HOSTILE)[number % 3]}" for number in range(30))
+    heads = tuple(f"model.blocks.0.attn.head_{number}" for number in range(8))
+    beside = (
+        LayersBeside(
+            "grad_norm",
+            layers,
+            -300,
+            10,
+            (300, 300),
+            True,
+            quiet,
+            loud,
+            farthest=Farthest(layers[4], 40, 0.1, 900.0),
+            broken=(None, BrokenAt(27, layers[3], 200)),
+        ),
+        LayersBeside(
+            "attention_entropy",
+            heads,
+            -300,
+            10,
+            (300, 300),
+            True,
+            even,
+            fallen,
+            smallest=True,
+            farthest=Farthest(heads[2], 0, 2.9, 0.0),
+        ),
+    )
+    return comparison_of(cards, layers=beside, notes=("A remark.",))
 
 
 @cache
@@ -45,4 +88,4 @@ def none() -> Comparison:
     return comparison_of([])
 
 
-ALL = (two, many, none)
+ALL = (two, two_with_layers, many, none)

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from diagnosis.cards import card_of_loss, diverging, made
 from diagnosis.histories import falling
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from mlflow_stability.reports.dots import dots_of
@@ -81,6 +81,7 @@ def test_a_lost_run_stands_on_the_upper_edge() -> None:
 
 
 @given(st.lists(st.floats(), max_size=20))
+@example([5.7e305, -1.79e308])
 def test_an_axis_places_every_number_within(values: list[float]) -> None:
     axis = axis_of(values)
     places = axis.places([each for each in values if np.isfinite(each)])

@@ -112,4 +112,7 @@ def test_weights_that_are_split_over_processes_are_skipped_and_set_back_and_neve
     assert sum(row[2] for row in first[-20:]) / 20 < 0.1, "the jump of the learning rate is survived"
     assert said[0][1].count("No checkpoints are written") == 1
     assert "No checkpoints are written" not in said[1][1]
+    assert said[0][1].count("4 of 4 trained parameters are split over processes, so there is no gradient norm") == 1
+    assert "no gradient norm" not in said[1][1]
+    assert not any("switched off" in errors for _, errors in said)
     assert not (tmp_path / "journals" / "checkpoints").exists()

@@ -104,7 +104,7 @@ def test_every_return_is_told_with_its_target_and_marked_in_the_curves(rescued: 
 def test_what_was_judged_live_is_found_again_in_the_journal(rescued: Any) -> None:
     flown = rescued[0]
     (opening,) = [each for each in flown.records if isinstance(each, Opening)]
-    live = [each for each in flown.events() if not each.live]
+    live = [each for each in flown.events() if each.judged]
     assert live
     again = replay(flown.records, built(opening.detectors))
     assert [dataclasses.astuple(each) for each in again] == [dataclasses.astuple(each) for each in live]
@@ -114,7 +114,7 @@ def test_nothing_of_us_is_in_the_way_of_a_healthy_training(tmp_path: Path) -> No
     with flying(tmp_path, rollback=QUICK) as flown:
         losses, _ = train(jump=(0, 0))
     assert losses == train(jump=(0, 0))[0]
-    said = [each.kind for each in flown.events() if each.live]
+    said = [each.kind for each in flown.events() if not each.judged]
     assert said == ["configuration_changed"]  # this loop changes its betas itself
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import math
 import os
 import time
 from collections.abc import Iterator
@@ -12,6 +14,7 @@ import psutil
 import pytest
 import torch
 from torch import nn
+from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, AdamW, lr_scheduler
 
 from mlflow_stability.journal.follower import read_journal
@@ -23,7 +26,7 @@ from mlflow_stability.probes.training_pace import TrainingPace
 from mlflow_stability.session.facts_probe import FactsProbe
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording import Recording
-from mlflow_stability.vocabulary import Event, Fact, Opening
+from mlflow_stability.vocabulary import Event, Fact, Opening, Severity
 
 
 class Watched:
@@ -32,9 +35,11 @@ class Watched:
     def __init__(self, folder: Path) -> None:
         guard = PartGuard(strict=True, on_failure=lambda part, error: None)
         opening = Opening("here", os.getpid(), psutil.Process().create_time(), "here", time.time())
-        self.recording = Recording(folder / "journal", opening, (), guard, lambda event: None)
+        self.said: list[str] = []
+        self.recording = Recording(folder / "journal", opening, (), guard, lambda event: None, self.said.append)
         probe = FactsProbe(self.recording)
         pace = TrainingPace(guard, lambda: 0.0, None, [probe])
+        probe.flops = pace.throughput.flops
         survey = Survey(guard, Probes(by_step=[probe]), pace, 1)
         self._meter = CycleMeter(
             guard,
@@ -102,7 +107,7 @@ def test_changes_on_the_way_are_events_that_replay_does_not_look_for(watched: Wa
         "The shape of the batches",
         "The number of micro-batches in a step",
     }
-    assert all(each.live and each.kind == "configuration_changed" for each in messages.values())
+    assert all(not each.judged and each.kind == "configuration_changed" for each in messages.values())
     assert messages["weight_decay of AdamW"].step == 30
 
 
@@ -190,3 +195,98 @@ def test_models_that_read_different_batches_in_turn_change_nothing_on_the_way(wa
         train(one, first, 1, rows=8)
         train(other, second, 1, rows=32)
     assert not [each for each in watched.events() if each.kind == "configuration_changed"]
+
+
+def test_at_which_norm_and_value_gradients_are_clipped_is_told(watched: Watched) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for step in range(60):
+        model(torch.randn(8, 4)).square().mean().backward()
+        clip_grad_norm_(model.parameters(), max_norm=0.5 if step < 25 else 0.25)
+        torch.nn.utils.clip_grad_value_(model.parameters(), 2)
+        optimizer.step()
+        optimizer.zero_grad()
+    facts = watched.facts()
+    assert (facts["clipping.max_norm"], facts["clipping.clip_value"]) == ("0.5", "2.0")
+    (event,) = watched.events()
+    assert event.message == "The norm that gradients are clipped to went from 0.5 to 0.25, seen at step 30."
+
+
+def test_each_half_of_a_gan_has_its_own_limit_and_a_norm_that_is_only_measured_has_none(watched: Watched) -> None:
+    one, other = nn.Linear(4, 4), nn.Linear(4, 1)
+    first, second = SGD(one.parameters(), lr=0.1), SGD(other.parameters(), lr=0.1)
+    for _ in range(30):
+        for model, optimizer, limit in ((one, first, 1.0), (other, second, 10.0)):
+            model(torch.randn(8, 4)).square().mean().backward()
+            clip_grad_norm_(model.parameters(), limit)
+            optimizer.step()
+            optimizer.zero_grad()
+    facts = watched.facts()
+    assert (facts["clipping.max_norm"], facts["optimizer_1.clipping.max_norm"]) == ("1.0", "10.0")
+    assert watched.events() == []
+
+
+def test_a_norm_that_is_only_measured_is_no_limit(watched: Watched) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(12):
+        model(torch.randn(8, 4)).square().mean().backward()
+        clip_grad_norm_(model.parameters(), math.inf)
+        optimizer.step()
+    assert not [key for key in watched.facts() if "clipping" in key]
+
+
+def test_why_operations_are_not_counted_is_told(watched: Watched) -> None:
+    model = nn.DataParallel(nn.Linear(4, 1))
+    train(model, SGD(model.parameters(), lr=0.1), 20)
+    assert watched.facts()["flops.reason"] == "its batch is split over devices"
+
+
+@torch.library.custom_op("tests_of_facts::twice", mutates_args=())
+def twice(values: torch.Tensor) -> torch.Tensor:
+    return values * 2
+
+
+twice.register_autograd(lambda _, gradient: gradient * 2)
+
+
+class Doubling(nn.Linear):
+    def forward(self, values: torch.Tensor) -> torch.Tensor:
+        doubled: torch.Tensor = twice(super().forward(values))
+        return doubled
+
+
+def test_kernels_without_a_formula_are_named(watched: Watched) -> None:
+    model = Doubling(4, 1)
+    train(model, SGD(model.parameters(), lr=0.1), 20)
+    facts = watched.facts()
+    assert facts["flops.unknown"] == "tests_of_facts.twice"
+    assert "flops.reason" not in facts
+
+
+def test_a_model_that_gc_freeze_has_hidden_is_told_once_with_what_to_do(watched: Watched) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    gc.freeze()
+    try:
+        train(model, optimizer, 40)
+    finally:
+        gc.unfreeze()
+    (event,) = watched.events()
+    assert (event.kind, event.severity, event.step) == ("not_measured", Severity.INFO, 10)
+    assert event.message.startswith("The model that owns 2 of 2 trained parameters was not found")
+    (said,) = watched.said
+    assert said == f"{event.message} Call `gc.freeze()` after the first step of the training, and not before."
+
+
+def test_what_is_frozen_after_the_first_step_is_seen(watched: Watched) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, 1)
+    gc.freeze()
+    try:
+        train(model, optimizer, 20)
+    finally:
+        gc.unfreeze()
+    assert watched.events() == [] == watched.said
+    assert watched.facts()["model"] == "Linear"

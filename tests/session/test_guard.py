@@ -81,3 +81,19 @@ def test_the_time_of_a_body_inside_another_is_counted_once() -> None:
     inner = guard("inner", lambda: time.sleep(0.05))
     guard("outer", inner)()
     assert 0.05 <= guard.seconds < 0.09
+
+
+def test_the_time_that_our_code_reads_itself_is_never_more_than_has_passed() -> None:
+    guard = PartGuard(strict=True, on_failure=Failures())
+    read = guard("inner", lambda: (time.perf_counter(), guard.seconds, time.perf_counter()))
+
+    def long_before_it_reads() -> tuple[float, float, float]:
+        time.sleep(0.05)
+        return read()
+
+    outer = guard("outer", long_before_it_reads)
+    began = time.perf_counter()
+    before, first_own, first = outer()
+    _, own, last = guard("outer", read)()
+    assert 0.05 <= first_own <= first - began
+    assert 0 < own - first_own <= last - before

@@ -1,4 +1,5 @@
 import math
+from dataclasses import replace
 
 import numpy as np
 from hypothesis import given
@@ -42,6 +43,18 @@ def test_a_line_says_what_was_said(one):
 def test_a_line_of_a_later_version_is_passed_over():
     assert read_line('{"record": "portent", "step": 1}') is None
     assert read_line('{"record": "reset", "step": 1, "attempt": 0, "reason": "", "mood": "new"}') == Reset(1, 0, "")
+
+
+def test_a_line_says_whether_a_detector_found_it_or_somebody_told_it():
+    found = Event(7, "overfitting", Severity.WARNING, "The validation loss rises.")
+    assert '"judged": true' in line_of(found)
+    assert '"judged": false' in line_of(replace(found, judged=False))
+
+
+def test_a_line_of_an_earlier_version_says_the_same():
+    line = '{"record": "event", "step": 7, "kind": "rollback", "severity": "INFO", "message": "", "live": %s}'
+    assert not read_line(line % "true").judged
+    assert read_line(line % "false").judged
 
 
 def test_a_record_that_was_written_is_read_back_value_for_value(tmp_path):

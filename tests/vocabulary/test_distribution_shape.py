@@ -48,8 +48,22 @@ def test_the_shape_of_drawn_values_is_told_whatever_the_draw(name: str, count: i
 
 
 def test_noise_of_few_values_has_no_second_peak() -> None:
-    told = {shape_of(table_of(np.random.default_rng(seed).normal(size=100)), 0) for seed in range(100)}
+    told = {shape_of(table_of(np.random.default_rng(seed).normal(size=150)), 0) for seed in range(100)}
     assert "multi-modal" not in told
+
+
+@pytest.mark.parametrize("name", DRAWS)
+@pytest.mark.parametrize("count", [1, 16, 64, 127])
+def test_nothing_is_said_of_the_shape_of_a_handful_of_values(name: str, count: int) -> None:
+    table = table_of(DRAWS[name][1](np.random.default_rng(0), count))
+    assert shape_of(table, 0) == "too few values"
+
+
+@pytest.mark.parametrize("name", ["normal", "t with 5 degrees", "away from zero", "gains of a norm", "all zero"])
+def test_from_128_values_on_a_shape_has_a_name(name: str) -> None:
+    shape, draw = DRAWS[name]
+    told = [shape_of(table_of(draw(np.random.default_rng(seed), 128)), 0) for seed in range(20)]
+    assert told == [shape] * 20
 
 
 def test_limits_can_be_moved() -> None:

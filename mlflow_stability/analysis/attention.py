@@ -1,0 +1,155 @@
+"""Draws where attention looks, and how its entropy went, wherever a run was recorded.
+
+In: a run id, a path, or maps. Out: a matplotlib figure. Promised: a path needs no server and loads neither MLflow nor
+torch; where a step or a layer is not there, the sentence says which are.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlflow_stability.analysis.asked_for import asked_for
+from mlflow_stability.analysis.diagnose import history_of
+from mlflow_stability.analysis.run_folder import run_folder
+from mlflow_stability.errors import RunNotFoundError, SettingsError
+from mlflow_stability.figures.attention_comparison import attention_comparison
+from mlflow_stability.figures.attention_entropy import LayerEntropy, attention_entropy
+from mlflow_stability.figures.attention_heatmap import attention_heatmap as draw
+from mlflow_stability.figures.curve import Curve, curve_of
+from mlflow_stability.figures.style import Picture
+from mlflow_stability.tracking.attention_parts import MAPS_FOLDER
+from mlflow_stability.tracking.stored_attention import StoredAttention, attention_of_folder, attention_of_run
+from mlflow_stability.vocabulary.attention_map import AttentionMap
+from mlflow_stability.vocabulary.run_history import RunHistory
+
+_HEAD = re.compile(r"(?:(?P<layer>.*)\.)?head_(?P<head>\d+)")
+_MOST_NAMED = 12
+
+Source = str | os.PathLike[str]
+
+
+def attention_heatmap(
+    run_id_or_path_or_map: Source | AttentionMap,
+    step: int | None = None,
+    layer: str | int | None = None,
+    tracking_uri: str | None = None,
+) -> Picture:
+    """Where the heads of one layer look at one step: a panel for each head, and one for their mean.
+
+    Takes the id of a run, the folder of a run in ``mlruns``, or a map that you have. Without `step` the last one is
+    drawn, without `layer` (a module's name or its number) the first. The figure is matplotlib's:
+    ``figure.savefig("attention.png", dpi=300)``, or the last line of a notebook's cell.
+
+    Raises ``RunNotFoundError`` where there are no maps, and ``SettingsError`` for a step or a layer without one.
+    """
+    if isinstance(run_id_or_path_or_map, AttentionMap):
+        return draw(run_id_or_path_or_map)
+    stored = _stored(run_id_or_path_or_map, tracking_uri)
+    maps = stored.maps(_step(step, stored.steps, stored.name))
+    return draw(_layer(layer, maps), stored.name)
+
+
+def compare_attention(
+    run_a: Source | AttentionMap,
+    run_b: Source | AttentionMap,
+    step: int | None = None,
+    layer: str | int | None = None,
+    tracking_uri: str | None = None,
+) -> Picture:
+    """Where the heads of one layer look in two runs: side by side, their difference, and every head's entropy.
+
+    Takes what ``attention_heatmap`` takes. Without `step` it is the last one that both have; where they share none,
+    the last of each. Without `layer` it is the first of the first run.
+    """
+    stored = [None if isinstance(each, AttentionMap) else _stored(each, tracking_uri) for each in (run_a, run_b)]
+    known = [each for each in stored if each is not None]
+    shared = sorted(set.intersection(*(set(each.steps) for each in known))) if known else []
+    if step is None and shared:
+        step = shared[-1]
+    found: list[AttentionMap] = []
+    for given, one in zip((run_a, run_b), stored, strict=True):
+        if one is None:
+            assert isinstance(given, AttentionMap)
+            found.append(given)
+            continue
+        maps = one.maps(_step(step, one.steps, one.name))
+        same = [each for each in maps if found and layer is None and each.layer == found[0].layer]
+        number = found[0].layer_number if found and layer is None else layer
+        found.append(same[0] if same else _layer(number, maps))
+    names = [one.name if one else f"{word} map" for one, word in zip(stored, ("first", "second"), strict=True)]
+    if names[0] == names[1]:
+        names = [given[:8] if isinstance(given, str) else names[0] for given in (run_a, run_b)]
+    return attention_comparison(found[0], found[1], (names[0], names[1]))
+
+
+def attention_entropy_plot(run_id_or_path: Source, tracking_uri: str | None = None) -> Picture:
+    """How the entropy of every attention head went over the steps: a panel for each layer.
+
+    Takes what ``diagnose`` takes; raises ``RunNotFoundError`` where no entropy was measured.
+    """
+    history = history_of(run_id_or_path, tracking_uri)
+    layers = _entropies(history)
+    if not layers:
+        raise RunNotFoundError(
+            f"{history.source} holds no attention_entropy. It is measured every attention_every_n_steps in models that "
+            "attend, by autolog()."
+        )
+    return attention_entropy(layers, "Entropy of attention heads", history.name)
+
+
+def _entropies(history: RunHistory) -> list[LayerEntropy]:
+    """The curves of all heads, layers in the order in which they were first measured."""
+    layers: dict[str, dict[int, Curve]] = {}
+    for metric in history.of("attention_entropy"):
+        name = _HEAD.fullmatch(metric.meaning.place)
+        if name is not None:
+            layers.setdefault(name["layer"] or "", {})[int(name["head"])] = curve_of(metric.series)
+    return [
+        LayerEntropy(layer, tuple(sorted(heads)), tuple(heads[each] for each in sorted(heads)))
+        for layer, heads in layers.items()
+    ]
+
+
+def _stored(source: Source, tracking_uri: str | None) -> StoredAttention:
+    asked = asked_for(source)
+    path = asked.path or run_folder(asked.source, tracking_uri)
+    if path is None:
+        return attention_of_run(asked.source, tracking_uri)
+    places = (path / "artifacts" / MAPS_FOLDER, path / MAPS_FOLDER, path)
+    return attention_of_folder(path, next((each for each in places if each.is_dir()), Path(path)))
+
+
+def _step(asked: int | None, there: Sequence[int], name: str) -> int:
+    if asked is None:
+        return there[-1]
+    if asked in there:
+        return asked
+    nearest = min(there, key=lambda each: abs(each - asked))
+    raise SettingsError(
+        f"{name} has no attention maps of step {asked:,}; the nearest are of step {nearest:,}. There are maps of "
+        f"{_listed([f'{each:,}' for each in there], 'steps')}."
+    )
+
+
+def _layer(asked: str | int | None, maps: Sequence[AttentionMap]) -> AttentionMap:
+    if asked is None:
+        return maps[0]
+    if isinstance(asked, int):
+        found = [each for each in maps if each.layer_number == asked]
+    else:
+        found = [each for each in maps if each.layer == asked]
+        found = found or [each for each in maps if f".{each.layer}".endswith(f".{asked}")]
+    if len(found) == 1:
+        return found[0]
+    names = _listed([f"{each.layer_number}: {each.layer}" for each in maps], "layers")
+    what = "no layer" if not found else "more than one layer"
+    raise SettingsError(f"There is {what} {asked!r} at step {maps[0].step:,}. There are maps of {names}.")
+
+
+def _listed(names: Sequence[str], many: str) -> str:
+    if len(names) <= _MOST_NAMED:
+        return ", ".join(names)
+    return f"{len(names)} {many}: {', '.join(names[: _MOST_NAMED - 1])}, …, {names[-1]}"

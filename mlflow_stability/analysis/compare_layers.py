@@ -1,0 +1,52 @@
+"""Draws what two runs have by layer beside each other, wherever they were recorded.
+
+In: two run ids or paths, and a quantity. Out: a matplotlib figure. Promised: it is the picture of `compare`'s page, for
+a notebook or a paper; where a run has nothing by layer, the sentence says so.
+"""
+
+from __future__ import annotations
+
+import os
+
+from mlflow_stability.analysis.one_card import cards_at
+from mlflow_stability.analysis.pair import pair_of
+from mlflow_stability.diagnosis.layer_course import BY_LAYER
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.figures.layers_beside import layers_beside
+from mlflow_stability.figures.style import Picture
+from mlflow_stability.vocabulary.run_card import RunCard
+
+
+def compare_layers(
+    run_a: str | os.PathLike[str],
+    run_b: str | os.PathLike[str],
+    quantity: str = "grad_norm",
+    tracking_uri: str | None = None,
+) -> Picture:
+    """One quantity by layer of two runs, beside each other, aligned at the onset of trouble where there was any.
+
+    `quantity` is ``grad_norm``, ``update_ratio``, ``param_norm`` or ``attention_entropy`` (by head). Takes what
+    `diagnose` takes. The figure is matplotlib's: ``figure.savefig("layers.png")``, or the last line of a notebook's
+    cell.
+
+    Raises ``SettingsError`` where a run cannot be read, or has nothing of this by layer.
+    """
+    if quantity not in BY_LAYER:
+        raise SettingsError(f"quantity must be one of {', '.join(BY_LAYER)}, got {quantity!r}.")
+    first, second = (_card(each, tracking_uri) for each in (run_a, run_b))
+    pair = pair_of((first, second), tracking_uri)
+    found = next((each for each in pair.layers if each.quantity == quantity), None)
+    if found is None:
+        known = ", ".join(each.quantity for each in pair.layers)
+        also = f" Both have {known}." if known else ""
+        raise SettingsError(f"{' '.join(pair.lacking) or f'Neither run has {quantity} by layer.'}{also}")
+    return layers_beside(found, (first.name or first.source, second.name or second.source))
+
+
+def _card(source: str | os.PathLike[str], tracking_uri: str | None) -> RunCard:
+    cards = list(cards_at(os.fspath(source), tracking_uri))
+    if len(cards) > 1:
+        raise SettingsError(f"{os.fspath(source)} holds {len(cards)} runs; name one of them.")
+    if cards[0].error:
+        raise SettingsError(f"{os.fspath(source)} could not be read: {cards[0].error}")
+    return cards[0]

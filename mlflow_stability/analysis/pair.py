@@ -1,0 +1,70 @@
+"""Looks at two runs closer than a comparison of many does: where they part, and their layers beside each other.
+
+In: the cards of the two, and where they live. Out: a `Pair`. Promised: the runs are read one after the other, and of
+each only its curves and a few hundred columns by layer are kept; a run that cannot be read any more costs no more than
+this part of the comparison.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from mlflow_stability.analysis.diagnose import history_of
+from mlflow_stability.diagnosis.layer_course import BY_LAYER, LayerCourse, Ruler, layer_courses
+from mlflow_stability.diagnosis.layers_beside import lacking, layers_beside, rulers_of
+from mlflow_stability.errors import StabilityError
+from mlflow_stability.tracking.keys import is_group
+from mlflow_stability.vocabulary.comparison import Parting
+from mlflow_stability.vocabulary.layers_beside import LayersBeside
+from mlflow_stability.vocabulary.run_card import RunCard
+from mlflow_stability.vocabulary.run_history import RunHistory
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """What is known of two runs beside what their cards say."""
+
+    parting: Parting | None = None
+    layers: tuple[LayersBeside, ...] = ()
+    lacking: tuple[str, ...] = ()
+    """What could not be laid beside each other, and why."""
+
+
+def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None) -> Pair:
+    """The two, in the order of the cards; nothing for any other number of them."""
+    if len(cards) != 2 or not all(card.readable for card in cards):
+        return Pair()
+    from mlflow_stability.diagnosis.parting import parting_of
+
+    first, second = cards
+    rulers = rulers_of(first, second)
+    try:
+        one, courses = _read(first, tracking_uri, None if rulers is None else rulers[0])
+        other, theirs = _read(second, tracking_uri, None if rulers is None else rulers[1])
+    except StabilityError as error:  # one was deleted meanwhile, or is one of several runs in a file
+        return Pair(lacking=(f"The two runs could not be looked at closer: {error}",))
+    parting = parting_of(one, other)
+    if rulers is None:
+        return Pair(parting)
+    aligned = first.onset is not None or second.onset is not None
+    names = (first.name or first.source, second.name or second.source)
+    return Pair(
+        parting, layers_beside(courses, theirs, rulers, aligned=aligned), tuple(lacking(courses, theirs, names))
+    )
+
+
+def _read(card: RunCard, tracking_uri: str | None, ruler: Ruler | None) -> tuple[RunHistory, Mapping[str, LayerCourse]]:
+    """The run without what it has by layer, and that in columns."""
+    history = history_of(card.source, tracking_uri)
+    courses = {} if ruler is None else layer_courses(history, ruler, _is_layer)
+    kept = tuple(each for each in history.metrics if not _by_layer(each.meaning.quantity, each.meaning.place))
+    return replace(history, metrics=kept), courses
+
+
+def _by_layer(quantity: str, place: str) -> bool:
+    return quantity in BY_LAYER and _is_layer(place)
+
+
+def _is_layer(place: str) -> bool:
+    return place != "" and not is_group(place)

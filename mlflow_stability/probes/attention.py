@@ -1,0 +1,205 @@
+"""Measures how widely each head of a model looks, and how large its scores are.
+
+In: forward passes in which it is open. Out: `attention_entropy` (0: each query looks at one key; 1: at all that it may
+look at alike) and `attention_max_logit` by module and head, `collapsed_heads` as a share of all; and maps of the first
+tokens of some layers. Promised: the training goes on as if nobody looked; scratch memory stays within what
+`attention_numbers` says, whatever the length; nothing waits for the device.
+
+A head is called `blocks.3.attn.head_0`. A module that attends several times has `.1`, `.2` behind its name from the
+second time on.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from mlflow_stability.probes.activation_places import ActivationPlaces
+from mlflow_stability.probes.attention_drawing import Drawing, chosen, drawn
+from mlflow_stability.probes.attention_numbers import head_numbers
+from mlflow_stability.probes.attention_scores import Scores
+from mlflow_stability.probes.attention_sight import AttentionSight
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.flop_refusals import anything_compiled
+from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.replay import unwrapped
+from mlflow_stability.vocabulary.attention_map import AttentionMap
+from mlflow_stability.vocabulary.signal import Signal
+
+QUANTITIES = ("attention_entropy", "attention_max_logit")
+"""What is told of each head."""
+EVERY = 500
+"""Every how many steps; measuring takes about as long as the attention itself."""
+FIRST = 10
+"""The first turn that is measured, so that there is a start to compare with."""
+COLLAPSED = 0.05
+"""A head of less entropy has collapsed."""
+MOST_HEADS = 4096
+"""Of so many heads there are series; of more, layers at even distances have them."""
+MOST_UNCHOSEN = 128
+"""So many layers are drawn at most where it is not known yet how many there will be."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    numbers: Tensor
+    """By number and head."""
+    drawing: Drawing | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    root: Module
+    name: str
+    measured: _Measured
+
+
+class AttentionProbe:
+    """Looks into the attention of every model that trains."""
+
+    part = "attention"
+
+    def __init__(
+        self,
+        every: int,
+        max_seq_len: int,
+        guard: Guard,
+        keep: Callable[[AttentionMap], None],
+        models: Callable[[], Sequence[Module]] | None = None,
+    ) -> None:
+        self.every = every
+        self.max_seq_len = max_seq_len
+        """Of how many tokens a map shows the weights."""
+        self._guard = partial(guard, self.part)
+        self._keep = keep
+        """Takes each map when it has arrived at the host, in the order in which they were measured."""
+        self._sight: AttentionSight | None = None
+        self._root: Module | None = None
+        self._step = 0
+        self._now: list[_Layer] = []
+        """What was seen in the pass that is going on."""
+        self._seen: list[_Layer] = []
+        """What was seen in whole passes of this cycle."""
+        self._counts: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+        """How many layers each model had the last time."""
+        self._places = ActivationPlaces(models)
+        self._layouts: dict[tuple[tuple[str, int], ...], tuple[Signal, ...]] = {}
+        self._on_their_way: list[Drawing] = []
+
+    def due(self, turn: int) -> bool:
+        """Whether to look in this cycle."""
+        self._deliver(wait=False)
+        return bool(self.every) and (turn % self.every == 0 or turn == FIRST)
+
+    def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
+        """Begin to look, right before a forward pass."""
+        self._root, self._step, self._now = root, step, []
+        names = {id(module): name for name, module in self._places.inside(root)}
+        names[id(root)] = type(unwrapped(root)).__name__
+        self._sight = AttentionSight(root, names, alive, self._guard, self, second_pass=anything_compiled())
+        self._sight.open()
+
+    def close(self, whole: bool) -> None:
+        """The pass is over; what was seen in one that raised is forgotten."""
+        sight, self._sight, self._root = self._sight, None, None
+        if sight is not None:
+            sight.close()
+        now, self._now = self._now, []
+        if whole:
+            self._seen += now
+            self._counts.update({each.root: len(now) for each in now[:1]})
+
+    def measure(self, scores: Scores, cross: bool) -> _Measured:
+        """Make of the scores what is to be kept of them."""
+        numbers = head_numbers(scores)
+        return _Measured(numbers, drawn(scores, numbers, self.max_seq_len, cross) if self._is_drawn() else None)
+
+    def found(self, measured: _Measured, name: str) -> None:
+        """What was measured is an attention of this module."""
+        if self._root is not None:
+            self._now.append(_Layer(self._root, name, measured))
+
+    def blocks(self) -> Sequence[Block]:
+        """What was measured: the cycle is over."""
+        seen, self._seen = self._seen, []
+        if not seen:
+            return ()
+        names = _names([each.name for each in seen])
+        self._send(seen, names)
+        self._deliver(wait=False)
+        device = seen[-1].measured.numbers.device
+        numbers = [each.measured.numbers.to(device, torch.float32, non_blocking=True) for each in seen]
+        with torch.no_grad():
+            entropies = torch.cat([each[0] for each in numbers])
+            known = ~entropies.isnan()
+            share = ((entropies < COLLAPSED) & known).sum() / known.sum()
+            kept = _spread([each.shape[1] for each in numbers])
+            values = torch.cat([*(numbers[at].flatten() for at in kept), share.reshape(1)])
+        if len(kept) < len(seen):
+            _logger.info("Of %d layers with attention %d have series of their heads.", len(seen), len(kept))
+        return (Block(self._layout(tuple((names[at], numbers[at].shape[1]) for at in kept)), values),)
+
+    def finish(self) -> None:
+        """The recording ends: wait for the maps that have not arrived."""
+        self._deliver(wait=True)
+
+    def _is_drawn(self) -> bool:
+        number = len(self._now)
+        layers = None if self._root is None else self._counts.get(self._root)
+        return number < MOST_UNCHOSEN if layers is None else number in chosen(layers)
+
+    def _layout(self, layers: tuple[tuple[str, int], ...]) -> tuple[Signal, ...]:
+        """The signals of these layers: the same object each time."""
+        if layers not in self._layouts:
+            self._layouts.clear()
+            self._layouts[layers] = (
+                *(
+                    Signal(quantity, f"{name}.head_{head}")
+                    for name, heads in layers
+                    for quantity in QUANTITIES
+                    for head in range(heads)
+                ),
+                Signal("collapsed_heads"),
+            )
+        return self._layouts[layers]
+
+    def _send(self, seen: Sequence[_Layer], names: Sequence[str]) -> None:
+        numbers: Counter[int] = Counter()
+        for layer, name in zip(seen, names, strict=True):
+            number, drawing = numbers[id(layer.root)], layer.measured.drawing
+            numbers[id(layer.root)] += 1
+            if drawing is not None and number in chosen(self._counts.get(layer.root, 0)):
+                drawing.step, drawing.layer, drawing.number = self._step, name, number
+                self._on_their_way.append(drawing)
+
+    def _deliver(self, *, wait: bool) -> None:
+        while self._on_their_way and (wait or self._on_their_way[0].parcel.arrived):
+            self._keep(self._on_their_way.pop(0).finished())
+
+
+def _names(names: Sequence[str]) -> list[str]:
+    """Each name once: with a number behind it from the second time on."""
+    often: Counter[str] = Counter()
+    found = []
+    for name in names:
+        found.append(f"{name}.{often[name]}" if often[name] else name)
+        often[name] += 1
+    return found
+
+
+def _spread(heads: Sequence[int]) -> list[int]:
+    """Which layers have series: all, or as many at even distances as there may be heads."""
+    if sum(heads) <= MOST_HEADS:
+        return list(range(len(heads)))
+    fitting = max(2, MOST_HEADS * len(heads) // sum(heads))
+    return sorted({round(at * (len(heads) - 1) / (fitting - 1)) for at in range(fitting)})

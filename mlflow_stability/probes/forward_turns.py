@@ -1,0 +1,210 @@
+"""Opens the probes that look into a forward pass, when they are due, and closes them whatever happens.
+
+In: forward passes of training, from a `ForwardWatch`, and gates, from a survey. Out: what the probes measured, as the
+blocks of that cycle. Promised: a probe is open during one forward pass of a model that trains and never beyond, not
+after an exception and not after Ctrl-C; each fails alone; where anything is compiled the model is not touched, and the
+probes look at the same pass run once more without the compiler, before the real one.
+
+Each model counts its own turns: of the two halves of a GAN each is looked at in its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from types import CodeType, FrameType
+from typing import Any, Protocol
+
+from torch.nn import Module
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.flop_refusals import anything_compiled
+from mlflow_stability.probes.gate_view import GateView
+from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.second_pass import SecondPass
+
+UNFIT = frozenset({"ScriptModule", "DataParallel"})
+"""Classes of models that are left alone: hooks do not run in them, or in several threads at once."""
+
+
+class ForwardProbe(Protocol):
+    """Looks into the forward pass of a model."""
+
+    part: str
+    """How it is called where it fails."""
+
+    def due(self, turn: int) -> bool:
+        """Whether to look; `turn`: how many cycles this model has trained. Asked once for each cycle and model."""
+        ...
+
+    def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
+        """Put hooks on, right before the forward pass of `root`.
+
+        `alive` tells from within a hook or a mode whether that pass is still going on: after Ctrl-C nobody closes a
+        probe before the next pass begins, and what was left must do nothing until then.
+        """
+        ...
+
+    def close(self, whole: bool) -> None:
+        """Take everything off again. `whole`: the pass ended as it should; else forget what was seen.
+
+        Where it did not, this is called once more before the next pass, for hooks on `root` itself cannot be taken off
+        while an exception leaves it: `PassHooks` knows about that, `hooks.remove(whole or not alive())`.
+        """
+        ...
+
+    def blocks(self) -> Sequence[Block]:
+        """What was measured: the cycle is over. Empties itself."""
+        ...
+
+    def finish(self) -> None:
+        """The recording ends: hand over what is still on its way."""
+        ...
+
+
+class ForwardTurns:
+    """A listener to forward passes, and a probe of a survey, that leads forward probes."""
+
+    part = "probes of forward passes"
+
+    def __init__(self, guard: Guard, probes: Sequence[ForwardProbe], first_step: int) -> None:
+        self._seats = tuple(_Seat(each, guard) for each in probes)
+        self._close = guard("end of probes of forward passes", self._close_all)
+        self._again = guard("end of probes of forward passes", lambda seat: seat.close(False))
+        self._second_pass = SecondPass()
+        self._turns: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+        self._step = first_step
+        """The cycle in progress."""
+        self._met: set[int] = set()
+        """The models that were called in this cycle, by identity."""
+        self._open: list[_Seat] = []
+        self._broken: list[_Seat] = []
+        """Were open in a pass that raised."""
+
+    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Look into this pass, if it is the first one of its model in a cycle in which somebody wants to."""
+        self._settle()
+        if not self._seats or id(root) in self._met:
+            return
+        self._met.add(id(root))
+        turn = self._turns[root] = self._turns.get(root, self._step - 1) + 1
+        due = [each for each in self._seats if each.due(turn)]
+        if not due or any(kind.__name__ in UNFIT for kind in type(root).__mro__):
+            return
+        if anything_compiled():
+            self._look_at_second_pass(due, root, args, kwargs)
+        else:
+            self._open_for(due, root, _Alive(root))
+
+    def forward_ended(self) -> None:
+        """The pass is over."""
+        if self._open:
+            self._close(True)
+
+    def forward_failed(self) -> None:
+        """The pass raised an exception."""
+        if self._open:
+            self._close(False)
+
+    def evaluated(self) -> None:
+        """A pass that is no part of training is not looked into."""
+
+    def due(self, step: int) -> bool:
+        """The first gate of a cycle: what was measured in it is asked for in any case."""
+        self._step = step + 1
+        self._met.clear()
+        self._settle()
+        return any(each.looked for each in self._seats)
+
+    def at_gate(self, _view: GateView) -> None:
+        """Nothing is measured here."""
+
+    def after_step(self, _view: GateView) -> None:
+        """Nothing is measured here."""
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        """What was measured."""
+        found: list[Block] = []
+        for each in self._seats:
+            if each.looked:
+                each.looked = False
+                found += each.blocks() or ()
+        return found
+
+    def finish(self) -> None:
+        """The recording ends."""
+        self._settle()
+        for each in self._seats:
+            each.finish()
+
+    def _open_for(self, seats: Sequence[_Seat], root: Module, alive: Callable[[], bool]) -> None:
+        for each in seats:
+            self._open.append(each)  # first, so that one that fails half-way is closed with the others
+            each.open(root, self._step, alive)
+
+    def _close_all(self, whole: bool) -> None:
+        while self._open:
+            seat = self._open.pop()  # as with brackets
+            seat.looked |= whole
+            if not whole:
+                self._broken.append(seat)
+            seat.close(whole)
+
+    def _settle(self) -> None:
+        """Nothing of an earlier pass is left."""
+        if self._open:
+            self._close(False)
+        while self._broken:
+            self._again(self._broken.pop())
+
+    def _look_at_second_pass(
+        self, seats: Sequence[_Seat], root: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        whole = False
+        try:
+            with self._second_pass.of(root, args, kwargs) as (model, run):
+                if model is not None:
+                    self._open_for(seats, model, lambda: True)
+                    run()
+                    whole = True
+        finally:
+            self._close(whole)
+
+
+class _Seat:
+    """A forward probe, made harmless."""
+
+    __slots__ = ("blocks", "close", "due", "finish", "looked", "open")
+
+    def __init__(self, probe: ForwardProbe, guard: Guard) -> None:
+        self.looked = False
+        """Whether there is something to ask it for."""
+        self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
+        self.open: Callable[[Module, int, Callable[[], bool]], Any] = guard(probe.part, probe.open)
+        self.close = probe.close  # not under its own part: one that is switched off must still be closed
+        self.blocks: Callable[[], Sequence[Block] | None] = guard(probe.part, probe.blocks)
+        self.finish: Callable[[], Any] = guard(probe.part, probe.finish)
+
+
+class _Alive:
+    """Whether the call of a module that is going on now still is."""
+
+    __slots__ = ("_frame",)
+
+    def __init__(self, root: Module) -> None:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and not (frame.f_code is _CALL and frame.f_locals.get("self") is root):
+            frame = frame.f_back
+        self._frame = frame
+
+    def __call__(self) -> bool:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None:
+            if frame is self._frame:
+                return True
+            frame = frame.f_back
+        return False
+
+
+_CALL: CodeType = Module._call_impl.__code__

@@ -1,0 +1,219 @@
+"""Watches every operation of a replay for the first number that is not finite, and follows it to where it arrives.
+
+In: the operations of a forward and a backward pass, as torch carries them out. Out: for a tensor that is not finite the
+birth of what is wrong with it. Promised: no operation is changed, no tensor is kept. It reads every result, and so is
+for replays of broken steps only.
+
+An infinity is no trouble as such: masks are made of it, and a logarithm of zero may be ruled out later. What counts is
+where the trouble that came out at the end was born, and so each bad tensor carries its birth with it. A NaN that is
+made of infinities which were written there on purpose is born in that operation; one that is made of infinities that
+an overflow left was born in the overflow.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from mlflow_stability.recovery.batch_facts import TensorFacts, facts_of_tensor
+from mlflow_stability.recovery.module_path import ModulePath
+from mlflow_stability.recovery.nan_birth import Birth
+from mlflow_stability.recovery.tensor_walk import tensors_in
+from mlflow_stability.recovery.user_line import user_line
+
+UNWRITTEN = frozenset({"empty", "empty_like", "empty_strided", "new_empty", "new_empty_strided", "resize_", "set_"})
+"""What these give is anything, until it is written to."""
+MOST_INPUTS = 4
+"""So many inputs of an operation are described."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Place:
+    """Where in the forward pass an operation was."""
+
+    module: str
+    line: str
+
+
+class NanTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Follows numbers that are not finite from operation to operation."""
+
+    supports_higher_order_operators = True
+
+    def __init__(self, path: ModulePath) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._path = path
+        self._bad: dict[int, Birth] = {}
+        """By storage; a storage that is used anew is written to by an operation that is seen."""
+        self._places: dict[int, _Place] = {}
+        """By the number of the node in the graph of gradients that the operation made."""
+        self._count = 0
+
+    def begins_with(self, births: Sequence[tuple[Tensor, Birth]]) -> None:
+        """These tensors are not finite before anything is run."""
+        for tensor, birth in births:
+            key = _key(tensor)
+            if key is not None:
+                self._bad[key] = birth
+
+    def birth_of(self, tensor: Tensor) -> Birth | None:
+        """Where the trouble in this tensor was born; None where it is not known."""
+        key = _key(tensor)
+        return None if key is None else self._bad.get(key)
+
+    def run(self, call: Callable[[], Any]) -> Any:
+        """Run a part of the replay under this watch."""
+        with self:
+            return call()
+
+    def __torch_dispatch__(
+        self, func: Any, types: Sequence[type], args: Sequence[Any] = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        """Run one operation and look at what comes out."""
+        kwargs = kwargs or {}
+        inputs = tensors_in(args, kwargs)
+        before = _facts(inputs) if _writes(func) else None  # they are not what they were once it is run
+        node = torch._C._current_autograd_node()
+        self._note_place()
+        result = func(*args, **kwargs)
+        name = func.__name__.partition(".")[0]
+        if name in UNWRITTEN:
+            return result
+        known = {key for each in inputs if (key := _key(each)) is not None}
+        for each in tensors_in(result):
+            key = _key(each)
+            if key is None or not each.is_floating_point() or not each.numel():
+                continue
+            if is_finite(each):
+                if key not in known or _is_whole(each):
+                    self._bad.pop(key, None)
+            else:
+                self._bad[key] = self._birth(name, inputs, before, each, node, (args, kwargs))
+        return result
+
+    def _birth(
+        self,
+        name: str,
+        inputs: Sequence[Tensor],
+        before: tuple[TensorFacts, ...] | None,
+        output: Tensor,
+        node: Any,
+        called_with: tuple[Sequence[Any], Mapping[str, Any]],
+    ) -> Birth:
+        """What is wrong with this output: born here, or with an input of the operation that was wrong already."""
+        floating = [each for each in inputs if _has_numbers(each)]
+        if before is None:  # once something is NaN nearly all that follows is: it is not looked at any closer
+            for tensor in floating:
+                known = self.birth_of(tensor)
+                if known is not None and known.is_nan and not known.meant and not is_finite(tensor):
+                    return known
+        facts = facts_of_tensor("output", output)
+        entered = _facts(inputs) if before is None else before
+        place = self._place(node)
+        here = Birth(
+            source="forward" if node is None else "backward",
+            module=place.module,
+            operation=word_of(name if node is None else node.name()),
+            line=place.line,
+            inputs=(_saved(node) or entered)[:MOST_INPUTS],
+            output=facts,
+        )
+        parents = [
+            (seen, self.birth_of(tensor) or replace(here, source="elsewhere", meant=not seen.nan))
+            for tensor, seen in zip(floating, entered, strict=True)
+            if seen.nan or seen.inf
+        ]
+        made_nan = bool(facts.nan) and not any(seen.nan for seen, _ in parents)
+        accidents = [birth for _, birth in parents if not birth.meant]
+        if accidents:
+            birth = next((birth for seen, birth in parents if seen.nan and not birth.meant), accidents[0])
+            return birth.turned_nan(here.operation) if made_nan else birth
+        if parents and not made_nan:
+            return parents[0][1]
+        self._count += 1
+        return replace(here, meant=not facts.nan and (not floating or _has_infinity(called_with)), number=self._count)
+
+    def _note_place(self) -> None:
+        """The operation that runs now belongs to the node that was made last."""
+        number = torch._C._autograd._get_sequence_nr() - 1
+        if number not in self._places:
+            self._places[number] = _Place(self._path.name, user_line(NanTrace.run.__code__))
+
+    def _place(self, node: Any) -> _Place:
+        """Where the operation is: in the backward pass, that of the forward pass which it is the gradient of."""
+        line = user_line(NanTrace.run.__code__)
+        if node is None:
+            return _Place(self._path.name, line)
+        there = self._places.get(node._sequence_nr(), _Place("", ""))
+        return _Place(there.module, line or there.line)  # a backward pass that the user has written has a line itself
+
+
+def is_finite(tensor: Tensor) -> bool:
+    """Whether all numbers in a tensor are; reads it from its device."""
+    with torch.no_grad():
+        tensor = tensor.detach() if tensor.element_size() > 1 else tensor.detach().float()
+        wide = torch.float32 if tensor.dtype in (torch.float16, torch.bfloat16) else None
+        # A sum is finite only where all its terms are; that it is not may be its own overflow.
+        return bool(torch.isfinite(tensor.sum(dtype=wide))) or bool(torch.isfinite(tensor).all())
+
+
+def word_of(name: str) -> str:
+    """How an operation, or the node of one in the graph of gradients, is called: ``log`` for ``LogBackward0``."""
+    node = re.fullmatch(r"(\w+?)Backward(\d*)", name.rpartition(":")[2])
+    if node is not None and not node[2]:
+        return node[1]  # a function that the user has written has the name of its class
+    word = re.sub(r"(?<=[a-z0-9])(?=[A-Z])", "_", node[1]).lower() if node is not None else name
+    return word.strip("_").removeprefix("native_")
+
+
+def _facts(tensors: Sequence[Tensor]) -> tuple[TensorFacts, ...]:
+    return tuple([facts_of_tensor("input", each) for each in tensors if _has_numbers(each)])
+
+
+def _saved(node: Any) -> tuple[TensorFacts, ...]:
+    """What a node of the graph of gradients has kept of the forward pass."""
+    found: list[TensorFacts] = []
+    for name in dir(node) if node is not None else ():
+        if name.startswith("_saved_") and name != "_saved_tensors":
+            try:
+                value = getattr(node, name)
+            except RuntimeError:  # it was let go already
+                continue
+            if isinstance(value, Tensor) and _has_numbers(value):
+                found.append(facts_of_tensor(name.removeprefix("_saved_"), value))
+    return tuple(found)
+
+
+def _has_numbers(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() and tensor.numel() > 0 and _key(tensor) is not None
+
+
+def _key(tensor: Tensor) -> int | None:
+    """Which storage it lies in; None where it is no plain tensor, whose values could not be looked at."""
+    if tensor.layout is not torch.strided or tensor.device.type == "meta":
+        return None
+    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
+        return None
+    number: int = tensor.untyped_storage()._cdata
+    return number
+
+
+def _is_whole(tensor: Tensor) -> bool:
+    return tensor.numel() * tensor.element_size() >= tensor.untyped_storage().nbytes()
+
+
+def _writes(func: Any) -> bool:
+    schema = getattr(func, "_schema", None)
+    return schema is not None and bool(schema.is_mutable)
+
+
+def _has_infinity(called_with: tuple[Sequence[Any], Mapping[str, Any]]) -> bool:
+    args, kwargs = called_with
+    return any(isinstance(each, float) and math.isinf(each) for each in (*args, *kwargs.values()))

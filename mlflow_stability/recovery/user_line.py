@@ -1,0 +1,39 @@
+"""Says which line of the user's own code is being run.
+
+In: the stack of Python at the moment. Out: ``model.py:41 in Block.forward``. Promised: frames of torch, of Python's own
+library and of ours are passed over; where the model is made of torch's modules alone there is no such line.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from types import CodeType, FrameType
+
+import torch
+
+_HERE = str(Path(__file__).absolute().parents[1]) + os.sep
+_TORCH = str(Path(torch.__file__).absolute().parent) + os.sep
+_LIBRARY = str(Path(os.__file__).absolute().parent) + os.sep
+_PACKAGES = f"{os.sep}site-packages{os.sep}"
+
+
+def user_line(outermost: CodeType | None = None) -> str:
+    """The innermost line that is the user's, inside of the function whose code is `outermost`; empty without one."""
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None and frame.f_code is not outermost:
+        file = frame.f_code.co_filename
+        if not _is_passed_over(file):
+            name = getattr(frame.f_code, "co_qualname", frame.f_code.co_name)  # Python 3.10 knows no qualified name
+            return f"{Path(file).name}:{frame.f_lineno} in {name.replace('<locals>.', '')}"
+        frame = frame.f_back
+    return ""
+
+
+def _is_passed_over(file: str) -> bool:
+    if file.startswith(_HERE):
+        return not file.startswith(_HERE + "demo" + os.sep)  # the model of the demo is a user's
+    if file.startswith((_TORCH, "<")):
+        return True
+    return file.startswith(_LIBRARY) and _PACKAGES not in file

@@ -1,0 +1,66 @@
+"""The phrases about two runs' layers beside each other that every report words alike."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from mlflow_stability.reports.curve import number_text
+from mlflow_stability.vocabulary.layers_beside import LayersBeside
+
+TITLES = {
+    "grad_norm": "Gradient norm by layer",
+    "update_ratio": "Update ratio by layer",
+    "param_norm": "Parameter norm by layer",
+    "attention_entropy": "Attention entropy by head",
+}
+SECTION = "Layers beside each other"
+
+
+def title(beside: LayersBeside) -> str:
+    """``Gradient norm by layer``."""
+    return TITLES.get(beside.quantity, beside.quantity)
+
+
+def sentences(beside: LayersBeside, names: tuple[str, str]) -> str:
+    """Where the two are farthest apart, and where one was not finite."""
+    return " ".join([*_farthest(beside, names), *_broken(beside, names)])
+
+
+def columns(beside: LayersBeside) -> str:
+    """What a cell holds: ``each column the largest of 10 steps``."""
+    extreme = "smallest" if beside.smallest else "largest"
+    return f"each column the {extreme} of {beside.width:,} steps" if beside.width > 1 else "a column for each step"
+
+
+def _farthest(beside: LayersBeside, names: tuple[str, str]) -> Iterator[str]:
+    found = beside.farthest
+    if found is None:
+        yield f"No {_row(beside)} has a value of both at the same time."
+        return
+    low, high = sorted((found.first, found.second))
+    times = f" ({high / low:.3g} times)" if low > 0 and not beside.smallest else ""
+    where = f"Farthest apart in {_row(beside)} {found.layer} {_at(beside, found.offset)}"
+    yield f"{where}: {number_text(found.first)} in {names[0]}, {number_text(found.second)} in {names[1]}{times}."
+
+
+def _broken(beside: LayersBeside, names: tuple[str, str]) -> Iterator[str]:
+    for found, name in zip(beside.broken, names, strict=True):
+        if found is not None:
+            many = f"{found.layers} {_row(beside)}s of {name}, first in" if found.layers > 1 else f"{name}, in"
+            yield f"Not finite in {many} {found.layer} {_at(beside, found.offset)}."
+
+
+def _row(beside: LayersBeside) -> str:
+    return "head" if beside.quantity == "attention_entropy" else "layer"
+
+
+def _at(beside: LayersBeside, offset: int) -> str:
+    """``at step 120``, ``40 to 49 steps after the onset``."""
+    last = offset + beside.width - 1
+    if not beside.aligned:
+        return f"at step {offset:,}" if last == offset else f"within steps {offset:,} to {last:,}"
+    if offset <= 0 <= last:
+        return "at the onset" if last == offset else f"in the first {last + 1:,} steps from the onset"
+    near, far = sorted((abs(offset), abs(last)))
+    steps = f"{near:,} step{'s' if near != 1 else ''}" if near == far else f"{near:,} to {far:,} steps"
+    return f"{steps} {'after' if offset > 0 else 'before'} the onset"

@@ -1,0 +1,97 @@
+"""Where the heads of one layer looked at one step, for the first tokens of one sample."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Arrays = Mapping[str, NDArray[Any]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class AttentionMap:
+    """The weights of some heads, their mean over all heads, and two numbers of every head."""
+
+    step: int
+    attempt: int
+    layer: str
+    """The name of the module that attends."""
+    layer_number: int
+    """The how-manieth attention of the forward pass it is, from 0 on."""
+    heads: tuple[int, ...]
+    """Which heads `weights` holds, from 0 on."""
+    weights: NDArray[np.float16]
+    """By head, query and key. A row is a share of all keys that the model used, so where there are more keys than are
+    kept, it adds up to less than 1."""
+    average: NDArray[np.float32]
+    """By query and key: the mean over all heads, those left out of `weights` too."""
+    entropy: NDArray[np.float32]
+    """Of every head, in the order of heads: 0 where each query looks at one key, 1 where at all of them alike."""
+    max_logit: NDArray[np.float32]
+    """Of every head: the largest score before the softmax."""
+    kind: str = "self"
+    """``self`` or ``cross``."""
+    causal: bool = False
+    """Whether no query may look at a key behind its own place."""
+    tokens: tuple[int, int] = (0, 0)
+    """How many queries and keys there were in all; of these the first are kept."""
+
+    @property
+    def all_heads(self) -> int:
+        """How many heads the layer has."""
+        return len(self.entropy)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """How many queries and keys are kept."""
+        queries, keys = self.average.shape
+        return queries, keys
+
+
+def arrays_of(attention: AttentionMap) -> dict[str, NDArray[Any]]:
+    """The map as named arrays, as it lies in files; nothing in them is ever executed."""
+    head = {
+        "step": attention.step,
+        "attempt": attention.attempt,
+        "layer": attention.layer,
+        "layer_number": attention.layer_number,
+        "heads": [int(each) for each in attention.heads],
+        "kind": attention.kind,
+        "causal": bool(attention.causal),
+        "tokens": [int(each) for each in attention.tokens],
+    }
+    return {
+        "head": np.frombuffer(json.dumps(head).encode(), np.uint8),  # arrays of text take four bytes a letter
+        "weights": np.asarray(attention.weights, np.float16),
+        "average": np.asarray(attention.average, np.float32),
+        "entropy": np.asarray(attention.entropy, np.float32),
+        "max_logit": np.asarray(attention.max_logit, np.float32),
+    }
+
+
+def map_of(arrays: Arrays) -> AttentionMap:
+    """The map of such arrays; KeyError or ValueError where they are no map."""
+    head = json.loads(arrays["head"].tobytes())
+    weights, average = arrays["weights"], arrays["average"]
+    if weights.ndim != 3 or average.shape != weights.shape[1:] or len(head["heads"]) != len(weights):
+        raise ValueError(f"weights of the shape {weights.shape} and an average of {average.shape} are no map")
+    queries, keys = head["tokens"]
+    return AttentionMap(
+        head["step"],
+        head["attempt"],
+        head["layer"],
+        head["layer_number"],
+        tuple(head["heads"]),
+        weights,
+        average,
+        arrays["entropy"],
+        arrays["max_logit"],
+        head["kind"],
+        head["causal"],
+        (queries, keys),
+    )

@@ -1,0 +1,101 @@
+"""One quantity by layer of two runs, on one grid: the same layers, the same columns, one scale of colours."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Cells = NDArray[np.float32]
+"""By layer and column: infinite where a value was not finite, NaN where nothing was measured."""
+INNER = (1.0, 99.0)
+"""Percentiles at which colours end, so that one exploding layer does not make all others look alike."""
+DECADES = 0.5
+"""The least that logarithmic colours span, in powers of ten."""
+
+
+@dataclass(frozen=True, slots=True)
+class Farthest:
+    """Where two runs are farthest apart in one quantity."""
+
+    layer: str
+    offset: int
+    """The first step of the column, counted from the zero of either run."""
+    first: float
+    second: float
+    """What the cells of the two runs hold there."""
+
+
+@dataclass(frozen=True, slots=True)
+class BrokenAt:
+    """Where a quantity of one run was not finite for the first time."""
+
+    layers: int
+    """How many layers were so at any time."""
+    layer: str
+    """The first of them, from the input of the model on."""
+    offset: int
+    """The first step of the column, counted from the zero of the run."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LayersBeside:
+    """One quantity of two runs."""
+
+    quantity: str
+    """``grad_norm``, ``attention_entropy``."""
+    layers: tuple[str, ...]
+    """From the input of the model to its output; for attention a name for each head. Of different models, all."""
+    begin: int
+    """The first step of the first column, counted from the zero of either run."""
+    width: int
+    """How many steps fall into a column."""
+    zeros: tuple[int, int]
+    """The step of each run that lies at zero: its onset; where only the other had trouble, the step of that onset."""
+    aligned: bool
+    """Whether zero is an onset; False: no run had trouble, and columns count from step 0."""
+    first: Cells
+    second: Cells
+    smallest: bool = False
+    """Whether a cell holds the smallest value of its steps, as for an entropy, that collapses; else the largest."""
+    farthest: Farthest | None = None
+    """None where they have no finite value in common."""
+    broken: tuple[BrokenAt | None, BrokenAt | None] = (None, None)
+    """For each run where it was not finite; None where it always was."""
+
+    @property
+    def columns(self) -> int:
+        """How many columns there are."""
+        return int(self.first.shape[1])
+
+    @property
+    def logarithmic(self) -> bool:
+        """Whether colours go by the logarithm: norms and ratios span decades, an entropy does not."""
+        return not self.smallest
+
+    @property
+    def colour_limits(self) -> tuple[float, float]:
+        """The values at which the colours of both runs end."""
+        cells = np.concatenate([self.first.ravel(), self.second.ravel()]).astype(np.float64)
+        known = cells[np.isfinite(cells) & ((cells > 0) | self.smallest)]
+        if not len(known):
+            return 0.1, 10.0
+        if self.smallest:
+            low, high = min(0.0, float(known.min())), float(known.max())
+            return low, high if high > low else low + 1.0
+        low, high = np.percentile(np.log10(known), INNER).tolist()
+        if high - low < DECADES:
+            low, high = (low + high - DECADES) / 2, (low + high + DECADES) / 2
+        return 10.0 ** max(low, -300.0), 10.0 ** min(high, 300.0)
+
+    def shares(self, cells: Cells) -> NDArray[np.float64]:
+        """Where each value stands between the limits, from 0 to 1; NaN for what has no place there."""
+        low, high = self.colour_limits
+        values = np.where(np.isfinite(cells), cells, np.nan).astype(np.float64)
+        if self.logarithmic:
+            with np.errstate(invalid="ignore", divide="ignore"):
+                values = np.log(np.where(values > 0, values, np.nan))
+            low, high = math.log(low), math.log(high)
+        return np.asarray(np.clip((values - low) / (high - low), 0.0, 1.0), np.float64)

@@ -1,0 +1,48 @@
+from __future__ import annotations
+
+import pytest
+from matplotlib.figure import Figure
+from reports.comparisons import two_with_layers
+
+from mlflow_stability.figures.layers_beside import layers_beside
+
+
+def drawn(number: int) -> Figure:
+    return layers_beside(two_with_layers().layers[number], ("calm", "wild"))
+
+
+def words(figure: Figure) -> list[str]:
+    return [each.get_text() for axes in figure.axes for each in (axes.title, axes._left_title, axes.xaxis.label)]  # type: ignore[attr-defined]
+
+
+def test_both_runs_have_the_same_rows_and_one_scale() -> None:
+    one, other, bar = drawn(0).axes
+    assert one.get_ylim() == other.get_ylim()
+    assert one.get_xlim() == other.get_xlim()
+    assert one.get_position().height == other.get_position().height == bar.get_position().height
+    assert one.get_position().width == pytest.approx(other.get_position().width)
+    assert {"calm", "wild", "steps from the onset"} <= set(words(drawn(0)))
+
+
+def test_equal_values_have_equal_colours_and_what_is_no_value_is_none_of_them() -> None:
+    one, other = (axes.images[0].get_array() for axes in drawn(0).axes[:2])
+    assert one is not None
+    assert other is not None
+    assert (one[7, :30] == other[7, :30]).all()
+    broken, zero, missing = other[10, 55], other[0, 20], other[5, 5]
+    assert len({tuple(each) for each in (broken, zero, missing, other[7, 20])}) == 4
+    legend = drawn(0).axes[1].get_legend()
+    assert legend is not None
+    assert [each.get_text() for each in legend.get_texts()] == ["not finite", "zero", "not measured"]
+
+
+def test_nothing_is_cut_off_and_heads_need_no_legend() -> None:
+    figure = drawn(1)
+    assert figure.axes[1].get_legend() is None
+    figure.canvas.draw()
+    box = figure.get_tightbbox()
+    wide, high = figure.get_size_inches()
+    assert box.x0 >= 0
+    assert box.y0 >= 0
+    assert box.x1 <= wide
+    assert box.y1 <= high
