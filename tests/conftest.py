@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import sqlite3
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -33,6 +34,8 @@ def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*_OURS, *_THEIRS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
+    if (compiler := sys.modules.get("torch._dynamo.utils")) is not None:
+        compiler.counters.clear()  # where anything was compiled, operations are not counted
 
 
 @pytest.fixture(scope="session")
