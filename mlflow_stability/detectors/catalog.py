@@ -12,6 +12,7 @@ from dataclasses import asdict, fields
 from difflib import get_close_matches
 from typing import Any
 
+from mlflow_stability.detectors.activation_nonfinite import ActivationNonfinite
 from mlflow_stability.detectors.adam_rms_high import AdamRmsHigh
 from mlflow_stability.detectors.attention_collapse import AttentionCollapse
 from mlflow_stability.detectors.attention_logit_growth import AttentionLogitGrowth
@@ -94,6 +95,7 @@ DETECTORS: tuple[type[Detector], ...] = (
     AttentionLogitGrowth,
     DeadUnits,
     SaturatedActivation,
+    ActivationNonfinite,
     SdrCollapse,
     SdrLowDiversity,
     SdrBitUsage,

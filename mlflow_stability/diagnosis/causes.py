@@ -19,8 +19,8 @@ from mlflow_stability.diagnosis.learning_rate_cause import learning_rate_look, r
 from mlflow_stability.diagnosis.look import CERTAINTIES, Look
 from mlflow_stability.diagnosis.nouns import noun_of
 from mlflow_stability.diagnosis.numeric_cause import gradient_first_look, loss_scale_look, overflow_look
-from mlflow_stability.diagnosis.one_batch_cause import bad_batch_look, sudden_look
-from mlflow_stability.diagnosis.origin_cause import hardware_look, origin_look
+from mlflow_stability.diagnosis.one_batch_cause import bad_batch_look
+from mlflow_stability.diagnosis.origin_cause import hardware_look, one_step_look, origin_look
 from mlflow_stability.diagnosis.surroundings import Surroundings, surroundings_of
 from mlflow_stability.diagnosis.weights_cause import damage_look, decay_look, setting_look
 from mlflow_stability.vocabulary.diagnosis import Cause
@@ -33,7 +33,7 @@ NON_FINITE = (
     loss_scale_look,
     learning_rate_look,
     hardware_look,
-    sudden_look,
+    one_step_look,
     decay_look,
     explosion_look,
     damage_look,
@@ -58,6 +58,7 @@ UPDATES = (learning_rate_look, decay_look, setting_look)
 LOOKS: dict[str, tuple[Callable[[Surroundings], Look], ...]] = {
     "nan_detected": NON_FINITE,
     "inf_detected": NON_FINITE,
+    "activation_nonfinite": NON_FINITE,
     "loss_scale_collapse": NON_FINITE,
     "step_skipped": NON_FINITE,
     "divergence": RISING,

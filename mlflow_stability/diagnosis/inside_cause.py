@@ -1,4 +1,4 @@
-"""Looks for the cause inside the model: attention that grew or collapsed, units that died, codes that became alike.
+"""Looks for the cause inside: attention that grew, units that died, codes that became alike, an optimizer that lags.
 
 In: what the probes measured of layers up to the beginning. Out: the layer where it went furthest. What such a layer
 does is asked after the learning rate and the data, for it is mostly what they did to it.
@@ -30,6 +30,8 @@ class Sign:
     far: Callable[[float, float], float]
     """How far it went, so that the worst layer is named."""
     certainty: str = "likely"
+    strictly: bool = False
+    """Whether it counts only from before the step of the trouble: in that very step it comes of the trouble itself."""
 
 
 SIGNS = (
@@ -54,6 +56,17 @@ SIGNS = (
         "The codes of {place} had become alike: {last} of their patterns were unique, {first} at the start.",
         lambda _, last: last < 0.3,
         lambda _, last: 1 - last,
+    ),
+    # Adam's second moment lags behind gradients that grow: a spike comes 1-8 steps later (arXiv:2304.13013, figure 9).
+    Sign(
+        "adam_rms",
+        "optimizer_lag",
+        "Gradients of {place} had outrun what Adam remembers of their size: their AdamW RMS rose from {first} to "
+        "{last}, which makes steps too large.",
+        lambda first, last: last > 2.3 and last > 2 * first,
+        lambda first, last: last / max(first, 1e-9),
+        "possible",
+        strictly=True,
     ),
     Sign(
         "activation_dead",
@@ -86,7 +99,8 @@ def inside_look(around: Surroundings) -> Look:
     """What had gone wrong inside the model before it showed."""
     seen = False
     for sign in SIGNS:
-        known = [(each, _ends(each, around.episode.start)) for each in around.of(sign.quantity)]
+        until = around.episode.start - sign.strictly
+        known = [(each, _ends(each, until)) for each in around.of(sign.quantity)]
         ends = [(curve, pair) for curve, pair in known if pair is not None]
         seen = seen or bool(ends)
         ill = [(curve, pair) for curve, pair in ends if sign.ill(*pair)]
@@ -108,7 +122,7 @@ def inside_look(around: Surroundings) -> Look:
     )
 
 
-def _ends(curve: Curve, start: int) -> tuple[float, float] | None:
+def _ends(curve: Curve, until: int) -> tuple[float, float] | None:
     """The usual value at the start and the last one before the trouble."""
-    values = curve.values[(curve.steps <= start) & np.isfinite(curve.values)]
+    values = curve.values[(curve.steps <= until) & np.isfinite(curve.values)]
     return None if len(values) < 2 else (float(np.median(values[: max(1, len(values) // 4)])), float(values[-1]))

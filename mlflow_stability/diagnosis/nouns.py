@@ -25,6 +25,7 @@ _UNCOUNTED = {
     "sdr_low_diversity": "sparse codes that become alike",
     "sdr_bit_usage": "unused bits of sparse codes",
     "sdr_temperature": "a temperature that runs away",
+    "activation_nonfinite": "outputs that are not finite",
     "saturated_activation": "saturated activations",
     "gradient_imbalance": "uneven gradients",
     "weight_imbalance": "uneven weights",

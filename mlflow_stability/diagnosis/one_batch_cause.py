@@ -141,8 +141,9 @@ def _cleared(around: Surroundings, usual: float, span: float) -> Look:
     what = f"its loss was {value}" if broken else "its gradients were not finite, or absurd"
     return is_it(
         "bad_batch",
-        f"A bad batch at step {step}: {what}; the step was skipped, and with the same weights the next batches gave "
-        f"losses from {shown(float(later.min()))} to {shown(float(later.max()))}, as usual.",
+        f"A bad batch at step {step}: {what}; the step was skipped, and the next batches were as usual.",
+        f"with the same weights the next batches gave losses from {shown(float(later.min()))} to "
+        f"{shown(float(later.max()))}, as usual",
         f"the step before was as usual: {_of_the_step_before(around)}",
     )
 

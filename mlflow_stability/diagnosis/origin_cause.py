@@ -7,10 +7,11 @@ came before it is asked first.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from math import isfinite
 
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.one_batch_cause import unsound_before, value_at
+from mlflow_stability.diagnosis.one_batch_cause import sudden_look, unsound_before, value_at
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
 from mlflow_stability.vocabulary.event import Event
 
@@ -45,6 +46,19 @@ def origin_look(around: Surroundings) -> Look:
     if source == "elsewhere":
         return is_it("tensor_from_outside", _said(origin), evidence, place=origin.place)
     return _of_the_forward_pass(around, origin, sound)
+
+
+def one_step_look(around: Surroundings) -> Look:
+    """Whether it was one batch out of a sound training, and if so, what in the model or the loss could not bear it."""
+    batch, origin = sudden_look(around), _origin(around)
+    if batch.cause is None or origin is None:
+        return batch
+    born = origin_look(around).cause
+    if born is None or born.name in ("bad_batch", "damaged_weights", "optimizer_state"):
+        return batch
+    if born.name == "overflow":  # large numbers in, larger ones out: whether they were the batch's is not known
+        return Look(replace(batch.cause, evidence=(*batch.cause.evidence, _said(origin)), place=born.place))
+    return Look(replace(born, evidence=(*born.evidence, *batch.cause.evidence)))
 
 
 def hardware_look(around: Surroundings) -> Look:

@@ -13,6 +13,7 @@ from mlflow_stability.detectors.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.gradient_vanishing import GradientVanishing
 from mlflow_stability.detectors.learning_rate_jump import LearningRateJump
 from mlflow_stability.detectors.loss_scale_collapse import LossScaleCollapse
+from mlflow_stability.detectors.nan_detected import NanDetected
 from mlflow_stability.detectors.repeated_data import RepeatedData
 from mlflow_stability.vocabulary.diagnosis import Cause
 from mlflow_stability.vocabulary.episode import Episode
@@ -43,6 +44,10 @@ AGAINST: dict[str, tuple[str, ...]] = {
     ),
     "hardware": ("Test the device, and run the same step on another.",),
     "weight_decay": ("Lower the weight decay.", "Go back to weights from before."),
+    "optimizer_lag": (
+        "Lower Adam's beta2 to 0.95-0.98.",
+        "Clip updates by their RMS, as StableAdamW does, or train with SPAMAdam.",
+    ),
     "configuration_changed": ("See whether what was changed is meant.",),
     "frozen_parameters": ("See whether these parameters are meant to be frozen.",),
     "repeated_data": RepeatedData.remedies,
@@ -65,8 +70,11 @@ def remedies_of(episodes: Sequence[Episode], cause: Cause | None) -> tuple[str, 
     serious = [each for each in episodes if each.severity >= Severity.WARNING]
     ranked = sorted(serious, key=lambda each: (-each.severity, each.attempt, each.start))
     against = AGAINST.get(cause.name, ()) if cause is not None else ()
+    found = {NanDetected.remedies[0]} if any(each.kind == "nan_origin" for each in episodes) else set()
     kept: dict[str, frozenset[str]] = {}
     for remedy in (*against, *(remedy for each in ranked for remedy in each.remedies)):
+        if remedy in found:
+            continue  # to look for what the diagnosis itself has found
         words = frozenset(re.findall(r"[\w.-]*\w", remedy.lower()))
         if not any(words <= said for said in kept.values()):
             kept[remedy] = words

@@ -51,6 +51,19 @@ def test_layers_that_die_together_are_one_finding() -> None:
     assert event.place == "a"
 
 
+def test_a_module_that_begins_to_put_out_nan_is_said_once_and_where_it_came_first() -> None:
+    (event,) = judged(
+        "activation_nonfinite",
+        **{f"activation_nonfinite@{name}": after(0, 3) for name in ("attention", "projection")},
+    )
+    assert (event.step, event.place) == (5, "attention")
+    assert "at step 4 all of them were finite" in event.message
+
+
+def test_a_module_that_masks_with_infinity_from_the_start_is_left_alone() -> None:
+    assert judged("activation_nonfinite", **{"activation_nonfinite@mask": [9] * MEASUREMENTS}) == []
+
+
 def collapse(**series: Sequence[float]) -> list[Event]:
     return judged("sdr_collapse", **series)
 

@@ -42,6 +42,7 @@ def named(history: RunHistory) -> Cause:
         ("attention_max_logit", [3.0, 3, 4, 4, 4], [3.0, 3, 9, 40, 210], "attention_logit_growth", "likely"),
         ("attention_entropy", [0.8, 0.8, 0.8, 0.7, 0.7], [0.8, 0.8, 0.5, 0.1, 0.01], "attention_collapse", "likely"),
         ("sdr_unique_ratio", [0.9, 0.9, 0.9, 0.9, 0.9], [0.9, 0.9, 0.6, 0.4, 0.2], "sdr_collapse", "likely"),
+        ("adam_rms", [0.9, 0.9, 1.0, 0.9, 1.0], [0.9, 0.9, 1.0, 1.0, 3.1], "optimizer_lag", "possible"),
         ("activation_dead", [0.1, 0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.2, 0.5, 0.8], "dead_units", "possible"),
         ("activation_saturation", [0.0] * 5, [0.0, 0, 0.2, 0.5, 0.9], "saturated_activation", "possible"),
         ("effective_rank", [30.0] * 5, [30.0, 30, 20, 9, 1.2], "representation_collapse", "possible"),
@@ -53,6 +54,17 @@ def test_what_went_wrong_inside_before_it_showed_is_named_with_its_place(
     cause = named(with_signals(measured(quantity, "blocks.0", well), measured(quantity, "blocks.1", ill)))
     assert (cause.name, cause.certainty, cause.place) == (name, certainty, "blocks.1")
     assert cause.evidence == ("1 of 2 measured places show it",)
+
+
+def test_an_optimizer_that_lags_in_the_very_step_of_the_trouble_is_no_cause_of_it() -> None:
+    start = min(each.start for each in diagnosis_of(with_signals()).episodes)
+
+    def lagging(at: int) -> RunHistory:
+        values = [9.0 if step == at else 1.0 for step in range(start + 1)]
+        return with_signals(measured("adam_rms", "blocks.1", values[: at + 1], every=1))
+
+    assert named(lagging(start - 1)).name == "optimizer_lag"
+    assert diagnosis_of(lagging(start)).cause is None
 
 
 def test_what_went_wrong_inside_only_afterwards_is_no_cause() -> None:

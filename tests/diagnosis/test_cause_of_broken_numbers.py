@@ -69,6 +69,38 @@ def test_where_the_first_bad_number_was_born_is_the_cause(source: str, name: str
     assert cause.place == ("" if source in ("loss", "input") else "blocks.1.norm")
 
 
+def one_skipped(*events: Event) -> RunHistory:
+    losses = falling(COUNT)
+    losses[AT] = math.nan
+    skipped = Event(AT, "step_skipped", Severity.WARNING, f"Step {AT} was skipped by us.")
+    norms = np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    return run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[nan_from(), skipped, *events])
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "place"),
+    [
+        ("forward", "invalid_operation", "blocks.1.norm"),
+        ("loss", "loss_function", ""),
+        ("backward", "gradient_non_finite", "blocks.1.norm"),
+    ],
+)
+def test_of_one_batch_that_broke_the_operation_that_could_not_bear_it_is_named(
+    source: str, name: str, place: str
+) -> None:
+    diagnosis = diagnosis_of(one_skipped(origin(source, output_nan=3.0)))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.place) == (name, place)
+    assert any("with the same weights the next batches gave" in each for each in diagnosis.cause.evidence)
+    assert not any("Find the first module" in each for each in diagnosis.remedies)
+
+
+def test_of_one_batch_that_overflowed_it_is_said_where() -> None:
+    cause = named(one_skipped(origin("forward", output_nan=0.0, output_inf=7.0)))
+    assert (cause.name, cause.place) == ("bad_batch", "blocks.1.norm")
+    assert any("comes from log in blocks.1.norm (model.py:41)" in each for each in cause.evidence)
+
+
 def test_an_operation_that_gave_only_infinities_overflowed() -> None:
     cause = named(broken(origin("forward", output_nan=0.0, output_inf=7.0, input_least=-3e5, input_greatest=8e5)))
     assert cause.name == "overflow"
