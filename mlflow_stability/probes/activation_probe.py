@@ -20,12 +20,12 @@ from torch.nn import Module
 
 from mlflow_stability.probes.activation_kinds import Nature, nature_of
 from mlflow_stability.probes.activation_output import output_tensor
-from mlflow_stability.probes.activation_places import ActivationPlaces
 from mlflow_stability.probes.activation_samples import ActivationSample, axis_of, sample_of
 from mlflow_stability.probes.activation_statistics import ALWAYS, QUANTITIES, statistics_of
 from mlflow_stability.probes.aside import aside
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.device_numbers import on_device
+from mlflow_stability.probes.module_places import ModulePlaces
 from mlflow_stability.probes.pass_hooks import PassHooks
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.vocabulary.signal import Signal
@@ -49,7 +49,7 @@ class ActivationProbe:
         self.every = every
         """Every how many cycles of a model; and once at the tenth."""
         self._measure = guard(self.part, self._take)
-        self._places = ActivationPlaces(models)
+        self._places = ModulePlaces(models)
         self._hooks: PassHooks | None = None
         self._alive: Callable[[], bool] = lambda: False
         self._names: dict[int, tuple[str, Nature]] = {}

@@ -22,13 +22,13 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from mlflow_stability.probes.activation_places import ActivationPlaces
 from mlflow_stability.probes.attention_drawing import Drawing, chosen, drawn
 from mlflow_stability.probes.attention_numbers import head_numbers
 from mlflow_stability.probes.attention_scores import Scores
 from mlflow_stability.probes.attention_sight import AttentionSight
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.flop_refusals import anything_compiled
+from mlflow_stability.probes.module_places import ModulePlaces
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.replay import unwrapped
 from mlflow_stability.vocabulary.attention_map import AttentionMap
@@ -92,7 +92,7 @@ class AttentionProbe:
         """What was seen in whole passes of this cycle."""
         self._counts: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         """How many layers each model had the last time."""
-        self._places = ActivationPlaces(models)
+        self._places = ModulePlaces(models)
         self._layouts: dict[tuple[tuple[str, int], ...], tuple[Signal, ...]] = {}
         self._on_their_way: list[Drawing] = []
 

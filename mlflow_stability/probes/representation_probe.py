@@ -16,9 +16,9 @@ from collections.abc import Callable, Mapping, Sequence
 from torch import Tensor
 from torch.nn import Module
 
-from mlflow_stability.probes.activation_places import ActivationPlaces
 from mlflow_stability.probes.aside import aside
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.module_places import ModulePlaces
 from mlflow_stability.probes.pass_hooks import PassHooks
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.readback import Readback
@@ -57,7 +57,7 @@ class RepresentationProbe:
         self._had: dict[str, None] = {}
         """The outermost modules of the models that were looked at."""
         self._guard = guard
-        self._places = ActivationPlaces(models)
+        self._places = ModulePlaces(models)
         self._readback = Readback()
         self._looks: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._codes: dict[str, bool] = {}

@@ -8,6 +8,7 @@ written by hand and kept. What belongs to a machine or a person is taken out: pa
 
 from __future__ import annotations
 
+import argparse
 import os
 import re
 import shutil
@@ -39,7 +40,12 @@ def main() -> None:
     from inside import INSIDE
     from trainings import TRAININGS
 
-    names = sys.argv[1:] or [*TRAININGS, *INSIDE]
+    known = [*TRAININGS, *INSIDE]
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("names", nargs="*", metavar="NAME", help=f"of {', '.join(known)}; all where none is given")
+    names = parser.parse_args().names or known
+    if unknown := [each for each in names if each not in known]:
+        parser.error(f"no such training: {', '.join(unknown)}")
     EXPERIMENT.mkdir(parents=True, exist_ok=True)
     (EXPERIMENT / "meta.yaml").write_text(EXPERIMENT_PAGE)
     for name in names:

@@ -18,7 +18,7 @@ from mlflow_stability.probes.module_names import plain_name
 from mlflow_stability.probes.replay import unwrapped
 
 
-class ActivationPlaces:
+class ModulePlaces:
     """The models that were met, so that modules of two of them are never called alike."""
 
     def __init__(self, models: Callable[[], Sequence[Module]] | None = None) -> None:
