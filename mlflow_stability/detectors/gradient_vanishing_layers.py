@@ -33,7 +33,8 @@ class GradientVanishingLayers:
 
     What it sees: in 5 measurements in a row a layer whose gradient norm is below 1e-7 but not zero, or a first layer
     whose gradient norm is below a hundredth of the last one's; and a loss that has fallen by less than 2 % from its
-    start. One finding until the gradient is there.
+    start. Or, in a single measurement, a first layer and half of the front half of all layers below a ten-thousandth
+    of the largest; and a loss that has fallen by less than 10 %. One finding until the gradient is there.
 
     Why it matters: the layers before that one stay as they were drawn; the model is as deep as what lies behind it.
 
@@ -59,6 +60,11 @@ class GradientVanishingLayers:
     """The least share of the loss at the start at which it counts."""
     start: int = 20
     """How many first losses are the start; their median counts."""
+    lost: float = 1e-4
+    """The share of the largest norm below which the gradient is lost on its way. Layers whose branch is scaled to
+    next to nothing at first, as some residual networks do, are no such thing: their first layer gets its gradient."""
+    lost_stuck: float = 0.9
+    """The least share of the loss at the start at which that counts."""
 
     kind: ClassVar[str] = "gradient_vanishing"
     rule: ClassVar[str] = "layers"
@@ -96,6 +102,8 @@ class GradientVanishingLayers:
         first, last = known[0], known[-1]
         tiniest = min(known, key=lambda each: each.value)
         tiny, faded = tiniest.value < self.smallest, first.value < last.value * self.share_of_last
+        if share >= self.lost_stuck and self._is_lost(known):
+            return self._of_the_lost(state, known, share)
         if not state.streak.reaches(self.rounds, bad=(tiny or faded) and share >= self.stuck):
             return None
         where = tiniest if tiny else first
@@ -107,6 +115,24 @@ class GradientVanishingLayers:
             f"grad_norm of {where.place} is {where.value:.2g} at step {where.step}, {what}, in {self.rounds} "
             f"measurements in a row, and the loss is at {share:.0%} of its start.",
             {"grad_norm": where.value, "last": last.value, "share_of_loss": share},
+        )
+
+    def _is_lost(self, known: list[Point]) -> bool:
+        limit = self.lost * max(each.value for each in known)
+        front = median(each.value for each in known[: (len(known) + 1) // 2])
+        return known[0].value < limit and front < limit
+
+    def _of_the_lost(self, state: Depths, known: list[Point], share: float) -> Event | None:
+        if not state.streak.reaches(1, bad=True):
+            return None
+        first, most = known[0], max(known, key=lambda each: each.value)
+        return finding(
+            self,
+            first,
+            self.severities[-1],
+            f"The gradient is lost on its way to {first.place}: its norm is {first.value:.2g} there at step "
+            f"{first.step} and {most.value:.2g} in {most.place}, and the loss is at {share:.0%} of its start.",
+            {"grad_norm": first.value, "greatest": most.value, "share_of_loss": share},
         )
 
     def _share_of_loss(self, state: Depths) -> float | None:

@@ -13,6 +13,7 @@ from mlflow_stability.diagnosis.accumulation_cause import accumulation_look
 from mlflow_stability.diagnosis.course_cause import chance_look, end_look, memorising_look
 from mlflow_stability.diagnosis.curves import RunCurves, starts_of
 from mlflow_stability.diagnosis.data_cause import deaf_look, repeated_data_look
+from mlflow_stability.diagnosis.first_steps_cause import first_steps_look
 from mlflow_stability.diagnosis.gradient_cause import explosion_look, growth_look, vanishing_look
 from mlflow_stability.diagnosis.inside_cause import inside_look
 from mlflow_stability.diagnosis.learning_rate_cause import learning_rate_look, rate_too_low_look
@@ -53,7 +54,7 @@ RISING = (
     setting_look,
     growth_look,
 )
-STUCK = (vanishing_look, rate_too_low_look, inside_look, chance_look)
+STUCK = (first_steps_look, vanishing_look, rate_too_low_look, inside_look, chance_look)
 UPDATES = (learning_rate_look, decay_look, setting_look)
 LOOKS: dict[str, tuple[Callable[[Surroundings], Look], ...]] = {
     "nan_detected": NON_FINITE,
@@ -64,7 +65,7 @@ LOOKS: dict[str, tuple[Callable[[Surroundings], Look], ...]] = {
     "divergence": RISING,
     "loss_spike": RISING,
     "gradient_explosion": RISING,
-    "gradient_vanishing": (vanishing_look, rate_too_low_look, inside_look, setting_look),
+    "gradient_vanishing": (first_steps_look, vanishing_look, rate_too_low_look, inside_look, setting_look),
     "plateau": STUCK,
     "dead_layer": (setting_look, inside_look, vanishing_look),
     "learning_rate_jump": (learning_rate_look,),

@@ -79,6 +79,11 @@ def _growth(around: Surroundings) -> Episode | None:
 
 def vanishing_look(around: Surroundings) -> Look:
     """Whether there was no gradient left to learn from."""
+    lost = around.episode if around.episode.kind == "gradient_vanishing" and around.episode.place else None
+    layer = None if lost is None else last_layer_with_gradient(around)
+    if layer is not None:
+        what = f"The gradients vanish {layer.sentence}."
+        return is_it("vanishing_gradients", what, *_of_the_whole(around), place=layer.place)
     if around.norm is None:
         return not_seen("gradient norm: not logged")
     values = around.norm.values[around.norm.finite]
@@ -98,6 +103,12 @@ def vanishing_look(around: Surroundings) -> Look:
             place="" if layer is None else layer.place,
         )
     return is_not(f"vanishing gradients: norm {shown(last)} at the end, {shown(first)} at the start")
+
+
+def _of_the_whole(around: Surroundings) -> tuple[str, ...]:
+    whole = next((each for each in around.of("grad_norm") if not each.place), None)
+    values = np.zeros(0) if whole is None else around.before(whole)
+    return (f"the norm of all gradients is {shown(float(values[-1]))} meanwhile",) if len(values) else ()
 
 
 def _usual(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:

@@ -60,6 +60,20 @@ def test_a_gradient_that_does_not_reach_the_first_layer_is_vanishing_while_the_l
     assert every_hundred("gradient_vanishing:layers", loss=decaying(2001), **layers) == []
 
 
+def test_a_gradient_that_is_lost_over_the_front_half_is_said_at_the_first_measurement() -> None:
+    lost = {"first": 1e-6, "second": 1e-5, "third": 1e-2, "last": 1.0}
+    layers = layered("grad_norm", **{name: share * steady[:21] for name, share in lost.items()})
+    losses = 2.3 * np.linspace(1, 0.95, 2001)
+    (event,) = every_hundred("gradient_vanishing:layers", loss=losses, **layers)
+    assert (event.step, event.place) == (100, "first")
+    assert "lost on its way to first" in event.message
+
+
+def test_a_branch_that_is_scaled_to_nothing_at_first_is_not_lost() -> None:
+    scaled = layered("grad_norm", stem=steady[:21], a=1e-6 * steady[:21], b=1e-6 * steady[:21], head=steady[:21])
+    assert every_hundred("gradient_vanishing:layers", loss=np.full(2001, 2.3), **scaled) == []
+
+
 def test_one_layer_of_many_whose_gradient_is_nearly_nothing_is_named() -> None:
     layers = layered("grad_norm", first=steady[:21], second=1e-9 * steady[:21], last=steady[:21])
     (event,) = every_hundred("gradient_vanishing:layers", loss=np.full(2001, 2.3), **layers)
