@@ -23,7 +23,9 @@ from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.roots import models_of
 
 PATIENCE = 2
-"""After so many gates without a call, the script is taken to call not this module but the one inside it."""
+"""After so many gates without a call, the script is taken to call not this module but those inside it."""
+MOST_PARTS = 32
+"""A script that calls each of very many parts itself would pay for a hook on each."""
 MOST_SEARCHES = 8
 """A script that makes an optimizer for every sample has no model that could be followed."""
 
@@ -65,6 +67,8 @@ class ForwardWatch:
         self._searches = 0
         self._watched: dict[int, ForwardHooks] = {}
         """By the identity of the module."""
+        self._part_of: dict[int, weakref.ref[Module]] = {}
+        """Of modules that are watched in the place of the model that they belong to: that model."""
         self._uncalled: dict[int, int] = {}
         """Modules that were not called yet, and how many gates ago they were met."""
         self._open = 0
@@ -75,9 +79,15 @@ class ForwardWatch:
         self._patches = HookHandles()
 
     @property
-    def roots(self) -> tuple[Module, ...]:
-        """The modules that are watched."""
-        return tuple(root for each in self._watched.values() if (root := each.root) is not None)
+    def models(self) -> tuple[Module, ...]:
+        """The models that train; one whose parts the script calls itself is one model."""
+        found: dict[int, Module] = {}
+        for key, hooks in self._watched.items():
+            whole = self._part_of.get(key)
+            model = hooks.root if whole is None else whole()
+            if model is not None:
+                found.setdefault(id(model), model)
+        return tuple(found.values())
 
     def at_gate(self, optimizer: Optimizer) -> None:
         """Runs at each gate: look for the models of an optimizer that is new."""
@@ -121,7 +131,7 @@ class ForwardWatch:
         self._uncalled[id(root)] = 0
 
     def _look_deeper(self) -> None:
-        """Lightning and the like call a method of the outermost module, which then calls the model."""
+        """Lightning and the like call a method of the outermost module, which then calls the model, or its parts."""
         for key, gates in list(self._uncalled.items()):
             self._uncalled[key] = gates + 1
             if gates + 1 < PATIENCE:
@@ -129,10 +139,16 @@ class ForwardWatch:
             del self._uncalled[key]
             hooks = self._watched.pop(key)
             hooks.remove()
-            root = hooks.root
-            inner = None if root is None else _the_one_inside(root)
-            if inner is not None:
-                self._watch(inner)
+            root, whole = hooks.root, self._part_of.pop(key, None)
+            parts = [] if root is None else _those_inside(root)
+            if root is None or len(self._watched) + len(parts) > MOST_PARTS:
+                continue
+            if len(parts) > 1 and whole is None:
+                whole = weakref.ref(root)
+            for each in parts:
+                if id(each) not in self._watched and whole is not None:
+                    self._part_of[id(each)] = whole
+                self._watch(each)
 
     def _begins(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if (self._open and self._open != id(root)) or not self._counts(root):
@@ -184,9 +200,8 @@ class ForwardWatch:
                 each.put_on()
 
 
-def _the_one_inside(root: Module) -> Module | None:
-    """The only module in it that has parameters, if all parameters are in there."""
-    if any(each is not None for each in root._parameters.values()):
-        return None
+def _those_inside(root: Module) -> list[Module]:
+    """The modules right inside it that have parameters; none where it has parameters of its own and one of them."""
     owners = [each for each in root._modules.values() if each is not None and any(True for _ in each.parameters())]
-    return owners[0] if len(owners) == 1 else None
+    alone = len(owners) == 1 and any(each is not None for each in root._parameters.values())
+    return [] if alone else list(dict.fromkeys(owners))

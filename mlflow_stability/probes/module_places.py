@@ -28,18 +28,26 @@ class ModulePlaces:
 
     def inside(self, root: Module) -> Iterator[tuple[str, Module]]:
         """The modules in `root`, each once and the outermost left out, in the order of the model."""
-        before = self._title(root)
+        title, path = self._place(root)
         scripted: set[Module] = set()
         for name, module in root.named_modules():
             if isinstance(module, torch.jit.ScriptModule):  # hooks do not run in what is inside of it
                 scripted.update(module.modules())
-            plain = plain_name(name)
+            plain = ".".join(filter(None, (path, plain_name(name))))
             if plain and module not in scripted:
-                yield before + plain, module
+                yield title + plain, module
 
-    def _title(self, root: Module) -> str:
+    def _place(self, root: Module) -> tuple[str, str]:
+        """What the names of its model's modules begin with, and where in it `root` is; mostly it is the model."""
+        part = unwrapped(root)
+        for model in () if self._models is None else map(unwrapped, self._models()):
+            for name, module in () if model is part else model.named_modules():
+                if module is part or module is root:
+                    return self._title(model), plain_name(name)
+        return self._title(part), ""
+
+    def _title(self, model: Module) -> str:
         """What the names of a model's modules begin with: nothing, where it is the only one."""
-        model = unwrapped(root)
         if all(each() is not model for each in self._met):
             self._met.append(weakref.ref(model))
         known = [each() for each in self._met] if self._models is None else map(unwrapped, self._models())

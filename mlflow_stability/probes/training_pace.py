@@ -49,7 +49,7 @@ class TrainingPace:
     @property
     def models(self) -> tuple[Module, ...]:
         """The models that train."""
-        return self._watch.roots
+        return self._watch.models
 
     def close(self) -> None:
         """Take our hooks off the models."""

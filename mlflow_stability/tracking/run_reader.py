@@ -105,7 +105,8 @@ class RunReader:
         if found is None:
             raise RunNotFoundError(
                 f"Run {self.run_id} holds nothing that mlflow-stability recorded: no file in {RECORD_FOLDER} and no "
-                "metric stability/…. Was autolog() on? `mlflow-stability sync` delivers what was left behind."
+                "metric stability/…. Was autolog() on? If it ended a moment ago, it may still be on its way: try again. "
+                "`mlflow-stability sync` delivers what was left behind."
             )
         return found
 

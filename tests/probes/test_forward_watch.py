@@ -14,6 +14,7 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 from mlflow_stability.probes.forward_watch import ForwardWatch
+from mlflow_stability.probes.module_places import ModulePlaces
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.(script|save|load)"),  # on its way out, and still in use
@@ -127,9 +128,39 @@ def test_a_script_that_calls_the_module_inside_is_heard_after_two_gates() -> Non
         outer.net(torch.ones(2, 4))
         watch.at_gate(optimizer)
     assert heard.calls == [("Net", 1, []), "ended"]
-    assert watch.roots == (outer.net,)
+    assert watch.models == (outer.net,)
     watch.remove()
     assert hooks_of(outer) == 0
+
+
+class Parts(nn.Module):
+    """Is never called itself; one of its parts is a list, which nobody can call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.encoder = Net()
+        self.blocks = nn.ModuleList([nn.Linear(4, 4), nn.ReLU()])
+        self.scale = nn.Parameter(torch.ones(()))
+
+
+def test_a_script_that_calls_the_parts_of_its_model_is_heard_and_has_one_model() -> None:
+    model = Parts()
+    heard = Heard()
+    watch = ForwardWatch(lambda part, body: body, (heard,))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(6):
+        heard.calls.clear()
+        hidden = model.encoder(torch.ones(2, 4))
+        for block in model.blocks:
+            hidden = block(hidden)
+        watch.at_gate(optimizer)
+    assert heard.calls == [("Net", 1, []), "ended", ("Linear", 1, []), "ended"]
+    assert watch.models == (model,)
+    places = [dict(ModulePlaces(lambda: watch.models).inside(each)) for each in (model.encoder, model.blocks[0], model)]
+    assert [list(each) for each in places[:2]] == [["encoder", "encoder.inner", "encoder.drop"], ["blocks.0"]]
+    assert places[2].items() >= {**places[0], **places[1]}.items()
+    watch.remove()
+    assert hooks_of(model) == 0
 
 
 def test_removing_leaves_every_module_as_it_was() -> None:
@@ -262,5 +293,5 @@ def test_a_module_that_answers_in_the_name_of_others_disturbs_nobody() -> None:
 
     odd, model = Odd(), Net()
     watch, _ = watched(model)
-    assert watch.roots == (model,)
+    assert watch.models == (model,)
     del odd
