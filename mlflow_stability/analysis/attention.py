@@ -49,7 +49,7 @@ def attention_heatmap(
         return draw(run_id_or_path_or_map)
     stored = _stored(run_id_or_path_or_map, tracking_uri)
     maps = stored.maps(_step(step, stored.steps, stored.name))
-    return draw(_layer(layer, maps), stored.name)
+    return draw(_layer(layer, maps), name=stored.name)
 
 
 def compare_attention(
@@ -62,23 +62,24 @@ def compare_attention(
     """Where the heads of one layer look in two runs: side by side, their difference, and every head's entropy.
 
     Takes what ``attention_heatmap`` takes. Without `step` it is the last one that both have; where they share none,
-    the last of each. Without `layer` it is the first of the first run.
+    the last of each. Without `layer` it is the first that both have by name; where they share none, the first of the
+    first run and that of the same number in the second, and the picture names both.
     """
     stored = [None if isinstance(each, AttentionMap) else _stored(each, tracking_uri) for each in (run_a, run_b)]
     known = [each for each in stored if each is not None]
     shared = sorted(set.intersection(*(set(each.steps) for each in known))) if known else []
     if step is None and shared:
         step = shared[-1]
-    found: list[AttentionMap] = []
+    elif step is not None and len(known) == 2 and step not in shared:
+        raise SettingsError(_not_shared(step, known[0], known[1], shared))
+    there: list[Sequence[AttentionMap]] = []
     for given, one in zip((run_a, run_b), stored, strict=True):
-        if one is None:
-            assert isinstance(given, AttentionMap)
-            found.append(given)
-            continue
-        maps = one.maps(_step(step, one.steps, one.name))
-        same = [each for each in maps if found and layer is None and each.layer == found[0].layer]
-        number = found[0].layer_number if found and layer is None else layer
-        found.append(same[0] if same else _layer(number, maps))
+        if isinstance(given, AttentionMap):
+            there.append([given])
+        elif one is not None:
+            maps = one.maps(_step(step, one.steps, one.name))
+            there.append(maps if layer is None else [_layer(layer, maps, one.name)])
+    found = _alike(there[0], there[1])
     names = [one.name if one else f"{word} map" for one, word in zip(stored, ("first", "second"), strict=True)]
     if names[0] == names[1]:
         names = [given[:8] if isinstance(given, str) else names[0] for given in (run_a, run_b)]
@@ -134,7 +135,31 @@ def _step(asked: int | None, there: Sequence[int], name: str) -> int:
     )
 
 
-def _layer(asked: str | int | None, maps: Sequence[AttentionMap]) -> AttentionMap:
+def _not_shared(step: int, one: StoredAttention, other: StoredAttention, shared: Sequence[int]) -> str:
+    """Which of two runs lacks a step, and what can be compared instead."""
+    without = [each.name for each in (one, other) if step not in each.steps]
+    if len(without) == 2:
+        said = f"Neither {one.name} nor {other.name} has attention maps of step {step:,}."
+    else:
+        having = other.name if without[0] == one.name and step in other.steps else one.name
+        said = f"{without[0]} has no attention maps of step {step:,}, while {having} has."
+    if not shared:
+        return f"{said} They share no step; without `step` the last of each are compared."
+    nearest = min(shared, key=lambda each: abs(each - step))
+    both = _listed([f"{each:,}" for each in shared], "steps")
+    return f"{said} The nearest that both have is step {nearest:,}. Both have maps of {both}."
+
+
+def _alike(one: Sequence[AttentionMap], other: Sequence[AttentionMap]) -> tuple[AttentionMap, AttentionMap]:
+    """The first layer that both have by name; else the first of the one, and that of its number in the other."""
+    for mine in one:
+        for theirs in other:
+            if mine.layer == theirs.layer:
+                return mine, theirs
+    return one[0], next((each for each in other if each.layer_number == one[0].layer_number), other[0])
+
+
+def _layer(asked: str | int | None, maps: Sequence[AttentionMap], run: str = "") -> AttentionMap:
     if asked is None:
         return maps[0]
     if isinstance(asked, int):
@@ -146,7 +171,8 @@ def _layer(asked: str | int | None, maps: Sequence[AttentionMap]) -> AttentionMa
         return found[0]
     names = _listed([f"{each.layer_number}: {each.layer}" for each in maps], "layers")
     what = "no layer" if not found else "more than one layer"
-    raise SettingsError(f"There is {what} {asked!r} at step {maps[0].step:,}. There are maps of {names}.")
+    where = f" in {run}" if run else ""
+    raise SettingsError(f"There is {what} {asked!r}{where} at step {maps[0].step:,}. There are maps of {names}.")
 
 
 def _listed(names: Sequence[str], many: str) -> str:

@@ -1,8 +1,8 @@
 """Remembers the cards of finished runs on this machine.
 
 In: what a tracking store says of a run, and the settings of the detectors. Out: the card that was made of just that
-state, if it was. Promised: a run that changed, other settings, or another version of ours is a miss; so is an entry
-that is damaged, and a folder that cannot be written to; only the owner can read it.
+state, if it was. Promised: a run that changed, other settings, other rules of ours are a miss; so is an entry that is
+damaged, and a folder that cannot be written to; only the owner can read it.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import time
 from pathlib import Path
 
 import mlflow_stability
+from mlflow_stability.analysis.rules_fingerprint import fingerprint_of_rules
 from mlflow_stability.vocabulary.card_text import card_of, text_of
 from mlflow_stability.vocabulary.run_card import RunCard
 from mlflow_stability.vocabulary.run_head import RunHead
@@ -37,7 +38,7 @@ class CardCache:
 
     def __init__(self, detectors: str | None, folder: Path | None = None) -> None:
         self._folder = folder or cache_folder()
-        self._judged_by = f"{mlflow_stability.__version__}\n{detectors or ''}"
+        self._judged_by = f"{mlflow_stability.__version__}\n{fingerprint_of_rules()}\n{detectors or ''}"
         self._writable = True
 
     def find(self, head: RunHead) -> RunCard | None:

@@ -47,10 +47,9 @@ def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None) -> Pair:
     parting = parting_of(one, other)
     if rulers is None:
         return Pair(parting)
-    aligned = first.onset is not None or second.onset is not None
     names = (first.name or first.source, second.name or second.source)
     return Pair(
-        parting, layers_beside(courses, theirs, rulers, aligned=aligned), tuple(lacking(courses, theirs, names))
+        parting, layers_beside(courses, theirs, rulers, (first, second)), tuple(lacking(courses, theirs, names))
     )
 
 

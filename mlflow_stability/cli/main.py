@@ -16,6 +16,7 @@ import click
 
 import mlflow_stability
 from mlflow_stability.cli.on_demand import CommandsOnDemand
+from mlflow_stability.cli.unknown_option import with_a_hint
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.reports.harmless import plain
 
@@ -58,7 +59,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     try:
         code = commands.main(arguments, prog_name="mlflow-stability", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        with_a_hint(error).show()
         return COULD_NOT
     except StabilityError as error:
         click.echo(f"mlflow-stability: {plain(str(error))}", err=True)

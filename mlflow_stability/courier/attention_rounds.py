@@ -58,6 +58,11 @@ class Round:
     is_last: bool
     """Of the training, which is over."""
 
+    @property
+    def layers(self) -> int:
+        """How many layers attend: of many only some have maps, numbered among all of them, the last one always."""
+        return max(len(self.files), *(each.layer_number + 1 for each in self.files))
+
 
 class RoundReader:
     """One who passes all rounds: `maps` or `pictures`."""
@@ -83,6 +88,18 @@ class RoundReader:
             return None  # it may be the last of the training, which is kept
         is_last &= over
         return Round(files[0].attempt, files[0].step, files, written, is_kept or is_last, is_last)
+
+    def rest(self) -> list[Round]:
+        """All rounds that are left, when the training is over."""
+        waiting = [each for each in attention_map_files(self._recording) if _place(each) > self._until]
+        rounds = [tuple(group) for _, group in groupby(waiting, _place)]
+        found = []
+        for number, files in enumerate(rounds, self._passed + 1):
+            is_last = number == self._passed + len(rounds)
+            written = max(_written(each.path) for each in files)
+            is_kept = is_last or self._thinning.keeps(number)
+            found.append(Round(files[0].attempt, files[0].step, files, written, is_kept, is_last))
+        return found
 
     def passed(self, one: Round) -> None:
         """It is dealt with."""

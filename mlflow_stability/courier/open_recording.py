@@ -56,10 +56,8 @@ class OpenRecording:
         layers = LayerStream(delivered, self.writer, opening.time)
         attention = AttentionStream(delivered, self.writer)
         self._streams: list[Stream] = [self.events, facts, self.metrics, self.parts, layers, attention]
-        self._pictures: list[Stream] = [
-            FigureStream(delivered, self.writer),
-            AttentionPictures(delivered, self.writer),
-        ]
+        self._attention = AttentionPictures(delivered, self.writer, process.alive)
+        self._pictures: list[Stream] = [FigureStream(delivered, self.writer), self._attention]
         self._checkpoints: CheckpointStream | None = None
         self._batches: BatchStream | None = None
         self._board = TagBoard(self.writer, delivered.number or 0, place)
@@ -68,6 +66,8 @@ class OpenRecording:
         every: list[Stream | TagBoard] = [*self._streams, *self._pictures, self._board]
         self._patience = {each: Patience() for each in every}
         self._last_words: dict[str, Any] = {}
+        self._told = False
+        """How it ended is said, and nothing but pictures can be left."""
         self.finished = False
         """Nothing is left to do."""
 
@@ -99,9 +99,11 @@ class OpenRecording:
         for picture in self._pictures:  # they come when all the rest is there
             if not (arrived and picture.done):
                 moved |= self._try(picture, partial(picture.advance, arrived))
-        if arrived and all(picture.done for picture in self._pictures):
-            return self._try(self._board, partial(self._end, alive, killed_for_memory)) or moved
-        if self._board.due():
+        left = [picture for picture in self._pictures if not picture.done]
+        if arrived and not self._told and (not left or (left == [self._attention] and not self._attention.awaited)):
+            moved |= self._try(self._board, partial(self._end, alive, killed_for_memory))
+        self.finished = self._told and not left
+        if not self._delivered.complete and self._board.due():
             self._try(self._board, self._show)
         return moved
 
@@ -147,7 +149,7 @@ class OpenRecording:
             self._delivered.save()
         if process_first:
             return False
-        self.finished = True
+        self._told = True
         return True
 
     def _try(self, what: Stream | TagBoard, act: Callable[[], bool | None]) -> bool:

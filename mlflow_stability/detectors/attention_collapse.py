@@ -2,15 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from statistics import fmean
+from collections import deque
+from dataclasses import dataclass, field
+from statistics import fmean, median
 from typing import ClassVar
 
 from mlflow_stability.detectors.attention_heads import Heads, and_others, heads_in_words
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
-from mlflow_stability.detectors.whole_model import ALL
+from mlflow_stability.detectors.whole_model import ALL, of_the_whole
 from mlflow_stability.vocabulary.event import Event, Severity
+
+_RECENT = 10
+
+
+@dataclass(slots=True)
+class Looks:
+    """What has been seen so far."""
+
+    heads: Heads = field(default_factory=Heads)
+    first_losses: list[float] = field(default_factory=list)
+    recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,7 +31,8 @@ class AttentionCollapse:
 
     What it sees: in 2 measurements in a row at least half of the heads of a layer with an entropy below 0.05 of what it
     could be, or below a tenth of what it was at first. Heads that began below 0.1 are left out: some are made to look
-    at one place. The layer with the lowest entropy is named, each layer once until it looks around again.
+    at one place; but not where all heads of a layer are below 0.001 while the loss is no lower than 0.98 of its start.
+    The layer with the lowest entropy is named, each layer once until it looks around again.
 
     Why it matters: a softmax that is saturated has next to no gradient: queries and keys stop learning, and the loss
     often rises soon after.
@@ -43,6 +56,12 @@ class AttentionCollapse:
     """Of which share of a layer's heads at least."""
     rounds: int = 2
     """In how many measurements in a row."""
+    nothing: float = 0.001
+    """The entropy below which all heads of a layer, however they began, look at one place ..."""
+    stuck: float = 0.98
+    """... where the loss is at this share of its start or above: of its first value and of the first 20."""
+    start: int = 20
+    """How many first losses are the start; their median counts."""
 
     kind: ClassVar[str] = "attention_collapse"
     rule: ClassVar[str] = ""
@@ -58,23 +77,30 @@ class AttentionCollapse:
         "Clip or decay the weights of queries and keys.",
     )
 
-    def begin(self) -> Heads:
+    def begin(self) -> Looks:
         """Start afresh, knowing nothing."""
-        return Heads()
+        return Looks()
 
-    def step(self, state: Heads, point: Point) -> tuple[Heads, Event | None]:
+    def step(self, looks: Looks, point: Point) -> tuple[Looks, Event | None]:
         """Look at the next entropy of a head; layers are judged when the step is complete."""
-        layers = state.take(point, "attention_entropy")
-        if not layers:
-            return state, None
-        narrow = {layer: self._narrow(state, heads) for layer, heads in layers.items()}
+        layers = looks.heads.take(point, "attention_entropy")
+        event = self._judged(looks, layers) if layers else None
+        if point.quantity == "loss" and point.finite and of_the_whole(point.place):
+            if len(looks.first_losses) < self.start:
+                looks.first_losses.append(point.value)
+            looks.recent_losses.append(point.value)
+        return looks, event
+
+    def _judged(self, looks: Looks, layers: dict[str, list[Point]]) -> Event | None:
+        state, learns = looks.heads, self._learns(looks)
+        narrow = {layer: self._narrow(state, heads, learns) for layer, heads in layers.items()}
         told = state.lasting(layers, [layer for layer, heads in narrow.items() if heads], self.rounds)
         if not told:
-            return state, None
+            return None
         layer = min(told, key=lambda each: fmean(head.value for head in narrow[each]))
         heads = narrow[layer]
         entropy, start = fmean(each.value for each in heads), fmean(state.starts[each.place] for each in heads)
-        return state, finding(
+        return finding(
             self,
             heads[0]._replace(place=layer),
             self.severities[-1],
@@ -84,8 +110,18 @@ class AttentionCollapse:
             {"attention_entropy": entropy, "start": start, "heads": float(len(heads)), "layers": float(len(told))},
         )
 
-    def _narrow(self, state: Heads, heads: list[Point]) -> list[Point]:
+    def _learns(self, looks: Looks) -> bool:
+        """Whether the loss has fallen, or nobody can tell yet."""
+        first = looks.first_losses
+        if len(first) < self.start:
+            return True
+        start = min(first[0], median(first))
+        return start <= 0 or median(looks.recent_losses) < self.stuck * start
+
+    def _narrow(self, state: Heads, heads: list[Point], learns: bool) -> list[Point]:
         """The heads that look at one place, if they are enough of the layer's."""
+        if not learns and all(each.value < self.nothing for each in heads):
+            return heads
         able = [each for each in heads if state.starts[each.place] >= self.born]
         found = [
             each

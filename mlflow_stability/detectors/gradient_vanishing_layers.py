@@ -34,7 +34,8 @@ class GradientVanishingLayers:
     What it sees: in 5 measurements in a row a layer whose gradient norm is below 1e-7 but not zero, or a first layer
     whose gradient norm is below a hundredth of the last one's; and a loss that has fallen by less than 2 % from its
     start. Or, in a single measurement, a first layer and half of the front half of all layers below a ten-thousandth
-    of the largest; and a loss that has fallen by less than 10 %. One finding until the gradient is there.
+    of the largest; and a loss that has fallen by less than 10 %. What the model, or a module that holds the layers,
+    owns itself, such as learned positions, is no first layer. One finding until the gradient is there.
 
     Why it matters: the layers before that one stay as they were drawn; the model is as deep as what lies behind it.
 
@@ -95,7 +96,7 @@ class GradientVanishingLayers:
         return state, event
 
     def _judged(self, state: Depths, layers: list[Point]) -> Event | None:
-        known = [each for each in layers if each.finite and each.value > 0]
+        known = [each for each in _without_what_holds_them(layers) if each.finite and each.value > 0]
         share = self._share_of_loss(state)
         if len(known) < self.fewest or share is None:
             return None
@@ -141,3 +142,15 @@ class GradientVanishingLayers:
             return None
         start, now = median(state.first_losses), median(state.recent_losses)
         return now / start if start > 0 and now > 0 else None
+
+
+def _without_what_holds_them(layers: list[Point]) -> list[Point]:
+    """The layers from the first one on: parameters beside the layers come before them in the order of the model.
+
+    What a model owns itself goes by its class, which begins with a capital as no module's name does.
+    """
+    for at, each in enumerate(layers):
+        own = each.place[:1].isupper() and "." not in each.place
+        if not own and not any(other.place.startswith(f"{each.place}.") for other in layers):
+            return layers[at:]
+    return layers

@@ -1,7 +1,8 @@
 """Shows every observation to the detectors that want it: the only driver, live and in replay.
 
 In: observations in the order in which they were recorded, and resets. Out: events. Promised: the same observations
-and resets give the same events, whenever and wherever they are shown.
+and resets give the same events, whenever and wherever they are shown. A judgement that Ctrl-C ends half-way leaves
+the detectors behind it without that step, and the one that was looking begins afresh.
 """
 
 from __future__ import annotations
@@ -26,10 +27,11 @@ _Step = Callable[[Any, Point], tuple[Any, Event | None]]
 class _Seat:
     """A detector's place at the table: what it has seen so far of one place."""
 
-    __slots__ = ("state", "step")
+    __slots__ = ("begin", "state", "step")
 
     def __init__(self, detector: Detector) -> None:
         self.step: _Step = detector.step
+        self.begin = detector.begin
         self.state = detector.begin()
 
 
@@ -60,8 +62,8 @@ class Panel:
     def judge(self, reading: StepReading) -> list[Event]:
         """Judge all values of a step, in their order; live and in replay this is the loop."""
         if reading.signals is not self._layout:  # mostly the same tuple as a step ago
-            self._layout = reading.signals
-            self._layout_desks = [self._desk(signal) for signal in reading.signals]
+            desks = [self._desk(signal) for signal in reading.signals]  # all of them, before any is relied upon
+            self._layout, self._layout_desks = reading.signals, desks
         return _judged(self._layout_desks, reading.values, reading.step, reading.attempt, reading.time)
 
     def observe(self, observation: Observation) -> list[Event]:
@@ -99,59 +101,68 @@ def _judged(
 ) -> list[Event]:
     """Compare each value with its baseline and let every detector that wants it look."""
     events: list[Event] = []
-    for desk, value in zip(desks, values, strict=True):
-        if desk is None:  # most values are only recorded
-            continue
-        baseline, before = desk.baseline, desk.before
-        finite = isfinite(value)
-        if finite:
-            desk.before = value
-        # Made as a tuple is: the generated `__new__` would take as long as half of the detectors.
-        if baseline is not None and finite:
-            baseline.take(value)
-            point = new_tuple(
-                Point,
-                (
-                    desk.quantity,
-                    desk.place,
-                    step,
-                    value,
-                    attempt,
-                    time,
-                    True,
-                    before,
-                    baseline.z,
-                    baseline.accepted,
-                    baseline.center,
-                    baseline.scale,
-                    baseline.tail,
-                    baseline.logarithmic,
-                ),
-            )
-        else:
-            point = new_tuple(
-                Point,
-                (
-                    desk.quantity,
-                    desk.place,
-                    step,
-                    value,
-                    attempt,
-                    time,
-                    finite,
-                    before,
-                    0.0,
-                    finite,
-                    0.0,
-                    0.0,
-                    0.0,
-                    True,
-                ),
-            )
-        for seat in desk.seats:
-            seat.state, event = seat.step(seat.state, point)
-            if event is not None:
-                events.append(event)
+    desk: _Desk | None = None
+    seat: _Seat | None = None
+    try:
+        for desk, value in zip(desks, values, strict=True):
+            if desk is None:  # most values are only recorded
+                continue
+            seat, baseline, before = None, desk.baseline, desk.before
+            finite = isfinite(value)
+            if finite:
+                desk.before = value
+            # Made as a tuple is: the generated `__new__` would take as long as half of the detectors.
+            if baseline is not None and finite:
+                baseline.take(value)
+                point = new_tuple(
+                    Point,
+                    (
+                        desk.quantity,
+                        desk.place,
+                        step,
+                        value,
+                        attempt,
+                        time,
+                        True,
+                        before,
+                        baseline.z,
+                        baseline.accepted,
+                        baseline.center,
+                        baseline.scale,
+                        baseline.tail,
+                        baseline.logarithmic,
+                    ),
+                )
+            else:
+                point = new_tuple(
+                    Point,
+                    (
+                        desk.quantity,
+                        desk.place,
+                        step,
+                        value,
+                        attempt,
+                        time,
+                        finite,
+                        before,
+                        0.0,
+                        finite,
+                        0.0,
+                        0.0,
+                        0.0,
+                        True,
+                    ),
+                )
+            for seat in desk.seats:
+                seat.state, event = seat.step(seat.state, point)
+                if event is not None:
+                    events.append(event)
+    except BaseException:  # Ctrl-C: what was being changed may be half-changed, and begins afresh
+        if seat is not None:
+            seat.state = seat.begin()
+        elif desk is not None and desk.baseline is not None:
+            desk.baseline = Baseline()
+        raise
     return events
 
 

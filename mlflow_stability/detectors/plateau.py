@@ -14,10 +14,14 @@ from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 
-# The class counts and vocabularies that people use; the logarithm of some number is near to any loss.
-_CLASSES: tuple[int, ...] = (
-    *range(2, 21),
-    *(100, 128, 256, 512, 1000, 1024, 10_000, 30_522, 32_000, 32_768, 50_257, 50_304, 65_536, 128_256),
+FEW = range(2, 25)
+"""Numbers of classes that lie so far apart that each may be meant."""
+# The alphabets, data sets and vocabularies that people use. Not all numbers: the logarithm of some is near to any loss.
+# 26-28 letters; 47 and 62 EMNIST; 65 tiny Shakespeare; 200 Tiny ImageNet; 365 Places. 101, 102 and 1024 lie so near to
+# 100 and 1000 that a loss does not tell them apart.
+MANY: tuple[int, ...] = (
+    *(26, 27, 28, 32, 47, 62, 64, 65, 100, 128, 200, 256, 365, 512, 1000, 2048, 4096, 8192),
+    *(10_000, 16_384, 21_841, 30_522, 32_000, 32_768, 50_257, 50_304, 65_536, 100_277, 128_256, 151_936),
 )
 
 
@@ -44,7 +48,7 @@ class Plateau:
     than 10 % in all and has not fallen in the last 10,000 steps. Not to have fallen means: not clearly, and the noise
     leaves no room for half a percent. A loss at the logarithm of a number of classes is named as chance level. A run
     that gained more and then converged is no plateau. One finding until the loss has gained 10 %. Losses that can be
-    negative are not judged.
+    negative are not judged. `diagnose`, which sees the whole curve, judges shorter runs as well, from 15 points on.
 
     Why it matters: nothing is being learnt, and more steps of the same will not change that.
 
@@ -152,7 +156,5 @@ class Plateau:
 
 def _classes_of(loss: float, within: float) -> int:
     """The number of classes among which guessing gives this loss; 0 if there is none that people use."""
-    for classes in _CLASSES:
-        if abs(loss - math.log(classes)) <= within * math.log(classes):
-            return classes
-    return 0
+    away, classes = min((abs(loss / math.log(each) - 1), each) for each in (*FEW, *MANY))
+    return classes if away <= within else 0

@@ -64,6 +64,8 @@ class NotMeasured:
 
     What it sees: once, at the first steps: a model that is not found among Python's objects, because `gc.freeze()` has
     hidden it; parameters that are split over processes (FSDP, `DTensor`), of whose norms each process knows a part.
+    When it is first due: a model that is not looked into, because something is compiled, or because running it once
+    more might change the training.
 
     Why it matters: what is missing from the run is missing for this reason, and nothing is wrong with the training.
 

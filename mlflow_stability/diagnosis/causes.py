@@ -22,6 +22,8 @@ from mlflow_stability.diagnosis.nouns import noun_of
 from mlflow_stability.diagnosis.numeric_cause import gradient_first_look, loss_scale_look, overflow_look
 from mlflow_stability.diagnosis.one_batch_cause import bad_batch_look
 from mlflow_stability.diagnosis.origin_cause import hardware_look, one_step_look, origin_look
+from mlflow_stability.diagnosis.origin_reading import KIND, NEAR, said_of
+from mlflow_stability.diagnosis.remedies import AGAINST
 from mlflow_stability.diagnosis.surroundings import Surroundings, surroundings_of
 from mlflow_stability.diagnosis.weights_cause import damage_look, decay_look, setting_look
 from mlflow_stability.vocabulary.diagnosis import Cause
@@ -85,6 +87,25 @@ LOOKS: dict[str, tuple[Callable[[Surroundings], Look], ...]] = {
     "stall": (end_look,),
 }
 """For each kind where to look, in the order in which causes of the same certainty are believed."""
+FINDS: dict[Callable[[Surroundings], Look], frozenset[str]] = {
+    accumulation_look: frozenset({"gradients_not_cleared"}),
+    bad_batch_look: frozenset({"bad_batch"}),
+    damage_look: frozenset({"damaged_weights"}),
+    decay_look: frozenset({"weight_decay"}),
+    explosion_look: frozenset({"gradient_explosion"}),
+    gradient_first_look: frozenset({"gradient_non_finite"}),
+    growth_look: frozenset({"gradient_explosion"}),
+    hardware_look: frozenset({"hardware"}),
+    learning_rate_look: frozenset({"learning_rate_jump", "learning_rate_too_high", "no_warm_up"}),
+    loss_scale_look: frozenset({"fp16_scale"}),
+    one_step_look: frozenset({"bad_batch"}),
+    overflow_look: frozenset({"fp16_scale", "overflow"}),
+    rate_too_low_look: frozenset({"learning_rate_too_low"}),
+    repeated_data_look: frozenset({"repeated_data"}),
+    setting_look: frozenset({"configuration_changed"}),
+    vanishing_look: frozenset({"vanishing_gradients"}),
+}
+"""Which causes a look can find: where another one has found the same, it says nothing against it."""
 SAME_TROUBLE = 0.05
 """Episodes that begin within this share of the run after the first one have its cause, ..."""
 SAME_POINTS = 64
@@ -107,13 +128,34 @@ def cause_of(
         episode, looks, cause = min(
             found, key=lambda each: (each[0].kind in OF_THE_PROCESS, CERTAINTIES.index(each[2].certainty))
         )
-        ruled_out = tuple(look.ruled_out for look in looks if look.ruled_out)
+        cause = _with_birth(cause, surroundings_of(serious[0], history, curves, starts), episode)
+        ruled_out = _ruled_out(cause, LOOKS[episode.kind], looks)
         return replace(cause, ruled_out=ruled_out, kind=episode.kind, step=episode.start), ()
     first, looks = serious[0], looks_at(serious[0], history, curves, starts)
     seen, unseen = [look.ruled_out for look in looks if look.ruled_out], [look.unseen for look in looks if look.unseen]
     said = [f"Not it: {'; '.join(seen)}."] if seen else []
     said += [f"Not seen: {'; '.join(dict.fromkeys(unseen))}."] if unseen else []
     return None, (" ".join([f"Why there was {noun_of(first.kind)} at step {first.start}.", *said]),)
+
+
+def _ruled_out(cause: Cause, asked: Sequence[Callable[[Surroundings], Look]], looks: Sequence[Look]) -> tuple[str, ...]:
+    """What was looked at and is not it, without what would deny the cause that was found."""
+    pairs = zip(asked, looks, strict=True)
+    said = [each.ruled_out for look, each in pairs if cause.name not in FINDS.get(look, frozenset())]
+    return tuple(each for each in said if each)
+
+
+def _with_birth(cause: Cause, around: Surroundings, explained: Episode) -> Cause:
+    """The cause, with where a NaN was born meanwhile and what goes against that, if it does not say so."""
+    last = max(explained.end, explained.start + NEAR) if LOOKS[explained.kind] in (NON_FINITE, RISING) else -1
+    since = around.episode.start - NEAR
+    first = next((each for each in around.said(KIND) if since <= each.step <= last), None)
+    said = "" if first is None else said_of(first.message)
+    if first is None or any(said in one for one in (cause.statement, *cause.evidence)):
+        return cause
+    born = f"At step {first.step} {said[:1].lower()}{said[1:]}"
+    against = (*(cause.remedies or AGAINST.get(cause.name, ())), *first.remedies)
+    return replace(cause, evidence=(*cause.evidence, born), remedies=against)
 
 
 def _soon_after_the_first(serious: list[Episode], curves: RunCurves) -> list[Episode]:

@@ -11,6 +11,7 @@ from typing import Literal
 
 import numpy as np
 
+from mlflow_stability.diagnosis.batch_findings import birth_said, inputs_said, overflow_said
 from mlflow_stability.diagnosis.chance_level import chance_of
 from mlflow_stability.diagnosis.curves import decoded
 from mlflow_stability.diagnosis.gradient_cause import explosion_look, vanishing_look
@@ -24,6 +25,10 @@ from mlflow_stability.vocabulary.event import Severity
 
 State = Literal["ok", "bad", "unknown"]
 NON_FINITE = ("nan_detected", "inf_detected")
+FALLEN = 0.9
+"""A loss below this share of what it was at first has learned."""
+AT_FIRST = 5
+"""So many points, first ones and last ones, tell it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,11 +50,15 @@ class Case:
 def _locate(case: Case) -> Found:
     bad = _of(case.diagnosis, *NON_FINITE)
     if bad:
-        return Found(f"First seen in {bad[0].metric or 'the loss'}{_at(bad[0])} at step {bad[0].start}.", "bad")
+        seen = f"First seen in {bad[0].metric or 'the loss'}{_at(bad[0])} at step {bad[0].start}."
+        return Found(f"{seen} {birth_said(case.around)}".rstrip(), "bad")
     return Found(*_finite(case.around))
 
 
 def _inputs(case: Case) -> Found:
+    looked = inputs_said(case.around)
+    if looked is not None:
+        return Found(looked[0], "ok" if looked[1] else "bad")
     said = f"The inputs of step {case.around.episode.start} are not in the record."
     return Found(said, "unknown")
 
@@ -57,6 +66,9 @@ def _inputs(case: Case) -> Found:
 def _overflow(case: Case) -> Found:
     if not _of(case.diagnosis, *NON_FINITE):
         return Found(*_finite(case.around))
+    born = overflow_said(case.around)
+    if born is not None:
+        return Found(born[0], "bad" if born[1] else "ok")
     return _answer(overflow_look(case.around))
 
 
@@ -90,7 +102,19 @@ def _gradients(case: Case) -> Found:
     if trouble:
         return Found(trouble[0].message, "bad")
     look = vanishing_look(case.around)
-    return _answer(look if look.cause is not None else explosion_look(case.around))
+    # The gradients of a training that has learned are small: that is no trouble of its own.
+    lost = look.cause is not None and not _learned(case)
+    return _answer(look if lost else explosion_look(case.around))
+
+
+def _learned(case: Case) -> bool:
+    """Whether the loss had fallen when it began; for a run without trouble, at the end."""
+    loss, episode = case.around.loss, case.around.episode
+    if loss is None or episode.kind in ("gradient_vanishing", "plateau"):
+        return False
+    values = case.around.before(loss) if episode.kind else loss.values[loss.finite]
+    first = loss.values[loss.finite][:AT_FIRST]
+    return len(values) >= AT_FIRST and float(np.median(values[-AT_FIRST:])) < FALLEN * float(np.median(first))
 
 
 def _learning_rate(case: Case) -> Found:

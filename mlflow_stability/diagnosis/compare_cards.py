@@ -6,6 +6,7 @@ looked for. Out: a `Comparison`.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 
 from mlflow_stability.diagnosis.cohort_of import cohort_of
@@ -49,11 +50,16 @@ def comparison_of(
 def _summary(cards: Sequence[RunCard], unread: int) -> str:
     if not cards:
         return "No run could be read." if unread else "There is no run to compare."
-    lost = sum(card.lost for card in cards)
-    unstable = sum(card.unstable is True for card in cards) - lost
-    unclear = sum(card.unstable is None for card in cards)
-    stable = len(cards) - lost - unstable - unclear
-    parts = ((lost, "lost"), (unstable, "unstable"), (stable, "stable"), (unclear, "not to be told"))
-    counted = ", ".join(f"{count} {word}" for count, word in parts if count)
+    counts = Counter(card.state for card in cards)
+    shaky = sum(card.state == "stuck" and card.unstable is True for card in cards)
+    some = f" ({shaky} of them unstable as well)" if shaky else ""
+    words = {
+        "lost": "lost",
+        "unstable": "unstable",
+        "stuck": f"stuck{some if shaky < counts['stuck'] else ' and unstable'}",
+        "stable": "stable",
+        "unclear": "not to be told",
+    }
+    counted = ", ".join(f"{counts[state]} {word}" for state, word in words.items() if counts[state])
     more = f"; {unread} could not be read" if unread else ""
     return f"{len(cards)} run{'s' if len(cards) != 1 else ''}: {counted}{more}."

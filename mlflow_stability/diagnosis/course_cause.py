@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 
+from mlflow_stability.diagnosis.chance_level import chance_of, classes_in
 from mlflow_stability.diagnosis.look import Look, is_it, is_not
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
 
 
 def chance_look(around: Surroundings) -> Look:
     """Whether the model does no better than guessing."""
-    classes = int(around.episode.evidence.get("classes", 0))
     last = around.episode.evidence.get("last", math.nan)
+    named = classes_in(around.history.params)
+    classes = (chance_of(last, named) if last > 0 else 0) or int(around.episode.evidence.get("classes", 0))
     if classes > 1:
         return is_it(
             "guessing",
@@ -19,7 +21,10 @@ def chance_look(around: Surroundings) -> Look:
             "other inputs, inputs that carry nothing, or a learning rate far off would all look like this.",
             f"ln {classes} = {math.log(classes):.4g}, the loss is {last:.4g}",
         )
-    return is_not(f"guessing among a few classes: a loss of {shown(last)} is no such level")
+    if named:
+        levels = " or ".join(f"{shown(math.log(each))} among {each:,}" for each in sorted(set(named))[:3])
+        return is_not(f"guessing: it costs {levels} classes, the loss is {shown(last)}")
+    return is_not(f"guessing among a usual number of classes: a loss of {shown(last)} is no such level")
 
 
 def memorising_look(around: Surroundings) -> Look:

@@ -20,6 +20,8 @@ STRONG, STEADY, MARGINAL = 0.20, 0.05, 0.01
 """A fall by more than so much from the first to the last tenth; a rise by more than the last is a rise."""
 SMOOTH, NOISY = 0.05, 0.20
 """The volatility of the last tenth up to which a curve is smooth, and up to which it is noisy."""
+LEFT_AT_ONCE, LUCKY = 3.0, 4.0
+"""A first tenth at so many times the first value, by so many deviations of a point, was left at once."""
 OSCILLATION = 0.05
 """The least relative amplitude of an oscillation."""
 ONE_FREQUENCY = 0.3
@@ -41,7 +43,8 @@ def reading_of(curve: Curve) -> CurveReading | None:
     best = int(np.argmin(values))
     levels = levels_of(curve)
     described = len(values) >= FEWEST and levels is not None
-    change = _change(values) if described else None
+    start = _start(values, levels)
+    change = _change(values, start) if described else None
     volatility = _volatility(values) if described else None
     trend = _trend(change)
     health = _health(curve, values)
@@ -60,7 +63,7 @@ def reading_of(curve: Curve) -> CurveReading | None:
         stability=_stability(volatility),
         volatility=volatility,
         pattern=_pattern(values, levels) if described and levels is not None else "",
-        shape=_shape(levels, trend, health) if described and levels is not None else "",
+        shape=_shape(levels, trend, health, start) if described and levels is not None else "",
         health=health,
         expected_final=fitted_end(levels.steps, np.exp(levels.x)) if levels and levels.logarithmic else None,
         spike_score=spike_score(values),
@@ -72,8 +75,17 @@ def _tenths(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
     return values[:count], values[-count:]
 
 
-def _change(values: NDArray[np.float64]) -> float | None:
-    first, last = (float(np.median(part)) for part in _tenths(values))
+def _start(values: NDArray[np.float64], levels: Levels | None) -> float:
+    """The level where the curve began: of its first tenth, or its first value where it left that at once, upwards."""
+    level, first = float(np.median(_tenths(values)[0])), float(values[0])
+    if levels is None or not levels.logarithmic or not 0 < LEFT_AT_ONCE * first <= level:
+        return level
+    one = levels.noise * np.sqrt(levels.size)  # the noise of a single point: a lucky first value is no level
+    return first if np.log(level / first) > LUCKY * one else level
+
+
+def _change(values: NDArray[np.float64], first: float) -> float | None:
+    last = float(np.median(_tenths(values)[1]))
     return (last - first) / abs(first) if first else None
 
 
@@ -120,11 +132,12 @@ def _pattern(values: NDArray[np.float64], levels: Levels) -> str:
     return "monotone" if falling.mean() >= 0.95 and levels.x[-1] < levels.x[0] else "bouncy"
 
 
-def _shape(levels: Levels, trend: str, health: str) -> str:
+def _shape(levels: Levels, trend: str, health: str, began: float) -> str:
     x, count = levels.x, len(levels)
     lowest = int(np.argmin(x))
     edge = max(1, count // 10)
     start, end = float(np.median(x[:edge])), float(np.median(x[-edge:]))
+    start = min(start, float(np.log(began))) if levels.logarithmic and began > 0 else start
     if health == "exploding" or (levels.logarithmic and end - float(x[lowest]) > np.log(10)):
         return "explosion"
     least = BROKEN_U if levels.logarithmic else 3.0

@@ -21,6 +21,7 @@ from mlflow_stability.diagnosis.curve_reading import reading_of
 from mlflow_stability.diagnosis.curves import RunCurves, run_curves, starts_of
 from mlflow_stability.diagnosis.endings import endings_of
 from mlflow_stability.diagnosis.episodes import episodes_of
+from mlflow_stability.diagnosis.fitting_remedies import with_fitting_remedies
 from mlflow_stability.diagnosis.hindsight import in_hindsight
 from mlflow_stability.diagnosis.limits import limits_of
 from mlflow_stability.diagnosis.passed import passed
@@ -63,6 +64,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
     silence = silence_of(history)
     outcome = outcome_of(episodes, readings, history.outcome, measured=measured and not silence, last_attempt=resumed)
     cause, undecided = cause_of(episodes, history, curves)
+    episodes, cause = with_fitting_remedies(episodes, cause, history)
     return Diagnosis(
         source=history.source,
         name=history.name,

@@ -15,6 +15,9 @@ from mlflow_stability.diagnosis.levels import Levels, coarser, levels_of, noise_
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 
+LAST = 5
+"""So many last points say together where a loss ended: a single one may be lucky."""
+
 
 @dataclass(frozen=True, slots=True)
 class DivergenceRule:
@@ -148,7 +151,12 @@ class DivergenceRule:
         start = onset(levels, best, limit)
         finite = curve.values[curve.finite]
         around = finite[best * levels.size : (best + 1) * levels.size]
-        lowest, last = float(np.median(around)), float(np.median(finite[-min(5, len(finite)) :]))
+        lowest = float(np.median(around))
+        broken = not np.isfinite(curve.values[-1])
+        last = float(finite[-1] if broken else np.median(finite[-LAST:]))
+        ended = f"reached {last:.4g}, its last finite value" if broken else f"ended at {last:.4g}"
+        if not broken and f"{last:.4g}" != f"{finite[-1]:.4g}":
+            ended = f"ended near {last:.4g}"  # the median of a few points, and not the last one
         than = f", {last / lowest:.3g} times its best of {lowest:.4g}" if lowest > 0 else f"; its best was {lowest:.4g}"
         first, final = int(levels.raw_steps[start]), int(curve.steps[-1])
         peak = start + int(np.argmax(finite[start:]))
@@ -158,7 +166,7 @@ class DivergenceRule:
             first,
             int(levels.raw_steps[peak]),
             final,
-            f"{curve.name} rose from step {first} on and ended at {last:.4g}{than} at step {int(levels.steps[best])}.",
+            f"{curve.name} rose from step {first} on and {ended}{than} at step {int(levels.steps[best])}.",
             recovered=False,
             metric=curve.name,
             place=curve.place,

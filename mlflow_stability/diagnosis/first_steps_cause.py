@@ -3,7 +3,8 @@
 In: the learning rate, the size of updates and the loss of the first steps. Out: whether the rate stood at its highest
 from the first step on, whether its first updates moved the weights by far more than updates usually do, and whether the
 loss rose on them at once. Only all three together say it: an update as large can be right for weights that start at
-nothing, and a loss rises now and then by itself.
+nothing, and a loss rises now and then by itself. Where updates were so large that no warm-up would have helped, the
+learning rate itself is too high.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.step_size_cause import ABSURD, too_high
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
 
 FIRST_STEPS = 4
@@ -31,7 +33,8 @@ def first_steps_look(around: Surroundings) -> Look:
     if not rates or ratio is None or around.loss is None or not around.every_step:
         return not_seen("first steps: learning rate, updates and loss of each of them were not logged")
     start = int(around.loss.steps[0])
-    updates = ratio.values[(ratio.steps < start + FIRST_STEPS) & ratio.finite]
+    first = (ratio.steps < start + FIRST_STEPS) & ratio.finite
+    updates = ratio.values[first]
     losses = around.loss.values[:3]
     rate = max(rates, key=lambda each: float(each.max()))
     if len(updates) == 0 or len(losses) < 3 or not np.isfinite(losses).all():
@@ -42,10 +45,12 @@ def first_steps_look(around: Surroundings) -> Look:
             f"the first steps: an update of {moved:.2%} of the weights, a learning rate of {shown(float(rate[0]))}, "
             f"{shown(float(rate.max()))} at most"
         )
+    answer = f"the loss rose from {shown(float(losses[0]))} to {shown(float(losses[1:].max()))} on"
+    if moved >= ABSURD:
+        return too_high(around, moved, int(ratio.steps[first][int(np.argmax(updates))]), f"T{answer[1:]} it.")
     return is_it(
         "no_warm_up",
         f"The learning rate was {shown(float(rate[0]))}, its highest, from the first step on, without a warm-up: the "
-        f"first updates moved the weights by up to {moved:.1%} of their norm, and the loss rose from "
-        f"{shown(float(losses[0]))} to {shown(float(losses[1:].max()))} on them.",
+        f"first updates moved the weights by up to {moved:.1%} of their norm, and {answer} them.",
         "0.1 % of the weights is what an update usually moves",
     )

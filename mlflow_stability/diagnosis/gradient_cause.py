@@ -10,6 +10,7 @@ from mlflow_stability.diagnosis.gradient_rise_rule import GradientRiseRule
 from mlflow_stability.diagnosis.layer_norms_before import exploding_layer, last_layer_with_gradient
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
+from mlflow_stability.diagnosis.usual_norm import norms_before, split, usual_of
 from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.episode import Episode
 
@@ -21,8 +22,6 @@ VANISHED = 1e-5
 """A gradient norm of the whole model below this moves nothing."""
 OF_ITS_START = 0.1
 """Or below this share of what it was at the start, while the loss stands still."""
-RECENT = 10
-"""So many points before the first bad one count as what came just before."""
 FEWEST = 16
 """With fewer gradient norms before, nobody knows what is usual."""
 
@@ -31,13 +30,12 @@ def explosion_look(around: Surroundings) -> Look:
     """Whether the gradients exploded before the loss did."""
     if around.norm is None:
         return not_seen("gradient norm: not logged")
-    before = around.before(around.norm, 200)
-    before = before[before > 0]
+    before = norms_before(around)
     if len(before) < FEWEST:
         there = counted(len(before), "value")
         return not_seen(f"gradient norm: {there} before it, {FEWEST} are needed to know what is usual")
-    recent, earlier = before[-RECENT:], before[:-RECENT] if len(before) > 2 * RECENT else before
-    usual, spread = _usual(earlier)
+    recent, earlier = split(before)
+    usual, spread = usual_of(earlier)
     highest = float(recent.max())
     if highest > EXPLODED * usual and np.log(highest) > np.log(usual) + DEVIATIONS * spread:
         layer = exploding_layer(around)
@@ -84,6 +82,11 @@ def vanishing_look(around: Surroundings) -> Look:
     if layer is not None:
         what = f"The gradients vanish {layer.sentence}."
         return is_it("vanishing_gradients", what, *_of_the_whole(around), place=layer.place)
+    said = [each for each in around.said("gradient_vanishing") if each.place and around.episode.kind == "plateau"]
+    said = [each for each in said if each.step <= around.episode.end]
+    if said:
+        what = f"The gradients vanished while the loss stood still: {said[0].message}"
+        return is_it("vanishing_gradients", what, *_of_the_whole(around), certainty="possible", place=said[0].place)
     if around.norm is None:
         return not_seen("gradient norm: not logged")
     values = around.norm.values[around.norm.finite]
@@ -109,9 +112,3 @@ def _of_the_whole(around: Surroundings) -> tuple[str, ...]:
     whole = next((each for each in around.of("grad_norm") if not each.place), None)
     values = np.zeros(0) if whole is None else around.before(whole)
     return (f"the norm of all gradients is {shown(float(values[-1]))} meanwhile",) if len(values) else ()
-
-
-def _usual(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> tuple[float, float]:
-    logs = np.log(values)
-    middle = float(np.median(logs))
-    return float(np.exp(middle)), 1.4826 * float(np.median(np.abs(logs - middle))) + 0.02

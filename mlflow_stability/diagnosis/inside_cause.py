@@ -1,12 +1,14 @@
 """Looks for the cause inside: attention that grew, units that died, codes that became alike, an optimizer that lags.
 
-In: what the probes measured of layers up to the beginning. Out: the layer where it went furthest. What such a layer
-does is asked after the learning rate and the data, for it is mostly what they did to it.
+In: what the probes measured of layers up to the beginning, or early in a plateau, which has no sharp beginning. Out:
+the layer where it went furthest; of a divergence also what was first measured so right after it had begun, as a
+possible cause. What such a layer does is asked after the learning rate and the data, for it is mostly what they did to
+it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -14,6 +16,14 @@ import numpy as np
 from mlflow_stability.diagnosis.curves import Curve
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
+from mlflow_stability.diagnosis.weights_cause import setting_look
+
+EARLY_IN_IT = 1 / 3
+"""What is measured in this first share of a plateau, or by its third measurement, came with it."""
+NOTHING_TO_SEE = 1e-3
+"""Heads whose entropy is below this share of the highest possible in every measurement never looked around; ..."""
+STANDS_STILL = ("plateau", "divergence", "gradient_vanishing")
+"""... in all heads of a layer, and where nothing is learned, that is no habit of theirs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,6 +67,13 @@ SIGNS = (
         lambda _, last: last < 0.3,
         lambda _, last: 1 - last,
     ),
+    Sign(
+        "sdr_bit_usage",
+        "sdr_collapse",
+        "The codes of {place} had narrowed: {last} of their bits were ever on, {first} at the start.",
+        lambda first, last: last < min(0.3, 0.5 * first),
+        lambda first, last: first - last,
+    ),
     # Adam's second moment lags behind gradients that grow: a spike comes 1-8 steps later (arXiv:2304.13013, figure 9).
     Sign(
         "adam_rms",
@@ -97,29 +114,99 @@ SIGNS = (
 
 def inside_look(around: Surroundings) -> Look:
     """What had gone wrong inside the model before it showed."""
-    seen = False
+    episode, seen = around.episode, False
     for sign in SIGNS:
-        until = around.episode.start - sign.strictly
-        known = [(each, _ends(each, until)) for each in around.of(sign.quantity)]
-        ends = [(curve, pair) for curve, pair in known if pair is not None]
-        seen = seen or bool(ends)
-        ill = [(curve, pair) for curve, pair in ends if sign.ill(*pair)]
-        if not ill:
-            continue
-        curve, (first, last) = max(ill, key=lambda each: sign.far(*each[1]))
-        place = curve.place or "the model"
-        return is_it(
-            sign.name,
-            sign.what.format(place=place, first=shown(first), last=shown(last)),
-            f"{len(ill)} of {len(ends)} measured places show it" if len(ends) > 1 else "",
-            certainty=sign.certainty,
-            place=curve.place,
-        )
+        curves = around.of(sign.quantity)
+        limits = [_limit(around, curve) - sign.strictly for curve in curves]
+        found, ends = _worst(sign, [_ends(curve, until) for curve, until in zip(curves, limits, strict=True)], curves)
+        seen = seen or ends > 0
+        if found is not None:
+            return found
+    never = _never_looked(around) if episode.kind in STANDS_STILL else None
+    if never is not None:
+        return never
+    meanwhile = _right_after(around) if episode.kind == "divergence" and setting_look(around).cause is None else None
+    if meanwhile is not None:
+        return meanwhile
     return (
         is_not("the inside of the model: attention, units and codes as before")
         if seen
         else not_seen("inside: neither attention nor activations were measured before it")
     )
+
+
+def _never_looked(around: Surroundings) -> Look | None:
+    """A layer all of whose heads looked at one place in every measurement so far."""
+    layers: dict[str, list[float]] = {}
+    for curve in around.of("attention_entropy"):
+        values = curve.values[(curve.steps <= _limit(around, curve)) & curve.finite]
+        if len(values) >= 2:
+            layers.setdefault(curve.place.rpartition(".head_")[0], []).append(float(values.max()))
+    still = {layer: highest for layer, highest in layers.items() if layer and max(highest) < NOTHING_TO_SEE}
+    if not still:
+        return None
+    place = min(still, key=lambda each: max(still[each]))
+    return is_it(
+        "attention_collapse",
+        f"The attention of {place} looked at one place alone from its first measurement on: the entropy of all of its "
+        f"heads ({len(still[place])}) stayed at or below {shown(max(still[place]))} of the highest possible.",
+        f"{len(still)} of {len(layers)} measured layers show it" if len(layers) > 1 else "",
+        certainty="possible",
+        place=place,
+    )
+
+
+def _right_after(around: Surroundings) -> Look | None:
+    """What was as before in the last measurement before, and ill in the next, which lies nearer to the beginning."""
+    start = around.episode.start
+    for sign in (each for each in SIGNS if not each.strictly):
+        curves = around.of(sign.quantity)
+        nearest = [_next_if_nearer(curve, start) for curve in curves]
+        ends = [None if at is None else _ends(curve, at) for curve, at in zip(curves, nearest, strict=True)]
+        step = next((at for at in nearest if at is not None), start)
+        said = f"first measured so at step {step}; the loss rose from step {start} on"
+        found, _ = _worst(sign, ends, curves, said)
+        if found is not None:
+            return found
+    return None
+
+
+def _worst(
+    sign: Sign, ends: Sequence[tuple[float, float] | None], curves: Sequence[Curve], late: str = ""
+) -> tuple[Look | None, int]:
+    """The place where it is worst, if it is anywhere, and of how many places it is known."""
+    known = [(curve, pair) for curve, pair in zip(curves, ends, strict=True) if pair is not None]
+    ill = [(curve, pair) for curve, pair in known if sign.ill(*pair)]
+    if not ill:
+        return None, len(known)
+    curve, (first, last) = max(ill, key=lambda each: sign.far(*each[1]))
+    look = is_it(
+        sign.name,
+        sign.what.format(place=curve.place or "the model", first=shown(first), last=shown(last)),
+        f"{len(ill)} of {len(known)} measured places show it" if len(known) > 1 else "",
+        late,
+        certainty="possible" if late else sign.certainty,
+        place=curve.place,
+    )
+    return look, len(known)
+
+
+def _limit(around: Surroundings, curve: Curve) -> int:
+    """The last step at which a value counts as measured before it."""
+    start, end = around.episode.start, around.episode.end
+    if around.episode.kind != "plateau":
+        return start
+    within = curve.steps[(curve.steps > start) & (curve.steps <= end)]
+    third = int(within[min(2, len(within) - 1)]) if len(within) else start
+    return max(third, int(start + EARLY_IN_IT * (end - start)))
+
+
+def _next_if_nearer(curve: Curve, start: int) -> int | None:
+    at = int(np.searchsorted(curve.steps, start, side="right"))
+    if not 0 < at < len(curve.steps):
+        return None
+    before, after = int(curve.steps[at - 1]), int(curve.steps[at])
+    return after if after - start < start - before else None
 
 
 def _ends(curve: Curve, until: int) -> tuple[float, float] | None:

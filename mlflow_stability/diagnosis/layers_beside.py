@@ -2,7 +2,8 @@
 
 In: the cards of two runs, which say how far they went and since when they had trouble; then their courses by layer.
 Out: a `LayersBeside` for each quantity that both have, and sentences about what one of them lacks. Promised: both have
-the same layers in the same order and the same columns, and no column is narrower than what was measured asks for.
+the same layers in the same order and the same columns, every step of both that was measured is in one of them, and no
+column is narrower than what was measured asks for.
 """
 
 from __future__ import annotations
@@ -12,13 +13,11 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mlflow_stability.diagnosis.layer_course import BY_LAYER, SMALLEST, LayerCourse, Ruler
-from mlflow_stability.vocabulary.layers_beside import BrokenAt, Cells, Farthest, LayersBeside
+from mlflow_stability.vocabulary.layers_beside import BrokenAt, Cells, Farthest, LayersBeside, own_columns
 from mlflow_stability.vocabulary.run_card import RunCard
 
 COLUMNS = 384
 """At most so many before they are put together."""
-REACH = 0.6
-"""How far before and after the onset is shown, as a share of the longer run: as in the picture of the losses."""
 IN_WORDS = {
     "grad_norm": "gradient norm by layer",
     "update_ratio": "update ratio by layer",
@@ -39,9 +38,6 @@ def rulers_of(first: RunCard, second: RunCard) -> tuple[Ruler, Ruler] | None:
         begins.append(card.first_step - zero)
         ends.append(card.last_step - zero)
     low, high = min(begins), max(ends)
-    if onset is not None:
-        reach = int(REACH * max(first.steps, second.steps))
-        low, high = max(low, -reach), min(high, reach)
     width = max(1, -(-(high - low + 1) // COLUMNS))
     begin, end = low // width, high // width
     return Ruler(zeros[0], width, begin, end - begin + 1), Ruler(zeros[1], width, begin, end - begin + 1)
@@ -51,12 +47,11 @@ def layers_beside(
     first: Mapping[str, LayerCourse],
     second: Mapping[str, LayerCourse],
     rulers: tuple[Ruler, Ruler],
-    *,
-    aligned: bool,
+    cards: tuple[RunCard, RunCard],
 ) -> tuple[LayersBeside, ...]:
-    """What both have by layer; `aligned`: zero is an onset."""
+    """What both have by layer; `rulers` are those of these cards."""
     return tuple(
-        _beside(first[quantity], second[quantity], rulers, aligned)
+        _beside(first[quantity], second[quantity], rulers, cards)
         for quantity in BY_LAYER
         if quantity in first and quantity in second
     )
@@ -79,7 +74,9 @@ def lacking(first: Mapping[str, LayerCourse], second: Mapping[str, LayerCourse],
     return said + [f"{count:,} rows of {what} were too many to be kept." for count, what in left_out if count]
 
 
-def _beside(one: LayerCourse, other: LayerCourse, rulers: tuple[Ruler, Ruler], aligned: bool) -> LayersBeside:
+def _beside(
+    one: LayerCourse, other: LayerCourse, rulers: tuple[Ruler, Ruler], cards: tuple[RunCard, RunCard]
+) -> LayersBeside:
     layers = _merged(one.layers, other.layers)
     smallest = one.quantity in SMALLEST
     cells = [_in_rows(each, layers) for each in (one, other)]
@@ -88,20 +85,34 @@ def _beside(one: LayerCourse, other: LayerCourse, rulers: tuple[Ruler, Ruler], a
     begin, width = ruler.begin // together, ruler.width * together
     lead = ruler.begin - begin * together  # zero stays at the edge of a column
     cells = [_widened(each, lead, together, smallest) for each in cells]
-    offsets = (begin + np.arange(cells[0].shape[1])) * width
+    spans = _span(cards[0], rulers[0]), _span(cards[1], rulers[1])
+    own = [own_columns(each, begin * width, width, span) for each, span in zip(cells, spans, strict=True)]
+    low, high = min(first for first, _ in own), max(end for _, end in own)
+    cells = [each[:, low:high] for each in cells]
+    offsets = (begin + np.arange(low, high)) * width
     return LayersBeside(
         one.quantity,
         layers,
         int(offsets[0]),
         width,
         (rulers[0].zero, rulers[1].zero),
-        aligned,
+        any(card.onset is not None for card in cards),
         cells[0],
         cells[1],
         smallest,
         _farthest(layers, offsets.tolist(), cells, smallest),
         (_broken(layers, offsets.tolist(), cells[0]), _broken(layers, offsets.tolist(), cells[1])),
+        (cards[0].onset, cards[1].onset),
+        spans,
+        (frozenset(layers).difference(one.layers), frozenset(layers).difference(other.layers)),
     )
+
+
+def _span(card: RunCard, ruler: Ruler) -> tuple[int, int]:
+    """The first and the last step, counted from zero."""
+    assert card.first_step is not None
+    assert card.last_step is not None
+    return card.first_step - ruler.zero, card.last_step - ruler.zero
 
 
 def _merged(one: Sequence[str], other: Sequence[str]) -> tuple[str, ...]:

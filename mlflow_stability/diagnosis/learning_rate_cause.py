@@ -6,6 +6,7 @@ import numpy as np
 
 from mlflow_stability.diagnosis.curves import Curve, curves_of
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.step_size_cause import lower_by, step_size_look
 from mlflow_stability.diagnosis.surroundings import JUST_BEFORE, Surroundings, shown
 
 JUMP = 1.5
@@ -32,8 +33,9 @@ def learning_rate_look(around: Surroundings) -> Look:
         return resumed
     rates = [_until(rate, around.episode.start) for rate in around.rates]
     rates = [(curve, values) for curve, values in rates if len(values)]
+    too_large = step_size_look(around)
     if not rates:
-        return not_seen("learning rate: not logged")
+        return too_large or not_seen("learning rate: not logged")
     episode = around.episode
     for curve, values in rates:
         jump = _jump(values)
@@ -47,6 +49,8 @@ def learning_rate_look(around: Surroundings) -> Look:
                 f"The learning rate jumped from {shown(before)} to {shown(after)} at step {step}{since}.",
                 f"learning rate x {after / before:.3g} in one step",
             )
+    if too_large is not None:
+        return too_large
     curve, values = max(rates, key=lambda each: float(each[1].max()))
     now, top = float(values[-1]), float(curve.values[curve.finite].max())
     if len(values) >= 3 and _rising(values) and now >= NEAR_TOP * top:
@@ -61,6 +65,7 @@ def learning_rate_look(around: Surroundings) -> Look:
             "learning_rate_too_high",
             f"The learning rate had been raised to {shown(now)} when it began; it had not been above {shown(ground)}.",
             f"learning rate x {now / ground:.3g} within {NEW_GROUND} points",
+            remedies=(f"Lower the learning rate to {shown(ground)}, which it had stood.",),
         )
     if around.is_early and now > FAR_TOO_HIGH * HIGH_FOR_ADAM and _is_adam(around):
         return is_it(
@@ -68,6 +73,7 @@ def learning_rate_look(around: Surroundings) -> Look:
             f"The learning rate was {shown(now)} from the start; the Adam family, whose every step moves each weight "
             f"by about that much, hardly ever stands more than {HIGH_FOR_ADAM:g}.",
             f"learning rate {shown(now)} at step {episode.start}",
+            remedies=(lower_by(now, now / HIGH_FOR_ADAM),),
         )
     if around.is_early and episode.kind != "loss_spike" and float(values[0]) >= 0.9 * top > 0:
         return is_it(
@@ -81,6 +87,7 @@ def learning_rate_look(around: Surroundings) -> Look:
             f"The learning rate was {shown(now)}; the Adam family hardly ever stands more than {HIGH_FOR_ADAM:g}.",
             f"learning rate {shown(now)} at step {episode.start}",
             certainty="possible",
+            remedies=(lower_by(now, now / HIGH_FOR_ADAM),) if now >= 2 * HIGH_FOR_ADAM else (),
         )
     return is_not(f"learning rate: {_course(values)}")
 

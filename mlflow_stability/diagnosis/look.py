@@ -21,10 +21,17 @@ class Look:
     """What was not logged, so that nothing can be said."""
 
 
-def is_it(name: str, statement: str, *evidence: str, certainty: str = "likely", place: str = "") -> Look:
+def is_it(
+    name: str,
+    statement: str,
+    *evidence: str,
+    certainty: str = "likely",
+    place: str = "",
+    remedies: tuple[str, ...] = (),
+) -> Look:
     """This is the cause."""
     said = tuple(each for each in evidence if each)
-    return Look(Cause(name, statement, said, certainty=certainty, place=place))
+    return Look(Cause(name, statement, said, certainty=certainty, place=place, remedies=remedies))
 
 
 def is_not(sentence: str) -> Look:

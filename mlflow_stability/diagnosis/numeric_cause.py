@@ -7,7 +7,10 @@ from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.curves import Curve
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.origin_reading import origin_near, overflowed, range_of, source_of
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
+from mlflow_stability.diagnosis.usual_norm import norms_before, usual_norm
+from mlflow_stability.vocabulary.event import Event
 
 HALVINGS = 3
 """So many reductions of the loss scale just before mean that it was collapsing."""
@@ -20,6 +23,9 @@ IN_A_ROW = 3
 
 def overflow_look(around: Surroundings) -> Look:
     """Whether something became infinite before anything became NaN."""
+    origin = origin_near(around)
+    if origin is not None:
+        return _where_it_was_born(origin)
     start = around.episode.start
     curves = [curve for curve in (around.loss, around.norm) if curve is not None]
     first: dict[str, tuple[int, str]] = {}
@@ -35,7 +41,22 @@ def overflow_look(around: Surroundings) -> Look:
             return is_it("overflow", f"{said}.", "nothing was NaN before it")
         later, where = first["nan"]
         return is_it("overflow", f"{said}, before anything was NaN.", f"NaN followed at step {later} in {where}")
-    return is_not(f"overflow: nothing was infinite before the first NaN at step {start}")
+    named = " nor ".join(curve.name for curve in curves)
+    return is_not(
+        f"overflow: {named or 'nothing that was logged'} was not infinite before the first NaN at step {start}"
+    )
+
+
+def _where_it_was_born(origin: Event) -> Look:
+    """What the operation that made the first number that is not finite says of it."""
+    if overflowed(origin):
+        return not_seen("overflow: it is told with the place where it was born")
+    ranges, source = range_of(origin), source_of(origin)
+    if source == "input":
+        return is_not("overflow: what is not finite came in with the batch")
+    if source in ("forward", "backward") and ranges:
+        return is_not(f"overflow: what went into the operation that broke ranges {ranges}, which its type can hold")
+    return not_seen("overflow: what went into the operation that broke is not known")
 
 
 def gradient_first_look(around: Surroundings) -> Look:
@@ -115,10 +136,10 @@ def _raised(around: Surroundings, before: NDArray[np.float64]) -> Look | None:
     top = max(top, float(then[0])) if len(then) and np.isfinite(then[0]) else top
     if top < RAISED * lowest:
         return None
-    norms = np.zeros(0) if around.norm is None else around.before(around.norm, 200)
-    if len(norms) < 2:
+    norms, usual = norms_before(around), usual_norm(around)
+    if len(norms) < 2 or usual is None:
         return None
-    usual, last = float(np.median(norms)), float(norms[-1])
+    last = float(norms[-1])
     if last > 3 * usual:
         return None
     return is_it(

@@ -12,6 +12,7 @@ import numpy as np
 from mlflow_stability.diagnosis.curves import Curve
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
+from mlflow_stability.diagnosis.usual_norm import LOOKED_AT, norms_before, usual_norm
 
 WITH_IT = 3.0
 """A gradient norm that jumps together with the loss jumps to so many times its usual one."""
@@ -49,10 +50,9 @@ def bad_batch_look(around: Surroundings) -> Look:
     evidence = [f"it lasted {width} and came back by itself"]
     jumped = ""
     if around.norm is not None:
-        before, at = around.before(around.norm, 200), around.at(around.norm)
+        usual, at = usual_norm(around), around.at(around.norm)
         at = at[np.isfinite(at)]
-        if len(before) >= FEWEST and len(at):
-            usual = float(np.median(before))
+        if usual is not None and len(norms_before(around)) >= FEWEST and len(at):
             if float(at.max()) > WITH_IT * usual > 0:
                 jumped = ", and the gradient norm with it" if episode.kind != "gradient_explosion" else ""
                 evidence.append(f"gradient norm {shown(float(at.max()))} in that step, usually {shown(usual)}")
@@ -91,9 +91,9 @@ def _leap(around: Surroundings, value: float, usual: float, span: float) -> Look
     step, norm = around.episode.start, around.norm
     evidence = [f"the step before was as usual: {_of_the_step_before(around)}"]
     if norm is not None:
-        there, before = value_at(norm, step), around.before(norm, 200)
-        if there is not None and len(before):
-            evidence.append(f"gradient norm {shown(there)} in that step, usually {shown(float(np.median(before)))}")
+        there, before = value_at(norm, step), usual_norm(around)
+        if there is not None and before is not None:
+            evidence.append(f"gradient norm {shown(there)} in that step, usually {shown(before)}")
     last = _last_of_the_leap(around, usual, span)
     which = f"A bad batch at step {step}" if last == step else f"Bad batches at steps {step} to {last}"
     skipped = any(each.step == step for each in around.said("step_skipped"))
@@ -151,12 +151,13 @@ def _cleared(around: Surroundings, usual: float, span: float) -> Look:
 def unsound_before(around: Surroundings) -> str:
     """What was not as usual in the step before; empty: nothing."""
     for curve, what in ((around.norm, "the gradient norm"), *((rate, "the learning rate") for rate in around.rates)):
-        values = np.zeros(0) if curve is None else around.before(curve, 200)
+        values = np.zeros(0) if curve is None else around.before(curve, LOOKED_AT)
         if len(values) < FEWEST or (what == "the learning rate" and float(values.min()) <= 0):
             continue
         usual, last = float(np.median(values[-FEWEST:])), float(values[-1])
         if last > WITH_IT * usual > 0:
-            return f"{what} was {shown(last)} in the step before already, usually {shown(usual)}"
+            median = f"the median of its last {FEWEST} is {shown(usual)}"
+            return f"{what} was {shown(last)} in the step before already; {median}"
     return ""
 
 

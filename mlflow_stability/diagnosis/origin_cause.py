@@ -12,58 +12,72 @@ from math import isfinite
 
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.one_batch_cause import sudden_look, unsound_before, value_at
+from mlflow_stability.diagnosis.origin_reading import (
+    ABSURD,
+    near,
+    origin_near,
+    overflowed,
+    range_of,
+    said_of,
+    source_of,
+)
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
 from mlflow_stability.vocabulary.event import Event
-
-NEAR = 2
-"""What broke at most so many steps later is the same."""
-ABSURD = 1e15
-"""Numbers beyond this are not reached by one step of a training that was sound."""
-SOURCES = ("input", "weight", "buffer", "optimizer", "forward", "backward", "loss", "elsewhere")
 
 
 def origin_look(around: Surroundings) -> Look:
     """Where the first number that is not finite was born."""
-    origin = _origin(around)
+    origin = origin_near(around)
     if origin is None:
         return not_seen("origin: the broken step was not run again, so where it was born is not known")
-    source = next((each for each in SOURCES if f"from.{each}" in origin.evidence), "elsewhere")
+    look = _of_its_source(around, origin)
+    exact = any(each.startswith(("operation.", "from.input")) for each in origin.evidence)
+    if look.cause is None or not exact or look.cause.name == "damaged_weights":
+        return look
+    return Look(replace(look.cause, remedies=origin.remedies))
+
+
+def _of_its_source(around: Surroundings, origin: Event) -> Look:
+    source = source_of(origin)
     sound = not unsound_before(around)
     evidence = _inputs(origin)
     if source == "input":
-        return is_it("bad_batch", _said(origin), evidence, certainty="certain")
+        return is_it("bad_batch", said_of(origin.message), evidence, certainty="certain")
     if source == "optimizer":
         sure = "certain" if sound else "likely"
-        return is_it("optimizer_state", _said(origin), evidence, certainty=sure, place=origin.place)
+        return is_it("optimizer_state", said_of(origin.message), evidence, certainty=sure, place=origin.place)
     if source in ("weight", "buffer"):
-        return is_it("damaged_weights", _said(origin), evidence, place=origin.place)
+        return is_it("damaged_weights", said_of(origin.message), evidence, place=origin.place)
     if source == "loss":
         # With a finite loss it broke on the way back: a slope, a hook, a loss scale.
         name = "gradient_non_finite" if _loss_was_finite(around, origin.step) else "loss_function"
-        return is_it(name, _said(origin), evidence)
+        return is_it(name, said_of(origin.message), evidence)
     if source == "backward":
-        return is_it("gradient_non_finite", _said(origin), evidence, place=origin.place)
+        return is_it("gradient_non_finite", said_of(origin.message), evidence, place=origin.place)
     if source == "elsewhere":
-        return is_it("tensor_from_outside", _said(origin), evidence, place=origin.place)
+        return is_it("tensor_from_outside", said_of(origin.message), evidence, place=origin.place)
     return _of_the_forward_pass(around, origin, sound)
 
 
 def one_step_look(around: Surroundings) -> Look:
     """Whether it was one batch out of a sound training, and if so, what in the model or the loss could not bear it."""
-    batch, origin = sudden_look(around), _origin(around)
-    if batch.cause is None or origin is None:
+    batch, origin = sudden_look(around), origin_near(around)
+    if origin is None:
         return batch
+    if batch.cause is None:  # where it was born is known; whether another batch would have met it is not
+        return not_seen(batch.ruled_out or batch.unseen)
     born = origin_look(around).cause
     if born is None or born.name in ("bad_batch", "damaged_weights", "optimizer_state"):
         return batch
     if born.name == "overflow":  # large numbers in, larger ones out: whether they were the batch's is not known
-        return Look(replace(batch.cause, evidence=(*batch.cause.evidence, _said(origin)), place=born.place))
+        evidence = (*batch.cause.evidence, said_of(origin.message))
+        return Look(replace(batch.cause, evidence=evidence, place=born.place, remedies=born.remedies))
     return Look(replace(born, evidence=(*born.evidence, *batch.cause.evidence)))
 
 
 def hardware_look(around: Surroundings) -> Look:
     """Whether the same batch gave finite numbers the second time."""
-    looked = [each for each in around.said("broken_batch") if _near(around, each)]
+    looked = [each for each in around.said("broken_batch") if near(around, each)]
     if not looked or "finite_again" not in looked[0].evidence:
         return not_seen("hardware: the batch was not run again")
     if looked[0].evidence["finite_again"] == 1.0:
@@ -86,12 +100,11 @@ def _of_the_forward_pass(around: Surroundings, origin: Event, sound: bool) -> Lo
             f"Weights were absurd at step {origin.step}: numbers up to {shown(largest)} came to "
             f"{origin.place or 'the model'} out of {given}, one step after all was as usual. No update does that: look "
             "at what writes into weights, and at the memory of the device.",
-            _said(origin),
+            said_of(origin.message),
             place=origin.place,
         )
-    overflowed = evidence.get("output.inf", 0.0) > 0 and evidence.get("output.nan", 0.0) == 0
-    name = "overflow" if overflowed or largest > ABSURD else "invalid_operation"
-    return is_it(name, _said(origin), _inputs(origin), place=origin.place)
+    name = "overflow" if overflowed(origin) else "invalid_operation"
+    return is_it(name, said_of(origin.message), _inputs(origin), place=origin.place)
 
 
 def _modest_batch(around: Surroundings) -> str:
@@ -100,7 +113,7 @@ def _modest_batch(around: Surroundings) -> str:
         return "a batch of whole numbers"
     for each in around.said("broken_batch"):
         ranges = [abs(value) for key, value in each.evidence.items() if key.startswith(("least.", "greatest."))]
-        if _near(around, each) and ranges and max(ranges) < ABSURD:
+        if near(around, each) and ranges and max(ranges) < ABSURD:
             return f"a batch whose numbers reach {shown(max(ranges))}"
     return ""
 
@@ -111,20 +124,6 @@ def _loss_was_finite(around: Surroundings, step: int) -> bool:
     return value is not None and isfinite(value)
 
 
-def _origin(around: Surroundings) -> Event | None:
-    return next((each for each in around.said("nan_origin") if _near(around, each)), None)
-
-
-def _near(around: Surroundings, event: Event) -> bool:
-    return around.episode.start <= event.step <= around.episode.start + NEAR
-
-
-def _said(origin: Event) -> str:
-    """The event's sentence without its step."""
-    _, _, said = origin.message.partition(": ")
-    return f"{said[:1].upper()}{said[1:]}" if said else origin.message
-
-
 def _inputs(origin: Event) -> str:
-    low, high = origin.evidence.get("input.least"), origin.evidence.get("input.greatest")
-    return "" if low is None or high is None else f"what went in ranges from {shown(low)} to {shown(high)}"
+    ranges = range_of(origin)
+    return f"what went in ranges {ranges}" if ranges else ""

@@ -149,8 +149,12 @@ def _sentence(
     if differs is None:
         return f"{metric} is the same to the last digit at all {len(pair.steps):,} common steps."
     seeds = {True: "With the same seed, ", False: "With different seeds, ", None: ""}[same_seed]
-    if identical is None:
+    alike = [int(step) for step in pair.steps[pair.steps < differs]]
+    if not alike:
         begun = f"{metric} differs from the first common step, {differs:,}, on"
+    elif identical is None:  # so few may be equal by chance
+        at = " and ".join(f"{step:,}" for step in alike)
+        begun = f"{metric} is the same at step{'s' if len(alike) > 1 else ''} {at} and differs from step {differs:,} on"
     else:
         begun = f"{metric} is the same to the last digit up to step {identical:,} and differs from step {differs:,} on"
     begun = f"{seeds}{begun}"

@@ -83,11 +83,12 @@ class PlateauRule:
         steady = float(high - low) < self.steady + 3 * levels.noise and gain > -self.steady
         learned = max(gain, rest) >= allowed or from_start >= allowed + margin + one
         if steady and not learned and -_grown(last - first - 2 * error) < allowed + margin:
-            return [self._episode(curve, 0, first, last, gain)]
+            return [self._episode(curve, 0, first, last, gain, edge, f" over its first {edge} points")]
         flat = self._flat_from(levels)
         untrained = self.untrained[0] <= math.exp(min(start, 50)) <= self.untrained[1]
         if untrained and 0 <= from_start < self.early_gain and flat <= (1 - self.flat_share) * len(x):
-            return [self._episode(curve, flat, start, last, from_start)]
+            start = min(start, float(x[0]))  # updates too large at first may have lifted the points after the first
+            return [self._episode(curve, flat, start, last, -_grown(last - start), edge)]
         return []
 
     def _flat_from(self, levels: Levels) -> int:
@@ -115,11 +116,14 @@ class PlateauRule:
                 return bool(np.median(values[-third:]) > (1 - self.stuck_gain / 2) * np.median(values[:third]))
         return False
 
-    def _episode(self, curve: Curve, start: int, before: float, last: float, gain: float) -> Episode:
+    def _episode(
+        self, curve: Curve, start: int, before: float, last: float, gain: float, edge: int, of: str = ""
+    ) -> Episode:
         steps = curve.steps[curve.finite]
         began, level = int(steps[start]), math.exp(last)
         moved = f"fell by only {gain:.1%}" if gain > 0.0005 else f"rose by {-gain:.1%}" if gain < -0.0005 else "stayed"
-        message = f"{curve.name} {moved}, from {math.exp(before):.4g} to {level:.4g}, "
+        ended = f"to {level:.4g} over its last {edge}{'' if of else ' points'}"
+        message = f"{curve.name} {moved}, from {math.exp(before):.4g}{of} {ended}, "
         message += f"and was flat from step {began} to step {int(steps[-1])}"
         evidence = {"first": math.exp(before), "last": level, "gain": gain}
         classes = chance_of(level)

@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlflow_stability.vocabulary.episode import Episode
+from mlflow_stability.vocabulary.event import Severity
 
 NEAR = 0.02
 """Episodes that begin within this share of the run from each other are about the same trouble."""
@@ -26,8 +27,18 @@ def reconciled(episodes: list[Episode], span: int) -> tuple[Episode, ...]:
             merged[twin] = _joined(merged[twin], each)
     merged = _overflowed(merged, reach)
     lasting = [each for each in merged if each.kind == "divergence"]
-    kept = [each for each in merged if not any(_belongs(each, one, reach) for one in lasting)]
+    kept = [
+        _with_spikes(each, merged, reach) for each in merged if not any(_belongs(each, one, reach) for one in lasting)
+    ]
     return tuple(sorted(kept, key=lambda each: (each.attempt, each.start, -each.severity)))
+
+
+def _with_spikes(each: Episode, others: list[Episode], reach: float) -> Episode:
+    """A divergence with the spikes that belong to it: somebody was warned of each, and they count as spikes."""
+    if each.kind != "divergence":
+        return each
+    within = [one for one in others if one.kind == "loss_spike" and _belongs(one, each, reach)]
+    return replace(each, spikes=tuple(one.start for one in within if one.severity > Severity.INFO))
 
 
 def _overflowed(episodes: list[Episode], reach: float) -> list[Episode]:

@@ -13,8 +13,8 @@ from mlflow_stability.detectors.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.gradient_vanishing import GradientVanishing
 from mlflow_stability.detectors.learning_rate_jump import LearningRateJump
 from mlflow_stability.detectors.loss_scale_collapse import LossScaleCollapse
-from mlflow_stability.detectors.nan_detected import NanDetected
 from mlflow_stability.detectors.repeated_data import RepeatedData
+from mlflow_stability.diagnosis.remedy_topics import one_of_each
 from mlflow_stability.vocabulary.diagnosis import Cause
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
@@ -69,12 +69,10 @@ def remedies_of(episodes: Sequence[Episode], cause: Cause | None) -> tuple[str, 
     """What to change."""
     serious = [each for each in episodes if each.severity >= Severity.WARNING]
     ranked = sorted(serious, key=lambda each: (-each.severity, each.attempt, each.start))
-    against = AGAINST.get(cause.name, ()) if cause is not None else ()
-    found = {NanDetected.remedies[0]} if any(each.kind == "nan_origin" for each in episodes) else set()
+    against = cause.remedies or AGAINST.get(cause.name, ()) if cause is not None else ()
     kept: dict[str, frozenset[str]] = {}
-    for remedy in (*against, *(remedy for each in ranked for remedy in each.remedies)):
-        if remedy in found:
-            continue  # to look for what the diagnosis itself has found
+    every = (*against, *(remedy for each in ranked for remedy in each.remedies))
+    for remedy in one_of_each(every, "" if cause is None else cause.name):
         words = frozenset(re.findall(r"[\w.-]*\w", remedy.lower()))
         if not any(words <= said for said in kept.values()):
             kept[remedy] = words

@@ -58,12 +58,13 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
         marks=tuple(Mark(e.kind, e.severity, int(e.start), int(e.end), e.recovered) for e in diagnosis.episodes),
         onset=min((int(each.start) for each in about_training), default=None),
         divergence=_lost_at(diagnosis.outcome, about_training),
+        spikes_in_divergence=_spikes_within(about_training),
         rolled_back=_rolled_back(history),
         skipped=_skipped(history),
         loss="" if main is None else main.name,
         first_loss=None if main is None or not main.finite.any() else float(main.values[main.finite][0]),
         final_loss=None if main is None else _final(main.values),
-        best_loss=None if main is None else _best(main.values),
+        best_loss=None if main is None else _best(main, diagnosis),
         spike_score=None if reading is None else reading.spike_score,
         steps_per_second=_speed(history, main),
         overhead=_usual(history, "overhead_fraction"),
@@ -82,6 +83,8 @@ def _why(diagnosis: Diagnosis, about_training: list[Episode]) -> str:
         return ""
     first = min(about_training, key=lambda each: (each.attempt, each.start), default=None)
     if first is None or cause.step is None or cause.step <= first.start or cause.kind in OF_THE_PROCESS:
+        return cause.statement
+    if cause.name == first.kind:  # the first finding is the cause itself
         return cause.statement
     return (
         f"It began with {noun_of(first.kind)} at step {first.start}, whose cause is not known; that of "
@@ -107,6 +110,10 @@ def _lost_at(outcome: str, troubles: list[Episode]) -> int | None:
     lasting = [each for each in troubles if not each.recovered] or troubles
     worst = max((each.severity for each in lasting), default=Severity.INFO)
     return min((int(each.start) for each in lasting if each.severity is worst), default=None)
+
+
+def _spikes_within(troubles: list[Episode]) -> tuple[int, ...]:
+    return tuple(sorted({step for each in troubles for step in each.spikes}))
 
 
 def _rolled_back(history: RunHistory) -> int:
@@ -136,13 +143,19 @@ def _final(values: NDArray[np.float64]) -> float | None:
     return float(np.median(last)) if np.isfinite(last[-1]) else float(last[-1])
 
 
-def _best(values: NDArray[np.float64]) -> float | None:
-    known = values[np.isfinite(values)]
+def _best(main: Curve, diagnosis: Diagnosis) -> float | None:
+    """The lowest level; where a divergence is told by a lower one that was held for less long, that one."""
+    known = main.values[main.finite]
     if not len(known):
         return None
     size = _part(known)
     starts = range(0, len(known) - size + 1, max(1, size // 2))
-    return min(float(np.median(known[each : each + size])) for each in (*starts, len(known) - size))
+    told = [
+        each.evidence["best"]
+        for each in _bad(diagnosis)
+        if each.kind == "divergence" and each.metric == main.name and "best" in each.evidence
+    ]
+    return min([*told, *(float(np.median(known[each : each + size])) for each in (*starts, len(known) - size))])
 
 
 def _course(curve: Curve) -> Course | None:

@@ -16,7 +16,7 @@ CONFIDENCE = 0.95
 
 def spike_rate_of(card: RunCard) -> Rate | None:
     """Loss spikes per 10,000 steps; None where there is nothing that could have spiked."""
-    return rate_of(len(card.spikes), card.steps) if card.loss and card.steps > 1 else None
+    return rate_of(len(card.spike_steps), card.steps) if card.loss and card.steps > 1 else None
 
 
 def rate_of(count: int, steps: int) -> Rate:

@@ -25,5 +25,5 @@ def _instability(card: RunCard) -> tuple[float, ...]:
     final = math.inf if card.final_loss is None or not math.isfinite(card.final_loss) else card.final_loss
     unjudged = card.unstable is None
     lateness = -float(card.divergence or 0) if card.lost else 0.0
-    spikes = len(card.spikes) / steps
+    spikes = len(card.spike_steps) / steps
     return card.lost, lateness, unjudged, worst, spikes, len(card.troubles) / steps, card.wasted / steps, final

@@ -63,7 +63,7 @@ def _censored(cards: Sequence[RunCard]) -> stats.CensoredData:
 
 def _curve(label: str, cards: Sequence[RunCard]) -> SurvivalCurve:
     lost = sum(card.divergence is not None for card in cards)
-    longest = max(_time(card) for card in cards)
+    longest = max(card.steps for card in cards)
     if not lost:
         return SurvivalCurve(label, len(cards), 0, last_step=longest)
     with warnings.catch_warnings():

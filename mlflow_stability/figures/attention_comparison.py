@@ -1,7 +1,8 @@
 """Draws where the heads of one layer look in two runs: side by side, their difference, and every head's entropy.
 
-In: two maps of the same layer. Out: a figure. Promised: both share one scale and the differences another; of more heads
-than can be shown those are drawn that differ most; what only one of the two has is left out, and that is said.
+In: two maps, of the same layer or not. Out: a figure. Promised: both share one scale and the differences another; of
+more heads than can be shown those are drawn that differ most; what only one of the two has is left out, and that is
+said; layers that are called differently are both named.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from matplotlib.ticker import MaxNLocator
 
 from mlflow_stability.figures.attention_cells import Floats, painted, special_legend, weight_bar, weight_scale
 from mlflow_stability.figures.attention_words import COLLAPSED, about
+from mlflow_stability.figures.entropy_scale import entropy_at, entropy_height, entropy_ticks
 from mlflow_stability.figures.style import (
     FAINT,
     GRID,
@@ -67,9 +69,14 @@ def _attention_comparison(one: AttentionMap, other: AttentionMap, names: tuple[s
     down = len(rows) * (tall + _GAP) - _GAP
     total = _TOP + down + _ABOVE_ENTROPY + _ENTROPY + _BOTTOM
     figure = new_figure(total)
-    title = f"Attention in {shown(one.layer or 'the model', 44)} of two runs"
+    layers = [each.layer or "the model" for each in (one, other)]
+    alike = layers[0] == layers[1]
+    title = f"Attention in {shown(layers[0], 44)} of two runs"
+    if not alike:
+        title = f"Attention in {shown(layers[0], 31)} and in {shown(layers[1], 31)}"
     steps = f"step {one.step:,}" if one.step == other.step else f"steps {one.step:,} and {other.step:,}"
-    entitle(figure, title, " · ".join([steps, *about(one)[:2], *left_out]))
+    said = [*([] if alike else ["different layers"]), steps, *_about(one, other), *left_out]
+    entitle(figure, title, " · ".join(said))
     weights = weight_scale(np.concatenate([each.reshape(-1) for row in rows for each in (row.one, row.other)]))
     apart = np.concatenate([row.difference.reshape(-1) for row in rows])
     reach = float(np.abs(apart[np.isfinite(apart)]).max(initial=0.0)) or 1.0
@@ -101,6 +108,13 @@ def _attention_comparison(one: AttentionMap, other: AttentionMap, names: tuple[s
     return figure
 
 
+def _about(one: AttentionMap, other: AttentionMap) -> list[str]:
+    """Of which kind both are, and of how many tokens if of as many; else what both are cut to says enough."""
+    (kind, tokens), (other_kind, other_tokens) = about(one)[:2], about(other)[:2]
+    said = kind if kind == other_kind else f"{kind} and {other_kind}"
+    return [said, tokens] if tokens == other_tokens else [said]
+
+
 def _rows(one: AttentionMap, other: AttentionMap) -> tuple[list[_Row], list[str]]:
     """The rows, and what had to be left out of them."""
     queries, keys = (min(pair) for pair in zip(one.shape, other.shape, strict=True))
@@ -113,8 +127,10 @@ def _rows(one: AttentionMap, other: AttentionMap) -> tuple[list[_Row], list[str]
     ranked = sorted(found, key=lambda row: float(-np.nansum(np.abs(row.difference))))[: MOST_ROWS - 1]
     kept = [row for row in found if any(row is each for each in ranked)]
     said = []
-    if len(kept) < max(one.all_heads, other.all_heads):
+    if len(kept) < len(found):
         said.append(f"the {len(kept)} heads that differ most")
+    elif len(kept) < max(one.all_heads, other.all_heads):
+        said.append(f"the {len(kept)} heads that both have")
     if one.shape != other.shape:
         said.append(f"cut to {queries} × {keys}")
     mean = _Row(
@@ -157,10 +173,13 @@ def _draw_entropy(axes: Axes, one: AttentionMap, other: AttentionMap, names: tup
             markerfacecolor=colour if mark == "o" else "none",  # so that a point behind it is seen
             color=colour,
             label=shown(name, _NAME),
+            clip_on=False,
         )
     most = max(one.all_heads, other.all_heads)
     axes.set_xlim(-0.6, most - 0.4)
-    axes.set_ylim(-0.03, 1.03)
+    axes.set_yscale("function", functions=(entropy_height, entropy_at))
+    axes.set_ylim(0.0, 1.0)
+    entropy_ticks(axes, _ENTROPY)
     axes.xaxis.set_major_locator(MaxNLocator(17, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1))
     axes.set_xlabel("head", labelpad=2)
     axes.grid(axis="y", color=GRID, linewidth=0.6)

@@ -1,7 +1,8 @@
 """Draws the entropy of attention heads over the steps: a panel for each layer.
 
 In: the curves of all heads, by layer. Out: a figure. Promised: few heads are lines, many are rows of colours; 1 to 48
-layers of 1 to 32 heads and more are legible; what is collapsed stands out.
+layers of 1 to 32 heads and more are legible; what is collapsed stands out, and heads that are nearly blind or nearly
+alike are told apart.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.cm import ScalarMappable
 from matplotlib.colorbar import Colorbar
-from matplotlib.colors import Normalize, to_rgb
+from matplotlib.colors import to_rgb
 from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from matplotlib.ticker import FixedLocator, FuncFormatter, MaxNLocator
@@ -22,9 +23,11 @@ from numpy.typing import NDArray
 
 from mlflow_stability.figures.attention_words import COLLAPSED
 from mlflow_stability.figures.curve import Curve, fitted
+from mlflow_stability.figures.entropy_scale import entropy_at, entropy_height, entropy_norm, entropy_ticks
 from mlflow_stability.figures.layer_label import labels_of
 from mlflow_stability.figures.style import (
     BAD,
+    DPI,
     FAINT,
     GRID,
     SMALL_SIZE,
@@ -63,13 +66,13 @@ class LayerEntropy:
     """One for each of `heads`."""
 
 
-def attention_entropy(layers: Sequence[LayerEntropy], title: str, subtitle: str = "") -> Picture:
+def attention_entropy(layers: Sequence[LayerEntropy], title: str, name: str = "") -> Picture:
     """The picture of a run."""
     with our_style():
-        return _attention_entropy(layers, title, subtitle)
+        return _attention_entropy(layers, title, name)
 
 
-def _attention_entropy(layers: Sequence[LayerEntropy], title: str, subtitle: str) -> Picture:
+def _attention_entropy(layers: Sequence[LayerEntropy], title: str, run: str) -> Picture:
     every = len(layers)
     if every > MOST_LAYERS:
         layers = [layers[each] for each in np.linspace(0, every - 1, MOST_LAYERS).round().astype(int)]
@@ -82,14 +85,15 @@ def _attention_entropy(layers: Sequence[LayerEntropy], title: str, subtitle: str
     wide = (WIDTH - _LEFT - right - (columns - 1) * _GAP) / columns
     total = _TOP + rows * (tall + _ABOVE) - _ABOVE + _BOTTOM
     figure = new_figure(total)
-    said = [f"{every} layer{'s' if every != 1 else ''}", f"{heads} head{'s' if heads != 1 else ''}", subtitle]
+    common, labels = labels_of(tuple(each.layer for each in layers), max(1, len(layers)))
+    where = f", all in {shown(common.rstrip('.'), 40)}" if common else ""
+    said = [f"{every} layer{'s' if every != 1 else ''}{where}", f"{heads} head{'s' if heads != 1 else ''}"]
     said += [f"{every - len(layers)} layers left out"] if every > len(layers) else []
-    entitle(figure, title, " · ".join(filter(None, said)))
+    entitle(figure, title, " · ".join([*said, "scale stretched towards 0 and 1"]), run)
     if not layers or not any(len(curve) for each in layers for curve in each.curves):
         say_instead(figure.add_axes((0, 0, 1, 0.8), frameon=False, xticks=[], yticks=[]), "not measured")
         return figure
     first, last = _span(layers)
-    _, labels = labels_of(tuple(each.layer for each in layers), len(layers))
     for number, (layer, label) in enumerate(zip(layers, labels, strict=True)):
         row, column = divmod(number, columns)
         left, bottom = _LEFT + column * (wide + _GAP), total - _TOP - row * (tall + _ABOVE) - tall
@@ -134,8 +138,9 @@ def _short(value: float) -> str:
 
 def _draw_lines(axes: Axes, layer: LayerEntropy, left: bool) -> None:
     axes.axhspan(0.0, COLLAPSED, color=_ZONE, linewidth=0, zorder=0)
-    axes.set_ylim(-0.03, 1.05)
-    axes.yaxis.set_major_locator(FixedLocator([0.0, 0.5, 1.0]))
+    axes.set_yscale("function", functions=(entropy_height, entropy_at))
+    axes.set_ylim(0.0, 1.0)
+    entropy_ticks(axes, axes.bbox.height / DPI)
     axes.tick_params(axis="y", labelleft=left, length=3 if left else 0)
     axes.grid(axis="y", color=GRID, linewidth=0.6)
     axes.set_axisbelow(True)
@@ -145,7 +150,8 @@ def _draw_lines(axes: Axes, layer: LayerEntropy, left: bool) -> None:
         steps = np.insert(drawn.steps.astype(np.float64), parted, np.nan)
         values = np.insert(drawn.low, parted, np.nan)
         mark = "o" if len(drawn) <= _MARKED_UP_TO else None
-        axes.plot(steps, values, color=_head_colour(head, layer.heads), linewidth=1.3, marker=mark, markersize=3)
+        colour = _head_colour(head, layer.heads)
+        axes.plot(steps, values, color=colour, linewidth=1.3, marker=mark, markersize=3, clip_on=False)
 
 
 def _draw_rows(axes: Axes, layer: LayerEntropy, left: bool) -> None:
@@ -158,7 +164,7 @@ def _draw_rows(axes: Axes, layer: LayerEntropy, left: bool) -> None:
     low, high = axes.get_xlim()
     at = np.linspace(low, high, 2 * _FINEST)
     column = np.searchsorted((steps[1:] + steps[:-1]) / 2, at)
-    colours = matplotlib.colormaps[_COLOURS](np.clip(np.nan_to_num(cells), 0, 1), bytes=True)[..., :3]
+    colours = matplotlib.colormaps[_COLOURS](entropy_height(np.nan_to_num(cells)), bytes=True)[..., :3]
     with np.errstate(invalid="ignore"):
         colours[cells < COLLAPSED] = _bytes(BAD)
     colours[np.isnan(cells)] = _bytes(_NOT_MEASURED)
@@ -177,8 +183,8 @@ def _head_colour(head: int, heads: tuple[int, ...]) -> str:
 
 def _entropy_bar(figure: Picture, total: float, tall: float) -> None:
     place = ((WIDTH - 0.66) / WIDTH, 1 - (_TOP + tall) / total, 0.13 / WIDTH, tall / total)
-    bar = Colorbar(figure.add_axes(place), ScalarMappable(Normalize(0.0, 1.0), _COLOURS))
-    bar.ax.yaxis.set_major_locator(FixedLocator([0.0, 0.25, 0.5, 0.75, 1.0] if tall > 1 else [0.0, 0.5, 1.0]))
+    bar = Colorbar(figure.add_axes(place), ScalarMappable(entropy_norm(), _COLOURS))
+    entropy_ticks(bar.ax, tall)
     bar.ax.set_title("entropy", fontsize=SMALL_SIZE, loc="left", y=1.0, pad=7)
     bar.outline.set_visible(False)
 

@@ -68,13 +68,13 @@ class _Mosaic:
         return self.rows * (self.height + _ABOVE + _GAP) - _GAP - _ABOVE
 
 
-def attention_heatmap(attention: AttentionMap, subtitle: str = "") -> Picture:
-    """The picture of one layer at one step."""
+def attention_heatmap(attention: AttentionMap, fact: str = "", name: str = "") -> Picture:
+    """The picture of one layer at one step; `fact`: what else there is to say of it, `name`: of its run."""
     with our_style():
-        return _attention_heatmap(attention, subtitle)
+        return _attention_heatmap(attention, fact, name)
 
 
-def _attention_heatmap(attention: AttentionMap, subtitle: str) -> Picture:
+def _attention_heatmap(attention: AttentionMap, fact: str, name: str) -> Picture:
     panels = _panels(attention)
     queries, keys = attention.shape
     mosaic = _mosaic(len(panels), queries / max(1, keys))
@@ -83,7 +83,8 @@ def _attention_heatmap(attention: AttentionMap, subtitle: str) -> Picture:
     entitle(
         figure,
         f"Attention in {shown(attention.layer or 'the model', _LONGEST_LAYER)}",
-        " · ".join(filter(None, [f"step {attention.step:,}", *about(attention), subtitle])),
+        " · ".join(filter(None, [f"step {attention.step:,}", *about(attention), fact])),
+        name,
     )
     if not queries or not keys:
         say_instead(figure.add_axes((0, 0, 1, 0.8), frameon=False, xticks=[], yticks=[]), "no tokens")

@@ -15,7 +15,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.scale import number_text
+from mlflow_stability.figures.ridge_shape import REACH, outline, width_of
 from mlflow_stability.figures.style import (
     BAD,
     FAINT,
@@ -31,14 +31,12 @@ from mlflow_stability.figures.style import (
     say_instead,
     shown,
 )
-from mlflow_stability.vocabulary.distribution_shape import QUARTILES_OF_NORMAL, Shape, shape_of
-from mlflow_stability.vocabulary.layer_table import PERCENTILES, STATISTICS, LayerTable
+from mlflow_stability.vocabulary.distribution_shape import Shape, shape_of
+from mlflow_stability.vocabulary.layer_table import LayerTable
 
 MOST_RIDGES = 24
 MOST_STEPS = 10
 """How many steps of one layer are drawn."""
-REACH = 6.0
-"""How far to both sides a ridge is drawn, in widths."""
 _WORST_FIRST: tuple[Shape, ...] = ("collapsed", "unknown", "multi-modal", "shifted", "heavy-tailed")
 _UNREMARKABLE: tuple[Shape, ...] = ("healthy", "too few values")
 _COLOURS: dict[Shape, str] = {
@@ -83,10 +81,11 @@ def histogram_ridges(tables: Sequence[LayerTable], subtitle: str = "") -> Pictur
         layers = _layers(newest, shapes)
         if len(tables) < 2:
             return _drawn(newest.what, [layers], [_all_in_words(newest, shapes)], subtitle)
-        row = _changed_most(newest, tables[0])
-        over = f"The layer whose width changed most: {shown(newest.layers[row], 60)}"
-        panels = [layers, _steps(tables, newest.layers[row])]
-        return _drawn(newest.what, panels, [_all_in_words(newest, shapes), over], subtitle)
+        words = _all_in_words(newest, shapes)
+        over, layer = _to_follow(tables, shapes)
+        if not layer:
+            return _drawn(newest.what, [layers], [f"{words}; {over}"], subtitle)
+        return _drawn(newest.what, [layers, _steps(tables, layer)], [words, f"{over}: {shown(layer, 60)}"], subtitle)
 
 
 def _layers(table: LayerTable, shapes: Sequence[Shape]) -> list[_Ridge]:
@@ -115,12 +114,29 @@ def _steps(tables: Sequence[LayerTable], layer: str) -> list[_Ridge]:
     return found
 
 
+def _to_follow(tables: Sequence[LayerTable], shapes: Sequence[Shape]) -> tuple[str, str]:
+    """Which layer to follow over the steps, and why this one; no layer where none ever had a width."""
+    newest = tables[-1]
+    finite = [row for row, shape in enumerate(shapes) if shape != "unknown"]
+    if finite:
+        row = _changed_most(newest, tables[0])
+        gone = shapes[row] == "unknown"
+        return "A layer that is not finite any more" if gone else "The layer whose width changed most", newest.layers[
+            row
+        ]
+    for table in reversed(tables[:-1]):
+        for row, layer in enumerate(table.layers):
+            if layer in newest.layers and shape_of(table, row) != "unknown":
+                return f"Nothing is finite at step {newest.step:,}; a layer that was before", layer
+    return f"nor was any finite at the {len(tables)} steps measured", ""
+
+
 def _changed_most(newest: LayerTable, oldest: LayerTable) -> int:
     """The layer to follow over the steps: the one whose width changed most; whose width is gone, before all others."""
-    before = {name: _width(oldest, row) for row, name in enumerate(oldest.layers)}
+    before = {name: width_of(oldest, row) for row, name in enumerate(oldest.layers)}
 
     def change(row: int) -> float:
-        now, then = _width(newest, row), before.get(newest.layers[row], 0.0)
+        now, then = width_of(newest, row), before.get(newest.layers[row], 0.0)
         if now > 0 and then > 0:
             return abs(float(np.log(now / then)))
         return -1.0 if now == then else np.inf
@@ -128,25 +144,10 @@ def _changed_most(newest: LayerTable, oldest: LayerTable) -> int:
     return max(range(len(newest.layers)), key=change)
 
 
-def _width(table: LayerTable, row: int) -> float:
-    """As the quartiles tell it; as the standard deviation does where half of all values are one; zero: all are one."""
-    p25, p75 = (table.percentiles[row, PERCENTILES.index(each)] for each in ("p25", "p75"))
-    quartiles = float(p75 - p25) / QUARTILES_OF_NORMAL
-    width = quartiles if quartiles > 0 else float(table.statistics[row, STATISTICS.index("std")])
-    return width if np.isfinite(width) else 0.0
-
-
 def _ridge(table: LayerTable, row: int, name: str, shape: Shape) -> _Ridge:
-    edges, counts, width = table.edges[row], table.counts[row].astype(np.float64), _width(table, row)
-    spans = np.diff(edges)
     if shape == "unknown":
         return _Ridge(name, shape, np.nan, np.array([-REACH, REACH]), np.zeros(2))
-    if not (width > 0 and (spans > 0).all()):  # all values are one: a needle
-        return _Ridge(name, shape, width, np.array([-REACH, 0, 0, 0, REACH]), np.array([0.0, 0, 1, 0, 0]))
-    density = counts / spans
-    smooth = np.convolve(np.pad(density, 1, mode="edge"), [0.25, 0.5, 0.25], "valid")
-    across = (edges[:-1] + spans / 2) / width
-    return _Ridge(name, shape, width, across, smooth / smooth.max())
+    return _Ridge(name, shape, width_of(table, row), *outline(table, row))
 
 
 def _drawn(what: str, panels: list[list[_Ridge]], names: list[str], subtitle: str) -> Picture:
@@ -170,14 +171,14 @@ def _draw_ridges(axes: Axes, ridges: list[_Ridge], tall: float) -> None:
     axes.set_ylim(len(ridges) - 1 + 0.4, -top + 0.4)
     axes.set_xlim(-REACH, REACH)
     axes.axvline(0, color=GRID, linewidth=0.8, zorder=0)
+    widths = _numbers([ridge.width for ridge in ridges])
     for number, ridge in enumerate(ridges):
         colour, order = _COLOURS[ridge.shape], 1 + number
         feet = number - ridge.height * _OVERLAP
         axes.fill_between(ridge.across, number, feet, facecolor=colour, alpha=0.3, linewidth=0, zorder=order)
         axes.plot(ridge.across, feet, color=colour, linewidth=1.1, zorder=order)
         axes.axhline(number, color=colour, linewidth=0.5, alpha=0.6, zorder=order)
-        width = "" if not np.isfinite(ridge.width) else number_text(ridge.width)
-        for across, text, tint in ((1.02, width, FAINT), (1.16, _WORDS.get(ridge.shape, ridge.shape), colour)):
+        for across, text, tint in ((1.02, widths[number], FAINT), (1.16, _WORDS.get(ridge.shape, ridge.shape), colour)):
             faint = ridge.shape in _UNREMARKABLE
             axes.text(
                 across, number, text, transform=axes.get_yaxis_transform(), va="center", fontsize=SMALL_SIZE,
@@ -189,6 +190,20 @@ def _draw_ridges(axes: Axes, ridges: list[_Ridge], tall: float) -> None:
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
     axes.set_xlabel("value, in widths of the ridge (of a normal distribution: its standard deviation)")
+
+
+def _numbers(values: Sequence[float]) -> list[str]:
+    """Numbers of a column: three digits each, and all written in one way."""
+    there = [abs(value) for value in values if np.isfinite(value) and value != 0]
+    plain = all(1e-2 <= value < 1e3 for value in there)
+    return [_number(value, plain) if np.isfinite(value) else "" for value in values]
+
+
+def _number(value: float, plain: bool) -> str:
+    if plain or value == 0:
+        return f"{value:#.3g}".rstrip(".") if value else "0"
+    mantissa, _, power = f"{value:.2e}".partition("e")
+    return f"{mantissa}e{int(power)}"
 
 
 def _all_in_words(table: LayerTable, shapes: Sequence[Shape]) -> str:

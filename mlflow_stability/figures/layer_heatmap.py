@@ -69,7 +69,7 @@ def _layer_heatmap(grid: LayerGrid, subtitle: str) -> Picture:
     figure = new_figure(total)
     where = f"{count} layers" + (f" of {shown(common.rstrip('.'), 40)}" if common else "")
     title = f"{_TITLES.get(grid.quantity, grid.quantity)} by layer"
-    entitle(figure, title, " · ".join(filter(None, [where, _columns_in_words(grid), _left_out(grid), subtitle])))
+    entitle(figure, title, " · ".join(filter(None, [where, _columns_in_words(grid), _left_out(grid)])), subtitle)
     place = (left / WIDTH, _BOTTOM / total, (WIDTH - left - _RIGHT) / WIDTH, tall / total)
     axes = figure.add_axes(place)
     if not np.size(grid.values) or np.isnan(grid.values).all():

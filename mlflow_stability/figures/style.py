@@ -36,6 +36,8 @@ SEVERITY = {Severity.CRITICAL: BAD, Severity.WARNING: "#e69f00", Severity.INFO: 
 TURNED_BACK = "#8a5a9e"
 """Where the training was set back."""
 TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 13.0, 10.0, 9.0
+_SUBTITLE, _LEAST_NAME = 120, 8
+"""Letters of the line beneath a title, and of a name in it."""
 _STYLE: dict[Any, Any] = {
     "font.family": ["DejaVu Sans"],
     "font.size": TEXT_SIZE,
@@ -86,11 +88,15 @@ def png(figure: Figure) -> bytes:
     return file.getvalue()
 
 
-def entitle(figure: Figure, title: str, subtitle: str, left: float = 0.012) -> None:
-    """A title in the upper left corner and a fainter line beneath."""
+def entitle(figure: Figure, title: str, facts: str, name: str = "", left: float = 0.012) -> None:
+    """A title in the upper left corner and a fainter line beneath: the facts, then a name in the room they leave."""
     height = float(figure.get_size_inches()[1])
+    room = _SUBTITLE - len(facts) - (3 if facts else 0)
+    subtitle = " · ".join(filter(None, [facts, shown(name, room) if room >= _LEAST_NAME else ""]))
     figure.text(left, 1 - 0.12 / height, shown(title, 80), ha="left", va="top", fontsize=TITLE_SIZE, fontweight="bold")
-    figure.text(left, 1 - 0.40 / height, shown(subtitle, 120), ha="left", va="top", fontsize=TEXT_SIZE, color=FAINT)
+    figure.text(
+        left, 1 - 0.40 / height, shown(subtitle, _SUBTITLE), ha="left", va="top", fontsize=TEXT_SIZE, color=FAINT
+    )
 
 
 def say_instead(axes: Axes, text: str) -> None:

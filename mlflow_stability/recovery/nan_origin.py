@@ -5,27 +5,20 @@ and what went into it. Promised: one sentence that stands for itself.
 
 Its evidence holds ``from.SOURCE`` = 1, SOURCE being ``input``, ``weight``, ``buffer``, ``optimizer``, ``forward``,
 ``backward``, ``loss`` or ``elsewhere``; the range of the first tensor that went into the operation as ``input.least``,
-``input.greatest``, ``input.nan``, ``input.inf``; and what came out of it as ``output.nan`` and ``output.inf``.
+``input.greatest``, ``input.nan``, ``input.inf``; and what came out of it as ``output.nan`` and ``output.inf``, with
+``dtype.TYPE`` = 1. Of an operation there is ``operation.NAME`` = 1, of the loss function each that can do it, and
+``overflow``: 1 where large numbers exceeded the type, 0 where it is not defined for what went in.
 """
 
 from __future__ import annotations
 
 from mlflow_stability.recovery.batch_facts import TensorFacts
-from mlflow_stability.recovery.loss_graph import BREAKING
 from mlflow_stability.recovery.nan_birth import Birth
+from mlflow_stability.recovery.nan_remedies import remedies_against
+from mlflow_stability.recovery.overflow import overflowed
 from mlflow_stability.vocabulary.event import Event, Severity
 
 KIND = "nan_origin"
-REMEDIES = {
-    "input": ("Look at the saved batch, and at what makes it.",),
-    "weight": ("Look at what writes to this weight besides the optimizer, and at the checkpoint it came from.",),
-    "buffer": ("Look at what writes to this buffer.",),
-    "optimizer": ("Lower the learning rate 2-5 times.", "Give eps a larger value, or reset the optimizer's state."),
-    "forward": ("Keep what goes into this operation within its range: clamp it, or add a small number.",),
-    "backward": ("Keep what goes into this operation away from where its slope is infinite: add a small number.",),
-    "loss": ("Look at the labels, and at logarithms, roots and divisions in the loss function.",),
-    "elsewhere": ("Look at the tensor that the script keeps there.",),
-}
 _LARGEST = {"float16": "65504", "bfloat16": "3.4e38", "float32": "3.4e38", "float64": "1.8e308"}
 
 
@@ -38,8 +31,14 @@ def origin_event(step: int, birth: Birth, layer: str) -> Event:
         evidence[f"{what}.nan"], evidence[f"{what}.inf"] = float(facts.nan), float(facts.inf)
         if facts.least is not None and facts.greatest is not None:
             evidence[f"{what}.least"], evidence[f"{what}.greatest"] = facts.least, facts.greatest
+    if birth.source in ("forward", "backward", "loss"):
+        evidence |= {f"operation.{name}": 1.0 for name in birth.operation.split(", ") if name}
+    if birth.output is not None:
+        evidence[f"dtype.{birth.output.dtype}"] = 1.0
+        if birth.source in ("forward", "backward"):
+            evidence["overflow"] = float(overflowed(birth))
     message = f"Step {step}: {origin_sentence(birth, layer)}"
-    return Event(step, KIND, Severity.INFO, message, layer, evidence, REMEDIES[birth.source])
+    return Event(step, KIND, Severity.INFO, message, layer, evidence, remedies_against(birth))
 
 
 def origin_sentence(birth: Birth, layer: str) -> str:
@@ -86,8 +85,7 @@ def _made(birth: Birth) -> str:
     if birth.output is None:
         return f", from {given}"
     made = f", which made {_count(birth.output)} of {given}"
-    overflowed = birth.output.inf and birth.operation not in BREAKING and birth.output.dtype in _LARGEST
-    return f"{made}; {birth.output.dtype} ends at {_LARGEST[birth.output.dtype]}" if overflowed else made
+    return f"{made}; {birth.output.dtype} ends at {_LARGEST[birth.output.dtype]}" if overflowed(birth) else made
 
 
 def _holds(birth: Birth) -> str:

@@ -73,9 +73,9 @@ def _cells(rank: int, each: Compared, worse: bool | None) -> Iterator[str | int]
     yield csv_cell(card.cause)
     yield from (_whole(step) for step in (card.first_step, card.last_step, card.onset, card.divergence))
     yield len(card.troubles)
-    yield len(card.spikes)
+    yield len(card.spike_steps)
     yield from (("", "", "") if rate is None else (_exact(rate.per_10k), _exact(rate.low), _exact(rate.high)))
-    yield _whole(min((each.start for each in card.spikes), default=None))
+    yield _whole(min(card.spike_steps, default=None))
     yield _exact(card.spike_score)
     yield "; ".join(map(str, card.recovery_steps))
     yield card.rolled_back

@@ -16,7 +16,7 @@ TITLE = "Spikes, losses and speed"
 
 
 def _first_spike(card: RunCard) -> str:
-    return wording.steps(min((each.start for each in card.spikes), default=None))
+    return wording.steps(min(card.spike_steps, default=None))
 
 
 def _lost_at(card: RunCard) -> str:

@@ -148,14 +148,14 @@ def group(each: SeedGroup) -> str:
 
 
 def survival(curve: SurvivalCurve) -> str:
-    """``3 of 12 lost, half of them by step 1,400``."""
+    """``3 of 12 lost, half of all by 1,400 steps``; ``1 of 5 lost; 80% are not lost within 150 steps``."""
     said = f"{curve.lost} of {curve.runs} lost"
     if curve.shares:
         half = next((step for step, left in zip(curve.steps, curve.shares, strict=True) if left <= 0.5), None)
         said += (
             f", half of all by {half:,} steps"
             if half is not None
-            else f", {curve.shares[-1]:.0%} last {curve.last_step:,} steps"
+            else f"; {curve.shares[-1]:.0%} are not lost within {curve.last_step:,} steps"
         )
     return f"{said}; {p_value(curve.p_value)} (log-rank against the others)" if curve.p_value is not None else said
 

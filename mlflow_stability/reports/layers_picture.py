@@ -1,7 +1,8 @@
 """Lays out what two runs have by layer as two pictures beside each other, with one scale of colours.
 
 In: a `LayersBeside` and what to call the runs. Out: two images of one pixel a cell, names of rows, ticks and a bar of
-colours in percent. Promised: what is not finite, zero, or not measured is told apart from every value.
+colours in percent. Promised: what is not finite, zero, or not measured is told apart from every value, and so are
+layers that only one of the two has and steps that only one of them made.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mlflow_stability.reports import layers_wording as wording
 from mlflow_stability.reports.plane import Axis
 from mlflow_stability.reports.png_image import data_address
 from mlflow_stability.reports.ticks import Tick
-from mlflow_stability.vocabulary.layers_beside import Cells, LayersBeside
+from mlflow_stability.vocabulary.layers_beside import LayersBeside
 
 # Points of matplotlib's viridis (CC0), dark to light: read by people who do not see colours, and on paper.
 _COLOURS = np.array(
@@ -34,13 +35,27 @@ _COLOURS = np.array(
     ],
     np.float64,
 )
-NOT_FINITE, ZERO = (213, 94, 0), (160, 160, 160)
+NOT_FINITE, ZERO, ABSENT = (213, 94, 0), (160, 160, 160), (205, 184, 150)
 ROW, THIN_ROW, FEW = 0.95, 0.5, 24
 """The height of a layer, in the letters of the page, where there are few and where there are many."""
 LOWEST, HIGHEST = 4.0, 30.0
 LABEL = 0.85
 LONGEST = 26
 """Characters of a name beside a row; of longer ones the end is kept."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heat:
+    """One run."""
+
+    name: str
+    address: str
+    """Its picture, of the columns that it has steps in."""
+    left: float
+    width: float
+    """Percent of the width of the plane."""
+    counted_from: str
+    """``the onset, step 120``."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +68,7 @@ class LayersPicture:
     columns: str
     height: float
     """In the letters of the page."""
-    images: tuple[tuple[str, str], tuple[str, str]]
-    """For each run its name and its picture."""
+    heats: tuple[Heat, Heat]
     rows: tuple[Tick, ...]
     """Names of layers, in percent from the top."""
     letters: int
@@ -69,7 +83,9 @@ class LayersPicture:
     values: tuple[Tick, ...]
     """Beside the bar."""
     special: tuple[str, ...]
-    """Which of ``not finite``, ``zero``, ``not measured`` are to be seen."""
+    """Which of ``not finite``, ``zero``, ``absent layer``, ... are to be seen."""
+    measure: str
+    """What the colours stand for: ``gradient norm``."""
 
 
 def layers_picture_of(beside: LayersBeside, names: tuple[str, str]) -> LayersPicture:
@@ -84,10 +100,7 @@ def layers_picture_of(beside: LayersBeside, names: tuple[str, str]) -> LayersPic
         said=wording.sentences(beside, names),
         columns=wording.columns(beside),
         height=height,
-        images=(
-            (names[0], data_address(_pixels(beside, beside.first))),
-            (names[1], data_address(_pixels(beside, beside.second))),
-        ),
+        heats=(_heat(beside, 0, names[0]), _heat(beside, 1, names[1])),
         rows=tuple(Tick((each.middle + 0.5) / count * 100, _ending(each.name)) for each in labels),
         letters=max(len(_ending(each.name)) for each in labels),
         common=common.rstrip("."),
@@ -96,10 +109,19 @@ def layers_picture_of(beside: LayersBeside, names: tuple[str, str]) -> LayersPic
         bar=tuple("#{:02x}{:02x}{:02x}".format(*each) for each in _COLOURS.astype(int)),
         values=Axis(low, high, beside.logarithmic).ticks(4),
         special=tuple(_special(beside)),
+        measure=wording.measure(beside),
     )
 
 
-def _pixels(beside: LayersBeside, cells: Cells) -> NDArray[np.uint8]:
+def _heat(beside: LayersBeside, number: int, name: str) -> Heat:
+    begin, end = beside.columns_of[number]
+    address = data_address(_pixels(beside, number)[:, begin:end]) if end > begin else ""
+    percent = 100 / beside.columns
+    return Heat(name, address, begin * percent, (end - begin) * percent, beside.onset_in_words[number])
+
+
+def _pixels(beside: LayersBeside, number: int) -> NDArray[np.uint8]:
+    cells = (beside.first, beside.second)[number]
     pixels = np.zeros((*cells.shape, 4), np.uint8)
     shares = beside.shares(cells)
     known = np.isfinite(shares)
@@ -107,20 +129,15 @@ def _pixels(beside: LayersBeside, cells: Cells) -> NDArray[np.uint8]:
     for channel in range(3):
         pixels[known, channel] = np.interp(shares[known], points, _COLOURS[:, channel]).round().astype(np.uint8)
     pixels[known, 3] = 255
-    if not beside.smallest:
-        pixels[cells == 0] = (*ZERO, 255)
-    pixels[np.isinf(cells)] = (*NOT_FINITE, 255)
+    special = beside.without_colour(number)
+    for what, colour in (("zero", ZERO), ("not finite", NOT_FINITE), (f"absent {beside.row}", ABSENT)):
+        pixels[special[what]] = (*colour, 255)
     return pixels
 
 
 def _special(beside: LayersBeside) -> list[str]:
-    cells = np.concatenate([beside.first.ravel(), beside.second.ravel()])
-    seen = {
-        "not finite": np.isinf(cells).any(),
-        "zero": not beside.smallest and (cells == 0).any(),
-        "not measured": np.isnan(cells).any(),
-    }
-    return [name for name, there in seen.items() if there]
+    one, other = (beside.without_colour(number) for number in (0, 1))
+    return [name for name in one if one[name].any() or other[name].any()]
 
 
 def _ending(name: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from mlflow_stability.reports.curve import number_text
 from mlflow_stability.vocabulary.layers_beside import LayersBeside
@@ -21,6 +21,11 @@ def title(beside: LayersBeside) -> str:
     return TITLES.get(beside.quantity, beside.quantity)
 
 
+def measure(beside: LayersBeside) -> str:
+    """What colours stand for: ``gradient norm``."""
+    return title(beside).partition(" by ")[0].lower()
+
+
 def sentences(beside: LayersBeside, names: tuple[str, str]) -> str:
     """Where the two are farthest apart, and where one was not finite."""
     return " ".join([*_farthest(beside, names), *_broken(beside, names)])
@@ -35,32 +40,28 @@ def columns(beside: LayersBeside) -> str:
 def _farthest(beside: LayersBeside, names: tuple[str, str]) -> Iterator[str]:
     found = beside.farthest
     if found is None:
-        yield f"No {_row(beside)} has a value of both at the same time."
+        yield f"No {beside.row} has a value of both at the same time."
         return
     low, high = sorted((found.first, found.second))
     times = f" ({high / low:.3g} times)" if low > 0 and not beside.smallest else ""
-    where = f"Farthest apart in {_row(beside)} {found.layer} {_at(beside, found.offset)}"
+    where = f"Farthest apart in {beside.row} {found.layer} {_at(beside, found.offset, beside.spans)}"
     yield f"{where}: {number_text(found.first)} in {names[0]}, {number_text(found.second)} in {names[1]}{times}."
 
 
 def _broken(beside: LayersBeside, names: tuple[str, str]) -> Iterator[str]:
-    for found, name in zip(beside.broken, names, strict=True):
+    for found, name, span in zip(beside.broken, names, beside.spans, strict=True):
         if found is not None:
-            many = f"{found.layers} {_row(beside)}s of {name}, first in" if found.layers > 1 else f"{name}, in"
-            yield f"Not finite in {many} {found.layer} {_at(beside, found.offset)}."
+            many = f"{found.layers} {beside.row}s of {name}, first in" if found.layers > 1 else f"{name}, in"
+            yield f"Not finite in {many} {found.layer} {_at(beside, found.offset, [span])}."
 
 
-def _row(beside: LayersBeside) -> str:
-    return "head" if beside.quantity == "attention_entropy" else "layer"
-
-
-def _at(beside: LayersBeside, offset: int) -> str:
-    """``at step 120``, ``40 to 49 steps after the onset``."""
-    last = offset + beside.width - 1
+def _at(beside: LayersBeside, offset: int, spans: Sequence[tuple[int, int]]) -> str:
+    """``at step 120``, ``40 to 49 steps after the onset``: of a column as far as these runs reach into it."""
+    first, last = beside.steps_within(offset, spans)
     if not beside.aligned:
-        return f"at step {offset:,}" if last == offset else f"within steps {offset:,} to {last:,}"
-    if offset <= 0 <= last:
-        return "at the onset" if last == offset else f"in the first {last + 1:,} steps from the onset"
-    near, far = sorted((abs(offset), abs(last)))
+        return f"at step {first:,}" if last == first else f"within steps {first:,} to {last:,}"
+    if first <= 0 <= last:
+        return "at the onset" if last == 0 else f"in the first {last + 1:,} steps from the onset"
+    near, far = sorted((abs(first), abs(last)))
     steps = f"{near:,} step{'s' if near != 1 else ''}" if near == far else f"{near:,} to {far:,} steps"
-    return f"{steps} {'after' if offset > 0 else 'before'} the onset"
+    return f"{steps} {'after' if first > 0 else 'before'} the onset"

@@ -20,8 +20,6 @@ from mlflow_stability.vocabulary.run_card import RunCard
 WIDTH, HEIGHT = 1000, 300
 MOST = 24
 """Curves in one picture: the sickest half and the stablest half of the runs."""
-REACH = 0.6
-"""How far before and after the onset is shown, as a share of the longest run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -30,7 +28,7 @@ class Line:
 
     name: str
     kind: str
-    """``lost``, ``unstable``, ``stable``; of two runs ``one`` and ``other``."""
+    """The run's state, ``lost`` or ``stable``; of two runs ``one`` and ``other``."""
     path: str
 
 
@@ -56,11 +54,12 @@ def overlay_of(cards: Sequence[RunCard]) -> Overlay | None:
     onsets = [card.onset for card in shown if card.onset is not None]
     usual = float(np.median(onsets)) if onsets else None
     curves = [_shifted(card, usual) for card in shown]
-    across = _across(curves, usual is not None)
-    seen = [values[(steps >= across.low) & (steps <= across.high)] for steps, values in curves]
-    upward = axis_of(_without_far_ends(np.concatenate([np.zeros(0), *seen])))
+    across = Axis(
+        min(float(steps.min()) for steps, _ in curves), max(float(steps.max()) for steps, _ in curves)
+    )  # all of every run
+    upward = axis_of(_without_far_ends(np.concatenate([np.zeros(0), *(values for _, values in curves)])))
     two = len(shown) == 2
-    kinds = ["one", "other"] if two else [kind_of(card) for card in shown]
+    kinds = ["one", "other"] if two else [card.state for card in shown]
     lines = [
         Line(card.name or card.source, kind, path_of(steps, values, across, upward))
         for card, kind, (steps, values) in zip(shown, kinds, curves, strict=True)
@@ -69,13 +68,6 @@ def overlay_of(cards: Sequence[RunCard]) -> Overlay | None:
     ticks = across.ticks()
     heights = tuple(Tick(100 - each.at, each.label) for each in upward.ticks())
     return Overlay(tuple(lines), zero, ticks, heights, len(drawable) - len(shown), upward.logarithmic)
-
-
-def kind_of(card: RunCard) -> str:
-    """What became of a run, in one word that pictures have a colour for."""
-    if card.lost:
-        return "lost"
-    return {True: "unstable", False: "stable", None: "unclear"}[card.unstable]
 
 
 def path_of(steps: NDArray[np.float64], values: NDArray[np.float64], across: Axis, upward: Axis) -> str:
@@ -107,11 +99,3 @@ def _without_far_ends(values: NDArray[np.float64]) -> NDArray[np.float64]:
     low, high = np.percentile(known, [1, 99])
     far = float(np.ptp(known)) > 5 * float(high - low) > 0
     return known[(known >= low) & (known <= high)] if far else known
-
-
-def _across(curves: Sequence[tuple[NDArray[np.float64], NDArray[np.float64]]], aligned: bool) -> Axis:
-    low, high = min(float(steps.min()) for steps, _ in curves), max(float(steps.max()) for steps, _ in curves)
-    if not aligned:
-        return Axis(low, high)
-    reach = REACH * max(float(np.ptp(steps)) for steps, _ in curves)
-    return Axis(max(low, -reach), min(high, reach))

@@ -8,7 +8,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from mlflow_stability.reports.overlay import kind_of
 from mlflow_stability.reports.plane import Axis
 from mlflow_stability.reports.ticks import Tick
 from mlflow_stability.vocabulary.run_card import RunCard
@@ -67,4 +66,4 @@ def _strip(card: RunCard, across: Axis) -> Strip:
         width = max(NARROWEST, end - begin)
         where = f"step {mark.start:,}" if mark.end <= mark.start else f"steps {mark.start:,} to {mark.end:,}"
         bars.append(Bar(min(begin, 100 - width), width, mark.severity.name.lower(), f"{mark.kind}, {where}"))
-    return Strip(card.name or card.source, kind_of(card), left, max(NARROWEST, right - left), tuple(bars))
+    return Strip(card.name or card.source, card.state, left, max(NARROWEST, right - left), tuple(bars))

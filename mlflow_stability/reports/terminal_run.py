@@ -20,14 +20,14 @@ from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 
 CURVE_ROWS = 6
-FEW_EPISODES, FEW_CURVES, FEW_REMEDIES, FEW_REASONS = 12, 2, 5, 4
+FEW_EPISODES, FEW_BIRTHS, FEW_CURVES, FEW_REMEDIES, FEW_REASONS = 12, 2, 2, 5, 4
 _Row = tuple[Text, Text]
 _Numbered = Sequence[tuple[int, Episode]]
 
 
 def show_run(pen: Pen, diagnosis: Diagnosis) -> None:
     """Everything about one run; without `verbose`, what fits on a page."""
-    numbered = _numbered(pen, diagnosis.episodes)
+    numbered = _numbered(pen, diagnosis)
     pen.rule(diagnosis.name or diagnosis.source)
     pen.console.print(_headline(pen, diagnosis))
     pen.section("Summary", _facts(pen, diagnosis))
@@ -53,11 +53,17 @@ def _headline(pen: Pen, diagnosis: Diagnosis) -> Text:
     return Text.assemble(pen.text(f"{word}:", OUTCOME_STYLES[diagnosis.outcome]), " ", pen.text(sentence))
 
 
-def _numbered(pen: Pen, episodes: Sequence[Episode]) -> _Numbered:
-    """The episodes to show, in order of time; without `verbose` the worst of those above INFO."""
+def _numbered(pen: Pen, diagnosis: Diagnosis) -> _Numbered:
+    """The episodes to show, in order of time; without `verbose` the worst of those above INFO and what is not said yet.
+
+    Where a NaN was born is what people look for: it is shown unless the cause says it.
+    """
+    episodes = diagnosis.episodes
     places = [place for place, each in enumerate(episodes) if pen.verbose or each.severity > Severity.INFO]
     if not pen.verbose:
-        places = sorted(sorted(places, key=lambda place: -episodes[place].severity)[:FEW_EPISODES])
+        places = sorted(places, key=lambda place: -episodes[place].severity)[:FEW_EPISODES]
+        births = [place for place, each in enumerate(episodes) if wording.is_unsaid_birth(each, diagnosis.cause)]
+        places = sorted({*places, *births[:FEW_BIRTHS]})
     return [(number, episodes[place]) for number, place in enumerate(places, start=1)]
 
 

@@ -92,6 +92,14 @@ def cause_name(cause: Cause) -> str:
     return f"{cause.name.replace('_', ' ')}{where} ({cause.certainty})"
 
 
+def is_unsaid_birth(episode: Episode, cause: Cause | None) -> bool:
+    """Whether an episode tells where the first number that is not finite was born, and the cause does not."""
+    if episode.kind != "nan_origin":
+        return False
+    said = episode.message.partition(": ")[2][1:] or episode.message
+    return cause is None or not any(said in each for each in (cause.statement, *cause.evidence))
+
+
 def evidence(episode: Episode) -> str:
     """``z 12.4, loss 8.31``."""
     return ", ".join(f"{name} {number_text(value)}" for name, value in episode.evidence.items())

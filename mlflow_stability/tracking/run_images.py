@@ -24,13 +24,16 @@ _LONGEST = 90
 _FILE = re.compile(r"(?P<key>.+)[+%]step[+%](?P<step>\d+)[+%]timestamp[+%](?P<time>\d+)[+%][^+%]*[+%]compressed\.webp")
 
 
-def image_key(section: str, what: str, name: str) -> str:
-    """The key of a picture: `stability/attention/blocks.0.attn`; unfit names are told apart by a short hash."""
+def image_key(section: str, what: str, number: int, name: str) -> str:
+    """The key of a picture: `stability/attention/L00_blocks.0.attn`; unfit names are told apart by a short hash.
+
+    The number stands first because MLflow cuts the title of a card after some twenty letters, and sorts cards by it.
+    """
     fit = _UNFIT.sub("_", name)
     if fit != name or len(fit) > _LONGEST or not fit.strip("."):
         mark = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
         fit = f"{fit[: _LONGEST - len(mark) - 1]}-{mark}".lstrip(".")
-    return f"{section}/{what}/{fit}"
+    return f"{section}/{what}/L{number:02d}_{fit}"
 
 
 class RunImages:
@@ -46,18 +49,21 @@ class RunImages:
         head = _as_in_names(f"{section}/")
         return {step for key, step, _ in self._known() if key.startswith(head)}
 
+    def holds(self, key: str, step: int, time: float) -> bool:
+        """Whether the picture of this moment is there."""
+        return (_as_in_names(key), step, round(time * 1000)) in self._known()
+
     def log(self, file: Path, key: str, step: int, time: float) -> None:
         """Put a picture there, unless it is there."""
-        name, milliseconds = _as_in_names(key), round(time * 1000)
-        there = self._known()
-        if (name, step, milliseconds) in there:
+        if self.holds(key, step, time):
             return
+        milliseconds = round(time * 1000)
         with store_trouble(f"log the image {key}"):
             image = mlflow.Image(str(file))
             self._client.log_image(
                 self.run_id, image, key=key, step=step, timestamp=milliseconds, synchronous=True
             )  # fmt: skip
-        there.add((name, step, milliseconds))
+        self._known().add((_as_in_names(key), step, milliseconds))
 
     def _known(self) -> set[tuple[str, int, int]]:
         if self._there is None:

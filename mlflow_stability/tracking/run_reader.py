@@ -105,7 +105,7 @@ class RunReader:
         if found is None:
             raise RunNotFoundError(
                 f"Run {self.run_id} holds nothing that mlflow-stability recorded: no file in {RECORD_FOLDER} and no "
-                "metric stability/…. Was autolog() on? If it ended a moment ago, it may still be on its way: try again. "
+                "metric stability/…. Was autolog() on? If it ended just now, it may still be on its way: try again. "
                 "`mlflow-stability sync` delivers what was left behind."
             )
         return found

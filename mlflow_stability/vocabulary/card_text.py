@@ -41,6 +41,7 @@ def _card(found: dict[str, Any]) -> RunCard:
             "marks": tuple(Mark(**{**each, "severity": Severity(each["severity"])}) for each in found["marks"]),
             "course": None if course is None else Course(**_tuples(course)),
             "sketch": None if sketch is None else Sketch(**_tuples(sketch)),
+            "spikes_in_divergence": tuple(found["spikes_in_divergence"]),
             "notes": tuple(found["notes"]),
             "cannot_tell": tuple(found["cannot_tell"]),
         }

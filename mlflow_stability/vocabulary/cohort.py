@@ -39,14 +39,14 @@ class SurvivalCurve:
     runs: int
     lost: int
     steps: tuple[int, ...] = ()
-    """Where the share falls."""
+    """After how many steps the share falls."""
     shares: tuple[float, ...] = ()
     """From there on."""
     low: tuple[float, ...] = ()
     high: tuple[float, ...] = ()
     """95 %."""
     last_step: int = 0
-    """How far the longest of its runs went."""
+    """How many steps the longest of its runs made."""
     p_value: float | None = None
     """Log-rank against all other runs, corrected for many tests; None under three runs on either side."""
 

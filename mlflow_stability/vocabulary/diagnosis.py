@@ -29,6 +29,8 @@ class Cause:
     """The kind of the finding that it explains: ``nan_detected``."""
     step: int | None = None
     """The first step of that finding."""
+    remedies: tuple[str, ...] = ()
+    """What goes against it, where more is known than its name; empty: what goes against all causes of this name."""
 
     @property
     def certain(self) -> bool:

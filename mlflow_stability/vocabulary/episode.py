@@ -30,5 +30,7 @@ class Episode:
     attempt: int = 0
     evidence: dict[str, float] = field(default_factory=dict)
     remedies: tuple[str, ...] = ()
+    spikes: tuple[int, ...] = ()
+    """Of a divergence: the steps of the loss spikes that are part of it and no episodes of their own."""
     experimental: bool = False
     """Whether the judgement's false alarms are not measured yet; such are never above INFO."""

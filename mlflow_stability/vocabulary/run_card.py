@@ -67,6 +67,8 @@ class RunCard:
     """Where its first episode above INFO began that is about the training, not about its process."""
     divergence: int | None = None
     """Where the trouble began that it never came back from; None for a run that was not lost."""
+    spikes_in_divergence: tuple[int, ...] = ()
+    """The steps of loss spikes that are no episodes of their own, for they are part of a divergence."""
     rolled_back: int = 0
     """Steps that were undone by setting the training back."""
     skipped: int = 0
@@ -77,7 +79,8 @@ class RunCard:
     final_loss: float | None = None
     """The median of the last twentieth; not finite where the run ended so; None without a loss."""
     best_loss: float | None = None
-    """The lowest level of any twentieth, so that one lucky batch does not count."""
+    """The lowest level of any twentieth, so that one lucky batch does not count; where a divergence is told by a lower
+    level that was held for less long, that one."""
     spike_score: float | None = None
     """Share of losses 7 sigma or more from the rolling mean of 1000, as OLMo 2 defines it; None below 1000 points."""
     steps_per_second: float | None = None
@@ -121,9 +124,23 @@ class RunCard:
         return None if self.error or self.outcome == "cannot_tell" else False
 
     @property
+    def state(self) -> str:
+        """The one word that it is counted under: ``lost``, ``stuck``, ``unstable``, ``stable``, ``unclear``."""
+        if self.lost:
+            return "lost"
+        if self.readable and self.outcome == "stuck":
+            return "stuck"
+        return {True: "unstable", False: "stable", None: "unclear"}[self.unstable]
+
+    @property
     def spikes(self) -> tuple[Mark, ...]:
         """Its episodes of a loss spike above INFO."""
         return tuple(each for each in self.troubles if each.kind == "loss_spike")
+
+    @property
+    def spike_steps(self) -> tuple[int, ...]:
+        """Where its loss spiked: on its own, or as part of a divergence."""
+        return tuple(sorted({*(each.start for each in self.spikes), *self.spikes_in_divergence}))
 
     @property
     def recovery_steps(self) -> tuple[int, ...]:

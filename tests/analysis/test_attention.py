@@ -83,6 +83,42 @@ def test_two_runs_are_compared_at_the_last_step_that_both_have(tmp_path: Path) -
         compare_attention(one, other, step=500)
 
 
+def test_of_a_step_that_one_of_two_runs_lacks_it_is_said_which_and_what_both_have(tmp_path: Path) -> None:
+    small, large = run_folder(tmp_path / "small", (10, 25, 150)), run_folder(tmp_path / "large", (10, 25, 100))
+    lacking = r"large has no attention maps of step 150, while small has\. The nearest that both have is step 25\."
+    for pair in ((small, large), (large, small)):
+        with pytest.raises(SettingsError, match=lacking + r" Both have maps of 10, 25\."):
+            compare_attention(*pair, step=150)
+    with pytest.raises(SettingsError, match=r"Neither small nor large has .* step 11\. The nearest .* is step 10\."):
+        compare_attention(small, large, step=11)
+    with pytest.raises(SettingsError, match="They share no step; without `step` the last of each are compared"):
+        compare_attention(small, run_folder(tmp_path / "late", (900,)), step=900)
+
+
+def test_layers_of_different_models_are_both_named(tmp_path: Path) -> None:
+    one = run_folder(tmp_path / "gpt")
+    other = run_folder(tmp_path / "seq2seq")
+    maps = other / "artifacts" / MAPS_FOLDER
+    encoder = attention(2, step=500, number=0, layer="backbone.encoder.layers.0.self_attn", kind="cross")
+    write_attention_part(maps / AttentionPart(0, 1, 500).name, [encoder])
+    words = said(compare_attention(one, other))
+    assert "Attention in h.0.attn and in backbone" in words
+    assert "layers.0.self_attn" in words
+    assert "different layers" in words
+    assert "self-attention and cross-attention" in words
+    with pytest.raises(SettingsError, match=r"no layer 'h\.0\.attn' in seq2seq at step 500.*0: backbone\.encoder"):
+        compare_attention(one, other, layer="h.0.attn")
+
+
+def test_a_layer_that_both_have_is_chosen_before_one_that_only_the_first_has(tmp_path: Path) -> None:
+    one, other = run_folder(tmp_path / "gpt"), run_folder(tmp_path / "late")
+    maps = other / "artifacts" / MAPS_FOLDER
+    write_attention_part(maps / AttentionPart(0, 1, 500).name, [attention(2, step=500, number=3, layer="h.3.attn")])
+    words = said(compare_attention(one, other))
+    assert "Attention in h.3.attn of two runs" in words
+    assert "different layers" not in words
+
+
 def test_a_map_is_compared_with_a_run_and_with_a_map(tmp_path: Path) -> None:
     words = said(compare_attention(run_folder(tmp_path / "gpt"), attention(2, seed=9)))
     assert "gpt" in words
@@ -117,7 +153,9 @@ def test_a_run_of_a_store_is_drawn_and_compared_and_its_entropy_too(tmp_path: Pa
     assert "baseline" in words
     assert "hot" in words
     figure = attention_entropy_plot(runs[0], tracking_uri=sqlite_uri)
-    assert "2 layers · 2 heads · baseline" in said(figure)
+    words = said(figure)
+    assert "2 layers, all in h · 2 heads · " in words
+    assert words.count(" · baseline") == 1
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]
     with pytest.raises(RunNotFoundError, match="holds no attention maps"):
         attention_heatmap(runs[2], tracking_uri=sqlite_uri)

@@ -15,6 +15,7 @@ from architecture.test_loading import loaded_by
 from mlflow import MlflowClient
 
 import mlflow_stability
+from mlflow_stability.analysis import card_cache
 from mlflow_stability.analysis import cards as cards_module
 from mlflow_stability.analysis.card_cache import cache_folder
 from mlflow_stability.analysis.compare import compare
@@ -103,6 +104,17 @@ def test_a_damaged_entry_and_other_detectors_are_a_miss(sqlite_uri: str) -> None
     file.write_text("{torn")
     assert compare([run_id], tracking_uri=sqlite_uri).cards[0].outcome == "diverged"
     assert compare([run_id], tracking_uri=sqlite_uri, detectors=named(["nan_detected"])).runs
+    assert len(kept()) == 2
+
+
+def test_other_rules_of_the_same_version_are_a_miss(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    run_id = store_run(sqlite_uri, diverging())
+    compare([run_id], tracking_uri=sqlite_uri)
+    (file,) = kept()
+    file.write_text(file.read_text().replace('"diverged"', '"stuck"'))
+    assert compare([run_id], tracking_uri=sqlite_uri).cards[0].outcome == "stuck"  # remembered
+    monkeypatch.setattr(card_cache, "fingerprint_of_rules", lambda: "others")
+    assert compare([run_id], tracking_uri=sqlite_uri).cards[0].outcome == "diverged"
     assert len(kept()) == 2
 
 

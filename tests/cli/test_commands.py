@@ -38,6 +38,33 @@ def test_wrong_use_ends_with_code_2_and_a_sentence(typed: list[str], capsys: pyt
     assert "Traceback" not in said.err
 
 
+@pytest.mark.parametrize("command", ["diagnose", "compare"])
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        ("--html", "Write --output-format html, or --output FILE.html."),
+        ("--json", "Write --output-format json, or --output FILE.json."),
+        ("--md", "Write --output-format markdown, or --output FILE.md."),
+        ("-o", "--output FILE writes to a file"),
+        ("--format", "--output-format takes rich, json, csv, markdown, html;"),
+        ("--tracking-ur", "Did you mean '--tracking-uri'?"),
+    ],
+)
+def test_an_option_that_there_is_not_is_answered_by_the_one_that_does_it(
+    command: str, typed: str, said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run([command, typed, "run"]) == 2
+    told = " ".join(capsys.readouterr().err.split())
+    assert f"No such option '{typed}'" in told
+    assert said in told
+    assert "Did you mean '--help'" not in told
+
+
+def test_no_option_is_offered_that_the_command_has_not(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["sync", "--json"]) == 2
+    assert "--output-format" not in capsys.readouterr().err
+
+
 def test_nothing_typed_shows_the_commands(capsys: pytest.CaptureFixture[str]) -> None:
     assert run([]) == 2
     assert "doctor" in capsys.readouterr().err

@@ -11,7 +11,7 @@ from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
 Values = Sequence[float]
 
 
-def judged(quantity: str, heads: Mapping[str, Values]) -> list[Event]:
+def judged(quantity: str, heads: Mapping[str, Values], falls: float = 0.0) -> list[Event]:
     """As live: a loss at every step, heads every hundred."""
     kind = {"attention_entropy": "attention_collapse", "attention_max_logit": "attention_logit_growth"}[quantity]
     rounds = len(next(iter(heads.values())))
@@ -23,7 +23,7 @@ def judged(quantity: str, heads: Mapping[str, Values]) -> list[Event]:
             else {}
         )
         signals = (Signal("loss"), *(Signal.parse(name) for name in row))
-        records.append(StepReading(step, signals, (2.0, *map(float, row.values()))))
+        records.append(StepReading(step, signals, (2.0 - falls * step, *map(float, row.values()))))
     return replay(records, named([kind]))
 
 
@@ -56,6 +56,14 @@ def test_one_narrow_measurement_is_not_enough() -> None:
 
 def test_heads_that_began_narrow_are_left_out() -> None:
     assert collapse(a__head_0=[0.08] + [0.01] * 5, a__head_1=[0.02] * 6) == []
+
+
+def test_a_whole_layer_that_never_looked_around_is_named_where_the_loss_stands() -> None:
+    never = {"a.head_0": [1e-10, 0, 1e-9, 0, 0, 0], "a.head_1": [0.0] * 6, "b.head_0": WIDE, "b.head_1": [0.0] * 6}
+    (event,) = judged("attention_entropy", never)
+    assert (event.step, event.place) == (300, "a")
+    assert "2 of 2 heads of a" in event.message
+    assert judged("attention_entropy", never, falls=1e-3) == []
 
 
 def test_a_tenth_of_the_start_is_narrow_too() -> None:

@@ -69,6 +69,16 @@ def test_a_gradient_that_is_lost_over_the_front_half_is_said_at_the_first_measur
     assert "lost on its way to first" in event.message
 
 
+def test_what_a_model_or_what_holds_the_layers_owns_itself_is_no_first_layer() -> None:
+    for own in ("GPT", "blocks"):
+        layers = {own: 1e-4 * steady[:21], "blocks.0": 0.3 * steady[:21], "blocks.1": steady[:21], "head": steady[:21]}
+        stands = 2.3 + noise(5, 2001, 0.01)
+        assert every_hundred("gradient_vanishing:layers", loss=stands, **layered("grad_norm", **layers)) == []
+        layers |= {"blocks.0": 1e-4 * steady[:21]}
+        (event,) = every_hundred("gradient_vanishing:layers", loss=stands, **layered("grad_norm", **layers))
+        assert event.place == "blocks.0"
+
+
 def test_a_branch_that_is_scaled_to_nothing_at_first_is_not_lost() -> None:
     scaled = layered("grad_norm", stem=steady[:21], a=1e-6 * steady[:21], b=1e-6 * steady[:21], head=steady[:21])
     assert every_hundred("gradient_vanishing:layers", loss=np.full(2001, 2.3), **scaled) == []

@@ -3,9 +3,10 @@ from __future__ import annotations
 import math
 
 import pytest
+from session.interrupting import Moments
 
-from mlflow_stability.detectors.catalog import named
-from mlflow_stability.detectors.panel import replay
+from mlflow_stability.detectors.catalog import default_detectors, named
+from mlflow_stability.detectors.panel import Panel, replay
 from mlflow_stability.vocabulary import Event, Reset, Severity, Signal, StepReading
 
 nan, inf = math.nan, math.inf
@@ -72,3 +73,22 @@ def test_a_reset_forgets_what_came_before() -> None:
 
 def test_what_no_detector_asks_for_costs_nothing_and_finds_nothing() -> None:
     assert replay([StepReading(1, (Signal("micro_batches"), Signal("step_time")), (nan, inf))]) == []
+
+
+def test_a_judgement_that_ctrl_c_has_ended_half_way_tears_no_detector() -> None:
+    one, two = tuple(map(Signal, ("loss", "grad_norm"))), tuple(map(Signal, ("loss", "grad_norm", "update_ratio")))
+    panel, step, interrupted = Panel(default_detectors()), 0, 0
+    for at in (*range(1, 60), *range(60, 400, 17)):
+        moments = Moments(at)
+        signals = two if at % 3 else one
+        try:
+            with moments.counted():
+                panel.judge(StepReading(step, signals, (1.0, 2.0, 0.01)[: len(signals)]))
+        except KeyboardInterrupt:
+            interrupted += 1
+        for _ in range(3):
+            step += 1
+            assert panel.judge(StepReading(step, signals, (1.0, 2.0, 0.01)[: len(signals)])) == []
+    assert interrupted > 50
+    found = panel.judge(StepReading(step + 1, one, (nan, 2.0)))
+    assert [each.kind for each in found] == ["nan_detected"]

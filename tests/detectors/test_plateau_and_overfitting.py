@@ -17,6 +17,14 @@ def test_a_loss_at_chance_is_a_plateau_and_is_named() -> None:
     assert "the chance level of 10 classes" in event.message
 
 
+def test_the_nearest_number_of_classes_that_people_use_is_named() -> None:
+    named = {}
+    for classes in (19, 32, 65, 100, 365):
+        (event,) = judged("plateau", loss=1.0005 * math.log(classes) + noise(1, 1200, 0.001))
+        named[classes] = event.evidence.get("classes")
+    assert named == {19: 19, 32: 32, 65: 65, 100: 100, 365: 365}
+
+
 NO_PLATEAU = {
     "converged": decaying(4000, over=100) + noise(2, 4000, 0.03),
     "fine-tuned": 1.08 + 0.22 * np.exp(-np.arange(4000) / 100) + noise(3, 4000, 0.03),

@@ -107,6 +107,62 @@ def test_an_operation_that_gave_only_infinities_overflowed() -> None:
     assert cause.evidence == ("what went in ranges from -3e+05 to 8e+05",)
 
 
+@pytest.mark.parametrize(
+    ("numbers", "name"),
+    [
+        ({"input_least": 0.0, "input_greatest": 1.0}, "invalid_operation"),
+        ({"input_least": 0.0, "input_greatest": 500.0, "overflow": 0.0}, "invalid_operation"),
+        ({"input_least": 0.0, "input_greatest": 500.0, "overflow": 1.0}, "overflow"),
+    ],
+)
+def test_the_logarithm_of_zero_is_no_overflow(numbers: dict[str, float], name: str) -> None:
+    cause = named(broken(origin("forward", output_nan=0.0, output_inf=7.0, **numbers)))
+    assert cause.name == name
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "denied"),
+    [
+        (origin("input"), "bad_batch", "a single bad batch"),
+        (origin("forward", output_inf=7.0, output_nan=0.0, input_greatest=8e5), "overflow", "overflow"),
+        (origin("forward", output_nan=7.0, input_greatest=8.0), "invalid_operation", "a single bad batch"),
+    ],
+)
+def test_what_was_ruled_out_does_not_deny_the_cause(event: Event, name: str, denied: str) -> None:
+    cause = named(broken(event))
+    assert cause.name == name
+    assert len(cause.ruled_out) > 2
+    assert not any(each.startswith(denied) for each in cause.ruled_out), cause.ruled_out
+
+
+def test_no_overflow_is_ruled_out_by_the_operation_rather_than_by_the_curves() -> None:
+    cause = named(broken(origin("forward", output_inf=544.0, output_nan=0.0, input_least=0.0, input_greatest=1.0)))
+    (said,) = [each for each in cause.ruled_out if each.startswith("overflow")]
+    assert "ranges from 0 to 1" in said
+    assert "infinite" not in said
+
+
+def test_where_a_nan_was_born_is_said_beside_the_trouble_that_came_first() -> None:
+    losses, gradients = falling(COUNT), np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    losses[AT - 1], gradients[AT - 1] = 9.0, 60.0
+    spike = Event(AT - 1, "loss_spike", Severity.WARNING, "loss is 9.")
+    torn = replace(origin("forward", output_inf=9.0, overflow=1.0), remedies=("Train in bf16 instead of fp16.",))
+    metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients)]
+    found = diagnosis_of(run_of(*metrics, events=[spike, torn], params={"stability.autocast": "cuda float16"}))
+    assert found.cause is not None
+    assert found.cause.kind == "loss_spike"
+    assert any(f"At step {AT} the first number that is not finite comes from log" in e for e in found.cause.evidence)
+    assert "Train in bf16 instead of fp16." in found.remedies
+
+
+def test_where_a_nan_was_born_long_after_is_no_evidence() -> None:
+    losses = falling(COUNT)
+    losses[100] = 9.0
+    spike = Event(100, "loss_spike", Severity.WARNING, "loss is 9.")
+    found = diagnosis_of(run_of(metric_of("loss", losses), events=[spike, origin("forward", output_inf=9.0)]))
+    assert found.cause is None or not any("not finite" in each for each in found.cause.evidence)
+
+
 def test_absurd_numbers_inside_a_sound_model_that_was_given_a_usual_batch_are_weights_that_something_changed() -> None:
     inside = origin("forward", output_nan=1.0, input_least=-1e37, input_greatest=1.0)
     given = looked_at(**{"least__args[0]": 0.0, "greatest__args[0]": 7.0})

@@ -132,7 +132,7 @@ def test_correction_never_lowers_a_p_value_and_keeps_their_order(p_values: list[
 def test_survival_falls_where_runs_are_lost_and_stopped_runs_count_until_then() -> None:
     cards = [made("a", {}, lost=100), made("b", {}, last=50), made("c", {}, lost=200), made("d", {})]
     (curve,) = survival_of(cards, {})
-    assert (curve.steps, curve.lost, curve.last_step) == ((100, 200), 2, 1000)
+    assert (curve.steps, curve.lost, curve.last_step) == ((100, 200), 2, 1001)
     assert curve.shares == pytest.approx((2 / 3, 1 / 3))  # b was not watched any more at step 100
     assert all(low <= share <= high for low, share, high in zip(curve.low, curve.shares, curve.high, strict=True))
 

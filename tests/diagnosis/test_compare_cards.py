@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from diagnosis.cards import card_of_loss, diverging, made
 from diagnosis.histories import falling
@@ -11,7 +13,8 @@ from mlflow_stability.diagnosis.compare_cards import comparison_of
 from mlflow_stability.diagnosis.parameter_difference import differences_of
 from mlflow_stability.diagnosis.seed import is_seed
 from mlflow_stability.diagnosis.spike_rate import chance_of_more, rate_of
-from mlflow_stability.vocabulary.run_card import RunCard
+from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.run_card import Mark, RunCard
 
 
 def test_the_stablest_run_comes_first_and_the_one_that_was_lost_first_comes_last() -> None:
@@ -31,6 +34,28 @@ def test_the_summary_counts_every_run_once() -> None:
     found = comparison_of(cards)
     assert found.summary == "3 runs: 1 lost, 1 stable, 1 not to be told; 1 could not be read."
     assert [card.source for card in found.unread] == ["d"]
+
+
+def test_a_run_that_is_stuck_is_counted_as_such_and_as_neither_stable_nor_unstable() -> None:
+    stuck = RunCard("a", outcome="stuck", marks=(Mark("plateau", Severity.WARNING, 10, 100),))
+    shaky = replace(stuck, source="b", marks=(*stuck.marks, Mark("gradient_vanishing", Severity.WARNING, 60, 60)))
+    unstable = RunCard("c", outcome="unstable", marks=(Mark("loss_spike", Severity.WARNING, 10, 12, True),))
+    well, lost = made("d", {}), made("e", {}, lost=5)
+    assert comparison_of([stuck, well]).summary == "2 runs: 1 stuck, 1 stable."
+    assert comparison_of([shaky, well]).summary == "2 runs: 1 stuck and unstable, 1 stable."
+    said = comparison_of([stuck, shaky, unstable, well, lost]).summary
+    assert said == "5 runs: 1 lost, 1 unstable, 2 stuck (1 of them unstable as well), 1 stable."
+    assert [card.state for card in (stuck, shaky, unstable, well, lost)] == [
+        "stuck", "stuck", "unstable", "stable", "lost"
+    ]  # fmt: skip
+
+
+def test_a_spike_that_became_a_divergence_is_counted_as_a_spike() -> None:
+    spiked = replace(made("a", {}, lost=500), spikes_in_divergence=(500,))
+    (found,) = comparison_of([spiked]).runs
+    assert found.spike_rate is not None
+    assert (found.spike_rate.count, found.card.spike_steps) == (1, (500,))
+    assert [each.kind for each in found.card.troubles] == ["divergence"]
 
 
 def test_only_what_differs_is_listed_and_nothing_that_only_names_a_run() -> None:

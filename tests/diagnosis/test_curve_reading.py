@@ -44,6 +44,19 @@ def test_the_trend_is_the_change_from_the_first_tenth_to_the_last(change: float,
     assert reading.change == pytest.approx(change)
 
 
+def test_a_curve_that_left_its_start_upwards_at_once_has_risen_though_it_fell_afterwards() -> None:
+    reading = read(np.r_[3.6, 11.8, 30.0, np.geomspace(50, 15.6, 147)])
+    assert (reading.trend, reading.shape) == ("rising", "")
+    assert reading.change is not None
+    assert 3 < reading.change < 5
+
+
+def test_a_lucky_first_value_of_a_very_noisy_curve_is_no_level() -> None:
+    values = np.geomspace(50, 15.6, 150) * np.exp(np.random.default_rng(0).normal(0, 0.8, 150))
+    values[0] = 8.0
+    assert read(values).trend == "strong"
+
+
 @pytest.mark.parametrize(("noise", "word"), [(0.02, "smooth"), (0.1, "noisy"), (0.4, "very noisy")])
 def test_stability_is_how_the_last_tenth_varies_around_its_own_line(noise: float, word: str) -> None:
     last = np.linspace(2, 1.5, 100) + noise * 1.75 * np.where(np.arange(100) % 2, 1, -1)

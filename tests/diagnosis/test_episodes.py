@@ -58,6 +58,7 @@ def test_the_spikes_at_the_onset_of_a_divergence_belong_to_it() -> None:
     found = episodes_of(losses, event_at(203), event_at(230), event_at(215, "divergence", Severity.CRITICAL))
     assert [each.kind for each in found] == ["divergence"]
     assert not found[0].recovered
+    assert found[0].spikes == (203,)  # the one that neighbouring events are
 
 
 def test_a_recorded_divergence_that_passed_has_recovered() -> None:

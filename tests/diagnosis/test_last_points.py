@@ -118,3 +118,23 @@ def test_gradients_that_grow_gradually_while_the_loss_rises_are_found_and_are_th
         for each in diagnosis_of(run_named(loss=falling(3000), grad_norm=norms)).episodes
         if each.evidence.get("grown")
     ]
+
+
+def test_where_the_end_is_told_by_several_points_that_is_said() -> None:
+    losses = falling(2000, noise=0.05)
+    losses[1500:] *= 3
+    assert f"ended near {np.median(losses[-5:]):.4g}" in run_verdict(losses)
+
+
+def test_a_loss_that_was_no_number_in_the_end_is_told_by_its_last_finite_value() -> None:
+    losses = np.r_[falling(60), 8.0, 150.0, 4e5, 2.2e12, 2.14e25, np.full(60, nan)]
+    (episode,) = [
+        each
+        for each in diagnosis_of(run_named(loss=losses)).episodes
+        if each.kind == "divergence" and not each.recovered
+    ]
+    assert "reached 2.14e+25, its last finite value" in episode.message
+
+
+def run_verdict(losses: np.ndarray) -> str:
+    return diagnosis_of(run_named(loss=losses)).verdict

@@ -35,15 +35,17 @@ def beside(
     onsets: tuple[int | None, int | None] = (None, None),
     quantity: str = "grad_norm",
     every: int = 1,
+    lasts: int | None = None,
 ) -> LayersBeside:
     last = every * (max(len(each) for layers in (one, other) for each in layers.values()) - 1)
-    rulers = rulers_of(*(made(name, {}, lost=onset, last=last) for name, onset in zip("ab", onsets, strict=True)))
+    cards = (made("a", {}, lost=onsets[0], last=last), made("b", {}, lost=onsets[1], last=lasts or last))
+    rulers = rulers_of(*cards)
     assert rulers is not None
     courses = [
         layer_courses(history_of(layers, quantity, every), ruler)
         for layers, ruler in zip((one, other), rulers, strict=True)
     ]
-    (found,) = layers_beside(*courses, rulers, aligned=onsets != (None, None))
+    (found,) = layers_beside(*courses, rulers, cards)
     return found
 
 
@@ -106,6 +108,54 @@ def test_no_extreme_and_nothing_that_was_not_finite_is_lost(values: list[float],
     for place in np.unique(at):
         here = np.array(values)[at == place]
         assert cells[place] == (np.float32(here.max()) if np.isfinite(here).all() else np.inf)
+
+
+@pytest.mark.parametrize("onset", [2, 50, 148])
+def test_every_step_of_both_runs_is_shown_wherever_the_onset_is(onset: int) -> None:
+    values = np.linspace(1.0, 15.0, 150).tolist()
+    found = beside({"a": values}, {"a": values}, (onset, None))
+    steps = found.begin + found.zeros[0] + np.arange(found.columns) * found.width
+    assert (steps[0], steps[-1]) == (0, 149)
+    assert found.first[0].tolist() == pytest.approx(values)
+    assert not any(where.any() for number in (0, 1) for where in found.without_colour(number).values())
+
+
+def test_what_was_not_measured_is_told_from_layers_and_steps_that_a_run_has_not() -> None:
+    cards = made("a", {}, last=119), made("b", {}, last=119)
+    rulers = rulers_of(*cards)
+    assert rulers is not None
+    gap = np.ones((1, 120), np.float32)
+    gap[0, 60:80] = np.nan
+    courses = [
+        LayerCourse("grad_norm", ("a", "b"), np.ones((2, 120), np.float32)),
+        LayerCourse("grad_norm", ("a",), gap),
+    ]
+    (found,) = layers_beside(*({"grad_norm": each} for each in courses), rulers, cards)  # type: ignore[misc]
+    whole, lacking_one = (found.without_colour(number) for number in (0, 1))
+    assert not any(where.any() for where in whole.values())
+    assert lacking_one["absent layer"].any(axis=1).tolist() == [False, True]
+    hole = [[0, column] for column in range(60 // found.width, 80 // found.width)]
+    assert np.argwhere(lacking_one["not measured"]).tolist() == hole
+    assert not lacking_one["outside of the run"].any()
+
+
+def test_steps_behind_the_end_of_the_shorter_run_are_outside_of_it() -> None:
+    rulers = rulers_of(short := made("a", {}, last=59), long := made("b", {}, last=119))
+    assert rulers is not None
+    courses = [
+        layer_courses(history_of({"a": [1.0] * count}), ruler) for count, ruler in zip((60, 120), rulers, strict=True)
+    ]
+    (found,) = layers_beside(*courses, rulers, (short, long))
+    assert found.columns_of == ((0, 60), (0, 120))
+    assert np.flatnonzero(found.without_colour(0)["outside of the run"][0]).tolist() == list(range(60, 120))
+    assert not found.without_colour(0)["not measured"].any()
+
+
+def test_a_rest_at_either_end_on_which_nothing_was_due_is_no_hole() -> None:
+    one = {"a": [1.0] * 15}  # at steps 0, 10, ..., 140
+    found = beside(one, one, (3, None), every=10, lasts=147)
+    assert found.width == 10
+    assert not found.without_colour(1)["not measured"].any()
 
 
 def test_where_they_are_farthest_apart_and_where_one_broke_is_known() -> None:

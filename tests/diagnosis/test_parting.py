@@ -66,6 +66,23 @@ def test_runs_without_a_common_step_or_a_loss_say_so() -> None:
     assert "no loss" in parting_of(history_of_loss(falling(50)), run_of(metric_of("speed", [1, 2, 3]))).sentence
 
 
+@pytest.mark.parametrize(
+    ("alike", "said"),
+    [
+        (0, "differs from the first common step, 1, on"),
+        (1, "is the same at step 1 and differs from step 2 on"),
+        (2, "is the same at steps 1 and 2 and differs from step 3 on"),
+        (3, "is the same to the last digit up to step 3 and differs from step 4 on"),
+    ],
+)
+def test_a_first_step_that_both_have_alike_is_never_said_to_differ(alike: int, said: str) -> None:
+    one, other = (run_of(metric_of("loss", falling(100, seed=seed), steps=np.arange(1, 101))) for seed in (0, 1))
+    other.metrics[0].series.values[:alike] = one.metrics[0].series.values[:alike]
+    found = parting_of(one, other)
+    assert said in found.sentence
+    assert found.differs_at == alike + 1
+
+
 def test_too_few_common_steps_are_called_too_few() -> None:
     found = parting_of(history_of_loss([3.0, 2.0, 1.0]), history_of_loss([9.0, 8.0, 7.0], "b"))
     assert found.parts_at is None

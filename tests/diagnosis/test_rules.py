@@ -135,6 +135,21 @@ def test_a_model_of_a_vocabulary_that_stops_early_is_stuck(first: float, level: 
     assert 30 <= episode.start <= 60
 
 
+def test_a_plateau_after_first_updates_that_raised_the_loss_is_told_from_the_first_value() -> None:
+    losses = np.r_[3.638, 3.95, 4.149, 4.05, 3.84, 3.76, 3.70, 3.67, 3.6, np.full(140, 3.487)]
+    losses[9:] *= np.exp(np.random.default_rng(0).normal(0, 0.002, 140))
+    (episode,) = found(PlateauRule(), run_named(loss=losses))
+    assert "fell by only 4.1%, from 3.638 to 3.489 over its last 14 points" in episode.message
+    assert episode.evidence["first"] == pytest.approx(3.638)
+
+
+def test_levels_of_several_points_are_told_as_such() -> None:
+    losses = 3.3 * np.exp(np.random.default_rng(0).normal(0, 0.005, 60))
+    (episode,) = found(PlateauRule(), run_named(loss=losses))
+    assert " over its first 6 points to " in episode.message
+    assert " over its last 6, and was flat" in episode.message
+
+
 def test_a_plateau_at_the_cost_of_guessing_is_named_so() -> None:
     losses = math.log(10) * np.exp(np.random.default_rng(0).normal(0, 0.005, 60))
     (episode,) = found(PlateauRule(), run_named(loss=losses))

@@ -118,3 +118,35 @@ def test_the_cause_of_the_first_finding_stands_for_itself() -> None:
     ]
     history = run_of(metric_of("loss", np.concatenate([falling(600), np.full(10, np.nan)])), events=events)
     assert run_card_of(history, diagnosis_of(history)).cause_statement == "The batch was not finite."
+
+
+def test_a_cause_that_is_the_first_finding_itself_is_not_said_to_be_unknown_there() -> None:
+    rates = np.full(400, 1e-3)
+    rates[199:203] = 0.5
+    losses = falling(400, first=2.3, last=1.5, noise=0.02)
+    losses[200:] = 2.7
+    losses[200] = 2674.0
+    norms = np.full(400, 0.4)
+    norms[200] = 1009.0
+    events = [
+        Event(199, "learning_rate_jump", Severity.WARNING, "The learning rate leapt from 0.001 to 0.5 at step 199."),
+        Event(200, "loss_spike", Severity.CRITICAL, "loss is 2674 at step 200."),
+        Event(200, "gradient_explosion", Severity.CRITICAL, "grad_norm is 1009 at step 200."),
+    ]
+    history = run_of(
+        metric_of("loss", losses),
+        metric_of("grad_norm", norms, meaning=Meaning("grad_norm", known=True)),
+        metric_of("learning_rate", rates, meaning=Meaning("learning_rate", known=True)),
+        events=events,
+    )
+    card = run_card_of(history, diagnosis_of(history))
+    assert card.cause == "learning_rate_jump"
+    assert "whose cause is not known" not in card.cause_statement
+    assert card.spike_steps == (200,)  # that of which there was a warning, and which is part of the divergence
+
+
+def test_the_best_loss_is_the_one_that_the_verdict_speaks_of() -> None:
+    losses = np.r_[3.638, 4.2, 10.0, np.geomspace(29.4, 18.5, 147)]
+    card = card_of_loss(losses)
+    assert "times its best of 3.638" in card.verdict
+    assert card.best_loss == pytest.approx(3.638)

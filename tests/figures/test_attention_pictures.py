@@ -9,12 +9,15 @@ import numpy as np
 import pytest
 from figures.attention import attention
 from figures.drawings import curve, cut_off, overlapping_labels, pixels, texts
+from hypothesis import given
+from hypothesis import strategies as st
 from matplotlib.figure import Figure
 
 from mlflow_stability.figures.attention_cells import HIDDEN, HIDDEN_NAME, NOT_FINITE_NAME
 from mlflow_stability.figures.attention_comparison import attention_comparison
 from mlflow_stability.figures.attention_entropy import LayerEntropy, attention_entropy
 from mlflow_stability.figures.attention_heatmap import attention_heatmap
+from mlflow_stability.figures.entropy_scale import entropy_at, entropy_height, entropy_norm
 from mlflow_stability.figures.sharp_png import sharp_png
 from mlflow_stability.figures.style import BAD
 
@@ -50,6 +53,18 @@ def test_the_picture_says_what_it_is_of() -> None:
     assert {"query position", "key position", "weight", "mean of 32"} <= set(texts(figure))
     cross = " ".join(texts(attention_heatmap(attention(4, 20, 64, kind="cross", tokens=(20, 512)))))
     assert "cross-attention · all 20 queries, first 64 of 512 keys" in cross
+
+
+def test_of_a_long_line_the_numbers_stay_whole_and_the_name_of_the_run_is_shortened() -> None:
+    cross = attention(4, 20, 64, kind="cross", tokens=(20, 512), layer=LONG)
+    name = "a run with a fairly long and descriptive name, sequence to sequence, second attempt"
+    figure = attention_heatmap(cross, "12 of 24 layers drawn", name)
+    (line,) = [text for text in texts(figure) if text.startswith("step 500")]
+    score = f"largest score {float(cross.max_logit.max()):.4g}"
+    assert line.startswith(f"step 500 · cross-attention · all 20 queries, first 64 of 512 keys · {score} · ")
+    assert " · 12 of 24 layers drawn" in line
+    short = " ".join(texts(attention_heatmap(attention(2), name="a run with a fairly long name")))
+    assert short.count("a run with a fairly long name") == 1
 
 
 def test_each_weight_has_its_colour_where_its_query_and_key_are() -> None:
@@ -122,7 +137,7 @@ def test_two_runs_share_a_scale_and_the_heads_that_differ_most_are_shown() -> No
 
 def test_two_runs_of_other_lengths_and_heads_are_cut_to_what_both_have() -> None:
     figure = attention_comparison(attention(8, 16, 16), attention(4, 8, 8, seed=1), ("a", "b"))
-    assert "cut to 8 × 8" in " ".join(texts(figure))
+    assert "the 4 heads that both have · cut to 8 × 8" in " ".join(texts(figure))
     assert is_legible(figure)
 
 
@@ -150,6 +165,33 @@ def test_the_entropy_of_any_number_of_heads_is_legible(layers: int, heads: int, 
     assert is_legible(figure)
     assert figure.get_size_inches()[1] < 12
     assert "collapsed: below 0.05" in texts(figure)
+
+
+def test_what_all_layers_are_in_is_said_once() -> None:
+    words = " ".join(texts(attention_entropy(entropies(24, 4, 3), "Entropy of attention heads", "gpt-small")))
+    assert "24 layers, all in transformer.h · 4 heads" in words
+    assert "transformer.h.0.attn" in " ".join(texts(attention_entropy(entropies(1, 4, 3), "x")))
+
+
+@pytest.mark.parametrize("ends", [(0.95, 0.99), (0.01, 0.05)])
+def test_heads_that_are_nearly_blind_or_nearly_alike_are_told_apart(ends: tuple[float, float]) -> None:
+    low, high = entropy_height(ends)
+    assert high - low > 0.08
+    colours = matplotlib.colormaps["viridis"](entropy_norm()(np.array(ends)))[:, :3]
+    assert np.abs(colours[0] - colours[1]).max() > 0.1
+
+
+@given(st.floats(0, 1), st.floats(0, 1))
+def test_the_higher_an_entropy_the_higher_it_stands(one: float, other: float) -> None:
+    heights = entropy_height([one, other])
+    assert (heights >= 0).all()
+    assert (heights <= 1).all()
+    assert (one <= other) <= bool(heights[0] <= heights[1])
+    assert entropy_at(heights) == pytest.approx([one, other], abs=1e-9)
+
+
+def test_an_entropy_of_zero_and_of_one_stand_at_the_ends() -> None:
+    assert entropy_height([0.0, 0.5, 1.0]).tolist() == [0.0, 0.5, 1.0]
 
 
 def test_few_heads_are_lines_and_many_are_colours() -> None:

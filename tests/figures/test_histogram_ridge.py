@@ -1,10 +1,15 @@
 from __future__ import annotations
 
+import re
+
+import numpy as np
 import pytest
 from figures.drawings import cut_off, overlapping_labels, texts
 from figures.layers import a_few, all_zero, gpt_layers, heavy_tails, normal, not_finite, table, two_bumps
+from numpy.typing import NDArray
 
 from mlflow_stability.figures.histogram_ridge import MOST_RIDGES, MOST_STEPS, histogram_ridges
+from mlflow_stability.figures.ridge_shape import outline
 from mlflow_stability.vocabulary.layer_table import layer_table_of
 
 
@@ -53,6 +58,49 @@ def test_the_layer_that_changed_most_is_followed_over_the_steps() -> None:
     labels = [each.get_text() for each in figure.axes[1].get_yticklabels()]
     assert len(labels) == MOST_STEPS
     assert (labels[0], labels[-1]) == ("step 1,000", "step 30,000")
+
+
+def a_bell_beside_a_few_far_out(dice: np.random.Generator) -> NDArray[np.float64]:
+    """Nearly all values within one bin of the histogram, which reaches as far as the few."""
+    return np.concatenate([dice.normal(0, 1e-5, 3900), dice.normal(0, 1e-2, 196)])
+
+
+def test_a_ridge_is_a_bell_where_all_but_a_few_values_lie_in_one_bin() -> None:
+    found = table(1000, ["blocks.4.qkv"], [a_bell_beside_a_few_far_out])
+    assert np.diff(found.edges[0])[0] > 5e-5  # a bin is many widths wide
+    across, height = outline(found, 0)
+    assert height.max() == 1.0
+    assert abs(across[height.argmax()]) < 0.5
+    assert np.interp([-3.0, 3.0], across, height).max() < 0.1
+
+
+def test_the_outline_of_a_normal_distribution_is_a_bell() -> None:
+    across, height = outline(table(1000, ["a"], [normal(0.3)]), 0)
+    assert np.interp([-2.0, -1.0, 0.0, 1.0, 2.0], across, height) == pytest.approx([0.14, 0.61, 1, 0.61, 0.14], abs=0.1)
+
+
+def test_widths_of_a_column_have_three_digits_and_are_written_in_one_way() -> None:
+    found = texts(histogram_ridges([table(1000, ["a", "b", "c"], [normal(1e-5), normal(5.2e-3), normal(2e-2)])]))
+    widths = [text for text in found if re.fullmatch(r"\d\.\d\de-\d", text)]
+    assert len(widths) == 3
+    found = texts(histogram_ridges([table(1000, ["a", "b"], [normal(0.5), normal(30.0)])]))
+    assert len([text for text in found if re.fullmatch(r"0\.\d{3}|\d\d\.\d", text)]) == 2
+
+
+def test_that_no_gradient_was_finite_is_said_instead_of_a_layer() -> None:
+    broken = [table(step, ["inp", "out"], [not_finite]) for step in (100, 200, 300)]
+    figure = histogram_ridges(broken)
+    said = " ".join(texts(figure))
+    assert len(figure.axes) == 1
+    assert "nor was any finite at the 3 steps measured" in said
+    assert "changed most" not in said
+
+
+def test_a_layer_that_was_finite_before_all_broke_is_followed() -> None:
+    tables = [table(100, ["inp", "out"], [not_finite, normal()]), table(200, ["inp", "out"], [not_finite])]
+    assert "Nothing is finite at step 200; a layer that was before: out" in texts(histogram_ridges(tables))
+    tables = [table(100, ["inp", "out"], [normal()]), table(200, ["inp", "out"], [normal(), not_finite])]
+    assert "A layer that is not finite any more: out" in texts(histogram_ridges(tables))
 
 
 def test_without_histograms_that_is_said() -> None:

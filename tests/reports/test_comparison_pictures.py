@@ -44,6 +44,16 @@ def test_a_higher_loss_stands_higher_and_so_does_its_tick() -> None:
     assert [each.at for each in ticks] == sorted((each.at for each in ticks), reverse=True)
 
 
+def test_all_of_a_run_is_drawn_however_early_its_onset() -> None:
+    found = overlay_of([card_of_loss(diverging(onset=30), "early"), card_of_loss(falling(600), "well")])
+    assert found is not None
+    assert found.zero is not None
+    assert found.zero < 20
+    for line in found.lines:
+        across = points(line.path)[:, 0]
+        assert (across[0], across[-1]) == pytest.approx((0, WIDTH), abs=0.01 * WIDTH)
+
+
 def test_one_curve_is_no_overlay() -> None:
     assert overlay_of([card_of_loss(falling(300)), made("b", {})]) is None
 

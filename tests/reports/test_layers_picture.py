@@ -13,7 +13,7 @@ from reports.comparisons import two_with_layers
 
 from mlflow_stability.reports.comparison_html import render
 from mlflow_stability.reports.comparison_wording import two_names
-from mlflow_stability.reports.layers_picture import NOT_FINITE, ZERO, LayersPicture, layers_picture_of
+from mlflow_stability.reports.layers_picture import ABSENT, NOT_FINITE, ZERO, LayersPicture, layers_picture_of
 from mlflow_stability.reports.layers_wording import sentences
 from mlflow_stability.reports.png_image import data_address, png_of
 from mlflow_stability.vocabulary.layers_beside import LayersBeside
@@ -47,7 +47,7 @@ def test_what_is_written_as_png_is_read_back_the_same(rows: int, columns: int, s
 
 def test_a_pixel_is_a_cell_and_what_is_no_value_looks_like_none() -> None:
     norms, _ = pictures()
-    calm, wild = (pixels(address) for _, address in norms.images)
+    calm, wild = (pixels(heat.address) for heat in norms.heats)
     assert calm.shape == wild.shape == (30, 60, 4)
     assert (calm[..., 3] == 255).all()
     assert (wild[5, :10, 3] == 0).all()  # not measured
@@ -57,14 +57,14 @@ def test_a_pixel_is_a_cell_and_what_is_no_value_looks_like_none() -> None:
 
 
 def test_equal_values_have_equal_colours_in_both_runs_and_higher_ones_are_lighter() -> None:
-    calm, wild = (pixels(address) for _, address in pictures()[0].images)
+    calm, wild = (pixels(heat.address) for heat in pictures()[0].heats)
     assert (calm[7, :30] == wild[7, :30]).all()
     assert wild[7, 49, :3].sum() > wild[7, 40, :3].sum() > calm[7, 40, :3].sum()
 
 
 def test_a_collapsed_head_is_dark_and_no_zero() -> None:
     _, entropies = pictures()
-    wild = pixels(entropies.images[1][1])
+    wild = pixels(entropies.heats[1].address)
     assert wild[2, 40].tolist() == [68, 1, 84, 255]
     assert entropies.special == ()
     assert entropies.title == "Attention entropy by head"
@@ -87,6 +87,38 @@ def test_where_they_differ_most_is_a_sentence() -> None:
     assert "Not finite in 27 layers of wild, first in model.blocks.1.attn 200 to 209 steps after the onset." in said
     assert "in the first 10 steps from the onset: 2.9 in calm, 0 in wild." in sentences(entropies, NAMES)
     assert sentences(one([[np.nan]]), NAMES) == "No layer has a value of both at the same time."
+
+
+def test_a_column_is_told_as_far_as_the_runs_reach_into_it() -> None:
+    norms = two_with_layers().layers[0]
+    ended = replace(norms, spans=((-300, 243), (-300, 244)))
+    assert "40 to 44 steps after the onset" in sentences(replace(ended, spans=((-300, 43), (-300, 44))), NAMES)
+    assert "first in model.blocks.1.attn 200 to 209 steps" in sentences(ended, NAMES)
+    unaligned = replace(norms, aligned=False, begin=0, farthest=replace(norms.farthest, offset=150))  # type: ignore[type-var]
+    assert "at step 150:" in sentences(replace(unaligned, spans=((1, 150), (1, 150))), NAMES)
+    assert "within steps 150 to 155:" in sentences(replace(unaligned, spans=((1, 150), (1, 155))), NAMES)
+
+
+def test_a_run_has_its_place_in_the_plane_and_layers_that_it_lacks_are_absent() -> None:
+    norms = two_with_layers().layers[0]
+    picture = layers_picture_of(
+        replace(norms, spans=((-300, -1), (-300, 299)), absent=(frozenset(), frozenset(norms.layers[5:6]))), NAMES
+    )
+    calm, wild = picture.heats
+    assert (calm.left, calm.width) == (0.0, 50.0)
+    assert (wild.left, wild.width) == (0.0, 100.0)
+    assert pixels(calm.address).shape == (30, 30, 4)
+    assert (pixels(wild.address)[5, :50] == (*ABSENT, 255)).all()
+    assert picture.special == ("not finite", "zero", "absent layer", "outside of the run")
+    assert picture.measure == "gradient norm"
+
+
+def test_the_page_says_which_step_the_onset_is() -> None:
+    found = two_with_layers()
+    layers = tuple(replace(each, zeros=(300, 300), onsets=(None, 300)) for each in found.layers)
+    page = render(replace(found, layers=layers))
+    assert page.count("from step 300, the onset of the other run") == 2
+    assert page.count("from the onset, step 300") == 2
 
 
 def test_the_page_has_both_runs_of_each_quantity_and_no_name_becomes_structure() -> None:

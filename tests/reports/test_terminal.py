@@ -55,6 +55,19 @@ def test_a_broken_run_is_told_from_its_verdict_to_what_to_do() -> None:
         assert part in text
 
 
+@pytest.mark.parametrize("quoted", [False, True])
+def test_where_a_nan_was_born_is_shown_unless_the_cause_says_it(quoted: bool) -> None:
+    said = "the first number that is not finite comes from log in head, which made 7 infinite."
+    birth = replace(oscillation(), kind="nan_origin", message=f"Step 420: {said}", experimental=False)
+    run = broken()
+    assert run.cause is not None
+    cause = replace(run.cause, evidence=(f"T{said[1:]}",)) if quoted else run.cause
+    run = replace(run, episodes=(*run.episodes, birth), cause=cause)
+    lines = " ".join(shown(replace(BAD, diagnoses=(run,))).split())
+    assert lines.count("comes from log in head") == 1
+    assert ("INFO nan_origin" in lines) is not quoted
+
+
 def test_the_marks_stand_beneath_the_curve_at_their_steps() -> None:
     lines = shown(BAD).splitlines()
     marks = next(line for line in lines if re.fullmatch(r" +1 +2━*", line))

@@ -76,7 +76,7 @@ def test_a_store_that_is_away_is_told_in_one_sentence(picture: Path, monkeypatch
 
 @given(st.text(min_size=1, max_size=400), st.text(min_size=1, max_size=400))
 def test_every_name_becomes_a_key_that_mlflow_takes_and_no_two_share_one(one: str, other: str) -> None:
-    keys = [image_key("stability", "attention", name) for name in (one, other)]
+    keys = [image_key("stability", "attention", 3, name) for name in (one, other)]
     assert (keys[0] == keys[1]) == (one == other)
     for key in keys:
         assert key.startswith("stability/attention/")
@@ -85,5 +85,11 @@ def test_every_name_becomes_a_key_that_mlflow_takes_and_no_two_share_one(one: st
         assert len(key) < 120
 
 
-def test_an_ordinary_name_stays_as_it_is() -> None:
-    assert image_key("stability_2", "attention", "h.0.attn") == "stability_2/attention/h.0.attn"
+def test_an_ordinary_name_stays_as_it_is_behind_the_number_of_its_layer() -> None:
+    assert image_key("stability_2", "attention", 7, "h.0.attn") == "stability_2/attention/L07_h.0.attn"
+
+
+def test_what_a_card_shows_of_its_title_tells_layers_apart_and_sorts_them() -> None:
+    keys = [image_key("stability", "attention", number, f"backbone.blocks.{number}") for number in range(48)]
+    assert len({key[:23] for key in keys}) == 48  # as much as MLflow shows of it
+    assert sorted(keys) == keys

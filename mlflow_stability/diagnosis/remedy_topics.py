@@ -1,0 +1,62 @@
+"""Leaves one remedy on each thing that several remedies are about: one on lowering the learning rate, one on clipping.
+
+In: remedies, most useful first. Out: the same without those that say less of the same than another one. Promised: what
+goes against the cause with a number of its own is kept before all others; where the learning rate is too high nothing
+says to raise it, and where it is too low nothing says to lower it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+
+TOPICS = (
+    re.compile(r"^lower the learning rate\b"),
+    re.compile(r"^(?:warm (?:the learning rate )?up|lengthen the warm-up)\b"),
+    re.compile(r"^clip gradients\b"),
+)
+"""What is said in many ways."""
+ALTERNATIVE = re.compile(r"^(?P<one>.+), or (?P<other>clip gradients .+)$")
+"""Two remedies in one, of which the second stands by itself."""
+RAISES = re.compile(r"^raise the learning rate\b", re.IGNORECASE)
+AGAINST_CAUSE = {
+    "learning_rate_too_high": RAISES,
+    "learning_rate_jump": RAISES,
+    "no_warm_up": RAISES,
+    "learning_rate_too_low": re.compile(r"^lower the learning rate\b", re.IGNORECASE),
+}
+"""What must not be said beside a cause, as it would make it worse."""
+
+
+def one_of_each(remedies: Iterable[str], cause: str = "") -> tuple[str, ...]:
+    """The remedies without repetitions, in their order."""
+    worse = AGAINST_CAUSE.get(cause)
+    asked = [each for each in dict.fromkeys(remedies) if worse is None or not worse.search(each)]
+    kept: list[str] = []
+    for each in [part for remedy in asked for part in _parts(remedy, asked)]:
+        topic = _topic(each)
+        twin = next((at for at, one in enumerate(kept) if topic is not None and _topic(one) == topic), None)
+        if twin is None:
+            kept.append(each)
+        elif _exactness(each) > _exactness(kept[twin]):
+            kept[twin] = each
+    return tuple(kept)
+
+
+def _parts(remedy: str, asked: list[str]) -> tuple[str, ...]:
+    """Both of two remedies in one where another remedy is about either of them."""
+    both = ALTERNATIVE.match(remedy)
+    if both is None:
+        return (remedy,)
+    parts = f"{both['one']}.", both["other"][:1].upper() + both["other"][1:]
+    topics = {_topic(part) for part in parts}
+    return parts if any(_topic(each) in topics for each in asked if each != remedy) else (remedy,)
+
+
+def _topic(remedy: str) -> int | None:
+    return next((at for at, topic in enumerate(TOPICS) if topic.search(remedy.lower())), None)
+
+
+def _exactness(remedy: str) -> int:
+    """2: names a value to go to; 1: says by how much; 0: says only what to do."""
+    return 2 if " to " in remedy and any(map(str.isdigit, remedy)) else int(any(map(str.isdigit, remedy)))
