@@ -34,8 +34,11 @@ def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (*_OURS, *_THEIRS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.chdir(tmp_path)
-    if (compiler := sys.modules.get("torch._dynamo.utils")) is not None:
-        compiler.counters.clear()  # where anything was compiled, operations are not counted
+    if (counted := sys.modules.get("torch._dynamo.utils")) is not None:
+        counted.counters.clear()  # where anything was compiled, operations are not counted
+    if (compiled := sys.modules.get("torch._dynamo.eval_frame")) is not None:
+        compiled.cached_backends.clear()
+        compiled.always_optimize_code_objects.clear()
 
 
 @pytest.fixture(scope="session")

@@ -51,16 +51,15 @@ class JournalWriter:
         if self.failure and not self._recovered():
             self._missed(record)
             return False
-        line = b""
         if isinstance(record, StepReading):
-            layout = self._layouts.get(record.signals)
-            if layout is None:
-                layout = self._layouts[record.signals] = len(self._layouts)
-                line = encode_layout(layout, record.signals)
-            line += encode_step(record, layout)
+            new = len(self._layouts)
+            layout = self._layouts.get(record.signals, new)
+            line = (encode_layout(layout, record.signals) if layout == new else b"") + encode_step(record, layout)
         else:
             line = encode(record)
         if self._write(line):
+            if isinstance(record, StepReading) and layout == new:
+                self._layouts[record.signals] = layout  # not before: Ctrl-C may have kept its line from being written
             return True
         self._missed(record)
         return False
@@ -76,6 +75,7 @@ class JournalWriter:
         """One write; a torn one is closed off by a newline in front of the next."""
         if self._torn:
             line = b"\n" + line
+        self._torn = True  # until it is known to be whole: Ctrl-C may come in between
         try:
             written = os.write(self._fd, line)
         except OSError as error:
@@ -83,7 +83,6 @@ class JournalWriter:
             return False
         self.bytes_written += written
         if written != len(line):  # a full disk gives short writes without an exception
-            self._torn = True
             self._failed(os.strerror(28))
             return False
         self._torn = False

@@ -51,7 +51,8 @@ class ActivationProbe:
         self._measure = guard(self.part, self._take)
         self._places = ModulePlaces(models)
         self._hooks: PassHooks | None = None
-        self._alive: Callable[[], bool] = lambda: False
+        self._alive: Callable[[], bool] = _over
+        """Knows the frame of the call, and by it all that was called: not to be kept beyond it."""
         self._names: dict[int, tuple[str, Nature]] = {}
         """Modules of the pass that is open, by identity."""
         self._quota = MOST_VALUES
@@ -82,6 +83,8 @@ class ActivationProbe:
         """Take the hooks off."""
         if self._hooks is not None:
             self._hooks.remove(whole or not self._alive())
+            if not self._hooks.hold_anything:
+                self._hooks, self._alive = None, _over
         self._names.clear()
         if whole:
             self._whole.update(self._found)
@@ -98,17 +101,18 @@ class ActivationProbe:
             return [self._block(device, names, found) for device, names in by_device.items()]
 
     def finish(self) -> None:
-        """Nothing is on its way."""
+        """Nothing is on its way; what nobody has asked for is let go."""
+        self._whole.clear()
 
     def _take(self, module: Module, _args: tuple[Any, ...], output: Any) -> None:
         known = self._names.get(id(module))
         if known is None or known[0] in self._found or not self._alive():
             return
         name, nature = known
-        tensor = output_tensor(output)
-        if tensor is None or not tensor.is_floating_point():
-            return
         with aside():
+            tensor = output_tensor(output)
+            if tensor is None or not tensor.is_floating_point():
+                return
             axis = axis_of(tensor, nature, self._axes)
             if axis is not None and nature.axis is not None:
                 self._axes[tensor.shape] = axis
@@ -128,6 +132,11 @@ class ActivationProbe:
         signals, places = self._layouts[key]
         table: Tensor = statistics_of(samples, natures).flatten()
         return Block(signals, table.index_select(0, on_device(places, device, torch.long)))
+
+
+def _over() -> bool:
+    """No pass is going on."""
+    return False
 
 
 def _looked_at(module: Module) -> Nature | None:

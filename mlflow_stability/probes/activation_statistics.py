@@ -75,8 +75,8 @@ def _of_values(matrix: Tensor, limits: Tensor) -> Tensor:
     fourth = around.square_().sum(1, keepdim=True) / count
     rms = (shares.square().sum(1, keepdim=True) / count).sqrt_()
     kurtosis = torch.where(variance > _ROUNDING, fourth / variance.square(), torch.nan)
-    pinned = ((matrix <= limits[:, :1]) | (matrix >= limits[:, 1:])).sum(1, keepdim=True) / matrix.size(1)
-    zeros = (matrix == 0).sum(1, keepdim=True) / matrix.size(1)
+    pinned = ((matrix <= limits[:, :1]) | (matrix >= limits[:, 1:])).to(matrix.dtype).mean(1, keepdim=True)
+    zeros = (matrix == 0).to(matrix.dtype).mean(1, keepdim=True)
     lost = matrix.size(1) - count
     deviation = variance.sqrt() * largest
     return torch.cat((mean * largest, deviation, rms * largest, kurtosis, pinned, zeros, lost), 1)
@@ -87,8 +87,8 @@ def _of_units(sums: Tensor) -> Tensor:
     finite = torch.isfinite(sums)
     activity = torch.where(finite, sums, 0.0)
     mean = activity.sum(1, keepdim=True) / finite.sum(1, keepdim=True)
-    dead = (sums == 0).sum(1) / sums.size(1)
-    dormant = (finite & (activity <= DORMANT_BELOW * mean)).sum(1) / sums.size(1)
+    dead = (sums == 0).to(sums.dtype).mean(1)
+    dormant = (finite & (activity <= DORMANT_BELOW * mean)).to(sums.dtype).mean(1)
     return torch.stack((dead, dormant, (~finite).sum(1).to(sums.dtype)), 1)
 
 

@@ -82,7 +82,10 @@ def _row(steps: list[Any], like: Tensor) -> Tensor:
     """How many steps were taken, for each parameter; torch keeps them as tensors, on the host or on the device."""
     if not any(isinstance(each, Tensor) for each in steps):
         return on_device(steps, like.device, like.dtype)
-    row = [each.reshape(()) if isinstance(each, Tensor) else torch.tensor(float(each)) for each in steps]
+    row = [
+        each.reshape(()) if isinstance(each, Tensor) else torch.tensor(float(each), dtype=torch.float32)
+        for each in steps
+    ]
     if len({each.device for each in row}) > 1:
         row = [each.to(like.device, non_blocking=True) for each in row]
     return torch.stack(row).to(like, non_blocking=True)

@@ -73,6 +73,10 @@ class AdamRms:
             others = set(range(len(held.names))).difference(found.columns)
             self._parts.add(view, held, rows, tuple(others))
 
+    def forget(self) -> None:
+        """The cycle was interrupted half-way: let go of what was measured in it."""
+        self._parts.drop()
+
     def blocks(self, step: int) -> Sequence[Block]:
         """The RMS of the cycle."""
         joined = self._parts.take()

@@ -1,33 +1,62 @@
 """Computes beside a training, in the middle of its forward pass, without it noticing.
 
 In: a block of our own arithmetic. Out: nothing. Promised: no gradient is recorded, autocast changes no type, and
-neither the script's modes (a default device, selective checkpointing, a counter of operations) nor ours see it.
+neither the script's modes (a default device, selective checkpointing, a counter of operations) nor ours see it. Where
+Ctrl-C ends it on the way in or out, whoever runs our code has it undone: `thread_state` knows of each.
 """
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TypeGuard
 
 import torch
 from torch import Tensor
 from torch.nn import Parameter
 
+from mlflow_stability.probes import thread_state
+
 _PLAIN = (Tensor, Parameter)
+_DEVICES = ("cpu", "cuda")
+_OPERATIONS = (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot)
+"""What leads an operation to modes; torch passes by what is excluded."""
 
 
-@contextlib.contextmanager
-def aside() -> Iterator[None]:
+class aside:  # noqa: N801 # it is used as `contextlib.suppress` is
     """Inside, operations are nobody's business but ours."""
-    with contextlib.ExitStack() as stack:
-        stack.enter_context(torch._C._DisableTorchDispatch())
-        stack.enter_context(torch._C.DisableTorchFunction())
-        stack.enter_context(torch.no_grad())
-        for device in ("cpu", "cuda"):
-            if torch.is_autocast_enabled(device):
-                stack.enter_context(torch.autocast(device, enabled=False))
-        yield
+
+    __slots__ = ("_autocast", "_begun", "_functions", "_gradients", "_operations")
+
+    def __init__(self) -> None:
+        self._begun = False
+
+    def __enter__(self) -> None:
+        self._gradients = torch.is_grad_enabled()
+        self._autocast = [each for each in _DEVICES if torch.is_autocast_enabled(each)]
+        self._operations = [each for each in _OPERATIONS if not torch._C._dispatch_tls_is_dispatch_key_excluded(each)]
+        self._functions = torch._C.DisableTorchFunction()
+        thread_state.remember(self)
+        self._begun = True
+        self._functions.__enter__()
+        for each in self._operations:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(each, True)
+        torch._C._set_grad_enabled(False)
+        for device in self._autocast:
+            torch.set_autocast_enabled(device, False)
+
+    def __exit__(self, *_: object) -> None:
+        self.undo()
+        thread_state.forget(self)
+
+    def undo(self) -> None:
+        """Leave torch as it was before; once more does no harm."""
+        if not self._begun:
+            return
+        for device in self._autocast:
+            torch.set_autocast_enabled(device, True)
+        torch._C._set_grad_enabled(self._gradients)
+        for each in self._operations:
+            torch._C._dispatch_tls_set_dispatch_key_excluded(each, False)
+        self._functions.__exit__(None, None, None)
 
 
 def is_measurable(value: object) -> TypeGuard[Tensor]:

@@ -111,9 +111,9 @@ class AttentionProbe:
 
     def close(self, whole: bool) -> None:
         """The pass is over; what was seen in one that raised is forgotten."""
-        sight, self._sight, self._root = self._sight, None, None
-        if sight is not None:
-            sight.close()
+        if self._sight is not None:
+            self._sight.close()  # before it is let go: Ctrl-C in the middle of this leaves it to be closed once more
+        self._sight = self._root = None
         now, self._now = self._now, []
         if whole:
             self._seen += now
@@ -142,7 +142,7 @@ class AttentionProbe:
         with torch.no_grad():
             entropies = torch.cat([each[0] for each in numbers])
             known = ~entropies.isnan()
-            share = ((entropies < COLLAPSED) & known).sum() / known.sum()
+            share = ((entropies < COLLAPSED) & known).sum().to(torch.float32) / known.sum()
             kept = _spread([each.shape[1] for each in numbers])
             values = torch.cat([*(numbers[at].flatten() for at in kept), share.reshape(1)])
         if len(kept) < len(seen):
@@ -150,7 +150,8 @@ class AttentionProbe:
         return (Block(self._layout(tuple((names[at], numbers[at].shape[1]) for at in kept)), values),)
 
     def finish(self) -> None:
-        """The recording ends: wait for the maps that have not arrived."""
+        """The recording ends: wait for the maps that have not arrived; let go of what nobody has asked for."""
+        self._seen.clear()
         self._deliver(wait=True)
 
     def _is_drawn(self) -> bool:

@@ -11,11 +11,11 @@ import threading
 from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
 from torch import nn
 from torch.nn import Module
 from torch.nn.modules import module as torch_module
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
-from torch.utils.hooks import RemovableHandle
 
 from mlflow_stability.probes.attention_mode import AttentionMode
 
@@ -35,6 +35,7 @@ class AttentionPlaces:
         mode: AttentionMode,
         alive: Callable[[], bool],
         see: Hidden,
+        guard: Callable[[Callable[..., Any]], Callable[..., Any]] = lambda body: body,
     ) -> None:
         self._alive = alive
         self._mode = mode
@@ -49,19 +50,21 @@ class AttentionPlaces:
         """The module for which we stepped aside."""
         self._seen_within = False
         """Whether the attention of the layer that is being called was called."""
-        self._handles: list[RemovableHandle] = []
+        self._hooks = self._ours(guard(self._enters)), self._ours(guard(self._leaves))
 
     def put_on(self) -> None:
         """Begin."""
-        self._handles.append(register_module_forward_pre_hook(self._enters))
-        self._handles.append(register_module_forward_hook(self._leaves, with_kwargs=True, always_call=True))
+        register_module_forward_pre_hook(self._hooks[0])
+        register_module_forward_hook(self._hooks[1], with_kwargs=True, always_call=True)
 
     def take_off(self) -> None:
-        """End; forget the pass and who listened."""
-        while self._handles:
-            handle = self._handles.pop()
-            handle.remove()
-            torch_module._global_forward_hooks_with_kwargs.pop(handle.id, None)  # torch forgets to
+        """End; forget the pass and who listened. Once more does no harm."""
+        for table in (torch_module._global_forward_pre_hooks, torch_module._global_forward_hooks):
+            # By what it is, and not by a handle: Ctrl-C may have come before that could be kept.
+            for key in [key for key, hook in table.items() if any(hook is each for each in self._hooks)]:
+                torch_module._global_forward_hooks_with_kwargs.pop(key, None)
+                torch_module._global_forward_hooks_always_called.pop(key, None)
+                table.pop(key, None)  # last: it is by this one that the others are found
         self._alive, self._see = _never, _unheard
         self._stack.clear()
 
@@ -73,13 +76,16 @@ class AttentionPlaces:
         """The innermost module that is part of the model."""
         return next((self._names[id(each)] for each in reversed(self._stack) if id(each) in self._names), "")
 
-    def _here(self) -> bool:
-        return threading.get_ident() == self._thread and self._alive()
+    def _ours(self, body: Callable[..., Any]) -> Callable[..., None]:
+        def hook(*args: Any) -> None:
+            if not torch.compiler.is_compiling() and threading.get_ident() == self._thread:
+                body(*args)
+
+        return hook
 
     def _enters(self, module: Module, _args: Any) -> None:
-        if not self._here():
-            if threading.get_ident() == self._thread:
-                self._mode.leave()  # what Ctrl-C has left behind is in nobody's way
+        if not self._alive():
+            self._mode.leave()  # what Ctrl-C has left behind is in nobody's way
             return
         self._stack.append(module)
         if isinstance(module, nn.TransformerEncoderLayer):
@@ -88,7 +94,7 @@ class AttentionPlaces:
             self._hiding = module if self._mode.step_aside() else None
 
     def _leaves(self, module: Module, args: tuple[Any, ...], *kwargs_and_output: Any) -> None:
-        if not self._here() or not any(each is module for each in self._stack):
+        if not self._alive() or not any(each is module for each in self._stack):
             return
         while self._stack[-1] is not module:
             self._stack.pop()  # those that an exception has ended

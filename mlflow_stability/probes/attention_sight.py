@@ -53,8 +53,8 @@ class AttentionSight:
         self._listener = listener
         self._second_pass = second_pass
         self._trail = SoftmaxTrail()
-        self._mode = AttentionMode(guard(self._look), guard(self._answer_flex))
-        self._places = AttentionPlaces(root, names, self._mode, alive, guard(self._hidden))
+        self._mode = AttentionMode(guard(self._look), guard(self._answer_flex), alive)
+        self._places = AttentionPlaces(root, names, self._mode, alive, guard(self._hidden), guard)
 
     def open(self) -> None:
         """Begin."""

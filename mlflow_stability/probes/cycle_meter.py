@@ -46,14 +46,11 @@ class CycleMeter:
         self._on_gate, self._on_reading, self._survey_for = on_gate, on_reading, survey_for
         self._survey: Survey | NoSurvey = NoSurvey()
         self._swallowing = False
-        self._readback = Readback()
-        self._tracks = OptimizerTracks()
-        self._cycle = Cycle()
+        self._readback, self._tracks, self._cycle = Readback(), OptimizerTracks(), Cycle()
         self._last: Cycle | None = None
         self._owner: Any = None
         self._order = StepOrder()
-        self._losses_before = 0
-        self._evaluating = 0
+        self._losses_before = self._evaluating = 0
         self._evaluated = False
         """Whether the closure of this step was evaluated before: LBFGS asks again and again."""
         self._unscaled_loss: UnscaledLoss | None = None
@@ -68,10 +65,9 @@ class CycleMeter:
 
     def backward(self, tensors: Any) -> None:
         """Runs right before gradients are computed."""
-        if self._evaluating:
-            if self._evaluated:
-                return
-        elif self._cycle.has_gate:
+        if self._evaluating and self._evaluated:
+            return
+        if self._cycle.has_gate and not self._evaluating:
             self._end_cycle()
         self._cycle.micro_batches += 1
         self._losses_before = len(self._cycle.losses)
@@ -178,8 +174,7 @@ class CycleMeter:
         """A whole cycle at once, for a loop that no hook can see."""
         cycle = self._cycle
         self._belongs_to(self._on_gate(optimizer))
-        cycle.track = 0
-        cycle.micro_batches = 1
+        cycle.track, cycle.micro_batches = 0, 1
         if loss is not None:
             self._take_losses(cycle, torch.as_tensor(loss), None)
         self._take_norm(gradients, None)
@@ -188,6 +183,10 @@ class CycleMeter:
             self._take_learning_rates(cycle, optimizer, self._tracks)
             self._survey.at_gate(optimizer, None, "", cycle.norms)
         self._end_cycle()
+
+    def forget(self) -> None:
+        """One of these was ended half-way by Ctrl-C: what was being measured is let go of."""
+        self._survey.forget()
 
     def drain(self) -> None:
         """Give out what is complete, and wait for what is on its way from the device."""
@@ -199,6 +198,10 @@ class CycleMeter:
         """Give out all there is, and leave the models alone."""
         self.drain()
         self._survey.close()
+
+    def look_away(self) -> None:
+        """Our hooks are taken off, for a while or for good."""
+        self._survey.pass_over()
 
     def settle(self) -> None:
         """Wait for what is on its way: the one it belongs to is about to end."""
@@ -241,8 +244,7 @@ class CycleMeter:
 
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
         norm = total_norm(gradients)
-        if norm is None:
-            return
-        self._cycle.norms.append(norm if grad_scale is None else norm / grad_scale)
-        if self._cycle.clips:
-            self._cycle.gradients.update(map(id, gradients))
+        if norm is not None:
+            self._cycle.norms.append(norm if grad_scale is None else norm / grad_scale)
+            if self._cycle.clips:
+                self._cycle.gradients.update(map(id, gradients))

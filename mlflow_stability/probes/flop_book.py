@@ -90,10 +90,13 @@ class FlopBook:
 
     def forward_ended(self) -> None:
         """The forward pass is over: what was counted of it is what passes like it take."""
-        now, self._now = self._now, None
+        now = self._now
+        self.give_up()
         if now is None:
             return
-        now.counter.leave()
+        if now.counter.given_up:
+            self.reason = "it is traced or compiled in the middle of a forward pass"
+            return
         if not now.counter.flops:
             self.reason = "no operation with a known formula was seen"
             return
@@ -103,10 +106,10 @@ class FlopBook:
         self.flops += known.flops * self._waiting.pop(now.key, 0)
 
     def give_up(self) -> None:
-        """A forward pass that never ended, as one that was interrupted, is not counted."""
-        now, self._now = self._now, None
-        if now is not None:
-            now.counter.leave()
+        """A forward pass that never ended, as one that was interrupted, is not counted; nothing of ours is left."""
+        if self._now is not None:
+            self._now.counter.leave()
+            self._now = None
 
     def take(self) -> float | None:
         """Operations since the last time; None where not all of them are known."""
@@ -123,9 +126,10 @@ class FlopBook:
         self.device = parameters[0].device if parameters else torch.device("cpu")
         autocast = torch.is_autocast_enabled(self.device.type)
         self.dtype = torch.get_autocast_dtype(self.device.type) if autocast else main_dtype(root)
-        counter = FlopCounter()
-        if counter.enter():
-            self._now = _Counting(key, root, counter, shape.elements)
+        # Known before it begins: whatever happens then, Ctrl-C in between too, somebody ends it.
+        self._now = _Counting(key, root, FlopCounter(), shape.elements)
+        if not self._now.counter.enter():
+            self.give_up()
 
 
 def trained_share(model: Module) -> float:

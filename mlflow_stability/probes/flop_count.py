@@ -2,8 +2,9 @@
 
 In: the forward pass of a training, between `enter` and `leave`. Out: how many operations its matrix products,
 convolutions, attention and recurrent layers take, each multiplication and each addition counted, by torch's own
-formulas. Promised: every operation is run as it would have been; whatever no formula is known for is named. Attention
-is counted in full, causal or not, as the published figures for model FLOPs are.
+formulas. Promised: every operation is run as it would have been; whatever no formula is known for is named; before
+anything is traced or compiled for the first time in the middle of it, counting ends, for neither works under a mode.
+Attention is counted in full, causal or not, as the published figures for model FLOPs are.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import torch
 from torch._ops import HigherOrderOperator
 from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.flop_counter import flop_registry
+
+from mlflow_stability.probes.compile_retreat import CompileRetreat
 
 KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional"})
 """Where everything that is heavy has a formula, here or in torch, and what only talks to other processes."""
@@ -32,20 +35,32 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops = 0
         self.unknown: dict[str, None] = {}
         """Kernels without a formula: with them `flops` is the least it can be."""
+        self.given_up = False
+        """Whether it ended before its time."""
         self._off = False
+        self._on = False
+        self._retreat = CompileRetreat(self._give_up)
 
     def enter(self) -> bool:
         """Begin; False where somebody else counts or changes operations already."""
         if _get_current_dispatch_mode() is not None:
             return False
+        self._retreat.put_on()
+        self._on = True
         self.__enter__()  # type: ignore[no-untyped-call]
         return True
 
     def leave(self) -> None:
         """End. A mode that the script has left on top of this one keeps it where it is; it does nothing then."""
         self._off = True
-        if _get_current_dispatch_mode() is self:
+        self._retreat.take_off()
+        if self._on and _get_current_dispatch_mode() is self:
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self._on = False
+
+    def _give_up(self) -> None:
+        self.given_up = True
+        self.leave()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}

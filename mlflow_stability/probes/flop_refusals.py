@@ -12,6 +12,8 @@ from typing import Any
 from torch.nn import Module
 from torch.nn.parameter import is_lazy
 
+from mlflow_stability.probes.fragile_tensors import fragile_class
+from mlflow_stability.probes.nesting import too_deep
 from mlflow_stability.probes.roots import parameters_in
 
 UNFIT = {
@@ -38,10 +40,27 @@ def refusal(root: Module) -> str:
         return "some of its parameters have no shape yet"
     if any(hasattr(each, mark) for each in parameters for mark in ("full_tensor", "_sharded_size", "ds_id")):
         return "its parameters are split over processes"
+    fragile = fragile_class()
+    if fragile:
+        return f"the class of tensors {fragile} cannot be made while operations are counted"
+    if too_deep(root):
+        return "its modules are nested almost as deeply as Python's recursion limit allows"
     return ""
 
 
 def anything_compiled() -> bool:
-    """Whether `torch.compile` has compiled anything in this process: it may be called by the model."""
+    """Whether anything in this process was given to `torch.compile`, run or not: the model may call it.
+
+    Torch counts the frames that it compiles, but not those of `fullgraph=True`; it remembers the backend of whatever
+    it was given (None where it was told to keep its hands off), until `torch._dynamo.reset`; and the code of each
+    function that it was given, for as long as that lives.
+    """
     counted: Any = sys.modules.get("torch._dynamo.utils")
-    return counted is not None and bool(counted.counters["frames"]["total"])
+    if counted is not None and counted.counters["frames"]["total"]:
+        return True
+    frames: Any = sys.modules.get("torch._dynamo.eval_frame")
+    if frames is None:
+        return False
+    backends = getattr(frames, "cached_backends", {}).values()
+    functions = getattr(getattr(frames, "always_optimize_code_objects", None), "values", None)
+    return bool(functions) or any(each not in (None, False) for each in tuple(backends))

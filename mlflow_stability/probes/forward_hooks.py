@@ -16,6 +16,8 @@ import torch
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from mlflow_stability.probes.running_calls import calls_through
+
 Before = Callable[[Module, tuple[Any, ...], dict[str, Any]], None]
 After = Callable[[Module, Any], None]
 """Takes the module and what came out of it."""
@@ -79,6 +81,7 @@ class ForwardHooks:
             after(root, result)
             return result
 
+        calls_through(call.__code__, "root")
         return call
 
 

@@ -2,8 +2,9 @@
 
 In: forward passes of training, from a `ForwardWatch`, and gates, from a survey. Out: what the probes measured, as the
 blocks of that cycle. Promised: a probe is open during one forward pass of a model that trains and never beyond, not
-after an exception and not after Ctrl-C; each fails alone; where anything is compiled the model is not touched, and the
-probes look at the same pass run once more without the compiler, before the real one.
+after an exception and not after Ctrl-C; each fails alone; where anything is compiled the model is not touched. Of one
+that is compiled itself the probes look at the same pass run once more without the compiler, before the real one, where
+that can change nothing; why a model is not looked into is told once.
 
 Each model counts its own turns: of the two halves of a GAN each is looked at in its own.
 """
@@ -13,19 +14,28 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from types import CodeType, FrameType
 from typing import Any, Protocol
 
 from torch.nn import Module
 
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.compile_retreat import CompileRetreat
 from mlflow_stability.probes.flop_refusals import anything_compiled
 from mlflow_stability.probes.gate_view import GateView
+from mlflow_stability.probes.nesting import depth_of, too_deep
+from mlflow_stability.probes.pass_alive import PassAlive
 from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.replay import unwrapped
 from mlflow_stability.probes.second_pass import SecondPass
+from mlflow_stability.probes.unseen_parts import not_looked_into
+from mlflow_stability.vocabulary.event import Event
 
 UNFIT = frozenset({"ScriptModule", "DataParallel"})
 """Classes of models that are left alone: hooks do not run in them, or in several threads at once."""
+
+
+MOST_TOLD = 4
+"""So many reasons for looking into no pass are told in a recording."""
 
 
 class ForwardProbe(Protocol):
@@ -68,9 +78,16 @@ class ForwardTurns:
 
     part = "probes of forward passes"
 
-    def __init__(self, guard: Guard, probes: Sequence[ForwardProbe], first_step: int) -> None:
+    def __init__(
+        self,
+        guard: Guard,
+        probes: Sequence[ForwardProbe],
+        first_step: int,
+        tell: Callable[[Event], None] = lambda _: None,
+    ) -> None:
         self._seats = tuple(_Seat(each, guard) for each in probes)
         self._close = guard("end of probes of forward passes", self._close_all)
+        self._retreat = CompileRetreat(self._step_back)
         self._again = guard("end of probes of forward passes", lambda seat: seat.close(False))
         self._second_pass = SecondPass()
         self._turns: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
@@ -81,6 +98,12 @@ class ForwardTurns:
         self._open: list[_Seat] = []
         self._broken: list[_Seat] = []
         """Were open in a pass that raised."""
+        self._alive: PassAlive | None = None
+        """Of the pass that is being looked into."""
+        self._tell = guard(self.part, tell)
+        self._told: set[str] = set()
+        """Why models are not looked into, as it was told."""
+        self._run_second_pass = guard(self.part, self._look_at_second_pass)
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look into this pass, if it is the first one of its model in a cycle in which somebody wants to."""
@@ -92,10 +115,17 @@ class ForwardTurns:
         due = [each for each in self._seats if each.due(turn)]
         if not due or any(kind.__name__ in UNFIT for kind in type(root).__mro__):
             return
+        if too_deep(root):
+            why = f"its modules stand in each other {depth_of(root)} deep, and hooks on them might exceed the limit of "
+            why += f"{sys.getrecursionlimit():,} calls in each other; sys.setrecursionlimit() makes room"
+            self._not_looked_into(root, why)
+            return
         if anything_compiled():
-            self._look_at_second_pass(due, root, args, kwargs)
+            self._run_second_pass(due, root, args, kwargs)
         else:
-            self._open_for(due, root, _Alive(root))
+            self._alive = PassAlive(root)
+            self._retreat.put_on()
+            self._open_for(due, root, self._alive)
 
     def forward_ended(self) -> None:
         """The pass is over."""
@@ -132,6 +162,10 @@ class ForwardTurns:
                 found += each.blocks() or ()
         return found
 
+    def pass_over(self) -> None:
+        """No pass is going on any more: we look away for a while."""
+        self._settle()
+
     def finish(self) -> None:
         """The recording ends."""
         self._settle()
@@ -143,33 +177,50 @@ class ForwardTurns:
             self._open.append(each)  # first, so that one that fails half-way is closed with the others
             each.open(root, self._step, alive)
 
+    def _step_back(self) -> None:
+        """Something is compiled or traced for the first time in the middle of the pass: not with us in it."""
+        if self._open:
+            self._close(False)
+
     def _close_all(self, whole: bool) -> None:
+        self._retreat.take_off()
         while self._open:
-            seat = self._open.pop()  # as with brackets
+            seat = self._open[-1]  # as with brackets; one that Ctrl-C keeps from being closed stays to be closed again
             seat.looked |= whole
-            if not whole:
+            if not whole and seat not in self._broken:
                 self._broken.append(seat)
             seat.close(whole)
+            del self._open[-1:]
+        if self._alive is not None:
+            self._alive.over()
 
     def _settle(self) -> None:
         """Nothing of an earlier pass is left."""
+        self._retreat.take_off()
         if self._open:
             self._close(False)
         while self._broken:
-            self._again(self._broken.pop())
+            self._again(self._broken[-1])
+            del self._broken[-1:]
 
     def _look_at_second_pass(
         self, seats: Sequence[_Seat], root: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
-        whole = False
+        second, whole = self._second_pass, False
         try:
-            with self._second_pass.of(root, args, kwargs) as (model, run):
+            with second.of(root, args, kwargs) as (model, run):
                 if model is not None:
                     self._open_for(seats, model, lambda: True)
-                    run()
-                    whole = True
+                    whole = run()
         finally:
             self._close(whole)
+        if second.reason:
+            self._not_looked_into(root, second.reason)
+
+    def _not_looked_into(self, root: Module, why: str) -> None:
+        if why not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(why)
+            self._tell(not_looked_into(type(unwrapped(root)).__name__, why, self._step))
 
 
 class _Seat:
@@ -185,26 +236,3 @@ class _Seat:
         self.close = probe.close  # not under its own part: one that is switched off must still be closed
         self.blocks: Callable[[], Sequence[Block] | None] = guard(probe.part, probe.blocks)
         self.finish: Callable[[], Any] = guard(probe.part, probe.finish)
-
-
-class _Alive:
-    """Whether the call of a module that is going on now still is."""
-
-    __slots__ = ("_frame",)
-
-    def __init__(self, root: Module) -> None:
-        frame: FrameType | None = sys._getframe()
-        while frame is not None and not (frame.f_code is _CALL and frame.f_locals.get("self") is root):
-            frame = frame.f_back
-        self._frame = frame
-
-    def __call__(self) -> bool:
-        frame: FrameType | None = sys._getframe()
-        while frame is not None:
-            if frame is self._frame:
-                return True
-            frame = frame.f_back
-        return False
-
-
-_CALL: CodeType = Module._call_impl.__code__

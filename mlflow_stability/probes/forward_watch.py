@@ -21,6 +21,7 @@ from mlflow_stability.probes.forward_hooks import ForwardHooks, drop_idle_hooks
 from mlflow_stability.probes.hook_handles import HookHandles
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.roots import models_of
+from mlflow_stability.probes.running_calls import running_calls
 
 PATIENCE = 2
 """After so many gates without a call, the script is taken to call not this module but those inside it."""
@@ -73,6 +74,8 @@ class ForwardWatch:
         """Modules that were not called yet, and how many gates ago they were met."""
         self._open = 0
         """The module that is being called; zero: none is."""
+        self._within = False
+        """Whether it was called once more within that call."""
         self._thread = 0
         self._in_backward = False
         self._on_cuda = False
@@ -91,7 +94,7 @@ class ForwardWatch:
 
     def at_gate(self, optimizer: Optimizer) -> None:
         """Runs at each gate: look for the models of an optimizer that is new."""
-        self._open = 0
+        self._give_up()
         if optimizer not in self._known:
             self._known.add(optimizer)
             self._thread = threading.get_ident()
@@ -105,7 +108,7 @@ class ForwardWatch:
     def backward_began(self) -> None:
         """Runs before a backward pass: what is called inside it is run again for a checkpoint."""
         self._in_backward = True
-        self._open = 0
+        self._give_up()
 
     def backward_ended(self) -> None:
         """Runs after it."""
@@ -113,6 +116,7 @@ class ForwardWatch:
 
     def remove(self) -> None:
         """Take all hooks off."""
+        self._give_up()
         self._patches.remove()
         for each in self._watched.values():
             each.remove()
@@ -151,30 +155,49 @@ class ForwardWatch:
                 self._watch(each)
 
     def _begins(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if (self._open and self._open != id(root)) or not self._counts(root):
+        if threading.get_ident() != self._thread:
             return
-        self._open = id(root)
+        if self._open:
+            again = self._open == id(root)
+            if running_calls(self._open) > again:
+                self._within |= again
+                return
+            self._give_up()
+        if not self._counts(root):
+            return
+        self._open, self._within = id(root), False
         if self._uncalled:
             self._uncalled.pop(id(root), None)
         for each in self._listeners:
             each.forward_began(root, args, kwargs)
 
     def _ends(self, root: Module, outputs: Any) -> None:
-        if self._open == id(root):
-            self._open = 0
+        if threading.get_ident() != self._thread:
+            return
+        if self._is_over(root):
             for taker in self._output_listeners:
                 taker.forward_gave(outputs)
             for each in self._listeners:
                 each.forward_ended()
-        elif not self._open and not self._in_backward and threading.get_ident() == self._thread:
+            self._open = 0  # after the rest: where Ctrl-C comes before, the next call has them give it up
+        elif not self._open and not self._in_backward:
             for each in self._listeners:
                 each.evaluated()
 
     def _fails(self, root: Module) -> None:
-        if self._open == id(root):
-            self._open = 0
+        if threading.get_ident() == self._thread and self._is_over(root):
+            self._give_up()
+
+    def _is_over(self, root: Module) -> bool:
+        """Whether it is the call that was heard which ends, and not one within it."""
+        return self._open == id(root) and not (self._within and running_calls(self._open) > 1)
+
+    def _give_up(self) -> None:
+        """The pass that is open has not ended as it should, or will not be heard to end."""
+        if self._open:
             for each in self._listeners:
                 each.forward_failed()
+            self._open = 0
 
     def _counts(self, root: Module) -> bool:
         return (
@@ -182,7 +205,6 @@ class ForwardWatch:
             and torch.is_grad_enabled()
             and not torch._C._get_tracing_state()
             and not self._in_backward
-            and threading.get_ident() == self._thread
             and not (self._on_cuda and torch.cuda.is_current_stream_capturing())
         )
 

@@ -51,6 +51,10 @@ class GradientExtremes:
     def after_step(self, view: GateView) -> None:
         """All is measured at the gate."""
 
+    def forget(self) -> None:
+        """The cycle was interrupted half-way: let go of what was measured in it."""
+        self._parts.drop()
+
     def blocks(self, _step: int) -> Sequence[Block]:
         """The extremes of the cycle."""
         joined = self._parts.take()

@@ -65,6 +65,10 @@ class LayerNorms:
     def after_step(self, view: GateView) -> None:
         """All is measured at the gate."""
 
+    def forget(self) -> None:
+        """The cycle was interrupted half-way: let go of what was measured in it."""
+        self._parts.drop()
+
     def blocks(self, step: int) -> Sequence[Block]:
         """The norms of the cycle."""
         joined = self._parts.take()

@@ -94,6 +94,10 @@ class LayerStatistics:
     def after_step(self, view: GateView) -> None:
         """All is measured at the gate."""
 
+    def forget(self) -> None:
+        """The cycle was interrupted half-way: let go of what was measured in it."""
+        self._parts, self._layers = [], None
+
     def blocks(self, _step: int) -> Sequence[Block]:
         """There are no series here: `tables` has it all."""
         return ()

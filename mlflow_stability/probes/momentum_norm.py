@@ -48,6 +48,10 @@ class MomentumNorm:
         if found is not None:
             self._parts.add(view, held, found.unsqueeze(0))
 
+    def forget(self) -> None:
+        """The cycle was interrupted half-way: let go of what was measured in it."""
+        self._parts.drop()
+
     def blocks(self, step: int) -> Sequence[Block]:
         """The momentum of the cycle."""
         joined = self._parts.take()

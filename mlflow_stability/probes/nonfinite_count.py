@@ -65,4 +65,4 @@ def _counts_of(pieces: Sequence[Tensor]) -> Tensor:
     copies = flat_copies(pieces)
     torch._foreach_mul_(copies, 0.0)  # what is finite becomes 0, all else NaN, which is no zero
     counts = scalars(copies, nonzeros_of)
-    return torch.zeros(0) if counts is None else counts
+    return torch.zeros(0, dtype=torch.float32) if counts is None else counts

@@ -51,9 +51,14 @@ class PassHooks:
                 handle.remove()
         self._handles = kept
 
+    @property
+    def hold_anything(self) -> bool:
+        """Whether one is still on a module."""
+        return bool(self._handles)
+
     def _while_on(self, body: Callable[..., None]) -> Callable[..., None]:
         def run(*args: Any) -> None:
-            if self._on and not torch.compiler.is_compiling():
+            if self._on and not torch.compiler.is_compiling() and not torch._C._get_tracing_state():
                 body(*args)
 
         return run

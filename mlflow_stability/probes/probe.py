@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.gate_view import GateView
@@ -40,4 +40,16 @@ class Probe(Protocol):
 
     def blocks(self, step: int) -> Sequence[Block]:
         """What was measured: the cycle is over."""
+        ...
+
+
+@runtime_checkable
+class Forgetful(Protocol):
+    """A probe that holds something from one place of a cycle to the next; so do others that a guard runs.
+
+    The guard calls this when Ctrl-C, or what the script raises from a signal, has ended one of its bodies half-way.
+    """
+
+    def forget(self) -> None:
+        """Let go of what was begun: the cycle was interrupted."""
         ...

@@ -101,6 +101,11 @@ class RealUpdates:
             self._parts.add(view, held, rotation.rows())
         self._now.append(rotation)
 
+    def forget(self) -> None:
+        """The cycle was interrupted half-way: let go of what was measured in it."""
+        self._before, self._now = None, []
+        self._parts.drop()
+
     def blocks(self, step: int) -> Sequence[Block]:
         """The updates of the cycle."""
         self._before = None

@@ -1,8 +1,8 @@
 """Runs a forward pass once more without the training noticing.
 
-In: a model and what it was called with. Out: what comes out this time. Promised: no gradient, parameter, buffer, random
-number or plain attribute of the training is changed: buffers are cloned, and what a module keeps for itself in numbers,
-lists, dictionaries or small tensors is put back. What lies deeper, or outside of the model, cannot be.
+In: a model and what it was called with. Out: what comes out this time. Promised: no gradient, parameter, buffer, input,
+random number, attribute or variable of the training is changed: what can be reached is noted before and put back after,
+and tensors that are written to are put back whoever holds them. Files that the script's own code writes are not.
 """
 
 from __future__ import annotations
@@ -10,21 +10,19 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.func import functional_call
 from torch.nn import Module
 from torch.nn.modules import module as torch_module
+from torch.utils._pytree import tree_map
 
 from mlflow_stability.probes.module_names import WRAPPERS
+from mlflow_stability.probes.reachable_state import ReachableState
+from mlflow_stability.probes.written_tensors import NotRunAgain, Undoing, WrittenTensors
 
-LARGEST_ATTRIBUTE = 2**20
-"""Plain tensors of more bytes are not copied; a module that changes such a one in place keeps the change."""
-_TORCHS_OWN = frozenset(vars(Module()))
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
 
@@ -44,12 +42,38 @@ def run_again(
     kwargs: Mapping[str, Any],
     device_type: str,
     autocast: tuple[bool, torch.dtype],
+    state: ReachableState | None = None,
 ) -> Any:
-    """What comes out of the model, without gradients and on copies of its buffers."""
-    buffers = {name: each.detach().clone() for name, each in model.named_buffers()}
+    """What comes out of the model, without gradients and on copies of its buffers.
+
+    `state` is what it could change, if that was noted already; `NotRunAgain` is raised where it cannot be put back.
+    """
+    state = state or ReachableState(model, args, kwargs, with_hooks=True)
+    if state.refusal:
+        raise NotRunAgain(state.refusal)
+    stand_ins = {name: each.detach().clone() for name, each in model.named_buffers()}
+    given, named = tree_map(
+        lambda each: each.detach() if isinstance(each, torch.Tensor) else each, (args, dict(kwargs))
+    )
+    written = WrittenTensors()
+    written.stand_ins(stand_ins.values(), watched=False)
     on, dtype = autocast
-    with attributes_kept(model), torch.no_grad(), torch.autocast(device_type, dtype=dtype, enabled=on):
-        return functional_call(model, buffers, args, dict(kwargs))
+    # Weights that are cast without gradients must not be found in the cache by the pass that needs them.
+    precision = torch.autocast(device_type, dtype=dtype, enabled=on, cache_enabled=False)
+    with kept(state, written), torch.no_grad(), precision, Undoing(written):
+        return functional_call(model, stand_ins, given, named)
+
+
+@contextlib.contextmanager
+def kept(state: ReachableState, written: WrittenTensors) -> Iterator[None]:
+    """What is changed inside is afterwards what it was."""
+    try:
+        yield
+    finally:
+        try:
+            written.put_back()
+        finally:
+            written.moved |= state.put_back()
 
 
 @contextlib.contextmanager
@@ -72,22 +96,11 @@ def random_numbers_kept(devices: Iterable[torch.device]) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def attributes_kept(model: Module) -> Iterator[None]:
-    """What modules keep for themselves in plain attributes is afterwards what it was: counters, caches, losses."""
-    before = [(each, _Attributes(each)) for each in model.modules()]
-    try:
-        yield
-    finally:
-        for module, attributes in before:
-            attributes.put_back(module)
-
-
-@contextlib.contextmanager
 def hooks_muted(model: Module) -> Iterator[None]:
     """Without the forward hooks of the script: what they note down, they would note twice. Torch's own are kept."""
     tables = [getattr(each, name) for each in model.modules() for name in _HOOKS]
     tables += [getattr(torch_module, f"_global{name}") for name in _HOOKS]
-    before = [(table, dict(table)) for table in tables if table]
+    before = [(table, dict(table)) for table in tables]
     try:
         for table, hooks in before:
             for number, hook in hooks.items():
@@ -96,61 +109,15 @@ def hooks_muted(model: Module) -> Iterator[None]:
         yield
     finally:
         for table, hooks in before:
-            table.clear()
-            table.update(hooks)
+            ours = {number: hook for number, hook in table.items() if number not in hooks and _is_ours(hook)}
+            if list(table) != [*hooks, *ours]:
+                table.clear()
+                table.update(hooks | ours)  # ours are taken off by whoever has put them on
 
 
-class _Attributes:
-    """The plain attributes of one module."""
-
-    def __init__(self, module: Module) -> None:
-        self._values = {name: value for name, value in vars(module).items() if name not in _TORCHS_OWN}
-        self._contents = {
-            name: value.copy() for name, value in self._values.items() if type(value) in (list, dict, set, deque)
-        }
-        self._tensors = {
-            name: (value._version, value.detach().clone())
-            for name, value in self._values.items()
-            if isinstance(value, Tensor) and not value.is_inference() and value.nbytes <= LARGEST_ATTRIBUTE
-        }
-
-    def put_back(self, module: Module) -> None:
-        now = vars(module)
-        for name in [each for each in now if each not in _TORCHS_OWN and each not in self._values]:
-            del now[name]
-        for name, value in self._values.items():
-            if now.get(name, now) is not value:
-                now[name] = value
-        for name, contents in self._contents.items():
-            _fill(self._values[name], contents)
-        for name, (version, copy) in self._tensors.items():
-            if self._values[name]._version != version:
-                self._values[name].data.copy_(copy)
+def _without_graph(value: Any) -> Any:
+    return value.detach() if isinstance(value, torch.Tensor) else value
 
 
-def _fill(container: Any, contents: Any) -> None:
-    """Give a container back what it held, if it holds anything else."""
-    if isinstance(container, set):
-        if container != contents:
-            container.clear()
-            container.update(contents)
-        return
-    same = len(container) == len(contents) and all(
-        mine is theirs for mine, theirs in zip(_items(container), _items(contents), strict=True)
-    )
-    if same:
-        return
-    container.clear()
-    if isinstance(container, dict):
-        container.update(contents)
-    else:
-        container.extend(contents)
-
-
-def _items(container: Any) -> Iterator[Any]:
-    if isinstance(container, dict):
-        for key, value in container.items():
-            yield key
-            yield value
-    else:
-        yield from container
+def _is_ours(hook: Any) -> bool:
+    return str(getattr(hook, "__module__", "")).startswith("mlflow_stability.")

@@ -37,7 +37,7 @@ def are_codes(output: Tensor) -> Tensor:
     rows = rows[:: -(-rows.numel() // LOOKED_AT)]
     on = bits_of(rows)
     active = on.sum(1)
-    share = active.sum() / on.numel()
+    share = active.sum().to(torch.float32) / on.numel()  # of whole numbers it would be of the script's default type
     fit = (share < MOST_ACTIVE) & (share * on.size(1) >= FEWEST_ACTIVE)
     if output.dtype is torch.bool:
         return fit & (active == active[0]).all()
@@ -67,4 +67,4 @@ def share_that_differs(given: Tensor, count: int) -> Tensor | None:
         rows = given.flatten(1)
     else:
         return None
-    return different_rows(rows) / count if given.numel() <= MOST_VALUES else None
+    return different_rows(rows).to(torch.float32) / count if given.numel() <= MOST_VALUES else None

@@ -83,12 +83,19 @@ class RepresentationPass:
             return
         self._seen.add(name)
         learning = torch.is_grad_enabled()
-        tensor, given = output_tensor(output), output_tensor(args)
         with aside():
+            tensor, given = output_tensor(output), output_tensor(args)
             if tensor is not None and not self._is_taken(name, tensor):
                 self._measure(name, module, tensor, learning)
             if given is not None:
                 self._compare(name, module, given)
+
+    def over(self) -> None:
+        """The pass is over: keep nothing of it but numbers."""
+        self._alive = lambda: False
+        self._places = {}
+        self._names.clear()
+        self._outputs.clear()
 
     def numbers(self) -> Iterator[tuple[str, Numbers]]:
         """What was measured of each module."""

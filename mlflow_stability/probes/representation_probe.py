@@ -63,7 +63,8 @@ class RepresentationProbe:
         self._codes: dict[str, bool] = {}
         """What was found out of a module: whether it puts out codes."""
         self._hooks: PassHooks | None = None
-        self._alive: Callable[[], bool] = lambda: False
+        self._alive: Callable[[], bool] = _over
+        """Knows the frame of the call, and by it all that was called: not to be kept beyond it."""
         self._pass: RepresentationPass | None = None
         self._ended: list[RepresentationPass] = []
         """Passes of this cycle that are over."""
@@ -91,8 +92,12 @@ class RepresentationProbe:
         """Take the hooks off."""
         if self._hooks is not None:
             self._hooks.remove(whole or not self._alive())
-        if whole and self._pass is not None:
-            self._ended.append(self._pass)
+            if not self._hooks.hold_anything:
+                self._hooks, self._alive = None, _over
+        if self._pass is not None:
+            self._pass.over()
+            if whole:
+                self._ended.append(self._pass)
         self._pass = None
         if whole and max(self._looks.values(), default=0) >= LOOKS:  # by now every model was met
             self._tell_missing()
@@ -106,7 +111,8 @@ class RepresentationProbe:
             return [self._block(name, *numbers) for each in ended for name, numbers in each.numbers()]
 
     def finish(self) -> None:
-        """Say which of the names no model had, where that was not said before."""
+        """Say which of the names no model had, where that was not said before; let go of what nobody has asked for."""
+        self._ended.clear()
         self._tell_missing()
 
     def _tell_missing(self) -> None:
@@ -148,3 +154,8 @@ class RepresentationProbe:
         if key not in self._layouts:
             self._layouts[key] = tuple(Signal(quantity, name) for quantity in quantities)
         return Block(self._layouts[key], row)
+
+
+def _over() -> bool:
+    """No pass is going on."""
+    return False

@@ -34,7 +34,11 @@ class OneWalk:
         _walks.append(self)
 
     def __exit__(self, *_: object) -> None:
-        _walks.remove(self)
+        self.end()
+
+    def end(self) -> None:
+        """Answer nobody any more; to end it twice does no harm."""
+        _walks[:] = [each for each in _walks if each is not self]
         self._found = {}
 
     def answer(self, kinds: tuple[type, ...]) -> list[list[Any]] | None:

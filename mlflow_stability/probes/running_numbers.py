@@ -41,8 +41,12 @@ class RunningNumbers:
         """Take a step in; what is to be said after it."""
         if signals is not self._layout:
             self._learn(signals)
-        for position, track, quantity in self._wanted:
-            track.take(quantity, values[position])
+        try:
+            for position, track, quantity in self._wanted:
+                track.take(quantity, values[position])
+        except BaseException:  # Ctrl-C: what was taken in by halves would tell wrong numbers for long
+            self.reset()
+            raise
         if step % self.every:
             return []
         return [pair for track in self._tracks.values() for pair in track.say()]

@@ -1,27 +1,34 @@
 """Runs the forward pass of a compiled model once more without the compiler, for those who want to look into it.
 
 In: a model and what it is about to be called with. Out: the model inside, and a call that runs it. Promised: nothing of
-the training changes by it and nothing is compiled again: random numbers, buffers, plain attributes and the inputs are
-those from before; hooks of the script do not run. Where that cannot be promised nothing is run, and `reason` says why.
+the training changes by it and nothing is compiled again: random numbers, buffers, inputs, and whatever else the call
+could change, are those from before; hooks of the script do not run. Where that cannot be promised nothing is run, and
+`reason` says why; what the model raises goes no further than here.
 """
 
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
+import weakref
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
-from torch import Tensor
 from torch.nn import Module
-from torch.utils._pytree import tree_map
 
+from mlflow_stability.probes.reachable_state import ReachableState
 from mlflow_stability.probes.replay import hooks_muted, random_numbers_kept, run_again, unwrapped
-from mlflow_stability.probes.roots import parameters_in
+from mlflow_stability.probes.script_errors import raised_by_script
+from mlflow_stability.probes.script_modes import mode_of_script
+from mlflow_stability.probes.written_tensors import NotRunAgain
 
-MOST_BYTES = 256 * 2**20
-"""Inputs larger than this are not copied, and so not run again."""
+ELSEWHERE = "something was compiled in this process that it may call, and compiled code is left alone"
+
+
+MOST_FAILURES = 2
+"""A model whose second pass fails so often in a row is not run a second time any more."""
 
 
 class SecondPass:
@@ -30,30 +37,54 @@ class SecondPass:
     def __init__(self) -> None:
         self.reason = ""
         """Why the last one was not run; empty: it was."""
+        self._failures: weakref.WeakKeyDictionary[Module, list[str]] = weakref.WeakKeyDictionary()
+        """What the second passes of a model have raised in a row."""
 
     @contextlib.contextmanager
     def of(
         self, root: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
-    ) -> Iterator[tuple[Module | None, Callable[[], Any]]]:
-        """The model inside, None where it cannot be run again; and what runs it."""
-        model = unwrapped(root)
-        self.reason = _refusal(args, kwargs)
-        if self.reason:
-            yield None, lambda: None
-            return
-        parameters = parameters_in(model)
-        device = parameters[0].device if parameters else torch.device("cpu")
-        autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+    ) -> Iterator[tuple[Module | None, Callable[[], bool]]]:
+        """The model inside, None where it is not to be run again; and what runs it, and says whether it came through.
 
-        def run() -> Any:
-            copies, named = tree_map(_copied, (args, dict(kwargs)))
-            return run_again(model, copies, named, device.type, autocast)
+        It stands in for a model that is compiled, or in which something is: of any other one it cannot be known
+        what it has to do with what was compiled.
+        """
+        failures = self._failures.setdefault(root, [])
+        if len(failures) >= MOST_FAILURES:
+            self.reason = f"it failed {len(failures)} times in a row when it was run once more without the compiler"
+            self.reason += f" ({failures[-1]})"
+            yield None, lambda: False
+            return
+        model = unwrapped(root)
+        state = ReachableState(model, args, kwargs, with_hooks=False)
+        self.reason = _refusal(state, state.is_compiled or is_compiled(root))
+        if self.reason:
+            yield None, lambda: False
+            return
+        devices = list(dict.fromkeys(each.device for each in (*Module.parameters(model), *Module.buffers(model))))
+        kind = (devices or [torch.device("cpu")])[0].type
+        autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
+
+        def run() -> bool:
+            before = sys.exc_info()[1]
+            try:
+                run_again(model, args, kwargs, kind, autocast, state)
+            except (Exception, NotRunAgain) as error:
+                theirs = raised_by_script(error, before)
+                if theirs is not None:
+                    raise theirs from None
+                given_up = isinstance(error, NotRunAgain)
+                first_line = str(error).partition("\n")[0][:200]
+                failures.append(first_line if given_up else f"{type(error).__name__}: {first_line}")
+                return False
+            failures.clear()
+            return True
 
         # What torch says of eager calls is not for the script, and would end one that takes warnings for errors.
         # Compiled code is not thrown away by this: what it was compiled for is again as it was when it runs next.
         with (
             warnings.catch_warnings(),
-            random_numbers_kept([device]),
+            random_numbers_kept(devices),
             hooks_muted(model),
             torch.compiler.set_stance("force_eager"),
         ):
@@ -61,19 +92,25 @@ class SecondPass:
             yield model, run
 
 
-def _refusal(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> str:
+def _refusal(state: ReachableState, compiled: bool) -> str:
     if (
         torch.distributed.is_available()
         and torch.distributed.is_initialized()
         and torch.distributed.get_world_size() > 1
     ):
         return "other processes would have to run it, too"
-    sizes: list[int] = []
-    tree_map(lambda each: sizes.append(each.nbytes) if isinstance(each, Tensor) else None, (args, dict(kwargs)))
-    if sum(sizes) > MOST_BYTES:
-        return f"its inputs have {sum(sizes):,} bytes"
-    return ""
+    mode = mode_of_script()
+    if mode:
+        return f"{mode}, which is on, would see it run twice"
+    if not compiled and not state.refusal:
+        return ELSEWHERE
+    return state.refusal and f"running it once more without the compiler might change the training: {state.refusal}"
 
 
-def _copied(value: Any) -> Any:
-    return value.detach().clone() if isinstance(value, Tensor) else value
+def is_compiled(root: Module) -> bool:
+    """Whether a model, or a module in it, was given to a compiler."""
+    return any(
+        vars(each).get("_compiled_call_impl") is not None
+        or any(kind.__name__ == "OptimizedModule" for kind in type(each).__mro__)
+        for each in Module.modules(root)
+    )

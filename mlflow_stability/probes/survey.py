@@ -24,7 +24,7 @@ from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_statistics import LayerStatistics, Table
 from mlflow_stability.probes.layers import Layers
 from mlflow_stability.probes.nonfinite_count import NonfiniteCount
-from mlflow_stability.probes.probe import Guard, Probe
+from mlflow_stability.probes.probe import Forgetful, Guard, Probe
 from mlflow_stability.probes.readback import value_on_host
 from mlflow_stability.probes.roots import OneWalk
 from mlflow_stability.probes.training_pace import TrainingPace
@@ -71,6 +71,7 @@ class Survey:
         self.backward_ended = pace.backward_ended
         """Runs right after it."""
         self._leave = pace.close
+        self._pass_over = pace.pass_over
         self._forward = probes.forward
         self._layers = Layers()
         self._walk = OneWalk(Module, LRScheduler, GradScaler)
@@ -133,6 +134,7 @@ class Survey:
     def end(self) -> tuple[list[Block], Sequence[Table]]:
         """The cycle is over."""
         due, self._due = self._due, None
+        self.step += due is None  # it is a step as others are, where Ctrl-C has come before its gate was reached here
         found, self._counted = self._counted, []
         tables: Sequence[Table] = ()
         for each in due or ():
@@ -141,19 +143,32 @@ class Survey:
             tables = self._spread(self.step) or ()
         return found, tables
 
+    def pass_over(self) -> None:
+        """We look away for a while: of a pass that never ended nothing of ours is left."""
+        self._pass_over()
+        if self._forward is not None:
+            self._forward.pass_over()
+
     def close(self) -> None:
         """Leave the models alone."""
         self._leave()
         if self._forward is not None:
             self._forward.finish()
 
+    def forget(self) -> None:
+        """The cycle was interrupted half-way, by Ctrl-C say: nothing more is told of it."""
+        self._walk.end()
+        if self._due is not None:
+            self._due = []
+        self._counted, self._looked_at = [], False
+        for each in self._probes:
+            each.forget()
+
     def _begin(self, place: str) -> list[_Seat]:
         """A cycle of this training begins. The halves of a GAN alternate: by steps alone only one would be measured."""
-        self.step += 1
-        if not self._turns:
-            self._turns[place] = self.step - 1
-        step, turn = self.step, self._turns.get(place, 0) + 1
-        self._turns[place] = self._turn = turn
+        step = self.step + 1
+        turn = self._turns.get(place, 0 if self._turns else self.step) + 1
+        self.step, self._turn, self._turns[place] = step, turn, turn
         return [each for each in self._probes if each.due(turn if each.by_turn else step)]
 
 
@@ -183,6 +198,12 @@ class NoSurvey:
         """Nothing was measured."""
         return (), ()
 
+    def pass_over(self) -> None:
+        """Nothing to do."""
+
+    def forget(self) -> None:
+        """Nothing to do."""
+
     def close(self) -> None:
         """Nothing to do."""
 
@@ -190,12 +211,17 @@ class NoSurvey:
 class _Seat:
     """A probe, made harmless."""
 
-    __slots__ = ("after_step", "at_gate", "blocks", "by_turn", "due")
+    __slots__ = ("after_step", "at_gate", "blocks", "by_turn", "due", "forget")
 
     def __init__(self, probe: Probe, guard: Guard, by_turn: bool = False) -> None:
         self.by_turn = by_turn
         """Whether it counts the cycles of each training for itself."""
+        self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
         self.at_gate: Callable[[GateView], Any] = guard(probe.part, probe.at_gate)
         self.after_step: Callable[[GateView], Any] = guard(probe.part, probe.after_step)
         self.blocks: Callable[[int], Sequence[Block] | None] = guard(probe.part, probe.blocks)
+
+
+def _nothing_held() -> None:
+    """Of a probe that has nothing to forget."""

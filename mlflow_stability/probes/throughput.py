@@ -84,6 +84,11 @@ class Throughput:
 
     def evaluated(self) -> None:
         """Runs after a forward pass that is no part of training."""
+        self.flops.give_up()
+
+    def pass_over(self) -> None:
+        """No forward pass is going on any more, however the last one ended."""
+        self.flops.give_up()
 
     def backward_began(self) -> None:
         """Runs right before a backward pass."""
@@ -93,6 +98,7 @@ class Throughput:
     def due(self, step: int) -> bool:
         """Every ten steps, and when rates begin."""
         self._steps += 1
+        self.flops.give_up()  # one that was interrupted: at a gate nothing is going on
         return step % EVERY == 0 or self._since is None
 
     def at_gate(self, view: GateView) -> None:
@@ -111,14 +117,12 @@ class Throughput:
         return [Block(whole_signals(tuple(found), ""), tuple(found.values()))] if found else ()
 
     def _rates(self, step: int) -> dict[str, float]:
-        now, before = self._now(), self._since
-        self._since = now, step
-        flops = self.flops.take()
+        flops, now, before = self.flops.take(), self._now(), self._since
         steps = self._steps if before is None else step - before[1]
         copies = self._copies or 1
         samples = self._samples * copies
         tokens: float = self._tokens * copies
-        self._tokens = self._samples = 0
+        self._since, self._tokens, self._samples = (now, step), 0, 0  # at once: Ctrl-C must not come in between
         if self._tokens_per_step is not None:
             tokens = self._tokens_per_step * steps
         elif before is None:

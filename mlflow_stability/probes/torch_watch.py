@@ -72,6 +72,7 @@ class TorchWatch:
         self._closure_begins = guard("cycles", meter.closure_begins)
         self._closure_ends = guard("cycles", meter.closure_ends)
         self._step_ended = guard("cycles", meter.step_ended)
+        self._look_away = guard("cycles", meter.look_away)
 
     def install(self) -> None:
         """Begin to watch."""
@@ -97,6 +98,7 @@ class TorchWatch:
     def remove(self) -> None:
         """Leave torch as it was."""
         self._handles.remove()
+        self._look_away()
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if self._unwatchable() or is_nested_step() or _is_dry_run(optimizer):

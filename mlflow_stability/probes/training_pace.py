@@ -45,6 +45,8 @@ class TrainingPace:
         """To be called right before a backward pass."""
         self.backward_ended: Callable[[], None] = guard(StepClock.part, self._backward_ended)
         """To be called right after it, failed or not."""
+        self.pass_over: Callable[[], None] = guard(Throughput.part, self.throughput.pass_over)
+        """To be called where we look away for a while: nothing of ours is left in a pass that never ended."""
 
     @property
     def models(self) -> tuple[Module, ...]:
@@ -54,6 +56,7 @@ class TrainingPace:
     def close(self) -> None:
         """Take our hooks off the models."""
         self._watch.remove()
+        self.throughput.pass_over()
 
     def _backward_began(self) -> None:
         self._watch.backward_began()

@@ -25,6 +25,18 @@ def unseen_parts(models: Sequence[Module], optimizers: Sequence[Optimizer], step
     return [event for event in (_hidden(models, trained, step), _split(trained, step)) if event is not None]
 
 
+def not_looked_into(model: str, why: str, step: int) -> Event:
+    """That a model is not looked into, and why."""
+    return Event(
+        step,
+        NotMeasured.kind,
+        Severity.INFO,
+        f"The forward pass of {model} is not looked into, so nothing is told of activations, attention and "
+        f"representations: {why}.",
+        remedies=("Nothing has to be done for it: losses, gradients, weights and updates are recorded as ever.",),
+    )
+
+
 def _hidden(models: Sequence[Module], trained: Sequence[Tensor], step: int) -> Event | None:
     """Frozen objects are not among those that Python lists: https://docs.python.org/3/library/gc.html#gc.freeze"""
     if not gc.get_freeze_count():

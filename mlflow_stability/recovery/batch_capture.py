@@ -148,7 +148,7 @@ class BatchCapture:
         batch, self._open = self._open, None
         if batch is None:
             return
-        found = [each for each in tensors_in(outputs) if each.is_floating_point()]
+        found = [each for each in tensors_in(outputs) if each.is_floating_point() or each.is_complex()]
         sizes = [each.numel() * each.itemsize for each in found]
         held: list[Tensor | None] = [None] * len(found)
         used = 0

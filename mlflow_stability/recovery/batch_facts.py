@@ -88,7 +88,7 @@ def _facts(name: str, tensor: Tensor, tokens: bool = True) -> TensorFacts:
     if tensor.layout is not torch.strided:
         tensor = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
     if tensor.is_complex():
-        tensor = torch.view_as_real(tensor)
+        tensor = torch.view_as_real(tensor.resolve_conj())
     if not tensor.is_floating_point():
         counted = _tokens(tensor) if tokens and tensor.dtype != torch.bool and tensor.numel() else None
         least, greatest, mean = _range(tensor.to(torch.float64))

@@ -1,8 +1,8 @@
 """Runs a batch that broke once more, forward and backward, and says what came of it.
 
 In: a model with the random numbers of the first time, and a captured batch. Out: a `Replay`. Promised: weights and
-buffers have stand-ins; the backward pass begins with the gradient that came back the first time, goes to the stand-ins
-alone, and keeps none of the gradients that it computes.
+buffers have stand-ins, and what else is written to is noted; the backward pass begins with the gradient that came back
+the first time, goes to the stand-ins alone, and keeps none of the gradients that it computes.
 """
 
 from __future__ import annotations
@@ -15,8 +15,10 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import Module
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.written_tensors import WrittenTensors
 from mlflow_stability.recovery.batch_capture import CapturedBatch, LossSeen
 from mlflow_stability.recovery.batch_facts import facts_of_tensor, inputs_of
 from mlflow_stability.recovery.loss_graph import loss_operations, suspects
@@ -49,14 +51,20 @@ class Rerun:
     """One replay."""
 
     def __init__(
-        self, model: Module, batch: CapturedBatch, loss: LossSeen | None, optimizers: Sequence[Optimizer]
+        self,
+        model: Module,
+        batch: CapturedBatch,
+        loss: LossSeen | None,
+        optimizers: Sequence[Optimizer],
+        written: WrittenTensors,
     ) -> None:
         self._model = model
         self._batch = batch
         self._loss = loss
         self._optimizers = optimizers
         self._path = ModulePath()
-        self._trace = NanTrace(self._path)
+        self._written = written
+        self._trace = NanTrace(self._path, written)
         self._first_broken = ""
 
     def replay(self) -> Replay:
@@ -65,6 +73,7 @@ class Rerun:
         was_finite = all(sound(each) for each in batch.outputs if each is not None)
         weights: dict[str, Tensor] = dict(self._model.named_parameters())
         with shadowed(self._model, was_finite):
+            self._own_buffers()
             broken_weights = self._begin_with_what_is_broken(weights)
             outputs = self._forward(was_finite)
             broken = next((each for each in outputs if not sound(each)), None)
@@ -84,6 +93,12 @@ class Rerun:
             )
             return Replay("data or numerics", said, True, birth=birth)
         return self._sound_again()
+
+    def _own_buffers(self) -> None:
+        """What the copies of buffers take up is no change; but a model that reads it would be another the next time."""
+        for module in self._model.modules():
+            own = [each for each in module._buffers.values() if each is not None]
+            self._written.stand_ins(own, watched=not isinstance(module, _BatchNorm))
 
     def _begin_with_what_is_broken(self, weights: dict[str, Tensor]) -> list[str]:
         """Inputs, weights and buffers that are not finite; gives the names of the weights."""
@@ -111,13 +126,13 @@ class Rerun:
         with (
             torch.inference_mode(False),
             torch.set_grad_enabled(with_gradients),
-            torch.autocast(self._batch.device.type, dtype=dtype, enabled=on),
+            torch.autocast(self._batch.device.type, dtype=dtype, enabled=on, cache_enabled=False),
             self._path.of(self._model),
             _first_broken(self._model) as found,
         ):
             outputs = self._trace.run(lambda: self._model(*args, **kwargs))
         self._first_broken = found[0] if found else ""
-        return [each for each in tensors_in(outputs) if each.is_floating_point()]
+        return [each for each in tensors_in(outputs) if each.is_floating_point() or each.is_complex()]
 
     def _backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> tuple[Birth | None, bool]:
         """Where the backward pass breaks; and whether it began with the gradient that really came back."""

@@ -1,8 +1,8 @@
 """Watches every operation of a replay for the first number that is not finite, and follows it to where it arrives.
 
 In: the operations of a forward and a backward pass, as torch carries them out. Out: for a tensor that is not finite the
-birth of what is wrong with it. Promised: no operation is changed, no tensor is kept. It reads every result, and so is
-for replays of broken steps only.
+birth of what is wrong with it. Promised: no operation is changed, and what one writes to is noted before, so that it
+can be put back. It reads every result, and so is for replays of broken steps only.
 
 An infinity is no trouble as such: masks are made of it, and a logarithm of zero may be ruled out later. What counts is
 where the trouble that came out at the end was born, and so each bad tensor carries its birth with it. A NaN that is
@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from mlflow_stability.probes.written_tensors import WrittenTensors, storage_of
 from mlflow_stability.recovery.batch_facts import TensorFacts, facts_of_tensor
 from mlflow_stability.recovery.module_path import ModulePath
 from mlflow_stability.recovery.nan_birth import Birth
@@ -47,25 +48,31 @@ class NanTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     supports_higher_order_operators = True
 
-    def __init__(self, path: ModulePath) -> None:
+    def __init__(self, path: ModulePath, written: WrittenTensors) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
         self._path = path
+        self._written = written
         self._bad: dict[int, Birth] = {}
         """By storage; a storage that is used anew is written to by an operation that is seen."""
         self._places: dict[int, _Place] = {}
         """By the number of the node in the graph of gradients that the operation made."""
         self._count = 0
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing is compiled while this is on, and to load the compiler for that would take seconds."""
+        return False
+
     def begins_with(self, births: Sequence[tuple[Tensor, Birth]]) -> None:
         """These tensors are not finite before anything is run."""
         for tensor, birth in births:
-            key = _key(tensor)
+            key = storage_of(tensor)
             if key is not None:
                 self._bad[key] = birth
 
     def birth_of(self, tensor: Tensor) -> Birth | None:
         """Where the trouble in this tensor was born; None where it is not known."""
-        key = _key(tensor)
+        key = storage_of(tensor)
         return None if key is None else self._bad.get(key)
 
     def run(self, call: Callable[[], Any]) -> Any:
@@ -82,14 +89,14 @@ class NanTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         before = _facts(inputs) if _writes(func) else None  # they are not what they were once it is run
         node = torch._C._current_autograd_node()
         self._note_place()
-        result = func(*args, **kwargs)
+        result = self._written.run(func, args, kwargs)
         name = func.__name__.partition(".")[0]
         if name in UNWRITTEN:
             return result
-        known = {key for each in inputs if (key := _key(each)) is not None}
+        known = {key for each in inputs if (key := storage_of(each)) is not None}
         for each in tensors_in(result):
-            key = _key(each)
-            if key is None or not each.is_floating_point() or not each.numel():
+            key = storage_of(each)
+            if key is None or not _has_numbers(each):
                 continue
             if is_finite(each):
                 if key not in known or _is_whole(each):
@@ -192,17 +199,7 @@ def _saved(node: Any) -> tuple[TensorFacts, ...]:
 
 
 def _has_numbers(tensor: Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.numel() > 0 and _key(tensor) is not None
-
-
-def _key(tensor: Tensor) -> int | None:
-    """Which storage it lies in; None where it is no plain tensor, whose values could not be looked at."""
-    if tensor.layout is not torch.strided or tensor.device.type == "meta":
-        return None
-    if type(tensor).__torch_dispatch__ is not Tensor.__torch_dispatch__:
-        return None
-    number: int = tensor.untyped_storage()._cdata
-    return number
+    return (tensor.is_floating_point() or tensor.is_complex()) and tensor.numel() > 0 and storage_of(tensor) is not None
 
 
 def _is_whole(tensor: Tensor) -> bool:

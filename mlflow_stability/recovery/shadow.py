@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.nn.modules import module as torch_module
 from torch.utils._pytree import tree_map
 
@@ -37,20 +37,21 @@ def shadowed(model: Module, with_gradients: bool) -> Iterator[None]:
 
 @contextmanager
 def unheard(model: Module) -> Iterator[None]:
-    """Inside, the hooks of ours do not hear the model being called; those of the script do."""
+    """Inside, the hooks of ours do not hear the model being called; those of the script do, and are the same after."""
     tables = [getattr(each, name) for each in model.modules() for name in _HOOKS]
     tables += [getattr(torch_module, f"_global{name}") for name in _HOOKS]
-    ours = [(table, dict(table)) for table in tables if any(isinstance(each, Hook) for each in table.values())]
+    before = [(table, dict(table)) for table in tables]
     try:
-        for table, hooks in ours:
+        for table, hooks in before:
             for number, hook in hooks.items():
                 if isinstance(hook, Hook):
                     del table[number]
         yield
     finally:
-        for table, hooks in ours:
-            table.clear()
-            table.update(hooks)
+        for table, hooks in before:
+            if list(table) != list(hooks):
+                table.clear()
+                table.update(hooks)
 
 
 def apart(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
@@ -63,6 +64,13 @@ def _apart(value: Any) -> Any:
     if not isinstance(value, Tensor) or not value.requires_grad:
         return value
     return value.detach().requires_grad_()
+
+
+def _stand_in(own: Tensor, with_gradient: bool) -> Tensor:
+    """The same numbers, as a parameter where it is one: a model may write `self.weight += 1`, which takes no other."""
+    if type(own) is Parameter:
+        return Parameter(own.detach(), requires_grad=with_gradient)
+    return own.detach().requires_grad_(with_gradient)
 
 
 class _Own:
@@ -78,7 +86,7 @@ class _Own:
         for name, own in self._parameters.items():
             if own is not None:
                 if id(own) not in stand_ins:
-                    stand_ins[id(own)] = own.detach().requires_grad_(with_gradients and own.requires_grad)
+                    stand_ins[id(own)] = _stand_in(own, with_gradients and own.requires_grad)
                 module._parameters[name] = stand_ins[id(own)]  # type: ignore[assignment]
         for name, buffer in self._buffers.items():
             if buffer is not None:

@@ -117,7 +117,7 @@ class SPAMAdam(Optimizer):
                 raise RuntimeError("SPAMAdam takes neither sparse gradients nor complex parameters.")
             state = self.state[parameter]
             if not state:
-                state["step"] = torch.tensor(0.0)
+                state["step"] = torch.tensor(0.0, dtype=torch.float32)
                 state["exp_avg"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 state["exp_avg_sq"] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
                 if group["clip"] == "norm":

@@ -117,7 +117,7 @@ class StepGuard:
         if first:
             self._begin(cycle)
         if not self._verdict.broken:
-            flag = torch.ones((), device=parameters_of(optimizer)[0].device)
+            flag = torch.ones((), dtype=torch.float32, device=parameters_of(optimizer)[0].device)
             self._verdict = Verdict(True, flag if self._vote is None else self._vote(flag))
         if first:
             self._settle_buffers()
@@ -158,10 +158,10 @@ class StepGuard:
             flag = broken_flag(losses, norm, optimizers if norm is None else optimizers[1:], largest)
         except Exception:
             if self._vote is not None:
-                self._vote(torch.zeros(()))  # the others wait for ours
+                self._vote(torch.zeros((), dtype=torch.float32))  # the others wait for ours
             raise
         if flag is None and self._vote is not None:
-            flag = torch.zeros((), device=parameters_of(optimizers[0])[0].device)
+            flag = torch.zeros((), dtype=torch.float32, device=parameters_of(optimizers[0])[0].device)
         if flag is not None and self._vote is not None:
             # What one process was asked to skip, all skip.
             flag = self._vote(torch.ones_like(flag) if self._skip_next else flag)

@@ -36,7 +36,7 @@ def weight_birth(
         for key, value in _numbers(optimizer.state.get(parameter, {})):
             if not is_finite(value):
                 return Birth("optimizer", module, kind, name=key, inputs=(facts_of_tensor(key, value),), output=facts)
-        rate = torch.as_tensor(group.get("lr", 0.0))
+        rate = torch.as_tensor(group.get("lr", 0.0), dtype=torch.float64)
         if not is_finite(rate.double()):
             return Birth(
                 "optimizer", module, kind, name="lr", inputs=(facts_of_tensor("lr", rate.double()),), output=facts

@@ -119,7 +119,7 @@ class Autopilot:
         skipped = bool(self._put_back(optimizer))
         if skipped and self._facts is not None and self._cycle is not None:
             self._facts.skipped_by = "guard"
-            self._cycle.found_inf.append(torch.ones(()))
+            self._cycle.found_inf.append(torch.ones((), dtype=torch.float32))
         return skipped
 
     def step_over(self, cycle_over: bool) -> None:

@@ -40,6 +40,9 @@ MOST_TENSORS = 8
 """So many tensors of a batch are described."""
 MOST_SECONDS = 60.0
 """So long steps are looked at, all in all: a training must not wait for what is told of it."""
+MOST_OF_ONE = 10.0
+"""So long one of them, or as long as `MOST_STEPS_OF_ONE` steps take, where that is longer."""
+MOST_STEPS_OF_ONE = 5
 AGAIN = {"hardware": 1.0, "data or numerics": 0.0}
 """Whether what was not finite the first time was so the second time."""
 NOT_AGAIN = "What the other processes had is not looked at, and the batch was not run again without them."
@@ -81,6 +84,8 @@ class BatchReport:
         self._capture = BatchCapture(host_only=host_only)
         self._looks = self._reports = 0
         self._seconds = 0.0
+        self._gate_at = self._step_seconds = 0.0
+        """When the last step came to its gate, and how long it took."""
         self._announced = False
         self._finding: Finding | None = None
         self._looked = -1
@@ -111,6 +116,8 @@ class BatchReport:
     def due(self, step: int) -> bool:
         """The first gate of a step: what runs forward after it belongs to the next one."""
         self._capture.step_gated(step)
+        now = time.perf_counter()
+        self._gate_at, self._step_seconds = now, now - self._gate_at if self._gate_at else 0.0
         return False
 
     def at_gate(self, _view: GateView) -> None:
@@ -152,7 +159,8 @@ class BatchReport:
             self._finding = Finding(step, passes[-1], facts_of(passes[-1]), None)
             return
         began = time.perf_counter()
-        batch, replay = replay_step(passes, self._capture.loss, optimizers)
+        longest = max(MOST_OF_ONE, MOST_STEPS_OF_ONE * self._step_seconds)
+        batch, replay = replay_step(passes, self._capture.loss, optimizers, min(longest, MOST_SECONDS - self._seconds))
         self._finding = Finding(step, batch, facts_of(batch), replay, _layer(batch, replay, optimizers))
         self._seconds += time.perf_counter() - began
 

@@ -144,7 +144,7 @@ class Gatekeeper:
             by_scaler = theirs is not None and theirs.item() > 0  # the host has waited for our own flag anyway
             facts.skipped_by = "" if verdict.asked_for else "scaler" if by_scaler else "guard"
             if verdict.asked_for or flag is None:
-                flag = torch.ones((), device=parameters_of(optimizer)[0].device)
+                flag = torch.ones((), dtype=torch.float32, device=parameters_of(optimizer)[0].device)
             if facts.flag is not None and verdict.asked_for:
                 return
         elif verdict.broken is False:

@@ -1,25 +1,28 @@
 """Keeps our errors out of the training, and counts what we cost it.
 
 Promised: an error of ours inside a hook is reported once, switches that part off, and the training goes on as if the
-part had never been there. Under ``strict`` it is raised. What the user raises, Ctrl-C among it, always passes. In a
-forked child nothing of ours runs.
+part had never been there. Under ``strict`` it is raised. What the user raises, Ctrl-C among it, always passes, also
+where a clean-up of ours fails over it; torch is then left as it was found, and the part forgets what it had half done.
+In a forked child nothing of ours runs.
 """
 
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
-import signal
+import sys
 import time
-import traceback
 from collections.abc import Callable
-from types import CodeType
 from typing import Any
 
 from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.probes.script_errors import raised_by_script
+from mlflow_stability.probes.thread_state import ThreadState, noted, put_right
 
 OnFailure = Callable[[str, Exception], None]
+
+FORGIVEN = 3
+"""So many errors of a part do not switch it off after Ctrl-C has ended it half-way: what it holds may be torn."""
 
 
 class _Forks:
@@ -46,6 +49,8 @@ class PartGuard:
         self._forks = _forks.count
         self._inside = False
         self._seconds = self._began = 0.0
+        self._torn: dict[str, int] = {}
+        """Parts that an interruption has ended half-way, and how many errors of theirs are still forgiven."""
 
     @property
     def seconds(self) -> float:
@@ -55,43 +60,60 @@ class PartGuard:
     def __call__(self, part: str, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body, made harmless."""
         forks, off = self._forks, self.off
+        forget = getattr(getattr(body, "__self__", None), "forget", None)
 
         def guarded(*args: Any) -> Any:
             if _forks.count != forks or part in off:
                 return None
             outermost = not self._inside
-            if outermost:
-                self._began = time.perf_counter()
-                self._inside = True
+            state: ThreadState | None = None
             try:
+                if outermost:
+                    self._inside = True
+                    self._began = time.perf_counter()
+                    state = noted()
                 return body(*args)
-            except TrainingDiverged:
-                raise  # as the user asked
-            except Exception as error:
-                if self.strict or _came_from_signal_handler(error):
-                    raise
-                self.off[part] = f"{type(error).__name__}: {error}"
-                with contextlib.suppress(Exception):  # to tell of a failure may fail, and must not reach the training
-                    self._on_failure(part, error)
-                return None
+            except BaseException as error:
+                if state is not None:
+                    put_right(state, not isinstance(error, Exception))
+                failure = error
             finally:
                 if outermost:
                     self._inside = False
                     self._seconds += time.perf_counter() - self._began
+            raised = self._to_be_raised(part, failure, forget)
+            if raised is None:
+                del failure
+                return None
+            try:
+                raise raised
+            finally:
+                del failure, raised  # they hold this frame, which would hold them, and all that was in it
 
         return guarded
 
-
-def _came_from_signal_handler(error: Exception) -> bool:
-    """Whether the script's own handler raised this, by chance while our code was running: then it is the script's."""
-    handlers = [signal.getsignal(number) for number in signal.valid_signals()]
-    codes = {code for handler in handlers if (code := _code_of(handler)) is not None}
-    return any(frame.f_code in codes for frame, _ in traceback.walk_tb(error.__traceback__))
-
-
-def _code_of(handler: Any) -> CodeType | None:
-    while isinstance(handler, functools.partial):
-        handler = handler.func
-    function = getattr(handler, "__func__", handler)
-    code = getattr(function, "__code__", None) or getattr(getattr(type(handler), "__call__", None), "__code__", None)  # noqa: B004
-    return code if isinstance(code, CodeType) else None
+    def _to_be_raised(
+        self, part: str, failure: BaseException, forget: Callable[[], None] | None
+    ) -> BaseException | None:
+        """What is the script's; what is ours ends here."""
+        theirs = raised_by_script(failure, sys.exc_info()[1])
+        if theirs is None and not isinstance(failure, Exception):
+            theirs = failure
+        if isinstance(theirs, TrainingDiverged):
+            return theirs  # as the user asked
+        if theirs is not None:
+            self._torn[part] = FORGIVEN
+            if forget is not None:
+                with contextlib.suppress(Exception):  # then its next errors are forgiven
+                    forget()
+            return theirs
+        assert isinstance(failure, Exception)
+        if self._torn.get(part, 0):
+            self._torn[part] -= 1
+            return None
+        if self.strict:
+            return failure
+        self.off[part] = f"{type(failure).__name__}: {failure}"
+        with contextlib.suppress(Exception):  # to tell of a failure may fail, and must not reach the training
+            self._on_failure(part, failure)
+        return None

@@ -44,7 +44,8 @@ def survey_of(settings: Settings, guard: PartGuard, recording: Recording) -> Sur
     facts = FactsProbe(recording)
     batches, broken = held_batches(settings, guard, recording)
     holders = [] if batches is None else [batches]
-    forward = ForwardTurns(guard, _forward_probes(settings, guard, recording, lambda: pace.models), recording.step + 1)
+    looks = _forward_probes(settings, guard, recording, lambda: pace.models)
+    forward = ForwardTurns(guard, looks, recording.step + 1, recording.tell)
     probes = Probes(
         by_step=[facts, *holders],
         by_turn=[

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from session.interrupting import Moments
 
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.follower import JournalFollower, read_journal
@@ -171,3 +172,27 @@ def test_a_note_that_could_not_be_kept_claims_no_missing_steps(tmp_path: Path) -
     writer._retry_at = 0.0  # ten seconds later, and there is space again
     assert writer.append(reading(2))
     assert read_journal(tmp_path / "r" / "journal") == [OPENING, reading(1), reading(2)]
+
+
+def test_ctrl_c_while_a_line_is_written_costs_that_line_at_most(tmp_path: Path) -> None:
+    writer = JournalWriter(tmp_path / "r", OPENING)
+    kept, at = [], 0
+    while True:
+        at += 1
+        moments, record = Moments(at), reading(3 * at, Signal(f"loss_{at}"))
+        interrupted = True
+        try:
+            with moments.counted():
+                writer.append(record)
+            interrupted = False
+        except KeyboardInterrupt:
+            pass
+        kept += [reading(3 * at + 1, Signal(f"loss_{at}")), reading(3 * at + 2, Signal(f"loss_{at}"))]
+        assert all(writer.append(each) for each in kept[-2:])
+        if not interrupted:
+            break
+    follower = JournalFollower(tmp_path / "r" / "journal")
+    found = [each.record for each in follower.read()]
+    assert at > 10
+    assert follower.broken_lines == 0
+    assert [each for each in found if each in kept] == kept

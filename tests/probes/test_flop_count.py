@@ -7,6 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
+from torch.utils._python_dispatch import _get_current_dispatch_mode
 from torch.utils.flop_counter import FlopCounterMode
 
 from mlflow_stability.probes.flop_count import FlopCounter
@@ -125,3 +126,31 @@ def test_a_mode_of_the_script_that_outlives_the_forward_pass_stays_where_it_is()
     assert theirs.get_total_flops() == 2 * 2 * 3 * 5
     assert counter.flops == 0
     counter.leave()
+
+
+def trace_of_a_function() -> Any:
+    return torch.jit.trace(lambda x: x.sin() + 1, torch.ones(2))(torch.ones(2))
+
+
+def trace_of_a_module() -> Any:
+    return torch.jit.trace(nn.Linear(2, 2), torch.ones(3, 2))(torch.ones(3, 2))
+
+
+def compiled_whole() -> Any:
+    return torch.compile(lambda x: x.sin() + 1, backend="eager", fullgraph=True)(torch.ones(2))
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+@pytest.mark.parametrize("begin", [trace_of_a_function, trace_of_a_module, compiled_whole])
+def test_counting_ends_before_anything_is_traced_or_compiled(begin: Callable[[], Any]) -> None:
+    before = torch.compile, torch._C._create_function_from_trace, torch.jit._trace.make_module
+    counter = FlopCounter()
+    assert counter.enter()
+    with torch.no_grad():
+        nn.Linear(2, 2)(torch.ones(1, 2))
+        assert begin().isfinite().all()
+    assert counter.given_up
+    assert _get_current_dispatch_mode() is None
+    counter.leave()
+    after = torch.compile, torch._C._create_function_from_trace, torch.jit._trace.make_module
+    assert all(mine is theirs for mine, theirs in zip(before, after, strict=True))

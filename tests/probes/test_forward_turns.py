@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator
 
 import pytest
@@ -13,6 +14,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward_turns import ForwardTurns
 from mlflow_stability.probes.forward_watch import ForwardWatch
 from mlflow_stability.probes.pass_hooks import PassHooks
+from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.signal import Signal
 
 PLACE = (Signal("seen"),)
@@ -56,10 +58,10 @@ class Looker:
 class Loop:
     """A training by hand: what a survey would do, without one."""
 
-    def __init__(self, model: nn.Module, probe: Looker) -> None:
+    def __init__(self, model: nn.Module, probe: Looker, tell: Callable[[Event], None] = lambda _: None) -> None:
         self.model = model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        self.turns = ForwardTurns(lambda _part, body: body, [probe], 1)
+        self.turns = ForwardTurns(lambda _part, body: body, [probe], 1, tell)
         self.watch = ForwardWatch(lambda _part, body: body, [self.turns])
         self.watch.at_gate(self.optimizer)
         self.step = 0
@@ -198,6 +200,28 @@ def test_a_compiled_model_is_looked_at_in_a_second_pass_and_trains_as_if_nobody_
     assert len(probe.steps) == 3
     assert frames_watched == frames
     assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+
+
+def test_why_a_model_is_not_looked_into_is_told_once() -> None:
+    told: list[Event] = []
+    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    probe = Looker()
+    loop = Loop(nn.Linear(4, 2), probe, told.append)
+    for _ in range(3):
+        loop.train(torch.ones(3, 4))
+    (event,) = told
+    assert (event.kind, event.step, probe.steps) == ("not_measured", 1, [])
+    assert event.message.startswith("The forward pass of Linear is not looked into")
+
+
+def test_nothing_of_a_pass_is_held_when_it_is_over() -> None:
+    inputs = torch.ones(3, 4)
+    loop = Loop(nn.Linear(4, 2), Looker())
+    loop.train(inputs)
+    gone = weakref.ref(inputs)
+    loop.blocks.clear()
+    del inputs
+    assert gone() is None
 
 
 def test_no_mode_is_left_behind_by_a_probe_that_fails_half_way() -> None:

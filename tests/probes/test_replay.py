@@ -10,7 +10,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.utils import spectral_norm
 
-from mlflow_stability.probes.replay import attributes_kept, hooks_muted, random_numbers_kept, run_again, unwrapped
+from mlflow_stability.probes.reachable_state import ReachableState
+from mlflow_stability.probes.replay import hooks_muted, kept, random_numbers_kept, run_again, unwrapped
+from mlflow_stability.probes.written_tensors import WrittenTensors
 
 F32 = (False, torch.float32)
 
@@ -82,7 +84,7 @@ def test_contents_that_were_changed_in_place_are_put_back_into_the_same_containe
     model = Keeper()
     model.losses.append(torch.ones(()))
     losses, cache = model.losses, model.cache
-    with attributes_kept(model):
+    with kept(ReachableState(model, (), {}, with_hooks=True), WrittenTensors()):
         model.losses[0] = torch.zeros(())
         model.cache.update(x=torch.zeros(()))
         model.losses = []

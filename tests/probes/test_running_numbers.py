@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+from session.interrupting import Moments
 
 from mlflow_stability.probes.running_numbers import RunningNumbers
 from mlflow_stability.vocabulary.signal import Signal
@@ -63,3 +64,26 @@ def test_after_a_reset_the_steps_before_count_no_more() -> None:
     for step in range(31, 51):
         said = numbers.take(step, SIGNALS[:1], (1.0,))
     assert dict(said)[Signal("loss_ema")] == pytest.approx(1.0)
+
+
+def test_of_a_step_that_ctrl_c_ends_half_way_all_is_known_or_nothing_or_what_was_known_is_forgotten() -> None:
+    interrupted = True
+    for at in range(1, 100):
+        if not interrupted:
+            break
+        numbers, took, missed, fresh = (RunningNumbers(every=1) for _ in range(4))
+        for step in range(1, 30):
+            for each in (numbers, took, missed):
+                each.take(step, SIGNALS, (1.0, 2.0, 2.0))
+        took.take(30, SIGNALS, (3.0, 4.0, 2.0))
+        moments = Moments(at)
+        try:
+            with moments.counted():
+                numbers.take(30, SIGNALS, (3.0, 4.0, 2.0))
+            interrupted = False
+        except KeyboardInterrupt:
+            pass
+        for step in range(31, 50):
+            said, *others = (each.take(step, SIGNALS, (1.0, 2.0, 2.0)) for each in (numbers, took, missed, fresh))
+        assert said in others, f"moment {at}"
+    assert not interrupted

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -174,13 +175,23 @@ def test_batches_of_new_lengths_are_counted_a_few_times_and_then_taken_in_propor
         assert rate == pytest.approx(3 * seen / (0.5 * min(step - 1, 10)) / 1e12)
 
 
-def test_a_forward_pass_that_was_interrupted_leaves_nothing_behind() -> None:
+@pytest.mark.parametrize(
+    "sign",
+    [
+        lambda each: each.backward_began(),
+        lambda each: each.due(2),
+        lambda each: each.evaluated(),
+        lambda each: each.forward_failed(),
+        lambda each: each.pass_over(),
+    ],
+)
+def test_a_forward_pass_that_was_interrupted_leaves_nothing_behind(sign: Callable[[Throughput], object]) -> None:
     throughput, model = Throughput(), Reader()
     for _ in range(6):
         throughput.due(1)
     throughput.forward_began(model, (tokens(),), {})
     assert _get_current_dispatch_mode() is not None
-    throughput.backward_began()  # the end of that pass was never seen
+    sign(throughput)  # the end of that pass was never seen
     assert _get_current_dispatch_mode() is None
 
 

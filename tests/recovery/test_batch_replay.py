@@ -1,11 +1,13 @@
 from __future__ import annotations
 
 import random
+import warnings
 from collections.abc import Callable
 
 import numpy as np
 import pytest
 import torch
+from probes.own_state import KINDS, Keeping, Streaming, Writing, made
 from recovery.guarded_training import differences, picture
 from recovery.listening import listening
 from torch import Tensor, nn
@@ -31,14 +33,9 @@ class Net(nn.Module):
 
 
 class Log(nn.Module):
-    """Breaks at a zero, and on the first call if it is told to."""
-
-    flips = False
+    """Breaks at a zero."""
 
     def forward(self, x: Tensor) -> Tensor:
-        if self.flips:
-            self.flips = False
-            return x * float("nan")
         return (x.abs() + 1e-3).log()
 
 
@@ -48,12 +45,18 @@ def net() -> Net:
     return Net()
 
 
-def replayed(root: nn.Module, inputs: Tensor, after: Callable[[], None] = lambda: None) -> Replay:
+def replayed(
+    root: nn.Module, inputs: Tensor, after: Callable[[], None] = lambda: None, flipped: bool = False
+) -> Replay:
+    """`flipped`: the device has put out another number the first time."""
     capture, watch = listening(root)
     root(inputs)
     after()
+    batch = capture.passes(0)[-1]
+    if flipped:
+        batch.outputs = tuple(None if each is None else each * float("nan") for each in batch.outputs)
     try:
-        return replay_batch(capture.passes(0)[-1])
+        return replay_batch(batch)
     finally:
         watch.remove()
 
@@ -75,8 +78,100 @@ def test_an_overflow_inside_is_found_where_it_begins(net: Net) -> None:
 
 
 def test_a_batch_that_broke_once_and_not_again_points_at_the_hardware(net: Net) -> None:
-    net.log.flips = True
-    assert replayed(net, torch.randn(6, 4)).conclusion == "hardware"
+    assert replayed(net, torch.randn(6, 4), flipped=True).conclusion == "hardware"
+
+
+def test_it_is_not_said_to_be_the_hardware_where_something_else_may_have_been_other_numbers() -> None:
+    class Flag(nn.Linear):
+        flips = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.flips:
+                self.flips = False
+                return x * float("nan")
+            return super().forward(x)
+
+    once = Flag(6, 3)
+    once.flips = True
+    for model in (once, *(made(kind) for kind in KINDS)):
+        found = replayed(model, torch.ones(2, 6), flipped=model is not once)
+        assert (found.conclusion, found.finite) == ("cannot tell", True), type(model)
+        assert "keeps something from one call to the next" in found.message
+
+    class Drawing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * float(np.random.rand())
+
+    assert replayed(Drawing(4, 2), torch.ones(2, 4), flipped=True).conclusion == "cannot tell"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_with_state_of_its_own_goes_on_as_if_nothing_had_been_run_again(kind: type[Keeping]) -> None:
+    def trained(looked: bool) -> list[Tensor]:
+        model = made(kind)
+        capture, watch = listening(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        outputs = []
+        for step in range(5):
+            inputs = torch.full((2, 6), float("nan") if step == 2 else 1.0)
+            output = model(inputs)
+            if step == 2 and looked:
+                found = replay_batch(capture.passes(0)[-1])
+                assert found.conclusion == "data or numerics"
+            if step != 2:
+                output.square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            outputs.append(output.detach().clone())
+        watch.remove()
+        return [*outputs, *(each.detach() for each in model.parameters())]
+
+    assert differences(trained(looked=False), trained(looked=True)) == []
+
+
+@pytest.mark.parametrize("kind", [Streaming, Writing])
+def test_what_cannot_be_put_back_is_not_run_again_and_it_is_said_why(kind: type[Keeping]) -> None:
+    found = replayed(made(kind), torch.full((2, 6), float("nan")))
+    assert (found.conclusion, found.finite) == ("cannot tell", None)
+    assert found.message.startswith("The batch was not run again: ")
+    assert kind.__name__ in found.message
+
+
+def test_a_replay_ends_after_its_time(net: Net) -> None:
+    capture, _ = listening(net)
+    net(torch.randn(6, 4))
+    before = picture(net)
+    found = replay_batch(capture.passes(0)[-1], seconds=0.0)
+    assert found.message == "The batch was not run again: it takes more than 0 s."
+    assert differences(before, picture(net)) == []
+
+
+def test_a_model_that_warns_warns_once() -> None:
+    class Warner(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            warnings.warn("so it is", stacklevel=1)
+            return super().forward(x)
+
+    with pytest.warns(UserWarning, match="so it is") as seen:
+        assert replayed(Warner(4, 3), torch.full((2, 4), float("nan"))).finite is False
+    assert len(seen) == 1
+
+
+def test_a_complex_number_that_is_not_finite_is_seen_where_it_is_born() -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 3, dtype=torch.complex64))
+            self.out = nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = x.to(torch.complex64) @ self.weight
+            result: Tensor = self.out(torch.view_as_real(found / (found * 0)).flatten(1))
+            return result
+
+    birth = replayed(Complex(), torch.ones(2, 4)).birth
+    assert birth is not None
+    assert (birth.operation, birth.module) == ("div", "")
 
 
 def test_an_output_that_was_finite_both_times_points_behind_the_model(net: Net) -> None:
@@ -113,10 +208,15 @@ def test_scores_ruled_out_by_minus_infinity_are_no_break() -> None:
 def test_the_second_time_draws_the_random_numbers_of_the_first(net: Net) -> None:
     net.norm = nn.BatchNorm1d(8, track_running_stats=False)
     outputs: list[Tensor] = []
-    handle = net.register_forward_hook(lambda module, args, output: outputs.append(output.detach()))
-    replayed(net, torch.randn(6, 4))
+
+    def same(_module: nn.Module, _args: object, output: Tensor) -> None:
+        assert not outputs or torch.equal(output, outputs[0])
+        outputs.append(output.detach())
+
+    handle = net.register_forward_hook(same)
+    assert replayed(net, torch.randn(6, 4)).conclusion == "after the model"
     handle.remove()
-    assert torch.equal(*outputs)
+    assert len(outputs) == 1, "the list is the script's, and what the second time adds is taken out"
 
 
 def test_nothing_of_the_training_is_touched(net: Net) -> None:
@@ -139,13 +239,15 @@ def test_nothing_of_the_training_is_touched(net: Net) -> None:
 
 
 def test_half_precision_is_run_again_as_it_was(net: Net) -> None:
-    seen: list[torch.dtype] = []
-    net.first.register_forward_hook(lambda module, args, output: seen.append(output.dtype))
+
+    def in_half(_module: nn.Module, _args: object, output: Tensor) -> None:
+        assert output.dtype is torch.bfloat16
+
+    net.first.register_forward_hook(in_half)
     capture, _ = listening(net)
     with torch.autocast("cpu", dtype=torch.bfloat16):
         net(torch.randn(6, 4))
-    replay_batch(capture.passes(0)[-1])
-    assert seen == [torch.bfloat16, torch.bfloat16]
+    assert replay_batch(capture.passes(0)[-1]).conclusion == "after the model"
 
 
 def test_a_wrapper_is_taken_off_before_it_runs_again(net: Net) -> None:

@@ -98,3 +98,18 @@ def test_shared_buffers_and_modules_are_copied_once() -> None:
     norm = nn.BatchNorm1d(8)
     alone = BufferUndo([norm]).bytes
     assert BufferUndo([norm, nn.Sequential(norm, norm)]).bytes == alone
+
+
+def test_the_buffers_of_a_compiled_model_are_kept_though_it_has_no_length() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+    module = Normed()
+    undo = BufferUndo([torch.compile(module, backend="eager")])  # type: ignore[list-item]
+    undo.keep()
+    before = picture(module)
+    spoil(module)
+    assert undo.undo()
+    assert differences(before, picture(module)) == []

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from mlflow import MlflowClient
+from probes.own_state import GeneratorAtDepth, HelperObject, Keeping, made
 from scenarios.flying import flying
 from scenarios.watching import batches, mse, tiny_model
 from torch import Tensor
@@ -71,3 +72,29 @@ def test_a_batch_that_cannot_be_kept_is_told_of_all_the_same(tmp_path: Path) -> 
     (told,) = flown.events("broken_batch")
     assert "1 NaN" in told.message
     assert "could not be kept" in told.message
+
+
+@pytest.mark.parametrize("kind", [GeneratorAtDepth, HelperObject])
+def test_after_a_skipped_step_a_model_with_state_of_its_own_goes_on_as_without_us(
+    tmp_path: Path, kind: type[Keeping]
+) -> None:
+    def trained(guarded: bool) -> list[Tensor]:
+        model = made(kind)
+        optimizer = SGD(model.parameters(), lr=0.001)
+        losses = []
+        for step in range(1, 13):
+            inputs = torch.full((4, 6), math.nan if step == BROKEN else 1.0 / step)
+            optimizer.zero_grad()
+            loss = model(inputs).square().mean()
+            if step != BROKEN or guarded:  # without us the script skips it itself
+                loss.backward()
+                optimizer.step()
+            losses.append(loss.detach())
+        return [*losses, *(each.detach() for each in model.parameters())]
+
+    bare = trained(guarded=False)
+    with flying(tmp_path, guard=True) as flown:
+        watched = trained(guarded=True)
+    (told,) = flown.events("broken_batch")
+    assert "The same batch is not finite again" in told.message
+    assert all(torch.allclose(*pair, rtol=0.0, atol=0.0, equal_nan=True) for pair in zip(bare, watched, strict=True))

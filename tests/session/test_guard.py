@@ -1,11 +1,20 @@
 from __future__ import annotations
 
+import gc
+import io
 import os
+import signal
 import time
+import weakref
+import zipfile
+from typing import Any
 
 import pytest
+import torch
+from session.interrupting import Moments, thread_state
 
-from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.probes.aside import aside
+from mlflow_stability.session.guard import FORGIVEN, PartGuard
 
 
 class Failures(list[tuple[str, str]]):
@@ -97,3 +106,157 @@ def test_the_time_that_our_code_reads_itself_is_never_more_than_has_passed() -> 
     _, own, last = guard("outer", read)()
     assert 0.05 <= first_own <= first - began
     assert 0 < own - first_own <= last - before
+
+
+def in_the_middle_of_a_file() -> None:
+    """A clean-up that fails over Ctrl-C, as that of a ZIP file does, and puts its own error in front."""
+    with zipfile.ZipFile(io.BytesIO(), "w") as archive:
+        handle = archive.open("map.npy", "w")
+        signal.raise_signal(signal.SIGINT)
+        handle.close()
+
+
+def test_ctrl_c_is_heard_where_our_own_clean_up_fails_over_it() -> None:
+    failures = Failures()
+    guard = PartGuard(strict=False, on_failure=failures)
+    with pytest.raises(ValueError, match="open writing handle"):
+        in_the_middle_of_a_file()
+    with pytest.raises(KeyboardInterrupt):
+        guard("attention", in_the_middle_of_a_file)()
+    assert not guard.off
+    assert not failures
+
+
+def test_what_the_scripts_signal_handler_raises_is_heard_behind_an_error_of_ours() -> None:
+    def handler(*_: Any) -> None:
+        raise TimeoutError("the script's time is up")
+
+    def body() -> None:
+        try:
+            signal.raise_signal(signal.SIGUSR1)
+        finally:
+            broken()
+
+    before = signal.signal(signal.SIGUSR1, handler)
+    try:
+        guard = PartGuard(strict=False, on_failure=Failures())
+        with pytest.raises(TimeoutError, match="the script's"):
+            guard("norm", body)()
+        assert not guard.off
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
+def test_an_error_of_ours_while_the_script_deals_with_ctrl_c_is_our_own() -> None:
+    guard = PartGuard(strict=False, on_failure=Failures())
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert guard("norm", broken)() is None  # saves a checkpoint, say
+    assert guard.off == {"norm": "ValueError: ours"}
+
+
+class Half:
+    """Has two lists that must be of one length."""
+
+    def __init__(self) -> None:
+        self.left: list[int] = []
+        self.right: list[int] = []
+        self.interrupted = False
+
+    def take(self) -> int:
+        self.left.append(1)
+        if self.interrupted:
+            raise KeyboardInterrupt
+        self.right.append(1)
+        return sum(one for one, _ in zip(self.left, self.right, strict=True))
+
+
+class Forgetful(Half):
+    def forget(self) -> None:
+        self.left, self.right = [], []
+
+
+def test_a_part_that_ctrl_c_has_torn_forgets_what_was_half_done() -> None:
+    guard, half = PartGuard(strict=True, on_failure=Failures()), Forgetful()
+    take = guard("norm", half.take)
+    assert take() == 1
+    half.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        take()
+    half.interrupted = False
+    assert [take(), take()] == [1, 2]
+
+
+def test_a_part_that_ctrl_c_has_torn_and_cannot_forget_is_forgiven_a_few_times() -> None:
+    failures, half = Failures(), Half()
+    guard = PartGuard(strict=False, on_failure=failures)
+    take = guard("norm", half.take)
+    half.interrupted = True
+    with pytest.raises(KeyboardInterrupt):
+        take()
+    half.interrupted = False
+    assert [take() for _ in range(FORGIVEN)] == [None] * FORGIVEN
+    assert not guard.off
+    assert not failures
+    take()
+    assert "norm" in guard.off
+
+
+def computes_aside() -> float:
+    with aside(), torch.no_grad():
+        return float(torch.ones(2).sum())
+
+
+def test_at_any_moment_at_which_ctrl_c_comes_torch_is_left_as_it_was() -> None:
+    guard = PartGuard(strict=False, on_failure=Failures())
+    computes = guard("norm", guard("inner", computes_aside))
+    before, at = thread_state(), 0
+    with torch.autocast("cpu"), torch.device("cpu"):
+        within = thread_state()
+        while True:
+            at += 1
+            moments = Moments(at)
+            try:
+                with moments.counted():
+                    computes()
+                break
+            except KeyboardInterrupt:
+                assert thread_state() == within, f"moment {at}"
+        assert computes() == 2.0
+    assert at > 20
+    assert thread_state() == before
+    assert not guard.off
+
+
+def test_an_error_of_ours_leaves_torch_as_it_was_as_well() -> None:
+    def body() -> None:
+        torch.set_grad_enabled(False)
+        aside().__enter__()
+        broken()
+
+    guard = PartGuard(strict=False, on_failure=Failures())
+    before = thread_state()
+    assert guard("norm", body)() is None
+    assert thread_state() == before
+    assert guard.off
+
+
+def test_what_passes_through_keeps_nothing_alive() -> None:
+    class Thing:
+        pass
+
+    def body(_: Thing) -> None:
+        raise KeyboardInterrupt
+
+    guarded = PartGuard(strict=False, on_failure=Failures())("norm", body)
+    thing = Thing()
+    reference = weakref.ref(thing)
+    gc.disable()
+    try:
+        with pytest.raises(KeyboardInterrupt) as caught:
+            guarded(thing)
+        del caught, thing
+        assert reference() is None
+    finally:
+        gc.enable()

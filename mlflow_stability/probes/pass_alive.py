@@ -1,0 +1,39 @@
+"""Tells from within a forward pass whether that pass is still going on.
+
+In: a module that is being called. Out: yes or no, from any depth of the call. Promised: what the call holds (its inputs
+and outputs) is let go when the pass is said to be over; after Ctrl-C nobody says so, and the answer is no all the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+
+from torch.nn import Module
+
+_CALL: CodeType = Module._call_impl.__code__
+
+
+class PassAlive:
+    """Whether the call of a module that is going on now still is."""
+
+    __slots__ = ("_frame",)
+
+    def __init__(self, root: Module) -> None:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and not (frame.f_code is _CALL and frame.f_locals.get("self") is root):
+            frame = frame.f_back
+        self._frame = frame
+
+    def __call__(self) -> bool:
+        """Whether it is."""
+        frame: FrameType | None = sys._getframe() if self._frame is not None else None
+        while frame is not None:
+            if frame is self._frame:
+                return True
+            frame = frame.f_back
+        return False
+
+    def over(self) -> None:
+        """It is not."""
+        self._frame = None

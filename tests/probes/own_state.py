@@ -1,0 +1,197 @@
+"""Models that keep something from one call to the next, each in another place; what comes out depends on it."""
+
+from __future__ import annotations
+
+import functools
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+DICE = torch.Generator()
+COUNTS = {"calls": [0]}
+STREAM: Iterator[int] = iter(range(10**9))
+total = 0
+
+
+class Keeping(nn.Module):
+    """A linear layer, and a number that is another one at each call."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 3)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.linear(x) * (1.0 + self.number())
+        return found
+
+    def number(self) -> Any:
+        raise NotImplementedError
+
+
+class GeneratorAtDepth(Keeping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.noise = {"dice": [torch.Generator().manual_seed(3)]}
+
+    def number(self) -> Tensor:
+        return torch.rand((), generator=self.noise["dice"][0])
+
+
+class NumpyGenerator(Keeping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = np.random.default_rng(3), np.random.RandomState(4)
+
+    def number(self) -> float:
+        return float(self.dice[0].random() + self.dice[1].rand())
+
+
+class PythonGenerator(Keeping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.dice = random.Random(3)
+
+    def number(self) -> float:
+        return self.dice.random()
+
+
+class Slotted:
+    __slots__ = ("count",)
+
+    def __init__(self) -> None:
+        self.count = 0
+
+
+@dataclass
+class Helper:
+    calls: int = 0
+    seen: list[int] = field(default_factory=list)
+    mean: Tensor = field(default_factory=lambda: torch.zeros(3))
+    slotted: Slotted = field(default_factory=Slotted)
+
+    def take(self) -> Tensor:
+        self.calls += 1
+        self.slotted.count += 2
+        self.seen.append(self.calls)
+        self.mean.mul_(0.9).add_(len(self.seen))
+        return self.mean * 0.01 + self.slotted.count
+
+
+class HelperObject(Keeping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.helper = Helper()
+
+    def number(self) -> Tensor:
+        return self.helper.take()
+
+
+class NestedTensors(Keeping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.kept = {"a": {"b": torch.zeros(3)}, "numpy": np.zeros(2)}
+
+    def number(self) -> Any:
+        self.kept["a"]["b"].data += 1  # type: ignore[index]
+        self.kept["numpy"][0] += 0.5  # type: ignore[index]
+        return self.kept["a"]["b"] + float(self.kept["numpy"][0])  # type: ignore[index]
+
+
+class LargeTensor(Keeping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.large = torch.zeros(2**19)
+
+    def number(self) -> Tensor:
+        self.large[7] += 1
+        return self.large[7]
+
+
+class ModuleVariables(Keeping):
+    def number(self) -> Tensor:
+        global total  # as scripts do
+        total += 1
+        COUNTS["calls"][0] += 1
+        return torch.rand((), generator=DICE) + COUNTS["calls"][0] + total
+
+
+class ClassAttribute(Keeping):
+    calls = 0
+    seen: ClassVar[list[int]] = []
+
+    def number(self) -> float:
+        type(self).calls += 1
+        self.seen.append(self.calls)
+        return float(len(self.seen) + self.calls)
+
+
+def counting() -> Callable[[], int]:
+    count, past = 0, [0]
+
+    def count_one() -> int:
+        nonlocal count
+        count += 1
+        past[0] += count
+        return past[0]
+
+    return count_one
+
+
+class Closure(Keeping):
+    def __init__(self) -> None:
+        super().__init__()
+        self.counts = functools.partial(counting())
+
+    def number(self) -> float:
+        return float(self.counts())
+
+
+class Weights(Keeping):
+    """Writes to its own weights, as some normalise them."""
+
+    def number(self) -> Tensor:
+        self.linear.weight.data = self.linear.weight.data * 0.99
+        with torch.no_grad():
+            self.linear.bias += 0.5
+        self.linear.bias.data.mul_(1.1)
+        return self.linear.bias.detach()
+
+
+class Streaming(Keeping):
+    def number(self) -> float:
+        return float(next(STREAM))
+
+
+class Writing(Keeping):
+    def number(self) -> float:
+        with open("calls.txt", "a") as file:  # noqa: PTH123 # as scripts do
+            return float(file.write("x"))
+
+
+KINDS: tuple[type[Keeping], ...] = (
+    GeneratorAtDepth,
+    NumpyGenerator,
+    PythonGenerator,
+    HelperObject,
+    NestedTensors,
+    LargeTensor,
+    ModuleVariables,
+    ClassAttribute,
+    Closure,
+    Weights,
+)
+
+
+def made(kind: type[Keeping]) -> Keeping:
+    """A model of this kind, the same each time."""
+    global total
+    torch.manual_seed(0)
+    DICE.manual_seed(5)
+    COUNTS["calls"][0] = total = ClassAttribute.calls = 0
+    ClassAttribute.seen.clear()
+    return kind()

@@ -1,0 +1,109 @@
+"""Nothing of a pass that was looked into is kept once it is over, and no mode of the script sees us look."""
+
+from __future__ import annotations
+
+import gc
+import weakref
+from collections import Counter
+from typing import Any
+
+import pytest
+import torch
+from probes.looked_into import unguarded
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode
+
+from mlflow_stability.probes.activation_probe import ActivationProbe
+from mlflow_stability.probes.attention import AttentionProbe
+from mlflow_stability.probes.forward_turns import ForwardProbe, ForwardTurns
+from mlflow_stability.probes.representation_probe import RepresentationProbe
+
+PROBES = ("activations", "representations", "attention")
+
+
+def probe_of(part: str) -> ForwardProbe:
+    if part == "activations":
+        return ActivationProbe(unguarded, every=1)
+    if part == "representations":
+        return RepresentationProbe(unguarded, ["1"], every=1)
+    return AttentionProbe(1, 8, unguarded, lambda _: None)
+
+
+class Attends(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.parts = nn.Sequential(nn.Linear(8, 8), nn.ReLU(), nn.Linear(8, 8))
+        self.seen: weakref.ref[Tensor] | None = None
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = self.parts(x)
+        self.seen = weakref.ref(x)
+        found: Tensor = nn.functional.scaled_dot_product_attention(x, x, x)
+        return found
+
+
+def listened(model: nn.Module, turns: ForwardTurns) -> None:
+    model.register_forward_pre_hook(
+        lambda root, args, kwargs: turns.forward_began(root, args, kwargs), with_kwargs=True
+    )
+    model.register_forward_hook(lambda *_: turns.forward_ended())
+
+
+@pytest.mark.parametrize("part", PROBES)
+def test_inputs_outputs_and_what_lies_between_are_let_go_with_the_pass(part: str) -> None:
+    probe, model = probe_of(part), Attends()
+    turns = ForwardTurns(unguarded, [probe], 10)
+    listened(model, turns)
+    given = torch.randn(2, 5, 8)
+    output = model(given)
+    kept = [weakref.ref(given), weakref.ref(output), model.seen]
+    del given, output
+    assert [each() is None for each in kept if each is not None] == [True] * 3
+    assert turns.due(10)
+    assert turns.blocks(10)
+
+
+@pytest.mark.parametrize("part", PROBES)
+@pytest.mark.parametrize("asked", [False, True])
+def test_a_model_that_the_script_drops_is_let_go_when_watching_ends(part: str, asked: bool) -> None:
+    probe, model = probe_of(part), Attends()
+    turns = ForwardTurns(unguarded, [probe], 10)
+    listened(model, turns)
+    model(torch.randn(2, 5, 8))
+    if asked:
+        turns.due(10)
+        turns.blocks(10)
+    turns.finish()
+    dropped = weakref.ref(model)
+    del model
+    gc.collect()
+    assert dropped() is None
+
+
+class Sees(TorchFunctionMode):
+    """Notes down which of torch's functions are called."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.calls: Counter[str] = Counter()
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        self.calls[str(func)] += 1
+        return func(*args, **(kwargs or {}))
+
+
+@pytest.mark.parametrize("part", PROBES[:2])
+def test_a_mode_of_the_script_sees_the_calls_of_the_script_alone(part: str) -> None:
+    seen: list[Counter[str]] = []
+    for probes in ([], [probe_of(part)]):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(70, 80), nn.ReLU(), nn.Linear(80, 2))
+        turns = ForwardTurns(unguarded, probes, 10)
+        given = torch.randn(32, 70)
+        turns.forward_began(model, (given,), {})
+        with Sees() as mode:
+            model(given)
+        turns.forward_ended()
+        assert turns.due(10) is bool(probes)
+        seen.append(mode.calls)
+    assert seen[0] == seen[1]
