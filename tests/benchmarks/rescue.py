@@ -181,8 +181,11 @@ def shows_at(failure: Failure, result: Result, healthy: Result) -> int | None:
 
 
 def delay(failure: Failure, result: Result, shows: int | None) -> int | None:
-    """Counted from where it shows; an event before anything was wrong is no answer to it."""
-    first = next((event.step for event in result.events if event.step >= failure.onset), None)
+    """Counted from where it shows; an event before anything was wrong is no answer to it.
+
+    What is wrong at the onset may have been done by the step before, as by a learning rate that leapt.
+    """
+    first = next((event.step for event in result.events if event.step >= failure.onset - 1), None)
     return None if first is None or shows is None else first - shows
 
 
