@@ -89,9 +89,11 @@ def test_a_process_that_may_train_again_is_disturbed_by_a_twentieth_of_a_core_at
         return b"\x89PNG"
 
     monkeypatch.setattr(attention_pictures, "png_of", drawn)
-    keep(tmp_path, [10], layers=6)
+    alone = tmp_path / "session" / "recording"  # recordings side by side share the twentieth
+    alone.mkdir(parents=True)
+    keep(alone, [10], layers=6)
     shelf, lives = Shelf(), [True]
-    pictures = pictures_of(tmp_path, shelf, lambda: lives[0])
+    pictures = pictures_of(alone, shelf, lambda: lives[0])
     for _ in range(5):
         pictures.advance(over=True)
     assert len(shelf.pictures) == 2  # within the seconds that were waited
