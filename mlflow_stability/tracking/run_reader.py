@@ -11,6 +11,7 @@ import logging
 import math
 import os
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -186,16 +187,34 @@ class RunReader:
 
 @contextmanager
 def _no_progress_bar() -> Iterator[None]:
-    """MLflow draws a bar for each file and takes its wish for none from the environment only."""
+    """MLflow draws a bar for each file and takes its wish for none from the environment only, which threads share."""
     name = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
-    before = os.environ.get(name)
-    os.environ[name] = "false"
+    with _quiet.lock:
+        if not _quiet.readers:
+            _quiet.before = os.environ.get(name)
+            os.environ[name] = "false"
+        _quiet.readers += 1
     try:
         yield
     finally:
-        del os.environ[name]
-        if before is not None:
-            os.environ[name] = before
+        with _quiet.lock:
+            _quiet.readers -= 1
+            if not _quiet.readers:
+                os.environ.pop(name, None)
+                if _quiet.before is not None:
+                    os.environ[name] = _quiet.before
+
+
+class _Quiet:
+    """How many downloads want no bar at the moment, and what the environment said before the first."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.readers = 0
+        self.before: str | None = None
+
+
+_quiet = _Quiet()
 
 
 def _infinite(value: float) -> float:
