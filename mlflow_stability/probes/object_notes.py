@@ -7,7 +7,6 @@ places again; methods of the script's own classes are not called.
 
 from __future__ import annotations
 
-import contextlib
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from operator import is_
@@ -187,11 +186,18 @@ class TensorNote:
         if tensor.is_leaf and tensor.requires_grad != self._wants:
             tensor.requires_grad_(self._wants)
             changed = True
-        with contextlib.suppress(RuntimeError, NotImplementedError):  # kinds that have no memory of their own
-            if tensor.data_ptr() != data.data_ptr() or tensor.shape != data.shape or tensor.dtype != data.dtype:
-                tensor.data = data
-                changed = True
+        if _memory(tensor) != _memory(data) or tensor.shape != data.shape or tensor.dtype != data.dtype:
+            tensor.data = data
+            changed = True
         return changed
+
+
+def _memory(tensor: Tensor) -> int | None:
+    """Where its numbers are; None: its kind has no memory of its own."""
+    try:
+        return tensor.data_ptr()
+    except RuntimeError:
+        return None
 
 
 def kind_of(container: Any) -> Any:
