@@ -13,6 +13,7 @@ from mlflow_stability.detectors.rate_restart import RateRestart
 from mlflow_stability.detectors.slow_rise import SlowRise
 from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
+from mlflow_stability.vocabulary.rise_words import risen as rise_words
 
 
 @dataclass(slots=True)
@@ -183,6 +184,6 @@ class Divergence:
             point,
             severity,
             f"loss has been rising slowly: {now:.4g} over the last 32 steps to step {point.step}, "
-            f"up {math.expm1(risen):.0%} from {then:.4g}.",
+            f"{rise_words(math.expm1(risen), f'{then:.4g}')}.",
             {"loss": now, "level": then, "rise": math.expm1(risen), **evidence},
         )

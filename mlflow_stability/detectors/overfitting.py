@@ -11,6 +11,7 @@ from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
+from mlflow_stability.vocabulary.rise_words import above
 
 
 @dataclass(slots=True)
@@ -122,7 +123,7 @@ class Overfitting:
             self,
             point,
             Severity.WARNING,
-            f"The validation loss is {value:.4g} at step {point.step}, {value / best - 1:.0%} above its best of "
+            f"The validation loss is {value:.4g} at step {point.step}, {above(value / best - 1, 'its best')} of "
             f"{best:.4g} at step {state.best_step}, while the training loss fell from {state.train_at_best:.4g} "
             f"to {train:.4g}.",
             {"val_loss": value, "best": best, "best_step": float(state.best_step), "loss": train},

@@ -68,6 +68,8 @@ class DivergenceRule:
     """From so many points on, a curve whose whole second half lies above its start has diverged, however noisy."""
     above_start: float = math.log(1.15)
     """And how far above, in nats: 15 %."""
+    above_first: float = math.log(2)
+    """The same above its very first point alone, where it left that at once: 100 %."""
     tails: tuple[float, float] = (0.05, 0.02)
     """The shares of the curve that count as its end, two levels at least: a jump just before the end counts, too."""
     critical_rise: float = 0.3
@@ -92,9 +94,10 @@ class DivergenceRule:
             found = self._ended_above(curve, levels, count, validations)
             if found:
                 return found
-        if levels.logarithmic and not curve.game and self._never_back(levels):
+        start = self._never_back(curve, levels) if levels.logarithmic and not curve.game else None
+        if start is not None:
             best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
-            return [self._episode(curve, levels, best, float(np.median(levels.raw_x[:3])), critical=True)]
+            return [self._episode(curve, levels, best, start, critical=True)]
         return []
 
     def _ended_above(self, curve: Curve, levels: Levels, count: int, validations: tuple[Curve, ...]) -> list[Episode]:
@@ -140,12 +143,16 @@ class DivergenceRule:
                 return bool(np.log(late.min() / values.min()) > self.smallest_rise)
         return False
 
-    def _never_back(self, levels: Levels) -> bool:
-        """Whether the whole second half, point by point, is above where the curve began: no noise does that."""
+    def _never_back(self, curve: Curve, levels: Levels) -> float | None:
+        """Where the curve began, if its whole second half, point by point, is above that: no noise does that."""
         x = levels.raw_x
         if len(x) < self.fewest_points_never_back:
-            return False
-        return float(levels.x[len(levels.x) // 2 :].min()) > float(np.median(x[:3])) + self.above_start
+            return None
+        lowest = float(levels.x[len(levels.x) // 2 :].min())
+        starts = [(float(np.median(x[:3])), self.above_start)]
+        if curve.values[curve.finite][0] > 0:  # some log a zero before they know a loss
+            starts.append((float(x[0]), self.above_first))
+        return next((start for start, above in starts if lowest > start + above), None)
 
     def _episode(self, curve: Curve, levels: Levels, best: int, limit: float, critical: bool) -> Episode:
         start = onset(levels, best, limit)
@@ -157,7 +164,9 @@ class DivergenceRule:
         ended = f"reached {last:.4g}, its last finite value" if broken else f"ended at {last:.4g}"
         if not broken and f"{last:.4g}" != f"{finite[-1]:.4g}":
             ended = f"ended near {last:.4g}"  # the median of a few points, and not the last one
-        than = f", {last / lowest:.3g} times its best of {lowest:.4g}" if lowest > 0 else f"; its best was {lowest:.4g}"
+        # A level is the median of neighbours: the lowest single point, which luck made, is told elsewhere as the best.
+        times = f", {last / lowest:.3g} times its best level of {lowest:.4g}"
+        than = times if lowest > 0 else f"; its best level was {lowest:.4g}"
         first, final = int(levels.raw_steps[start]), int(curve.steps[-1])
         peak = start + int(np.argmax(finite[start:]))
         return Episode(

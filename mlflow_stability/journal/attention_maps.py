@@ -7,23 +7,16 @@ nothing; what is read is what was written, and nothing in a file is ever execute
 
 from __future__ import annotations
 
-import logging
-import os
 import re
-import zipfile
 from dataclasses import dataclass
 from hashlib import blake2b
-from io import BytesIO
 from pathlib import Path
 
-import numpy as np
-
-from mlflow_stability.errors import JournalError
+from mlflow_stability.journal.array_file import read_arrays, write_arrays
 from mlflow_stability.vocabulary.attention_map import AttentionMap, arrays_of, map_of
 
 FOLDER = "attention"
 _NAME = re.compile(r"(\d{4,})-(\d{12,})-(\d{4,})-[0-9a-f]{8}\.npz")
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -42,17 +35,7 @@ def write_attention_map(recording: Path, attention: AttentionMap) -> Path | None
     # Two models that train in one step may both have a first layer.
     mark = blake2b(attention.layer.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
     file = folder / f"{attention.attempt:04d}-{attention.step:012d}-{attention.layer_number:04d}-{mark}.npz"
-    draft = folder / f".{file.name}.{os.getpid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as page:
-            np.savez(page, **arrays_of(attention))  # type: ignore[arg-type]
-        draft.replace(file)
-    except OSError as error:
-        _logger.debug("%s was not written: %s", file, error)
-        draft.unlink(missing_ok=True)
-        return None
-    return file
+    return write_arrays(file, arrays_of(attention))
 
 
 def attention_map_files(recording: Path) -> list[AttentionMapFile]:
@@ -66,8 +49,4 @@ def attention_map_files(recording: Path) -> list[AttentionMapFile]:
 
 def read_attention_map(file: Path) -> AttentionMap:
     """The map in a file; JournalError where that is damaged or gone."""
-    try:
-        with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as said:
-            return map_of({name: said[name] for name in said.files})
-    except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise JournalError(f"The attention map in {file} cannot be read: {error}") from error
+    return read_arrays(file, map_of, "attention map")

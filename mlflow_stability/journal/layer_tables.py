@@ -8,22 +8,20 @@ disk leaves no litter and raises nothing; what is read is what was written, and 
 from __future__ import annotations
 
 import json
-import logging
-import os
 import re
-import zipfile
+from collections.abc import Mapping
 from dataclasses import dataclass
-from io import BytesIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from mlflow_stability.errors import JournalError
+from mlflow_stability.journal.array_file import read_arrays, write_arrays
 from mlflow_stability.vocabulary.layer_table import LayerTable
 
 FOLDER = "layers"
 _NAME = re.compile(r"(\d{12,})-([a-z]+)(-full)?\.npz")
-_logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -40,24 +38,14 @@ def write_layer_table(recording: Path, table: LayerTable) -> Path | None:
     """Keep a table; None where there was no room for it."""
     folder = recording / FOLDER
     file = folder / f"{table.step:012d}-{table.what}{'-full' if table.has_histograms else ''}.npz"
-    draft = folder / f".{file.name}.{os.getpid()}"
-    try:
-        folder.mkdir(mode=0o700, exist_ok=True)
-        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o600), "wb") as page:
-            np.savez(
-                page,
-                head=_bytes([table.step, table.attempt, table.what, *table.layers]),
-                statistics=table.statistics,
-                percentiles=table.percentiles,
-                edges=table.edges,
-                counts=table.counts.astype(np.min_scalar_type(int(table.counts.max(initial=0)))),
-            )
-        draft.replace(file)
-    except OSError as error:
-        _logger.debug("%s was not written: %s", file, error)
-        draft.unlink(missing_ok=True)
-        return None
-    return file
+    arrays: dict[str, NDArray[Any]] = {
+        "head": _bytes([table.step, table.attempt, table.what, *table.layers]),
+        "statistics": table.statistics,
+        "percentiles": table.percentiles,
+        "edges": table.edges,
+        "counts": table.counts.astype(np.min_scalar_type(int(table.counts.max(initial=0)))),
+    }
+    return write_arrays(file, arrays)
 
 
 def layer_table_files(recording: Path) -> list[LayerTableFile]:
@@ -71,21 +59,21 @@ def layer_table_files(recording: Path) -> list[LayerTableFile]:
 
 def read_layer_table(file: Path) -> LayerTable:
     """The table in a file; JournalError where that is damaged or gone."""
-    try:
-        with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as said:
-            step, attempt, what, *layers = json.loads(said["head"].tobytes())
-            return LayerTable(
-                step,
-                attempt,
-                what,
-                tuple(layers),
-                said["statistics"],
-                said["percentiles"],
-                said["edges"],
-                said["counts"].astype(np.int64),
-            )
-    except (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile) as error:
-        raise JournalError(f"The table of layers in {file} cannot be read: {error}") from error
+    return read_arrays(file, _table_of, "table of layers")
+
+
+def _table_of(said: Mapping[str, NDArray[Any]]) -> LayerTable:
+    step, attempt, what, *layers = json.loads(said["head"].tobytes())
+    return LayerTable(
+        step,
+        attempt,
+        what,
+        tuple(layers),
+        said["statistics"],
+        said["percentiles"],
+        said["edges"],
+        said["counts"].astype(np.int64),
+    )
 
 
 def _bytes(said: list[int | str]) -> np.ndarray[tuple[int], np.dtype[np.uint8]]:

@@ -11,6 +11,7 @@ from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.diagnosis import Cause, CurveReading, Diagnosis
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.rise_words import changed
 
 OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}
 """Words for programs that people would write otherwise."""
@@ -122,7 +123,7 @@ def figures(reading: CurveReading) -> str:
     """``-61% from start to end, volatility 2%``: the numbers behind those words."""
     parts = []
     if reading.change is not None:
-        parts.append(f"{reading.change:+.0%} from start to end")
+        parts.append(changed(reading.change, positive=reading.first > 0))
     if reading.volatility is not None:
         parts.append(f"volatility {reading.volatility:.0%}")
     if reading.expected_final is not None:

@@ -112,6 +112,15 @@ def test_a_loss_that_left_its_start_upwards_has_diverged_however_noisy_it_is() -
     assert 2 <= episode.start <= 4
 
 
+def test_a_loss_whose_first_step_alone_was_good_and_never_was_again_has_diverged() -> None:
+    losses = np.r_[3.6, np.linspace(29, 18.5, 40)]
+    (episode,) = found(DivergenceRule(), run_named(loss=losses))
+    assert episode.start == 1
+    assert "ended near 19.04, 5.29 times its best level of 3.6 at step 0" in episode.message
+    assert found(DivergenceRule(), run_named(loss=np.r_[0.0, losses[1:]])) == []  # logged before a loss was known
+    assert found(DivergenceRule(), run_named(loss=np.r_[3.6, np.linspace(6, 3.7, 40)])) == []
+
+
 def test_a_jump_that_the_validation_shares_is_believed_sooner() -> None:
     noise = np.random.default_rng(4).normal(0, 0.22, 16)
     losses = 5 * np.exp(noise - np.arange(16) / 12)

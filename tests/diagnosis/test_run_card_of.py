@@ -148,5 +148,5 @@ def test_a_cause_that_is_the_first_finding_itself_is_not_said_to_be_unknown_ther
 def test_the_best_loss_is_the_one_that_the_verdict_speaks_of() -> None:
     losses = np.r_[3.638, 4.2, 10.0, np.geomspace(29.4, 18.5, 147)]
     card = card_of_loss(losses)
-    assert "times its best of 3.638" in card.verdict
+    assert "times its best level of 3.638" in card.verdict
     assert card.best_loss == pytest.approx(3.638)

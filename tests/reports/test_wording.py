@@ -54,3 +54,10 @@ def test_a_run_that_goes_on_has_not_ended() -> None:
     assert wording.ending(replace(broken(), ended="running")) == ("now", "running")
     assert wording.ending(replace(broken(), ended="out_of_memory")) == ("ended", "out of memory")
     assert wording.ending(replace(broken(), ended="")) is None
+
+
+def test_a_loss_that_exploded_is_told_in_times_its_start_and_not_in_a_row_of_digits() -> None:
+    (reading,) = broken().curves
+    assert wording.figures(replace(reading, change=0.35)).startswith("+35% from start to end")
+    assert wording.figures(replace(reading, change=4.5e20)).startswith("4.5e+20 times the start at the end")
+    assert wording.figures(replace(reading, change=45.0, first=-2.0)).startswith("+4500% from start to end")
