@@ -15,21 +15,25 @@ import tempfile
 import time
 from pathlib import Path
 
-import mlflow_stability
-from mlflow_stability.analysis.rules_fingerprint import fingerprint_of_rules
+from mlflow_stability.analysis.rules_fingerprint import rules_here
 from mlflow_stability.vocabulary.card_text import card_of, text_of
 from mlflow_stability.vocabulary.run_card import RunCard
 from mlflow_stability.vocabulary.run_head import RunHead
+from mlflow_stability.vocabulary.run_history import DAMAGED
 
 _logger = logging.getLogger(__name__)
+_BEING_WRITTEN = ".new"
 KEPT_DAYS = 90
 """A card that was not asked for in so many days is removed."""
 
 
-def cache_folder() -> Path:
-    """Where cards are kept: in ``$XDG_CACHE_HOME``, or ``~/.cache``."""
+def cache_folder() -> Path | None:
+    """Where cards are kept: in ``$XDG_CACHE_HOME``, or ``~/.cache``; None for a user of a container without a home."""
     said = os.environ.get("XDG_CACHE_HOME", "")
-    root = Path(said) if said and Path(said).is_absolute() else Path.home() / ".cache"
+    try:
+        root = Path(said) if said and Path(said).is_absolute() else Path.home() / ".cache"
+    except RuntimeError:
+        return None
     return root / "mlflow-stability" / "cards"
 
 
@@ -38,12 +42,14 @@ class CardCache:
 
     def __init__(self, detectors: str | None, folder: Path | None = None) -> None:
         self._folder = folder or cache_folder()
-        self._judged_by = f"{mlflow_stability.__version__}\n{fingerprint_of_rules()}\n{detectors or ''}"
+        self._judged_by = f"{rules_here()}\n{detectors or ''}"
         self._writable = True
 
     def find(self, head: RunHead) -> RunCard | None:
         """The card of this run in this state; None where there is none."""
-        file = self._file(head)
+        if self._folder is None:
+            return None
+        file = self._file(self._folder, head)
         try:
             card = card_of(file.read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -53,35 +59,45 @@ class CardCache:
         return card
 
     def keep(self, head: RunHead, card: RunCard) -> None:
-        """Remember a card of a run that is over; what could not be read is asked for again the next time."""
-        if not (head.finished and card.readable and self._writable):
+        """Remember a card of a run that is over; what could not be read, in part or whole, is read again."""
+        whole = card.readable and not any(note.startswith(DAMAGED) for note in card.notes)
+        if not (head.finished and whole and self._writable):
+            return
+        if self._folder is None:
+            self._give_up("this user has no home folder")
             return
         try:
             self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            self._write(self._file(head), text_of(card))
+            _write(self._file(self._folder, head), text_of(card))
         except OSError as error:
-            self._writable = False
-            _logger.warning("Cards of runs are not remembered: %s: %s.", self._folder, error.strerror)
+            self._give_up(f"{self._folder}: {error.strerror or error}")
 
     def tidy(self) -> None:
-        """Remove what was not asked for in a long time."""
+        """Remove what was not asked for in a long time, and what a process left that was killed while it wrote."""
+        if self._folder is None:
+            return
         oldest = time.time() - KEPT_DAYS * 86_400
         with contextlib.suppress(OSError):
-            for file in self._folder.glob("*.json"):
+            for file in (*self._folder.glob("*.json"), *self._folder.glob(f"*{_BEING_WRITTEN}")):
                 if file.stat().st_mtime < oldest:
                     file.unlink()
 
-    def _file(self, head: RunHead) -> Path:
+    def _file(self, folder: Path, head: RunHead) -> Path:
         key = hashlib.sha256(f"{head.run_id}\n{head.state}\n{self._judged_by}".encode()).hexdigest()
-        return self._folder / f"{key}.json"
+        return folder / f"{key}.json"
 
-    def _write(self, file: Path, text: str) -> None:
-        """Whole or not at all, readable by its owner only."""
-        handle, name = tempfile.mkstemp(dir=self._folder, suffix=".new")
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as being_written:
-                being_written.write(text)
-            Path(name).replace(file)
-        except BaseException:
-            Path(name).unlink(missing_ok=True)
-            raise
+    def _give_up(self, why: str) -> None:
+        self._writable = False
+        _logger.warning("Cards of runs are not remembered: %s. XDG_CACHE_HOME can name another folder.", why)
+
+
+def _write(file: Path, text: str) -> None:
+    """Whole or not at all, readable by its owner only."""
+    handle, name = tempfile.mkstemp(dir=file.parent, suffix=_BEING_WRITTEN)
+    try:
+        with os.fdopen(handle, "w", encoding="utf-8") as being_written:
+            being_written.write(text)
+        Path(name).replace(file)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -123,8 +123,18 @@ def _text_of(detectors: Sequence[Detector] | None) -> str | None:
         return None
 
 
+def run_meant(source: str) -> str:
+    """The same text for whatever names the same run: a path is told from others by where it leads."""
+    return os.path.realpath(source) if os.path.lexists(source) else source.lower()
+
+
 def _flat(found: Mapping[int, list[RunCard]]) -> tuple[RunCard, ...]:
-    return tuple(card for place in sorted(found) for card in found[place])
+    """In the order asked for; a run that was asked for by its path and by its folder counts once."""
+    different: dict[str, RunCard] = {}
+    for place in sorted(found):
+        for card in found[place]:
+            different.setdefault(run_meant(card.source), card)
+    return tuple(different.values())
 
 
 def _tell(progress: Progress | None, done: int, total: int, failed: int) -> None:

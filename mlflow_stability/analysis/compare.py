@@ -10,22 +10,23 @@ import os
 from collections.abc import Iterable, Sequence
 
 from mlflow_stability.analysis.asked_for import asked_for
-from mlflow_stability.analysis.cards import HowToRead, Made, Progress, make_cards
+from mlflow_stability.analysis.cards import HowToRead, Made, Progress, make_cards, run_meant
 from mlflow_stability.analysis.pair import Pair, pair_of
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.errors import SettingsError, StabilityError
+from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError
+from mlflow_stability.tracking.autologging_pause import without_autologging
 from mlflow_stability.vocabulary.comparison import Comparison
 from mlflow_stability.vocabulary.run_card import RunCard
 from mlflow_stability.vocabulary.run_head import RunHead
 
 
 def compare(
-    run_ids: Iterable[str | os.PathLike[str]] = (),
+    run_ids: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
     *,
     experiment: str | None = None,
     filter: str | None = None,  # noqa: A002 - what MLflow's own functions and commands call it
-    baseline: str | None = None,
+    baseline: str | os.PathLike[str] | None = None,
     tracking_uri: str | None = None,
     detectors: Sequence[Detector] | None = None,
     dask: str | None = None,
@@ -44,19 +45,32 @@ def compare(
     Ctrl-C gives what is done so far, with ``interrupted=True``. Raises ``SettingsError``, ``RunNotFoundError`` or
     ``TrackingError`` with a sentence that says what to do.
     """
-    sources = list(dict.fromkeys(os.fspath(each) for each in run_ids))
+    several = (run_ids,) if isinstance(run_ids, str | os.PathLike) else run_ids
+    baseline = None if baseline is None else os.fspath(baseline)
+    sources = _different(os.fspath(each) for each in several)
     heads = _asked(sources, experiment, filter, tracking_uri)
-    sources += [each for each in heads if each not in sources]
-    if baseline is not None and baseline not in sources and _is_source(baseline):
+    sources += heads
+    if baseline is not None and _is_source(baseline) and run_meant(baseline) not in map(run_meant, sources):
         sources.append(baseline)
     if not sources:
         where = (
             "" if experiment is None else f" Experiment {experiment!r} has none{' that meets it' if filter else ''}."
         )
         raise SettingsError(f"There is no run to compare.{where}")
-    heads = {**_heads(sources, heads, tracking_uri), **heads} if remember else {}
-    made = make_cards(sources, heads, HowToRead(tracking_uri, detectors, dask, remember), progress)
+    try:
+        heads = {**_heads(sources, heads, tracking_uri), **heads} if remember else {}
+        made = make_cards(sources, heads, HowToRead(tracking_uri, detectors, dask, remember), progress)
+    except KeyboardInterrupt:  # before a single one was read
+        made = Made((), interrupted=True)
     return _concluded(made, len(sources), baseline, tracking_uri)
+
+
+def _different(asked: Iterable[str]) -> list[str]:
+    """Each run once, as it was called first."""
+    found: dict[str, str] = {}
+    for each in asked:
+        found.setdefault(run_meant(each), each)
+    return list(found.values())
 
 
 def _concluded(made: Made, asked: int, baseline: str | None, tracking_uri: str | None) -> Comparison:
@@ -65,17 +79,22 @@ def _concluded(made: Made, asked: int, baseline: str | None, tracking_uri: str |
 
     chosen = _baseline(made, baseline) if baseline is not None else None
     readable = in_order_of_stability(card for card in made.cards if card.readable)
-    pair = Pair() if made.interrupted else pair_of(readable, tracking_uri)
     unread = ("Interrupted: the baseline was not read yet.",) if baseline is not None and chosen is None else ()
-    return comparison_of(
-        made.cards,
-        baseline=chosen,
-        parting=pair.parting,
-        layers=pair.layers,
-        asked=max(asked, len(made.cards)),
-        interrupted=made.interrupted,
-        notes=(*unread, *pair.lacking),
-    )
+    interrupted = made.interrupted
+    try:
+        pair = Pair() if interrupted else pair_of(readable, tracking_uri)
+    except KeyboardInterrupt:
+        pair, interrupted = Pair(lacking=("Interrupted: the two runs were not looked at closer.",)), True
+    with without_autologging():
+        return comparison_of(
+            made.cards,
+            baseline=chosen,
+            parting=pair.parting,
+            layers=pair.layers,
+            asked=max(asked, len(made.cards)),
+            interrupted=interrupted,
+            notes=(*unread, *pair.lacking),
+        )
 
 
 def _asked(
@@ -101,14 +120,33 @@ def _heads(sources: Sequence[str], known: dict[str, RunHead], tracking_uri: str 
     from mlflow_stability.tracking.impatience import answering_client
     from mlflow_stability.tracking.run_search import head_by
 
-    client = answering_client(tracking_uri)
-    found = {}
+    found: dict[str, RunHead] = {}
+    try:
+        client = answering_client(tracking_uri)
+    except StabilityError:
+        if len(ids) == len(sources):
+            raise
+        return found  # there are logs beside its runs
     for each in ids:
         try:
             found[each] = head_by(client, each)
-        except StabilityError:
+        except RunNotFoundError:
             continue
+        except StabilityError:
+            if not _answers(tracking_uri):
+                return found  # MLflow would try for minutes, with each of them
     return found
+
+
+def _answers(tracking_uri: str | None) -> bool:
+    """Whether the store is still there; within seconds."""
+    from mlflow_stability.tracking.impatience import answering_client
+
+    try:
+        answering_client(tracking_uri)
+    except StabilityError:
+        return False
+    return True
 
 
 def _is_stored(source: str, tracking_uri: str | None) -> bool:
@@ -129,7 +167,9 @@ def _is_source(asked: str) -> bool:
 
 
 def _baseline(made: Made, asked: str) -> RunCard | None:
-    found = [card for card in made.cards if card.source == asked] or [card for card in made.cards if card.name == asked]
+    meant = run_meant(asked)
+    found = [card for card in made.cards if run_meant(card.source) == meant]
+    found = found or [card for card in made.cards if card.name == asked]
     if found and found[0].error:
         raise SettingsError(f"The baseline could not be read: {found[0].error}")
     if len(found) > 1:

@@ -42,15 +42,17 @@ def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None) -> Pair:
     try:
         one, courses = _read(first, tracking_uri, None if rulers is None else rulers[0])
         other, theirs = _read(second, tracking_uri, None if rulers is None else rulers[1])
+        parting = parting_of(one, other)
+        if rulers is None:
+            return Pair(parting)
+        names = (first.name or first.source, second.name or second.source)
+        beside = layers_beside(courses, theirs, rulers, (first, second))
+        return Pair(parting, beside, tuple(lacking(courses, theirs, names)))
     except StabilityError as error:  # one was deleted meanwhile, or is one of several runs in a file
         return Pair(lacking=(f"The two runs could not be looked at closer: {error}",))
-    parting = parting_of(one, other)
-    if rulers is None:
-        return Pair(parting)
-    names = (first.name or first.source, second.name or second.source)
-    return Pair(
-        parting, layers_beside(courses, theirs, rulers, (first, second)), tuple(lacking(courses, theirs, names))
-    )
+    except Exception as error:  # a mistake of ours must not take with it what is known of either
+        what = f"unexpected {type(error).__name__}, {error}"
+        return Pair(lacking=(f"The two runs could not be looked at closer: {what}. Please report it.",))
 
 
 def _read(card: RunCard, tracking_uri: str | None, ruler: Ruler | None) -> tuple[RunHistory, Mapping[str, LayerCourse]]:

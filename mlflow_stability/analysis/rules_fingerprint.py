@@ -11,13 +11,20 @@ import sys
 from functools import cache
 from importlib import resources
 
+import mlflow_stability
+
 if sys.version_info >= (3, 11):
     from importlib.resources.abc import Traversable
 else:
     from importlib.abc import Traversable
 
-ROOMS = ("vocabulary", "detectors", "diagnosis", "tracking", "importers")
+ROOMS = ("vocabulary", "detectors", "diagnosis", "tracking", "importers", "analysis")
 """What reads a run and what judges it."""
+
+
+def rules_here() -> str:
+    """The rules that cards are made by in this process: the version and the fingerprint."""
+    return f"{mlflow_stability.__version__}\n{fingerprint_of_rules()}"
 
 
 @cache

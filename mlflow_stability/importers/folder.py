@@ -2,7 +2,7 @@
 
 In: a folder, and how a single file is read. Out: a `RunHistory` for each log. Promised: what belongs to one run stays
 together; hidden folders and runs that were deleted are left out, unless they were asked for; what looks like a log and
-cannot be read is noted, what is none is passed over.
+cannot be read is noted, what is none is passed over, and so are reports of ours.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ from mlflow_stability.importers.event_file import is_event_file, read_event_file
 from mlflow_stability.importers.harmless import reason_of, shown_path
 from mlflow_stability.importers.log_text import head_of
 from mlflow_stability.importers.mlflow_files import is_deleted, is_mlflow_run, read_mlflow_run
+from mlflow_stability.importers.own_report import is_own_report
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 DEEPEST = 8
@@ -124,7 +125,14 @@ def _may_be_a_log(file: Path) -> bool:
     """Whether a file is worth opening."""
     if file.name.startswith(".") or file.name in _NO_LOGS or not file.is_file():
         return False
-    return file.suffix.lower() in _LOGS or "tfevents" in file.name
+    return (file.suffix.lower() in _LOGS or "tfevents" in file.name) and not _is_report(file)
+
+
+def _is_report(file: Path) -> bool:
+    try:
+        return is_own_report(head_of(file))
+    except UnreadableLogError:
+        return False  # its reader says why
 
 
 def _is_event_file(path: Path) -> bool:

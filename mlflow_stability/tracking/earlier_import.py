@@ -18,6 +18,8 @@ from mlflow_stability.vocabulary.run_history import RunHistory
 
 # Not `stability.*`: those tags say that a run was recorded by us, and most imported ones were not.
 HASH, STATE, SOURCE = "imported.hash", "imported.state", "imported.from"
+TIMES, COUNTED = "imported.times", "counted"
+"""A log without times: MLflow needs some, which say nothing of how fast the training was."""
 WHOLE = "whole"
 LONGEST_SOURCE = 5000
 _MOST_ALIKE = 1000

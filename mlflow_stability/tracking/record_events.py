@@ -2,7 +2,8 @@
 
 In: events, resets, gaps, notes, facts, the opening and the closing of a recording, in order. Out: one JSON object a
 line in `stability/events/recording-<n>.jsonl`; `record` says what it is, the rest are its fields. Numbers that JSON has
-not are the strings "nan", "inf" and "-inf". Promised: `read_line(line_of(said)) == said`.
+not are the strings "nan", "inf" and "-inf". Promised: `read_line(line_of(said)) == said`; a line that is no such object
+is a ``ValueError``, whatever is wrong with it.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import re
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
@@ -55,13 +57,19 @@ def line_of(said: Said) -> str:
 
 def read_line(line: str) -> Said | None:
     """What a line says; None if a later version wrote something that this one does not know."""
-    known = json.loads(line)
+    try:
+        return _said(json.loads(line))
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"This is no line of events: {error!r}") from error
+
+
+def _said(known: dict[str, Any]) -> Said | None:
     kind = _KINDS.get(known.pop("record", ""))
     if kind is None:
         return None
     earlier = known.pop("live", False)  # what `judged` was called before, the other way round
     names = {each.name: each.type for each in fields(kind)}
-    known = {name: float(value) if names[name] == "float" else value for name, value in known.items() if name in names}
+    known = {name: _READ.get(str(names[name]), _as_it_is)(value) for name, value in known.items() if name in names}
     if kind is Event:
         known.setdefault("judged", not earlier)
         known["severity"] = Severity[known["severity"]]
@@ -69,6 +77,19 @@ def read_line(line: str) -> Said | None:
         known["evidence"] = {name: float(value) for name, value in known.get("evidence", {}).items()}
     said: Said = kind(**known)
     return said
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {"float": float, "int": _whole}
 
 
 def _plain(value: Any) -> Any:

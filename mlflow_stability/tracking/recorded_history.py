@@ -6,12 +6,12 @@ Promised: MLflow is not needed.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
 from numpy.typing import NDArray
 
 from mlflow_stability.tracking.keys import parse_key
@@ -21,7 +21,7 @@ from mlflow_stability.tracking.run_record import RunRecord, joined
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.metric_names import Meaning
 from mlflow_stability.vocabulary.milestone import Closing, Gap
-from mlflow_stability.vocabulary.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.run_history import DAMAGED, Metric, RunHistory
 from mlflow_stability.vocabulary.series import Series
 
 
@@ -69,10 +69,32 @@ def recorded_folder(folder: Path, facts: RunFacts) -> RunHistory | None:
     if not parts:
         return None
     said: list[tuple[int, Said]] = []
+    left_out: list[str] = []
     for (recording, _), file in _sorted(artifacts / EVENTS_FOLDER, events_order):
-        lines = file.read_text(encoding="utf-8").splitlines()
-        said.extend((recording, each) for line in lines if (each := _line(line)) is not None)
-    return recorded_history(facts, joined([read_part(file) for _, file in parts]), said)
+        for number, line in enumerate(file.read_bytes().decode("utf-8", "replace").splitlines(), start=1):
+            try:
+                each = read_line(line)
+            except ValueError:  # of a run that is still being written, the last one
+                left_out.append(f"line {number} of {EVENTS_FOLDER}/{file.name}")
+                continue
+            if each is not None:
+                said.append((recording, each))
+    record = []
+    for _, file in parts:
+        try:
+            record.append(read_part(file))
+        except (pa.ArrowException, ValueError, KeyError, TypeError):
+            left_out.append(f"{RECORD_FOLDER}/{file.name}")
+    return with_gaps_told(recorded_history(facts, joined(record), said), left_out) if record else None
+
+
+def with_gaps_told(history: RunHistory, left_out: Sequence[str]) -> RunHistory:
+    """The history with a remark on what could not be read of it."""
+    if not left_out:
+        return history
+    more = f" and {len(left_out) - 1} more" if len(left_out) > 1 else ""
+    note = f"{DAMAGED}: {left_out[0]}{more}."
+    return replace(history, notes=(*history.notes, note))
 
 
 def with_metrics_of_the_script(history: RunHistory, metrics: Iterable[Metric]) -> RunHistory:
@@ -143,11 +165,3 @@ def _sorted(folder: Path, order: Callable[[str], tuple[int, int] | None]) -> lis
     if not folder.is_dir():
         return []
     return sorted((place, file) for file in folder.iterdir() if (place := order(file.name)) is not None)
-
-
-def _line(line: str) -> Said | None:
-    """What a line says; None for the torn last line of a run that is still being written."""
-    try:
-        return read_line(line)
-    except (json.JSONDecodeError, KeyError, TypeError):
-        return None

@@ -8,15 +8,18 @@ largest number. An unreachable server is told within seconds.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Sequence
 from dataclasses import replace
+from queue import SimpleQueue
+from threading import Event, Thread
+from typing import TypeAlias
 
 import numpy as np
 from mlflow import MlflowClient
 from mlflow.entities import Metric as StoredMetric
 from numpy.typing import NDArray
 
+from mlflow_stability.tracking.earlier_import import COUNTED, TIMES
 from mlflow_stability.tracking.impatience import answering_client
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.recorded_history import (
@@ -25,6 +28,7 @@ from mlflow_stability.tracking.recorded_history import (
     events_of,
     gaps_of,
     recorded_history,
+    with_gaps_told,
     with_metrics_of_the_script,
 )
 from mlflow_stability.tracking.run_reader import RunReader
@@ -39,6 +43,9 @@ DELETED = "This run was deleted by its owner; it can still be read until MLflow'
 READERS = 4
 """How many metrics are fetched at once: a server answers a few as fast as one."""
 _AS_GOOD_AS_INFINITE = 1.79e308  # what MLflow's databases make of an infinity
+_POINT = np.dtype([("time", np.int64), ("step", np.int64), ("value", np.float64)])  # time in milliseconds
+_History: TypeAlias = NDArray[np.void]
+"""Points of one metric."""
 
 
 def read_run_history(run_id: str, tracking_uri: str | None = None) -> RunHistory:
@@ -53,6 +60,7 @@ def read_run_history(run_id: str, tracking_uri: str | None = None) -> RunHistory
         history = with_metrics_of_the_script(history, theirs)
     else:
         history = _tables(reader, client, is_ours)
+    history = with_gaps_told(history, reader.left_out)
     return replace(history, notes=(*history.notes, DELETED)) if reader.is_deleted else history
 
 
@@ -63,6 +71,8 @@ def _facts(reader: RunReader) -> RunFacts:
 def _tables(reader: RunReader, client: MlflowClient, is_ours: bool) -> RunHistory:
     """What MLflow's metric tables hold."""
     metrics, no_steps = _metrics(reader, client, reader.metric_keys)
+    if reader.tags.get(TIMES) == COUNTED:
+        metrics = [replace(each, series=replace(each.series, times=0 * each.series.times)) for each in metrics]
     points = sum(len(each.series) for each in metrics)
     said = reader.said() if is_ours else []
     outcome, detail = ending(_facts(reader), said)
@@ -94,8 +104,7 @@ def _metrics(reader: RunReader, client: MlflowClient, keys: Sequence[str]) -> tu
     """The metrics of these keys that say something about the training, and whether they have no steps."""
     meanings = meanings_of(keys)
     wanted = [key for key in keys if not meanings[key].bookkeeping]
-    with ThreadPoolExecutor(READERS) as threads:
-        histories = list(threads.map(lambda key: _history(client, reader.run_id, key), wanted))
+    histories = _fetched(wanted, lambda key: _history(client, reader.run_id, key))
     no_steps = _have_no_steps(histories)
     metrics = []
     for key, history in zip(wanted, histories, strict=True):
@@ -105,24 +114,50 @@ def _metrics(reader: RunReader, client: MlflowClient, keys: Sequence[str]) -> tu
     return metrics, no_steps
 
 
-def _history(client: MlflowClient, run_id: str, key: str) -> NDArray[np.float64]:
-    """Rows of time in milliseconds, step and value, in the order in which they were logged."""
+def _fetched(keys: Sequence[str], fetch: Callable[[str], _History]) -> list[_History]:
+    """A few at a time, in threads that nobody has to wait for: after Ctrl-C a server may be silent for minutes."""
+    waiting, over = iter(keys), Event()
+    came: SimpleQueue[tuple[str, _History | BaseException]] = SimpleQueue()
+
+    def work() -> None:
+        while not over.is_set() and (key := next(waiting, None)) is not None:
+            try:
+                came.put((key, fetch(key)))
+            except BaseException as error:  # raised again where it is waited for
+                came.put((key, error))
+
+    for _ in range(min(READERS, len(keys))):
+        Thread(target=work, daemon=True).start()
+    found: dict[str, _History] = {}
+    try:
+        while len(found) < len(keys):
+            key, history = came.get()
+            if isinstance(history, BaseException):
+                raise history
+            found[key] = history
+    finally:
+        over.set()
+    return [found[key] for key in keys]
+
+
+def _history(client: MlflowClient, run_id: str, key: str) -> _History:
+    """The points in the order in which they were logged."""
     with store_trouble(f"read metric {key}"):
         history: list[StoredMetric] = client.get_metric_history(run_id, key)
-    rows = np.array([(each.timestamp, each.step, each.value) for each in history], np.float64).reshape(-1, 3)
-    return rows[np.argsort(rows[:, 0], kind="stable")]
+    points = np.fromiter(((each.timestamp, each.step, each.value) for each in history), _POINT, len(history))
+    return points[np.argsort(points["time"], kind="stable")]
 
 
-def _have_no_steps(histories: Sequence[NDArray[np.float64]]) -> bool:
+def _have_no_steps(histories: Sequence[_History]) -> bool:
     longest = max(map(len, histories), default=0)
-    return longest > 1 and all((rows[:, 1] == 0).all() for rows in histories if len(rows))
+    return longest > 1 and all((points["step"] == 0).all() for points in histories)
 
 
-def _series(meaning: Meaning, rows: NDArray[np.float64], no_steps: bool) -> Series:
-    values = rows[:, 2]
+def _series(meaning: Meaning, points: _History, no_steps: bool) -> Series:
+    values = points["value"]
     infinite = np.abs(values) >= _AS_GOOD_AS_INFINITE
     values = np.where(infinite, np.copysign(np.inf, values), values)
-    steps = np.arange(len(rows)) if no_steps else rows[:, 1].astype(np.int64)
+    steps = np.arange(len(points)) if no_steps else points["step"].astype(np.int64)
     attempts = attempts_of(steps)
     order = in_order(steps, attempts)
-    return Series(meaning.signal, steps[order], values[order], attempts[order], rows[:, 0][order] / 1000)
+    return Series(meaning.signal, steps[order], values[order], attempts[order], points["time"][order] / 1000)

@@ -19,9 +19,11 @@ from mlflow.entities import Metric, Param, RunTag
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.address import tracking_uri_for
 from mlflow_stability.tracking.earlier_import import (
+    COUNTED,
     HASH,
     SOURCE,
     STATE,
+    TIMES,
     WHOLE,
     EarlierImports,
     content_hash,
@@ -109,6 +111,8 @@ class RunImport:
 
     def _create(self, history: RunHistory, content: str) -> str:
         tags = {HASH: content, STATE: "begun", SOURCE: source_of(history), _FORMAT: history.format}
+        if not all(metric.series.times.all() for metric in history.metrics):
+            tags[TIMES] = COUNTED
         with store_trouble("create a run"):
             run = self._client.create_run(self._experiment, _first_time(history), tags, run_name=history.name[:250])
         self._earlier.stands_for(str(run.info.run_id), history)

@@ -44,6 +44,8 @@ class RunReader:
 
     def __init__(self, run_id: str, tracking_uri: str | None = None, client: MlflowClient | None = None) -> None:
         self.run_id = run_id
+        self.left_out: list[str] = []
+        """The files, and lines of files, that could not be read."""
         self._uri = tracking_uri or mlflow.get_tracking_uri()
         try:
             with store_trouble("open the tracking store"):
@@ -113,17 +115,25 @@ class RunReader:
 
     def full_record(self) -> RunRecord | None:
         """The Parquet record; None where there is none."""
-        parts = [part for _, part in self._files(RECORD_FOLDER, part_order, read_part, "part of the record")]
+        parts = [part for _, part in self._files(RECORD_FOLDER, part_order, read_part)]
         return joined(parts) if parts else None
 
     def said(self) -> list[tuple[int, Said]]:
         """Events, resets, gaps, notes, openings and closings, each with the number of its recording."""
 
         def lines(file: Path) -> list[Said]:
-            text = file.read_text(encoding="utf-8")
-            return [said for line in text.splitlines() if (said := read_line(line)) is not None]
+            found = []
+            for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
+                try:
+                    said = read_line(line)
+                except ValueError as error:  # of a run that is still being written, the last one
+                    self._leave_out(f"line {number} of {EVENTS_FOLDER}/{file.name}", error)
+                    continue
+                if said is not None:
+                    found.append(said)
+            return found
 
-        files = self._files(EVENTS_FOLDER, events_order, lines, "file of events")
+        files = self._files(EVENTS_FOLDER, events_order, lines)
         return [(recording, said) for (recording, _), found in files for said in found]
 
     def metric_points(self) -> RunRecord | None:
@@ -170,7 +180,7 @@ class RunReader:
             return read(file)
 
     def _files(
-        self, folder: str, order: Callable[[str], tuple[int, int] | None], read: Callable[[Path], _T], what: str
+        self, folder: str, order: Callable[[str], tuple[int, int] | None], read: Callable[[Path], _T]
     ) -> list[tuple[tuple[int, int], _T]]:
         """The files of an artifact folder, read one after the other in their order."""
         wanted = sorted((place, name) for name in self.file_names(folder) if (place := order(name)))
@@ -181,8 +191,12 @@ class RunReader:
                 found.append((place, self.fetched(path, read)))
             except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
                 # A run that is still being written to can show a file that is half there.
-                _logger.warning("Left out one %s, %s: %s", what, path, sentence(error))
+                self._leave_out(path, error)
         return found
+
+    def _leave_out(self, what: str, error: Exception) -> None:
+        self.left_out.append(what)
+        _logger.warning("Left out %s: %s", what, sentence(error))
 
 
 @contextmanager

@@ -9,18 +9,22 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run, ViewType
+from mlflow.exceptions import MlflowException
 
 from mlflow_stability.errors import RunNotFoundError
+from mlflow_stability.tracking.address import strip_credentials
 from mlflow_stability.tracking.comparison_run import COMPARISON_TAG
 from mlflow_stability.tracking.impatience import answering_client
 from mlflow_stability.tracking.store_trouble import store_trouble
 from mlflow_stability.vocabulary.run_head import RunHead
 
-PAGE = 500
-"""Runs that are asked for at once."""
+PAGE = 50
+"""Runs that are asked for at once: each comes with all of its parameters, tags and last values, maybe thousands."""
+_ID = re.compile(r"[0-9]{1,18}")
 _OVER = frozenset({"FINISHED", "FAILED", "KILLED"})
 
 
@@ -35,7 +39,7 @@ def runs_of_experiment(experiment: str, condition: str = "", tracking_uri: str |
             page = client.search_runs(
                 [found.experiment_id], condition, ViewType.ACTIVE_ONLY, PAGE, ["attributes.start_time DESC"], token
             )
-        heads.extend(_head(run) for run in page if COMPARISON_TAG not in run.data.tags)
+        heads.extend(_head(run, client) for run in page if COMPARISON_TAG not in run.data.tags)
         token = page.token
         if not token:
             return heads
@@ -49,16 +53,15 @@ def head_of(run_id: str, tracking_uri: str | None = None) -> RunHead:
 def head_by(client: MlflowClient, run_id: str) -> RunHead:
     """One run, by its id, for those who have a client."""
     with store_trouble(f"read run {run_id}"):
-        return _head(client.get_run(run_id))
+        return _head(client.get_run(run_id), client)
 
 
 def _experiment(client: MlflowClient, asked: str) -> Experiment:
     """By name; else by id, which are digits."""
     with store_trouble(f"look for experiment {asked}"):
         found = client.get_experiment_by_name(asked)
-        if found is None and asked.isdigit():
-            everything = client.search_experiments(ViewType.ALL)
-            found = next((each for each in everything if each.experiment_id == asked), None)
+        if found is None and _ID.fullmatch(asked):
+            found = _experiment_by_id(client, asked)
         if found is None:
             names = [each.name for each in client.search_experiments(ViewType.ACTIVE_ONLY, max_results=6)]
             there = f" There are {', '.join(names[:5])}{', …' if len(names) > 5 else ''}." if names else ""
@@ -71,9 +74,20 @@ def _experiment(client: MlflowClient, asked: str) -> Experiment:
     return found
 
 
-def _head(run: Run) -> RunHead:
+def _experiment_by_id(client: MlflowClient, asked: str) -> Experiment | None:
+    try:
+        return client.get_experiment(asked)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+def _head(run: Run, client: MlflowClient) -> RunHead:
+    """With the last point of each metric, whose step grows also where the value stays."""
     info, data = run.info, run.data
-    known = [info.status, info.end_time, info.lifecycle_stage, info.run_name]
-    said = [sorted(each.items()) for each in (data.metrics, data.params, data.tags)]
+    known = [strip_credentials(client.tracking_uri), info.status, info.end_time, info.lifecycle_stage, info.run_name]
+    last = sorted((each.key, each.step, each.timestamp, each.value) for each in data.to_proto().metrics)
+    said = [last, *(sorted(each.items()) for each in (data.params, data.tags))]
     state = hashlib.sha256(json.dumps([known, said], default=str).encode()).hexdigest()
     return RunHead(str(info.run_id), str(info.run_name or info.run_id), info.status in _OVER, state)

@@ -14,4 +14,4 @@ class RunHead:
     finished: bool = False
     """Whether nothing more is expected of it."""
     state: str = ""
-    """A digest of when it ended and of the last value of every metric, parameter and tag: it changes with them."""
+    """A digest of its store, how and when it ended, its parameters and tags, and the last point of every metric."""

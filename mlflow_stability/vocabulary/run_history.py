@@ -14,6 +14,9 @@ from mlflow_stability.vocabulary.metric_names import Meaning
 from mlflow_stability.vocabulary.milestone import Gap
 from mlflow_stability.vocabulary.series import Series
 
+DAMAGED = "Some of what was recorded cannot be read and is missing here"
+"""A note on a history begins so where that holds: what is concluded from it may be otherwise the next time."""
+
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Metric:

@@ -13,6 +13,7 @@ from analysis.stored_runs import store_run
 from architecture.repository import ROOT
 from architecture.test_loading import loaded_by
 from mlflow import MlflowClient
+from servers.troubled_server import TroubledServer
 
 import mlflow_stability
 from mlflow_stability.analysis import card_cache
@@ -20,7 +21,8 @@ from mlflow_stability.analysis import cards as cards_module
 from mlflow_stability.analysis.card_cache import cache_folder
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.detectors.catalog import default_detectors, named
-from mlflow_stability.errors import RunNotFoundError, SettingsError
+from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
+from mlflow_stability.tracking import impatience
 
 NO_RUN = "0123456789abcdef" * 2
 
@@ -30,8 +32,14 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
 
 
+def folder() -> Path:
+    found = cache_folder()
+    assert found is not None
+    return found
+
+
 def kept() -> list[Path]:
-    return sorted(cache_folder().glob("*.json"))
+    return sorted(folder().glob("*.json"))
 
 
 def test_runs_of_a_store_and_logs_are_compared_together(sqlite_uri: str) -> None:
@@ -113,7 +121,7 @@ def test_other_rules_of_the_same_version_are_a_miss(sqlite_uri: str, monkeypatch
     (file,) = kept()
     file.write_text(file.read_text().replace('"diverged"', '"stuck"'))
     assert compare([run_id], tracking_uri=sqlite_uri).cards[0].outcome == "stuck"  # remembered
-    monkeypatch.setattr(card_cache, "fingerprint_of_rules", lambda: "others")
+    monkeypatch.setattr(card_cache, "rules_here", lambda: "others")
     assert compare([run_id], tracking_uri=sqlite_uri).cards[0].outcome == "diverged"
     assert len(kept()) == 2
 
@@ -132,8 +140,8 @@ def test_a_running_run_is_not_remembered_nor_anything_when_asked_not_to(sqlite_u
 
 
 def test_a_cache_that_cannot_be_written_holds_nothing_up(sqlite_uri: str, caplog: pytest.LogCaptureFixture) -> None:
-    cache_folder().parent.mkdir(parents=True)
-    cache_folder().write_text("in the way")
+    folder().parent.mkdir(parents=True)
+    folder().write_text("in the way")
     assert compare([store_run(sqlite_uri, falling())], tracking_uri=sqlite_uri).runs
     assert "not remembered" in caplog.text
 
@@ -204,6 +212,69 @@ def test_a_baseline_is_added_to_the_runs_and_may_go_by_its_name(sqlite_uri: str)
         compare([bad], baseline=NO_RUN, tracking_uri=sqlite_uri)
 
 
+def test_one_run_may_be_asked_for_without_a_list_and_a_baseline_by_its_path() -> None:
+    good = write_log(Path("good.jsonl"), falling())
+    write_log(Path("bad.jsonl"), diverging())
+    assert [card.source for card in compare("bad.jsonl").cards] == ["bad.jsonl"]
+    gate = compare(Path("bad.jsonl"), baseline=good).gate
+    assert gate is not None
+    assert (gate.baseline, gate.passed) == ("good.jsonl", False)
+
+
+def test_a_run_that_is_asked_for_in_two_ways_counts_once(sqlite_uri: str) -> None:
+    write_log(Path("logs/good.jsonl"), falling())
+    write_log(Path("logs/bad.jsonl"), diverging())
+    found = compare(["logs", "./logs/good.jsonl"], baseline=str(Path("logs/good.jsonl").absolute()))
+    assert sorted(card.source for card in found.cards) == ["logs/bad.jsonl", "logs/good.jsonl"]
+    assert found.gate is not None
+    assert [each.source for each in found.gate.verdicts] == ["logs/bad.jsonl"]
+    run_id = store_run(sqlite_uri, falling())
+    assert [card.source for card in compare([run_id, run_id.upper()], tracking_uri=sqlite_uri).cards] == [run_id]
+
+
+def test_logs_are_compared_also_where_the_store_of_the_runs_beside_them_is_away() -> None:
+    write_log(Path("good.jsonl"), falling())
+    found = compare(["good.jsonl", NO_RUN], tracking_uri="http://127.0.0.1:9")
+    assert len(found.runs) == 1
+    assert "does not answer" in found.unread[0].error
+    with pytest.raises(TrackingError, match="does not answer"):
+        compare([NO_RUN], tracking_uri="http://127.0.0.1:9")
+
+
+def test_a_store_that_goes_away_is_not_asked_about_each_run(
+    troubled_server: TroubledServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setattr(impatience, "REMEMBERED", 0.0)
+    write_log(Path("good.jsonl"), falling())
+    runs = [f"{number:032x}" for number in range(9)]
+    troubled_server.down_after = 1
+    found = compare([*runs, "good.jsonl"], tracking_uri=troubled_server.url)
+    assert [card.source for card in found.cards] == ["good.jsonl"]
+    assert len(found.unread) == 9
+    assert len([path for path in troubled_server.requests if "/runs/get" in path]) == 1
+
+
+@pytest.mark.parametrize(("call", "when", "read"), [("get_run", 2, 0), ("get_metric_history", 3, 2)])
+def test_ctrl_c_before_and_after_the_reading_shows_what_is_known(
+    sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, call: str, when: int, read: int
+) -> None:
+    runs = [store_run(sqlite_uri, falling(number)) for number in range(2)]
+    asked, calls = getattr(MlflowClient, call), 0
+
+    def pressed(client: MlflowClient, *said: str) -> object:
+        nonlocal calls
+        calls += 1
+        if calls == when:
+            raise KeyboardInterrupt
+        return asked(client, *said)
+
+    monkeypatch.setattr(MlflowClient, call, pressed)
+    found = compare(runs, tracking_uri=sqlite_uri)
+    assert found.interrupted
+    assert (len(found.runs), found.asked) == (read, 2)
+
+
 def test_comparing_loads_no_torch_and_diagnosing_no_statistics() -> None:
     write_log(Path("a.jsonl"), falling())
     write_log(Path("b.jsonl"), falling(1))
@@ -211,6 +282,26 @@ def test_comparing_loads_no_torch_and_diagnosing_no_statistics() -> None:
     both = loaded_by(f"{here}mlflow_stability.compare(['a.jsonl', 'b.jsonl'])")
     assert both & {"torch", "mlflow", "rich", "jinja2", "sklearn"} == set()
     assert loaded_by(f"{here}mlflow_stability.diagnose('a.jsonl')") & {"scipy", "sklearn"} == set()
+
+
+def test_a_comparison_adds_nothing_to_the_runs_of_a_script_that_logs_all_by_itself(sqlite_uri: str) -> None:
+    rates = [(seed, rate) for seed in range(2) for rate in range(12)]
+    curves = {True: diverging(), False: falling()}
+    runs = [store_run(sqlite_uri, curves[rate > 7], lr=rate, seed=seed) for seed, rate in rates]
+    script = Path("script.py")
+    script.write_text(
+        "import mlflow, mlflow_stability\n"
+        f"mlflow.set_tracking_uri({sqlite_uri!r})\n"
+        "mlflow.sklearn.autolog(log_models=False, log_datasets=False)\n"
+        f"found = mlflow_stability.compare({runs!r}, remember=False)\n"
+        "print(found.cohort.tree is not None, len(mlflow.search_runs(['0'])))\n"
+        "from sklearn.tree import DecisionTreeClassifier\n"
+        "DecisionTreeClassifier().fit([[0], [1]], [0, 1])\n"
+        "print(len(mlflow.search_runs(['0'])))\n"
+    )
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    done = subprocess.run([sys.executable, str(script)], env=environment, capture_output=True, text=True, check=False)
+    assert done.stdout.split() == ["True", "24", "25"], done.stderr
 
 
 def test_a_script_without_a_guard_around_its_main_part_can_compare_many(sqlite_uri: str) -> None:

@@ -10,7 +10,9 @@ from mlflow import MlflowClient
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.analysis.compare_layers import compare_layers
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.tracking.record_events import EVENTS_FOLDER, events_name, line_of
 from mlflow_stability.tracking.record_parts import RECORD_FOLDER, PartBuffer, part_name
+from mlflow_stability.vocabulary.event import Event, Severity
 from mlflow_stability.vocabulary.observation import StepReading
 from mlflow_stability.vocabulary.signal import Signal
 
@@ -82,6 +84,16 @@ def test_a_run_without_heads_is_said_to_have_none(sqlite_uri: str, tmp_path: Pat
     found = compare([one, other], tracking_uri=sqlite_uri)
     assert [each.quantity for each in found.layers] == ["grad_norm"]
     assert found.notes == ("other has no attention entropy by head, so that of one has nothing to stand beside.",)
+
+
+def test_an_event_at_a_step_that_no_run_can_have_costs_only_the_closer_look(sqlite_uri: str, tmp_path: Path) -> None:
+    one, other = (recorded(sqlite_uri, tmp_path / name, name) for name in ("one", "other"))
+    odd = tmp_path / events_name(0)
+    odd.write_text(line_of(Event(10**23, "loss_spike", Severity.CRITICAL, "A loss spike.")))
+    MlflowClient(tracking_uri=sqlite_uri).log_artifact(one, str(odd), EVENTS_FOLDER)
+    found = compare([one, other], tracking_uri=sqlite_uri)
+    assert len(found.runs) == 2
+    assert "could not be looked at closer: unexpected OverflowError" in found.notes[0]
 
 
 def test_two_logs_without_layers_are_compared_all_the_same() -> None:

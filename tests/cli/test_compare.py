@@ -160,3 +160,13 @@ def test_nothing_is_left_running_after_ctrl_c_on_many(sqlite_uri: str) -> None:
     gone, alive = psutil.wait_procs(workers, timeout=60)
     assert len(gone) == len(workers)
     assert alive == []
+
+
+@pytest.mark.parametrize("ending", ["json", "csv"])
+def test_reports_that_lie_beside_the_logs_are_no_runs(ending: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for _ in range(2):  # the second time the report of the first lies there
+        assert run(["compare", "logs", "--output", f"logs/report.{ending}"]) == 1
+        assert run(["diagnose", "logs", "--output", f"logs/diagnosis.{ending}"]) == 1
+    capsys.readouterr()
+    assert run(["compare", "logs", "--output-format", "json"]) == 1
+    assert json.loads(capsys.readouterr().out)["asked"] == 3

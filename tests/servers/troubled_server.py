@@ -26,6 +26,10 @@ class TroubledServer(ThreadingHTTPServer):
         """A metric key that it answers 400 to."""
         self.lose_answers_to = ""
         """A path of which requests are passed on, and the answer is lost, once."""
+        self.silent_at = ""
+        """How paths end of which requests are never answered."""
+        self.down_after: int | None = None
+        """After so many requests it is down."""
         self.requests: list[str] = []
         """The paths that were asked for."""
 
@@ -50,6 +54,10 @@ class _Handler(BaseHTTPRequestHandler):
         server = self.server
         body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
         server.requests.append(self.path)
+        if server.silent_at and urlsplit(self.path).path.endswith(server.silent_at):
+            threading.Event().wait()
+        if server.down_after is not None and len(server.requests) > server.down_after:
+            server.mood = "down"
         if server.mood == "down":
             self.close_connection = True
             return

@@ -2,15 +2,22 @@ from __future__ import annotations
 
 import math
 import os
+import signal
 import socket
+import subprocess
+import sys
 import time
 from pathlib import Path
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
+from architecture.repository import ROOT
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 from servers.same_answer import SameAnswer
+from servers.troubled_server import TroubledServer
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.tracking.record_events import EVENTS_FOLDER, events_name, line_of
@@ -204,3 +211,80 @@ def test_a_deleted_run_is_read_and_that_is_said(sqlite_uri: str) -> None:
 def test_an_id_in_capital_letters_is_found(sqlite_uri: str) -> None:
     run_id = a_run(sqlite_uri, [("loss", 0, 1.0, 1000)])
     assert read_run_history(run_id.upper(), sqlite_uri).source == run_id
+
+
+def test_steps_of_any_size_are_read_as_they_were_logged(sqlite_uri: str) -> None:
+    steps = [-(2**53) - 1, 2**53 + 1, 2**62 + 1, 2**63 - 1]
+    history = read_run_history(a_run(sqlite_uri, [("loss", s, 1.0, 1000 + n) for n, s in enumerate(steps)]), sqlite_uri)
+    assert history.of("loss")[0].series.steps.tolist() == steps
+
+
+def test_ctrl_c_does_not_wait_for_a_server_that_is_silent(troubled_server: TroubledServer) -> None:
+    run_id = a_run(troubled_server.url, [("loss", 0, 1.0, 1000), ("val_loss", 0, 1.0, 1000)])
+    troubled_server.silent_at = "/metrics/get-history"
+    code = (
+        "import sys\n"
+        "from mlflow_stability.tracking.run_history import read_run_history\n"
+        "try:\n"
+        "    read_run_history(*sys.argv[1:])\n"
+        "except KeyboardInterrupt:\n"
+        "    sys.exit(130)\n"
+    )
+    reading = subprocess.Popen(
+        [sys.executable, "-c", code, run_id, troubled_server.url], env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
+    until = time.monotonic() + 60
+    while not any("get-history" in path for path in troubled_server.requests) and time.monotonic() < until:
+        time.sleep(0.02)
+    reading.send_signal(signal.SIGINT)
+    try:
+        assert reading.wait(timeout=60) == 130
+    finally:
+        reading.kill()
+        reading.wait()
+
+
+def test_a_record_of_which_a_part_is_damaged_says_so(sqlite_uri: str, tmp_path: Path) -> None:
+    run_id = a_recorded_run(sqlite_uri, tmp_path / "made")
+    record = tmp_path / "store" / "artifacts" / run_id / "artifacts" / RECORD_FOLDER
+    torn = record / part_name(1, 0)
+    torn.write_bytes(torn.read_bytes()[:100])
+    for history in (read_run_history(run_id, sqlite_uri), recorded_folder(record.parents[2], RunFacts("a", "b"))):
+        assert history is not None
+        assert history.of("loss")[0].series.steps.tolist() == [1, 2, 3, 4, 5]
+        assert history.notes == (
+            f"Some of what was recorded cannot be read and is missing here: {RECORD_FOLDER}/{torn.name}.",
+        )
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "5",
+        "null",
+        '"x"',
+        "[1]",
+        "[" * 9000,
+        '{"record": "event", "step": 1e400}',
+        '{"record": "event", "step": 2.5}',
+        '{"record": "event", "step": 1, "kind": "x", "severity": "WORSE", "message": ""}',
+        '{"record": "eve',
+    ],
+)
+def test_a_line_of_garbage_costs_no_more_than_itself(sqlite_uri: str, tmp_path: Path, line: str) -> None:
+    run_id = a_recorded_run(sqlite_uri, tmp_path / "made")
+    events = tmp_path / "store" / "artifacts" / run_id / "artifacts" / EVENTS_FOLDER / events_name(0)
+    events.write_text(f"{line}\n{events.read_text()}")
+    for history in (read_run_history(run_id, sqlite_uri), recorded_folder(events.parents[3], RunFacts("a", "b"))):
+        assert history is not None
+        assert [each.kind for each in history.events or ()] == ["nan_detected"]
+        assert f"line 1 of {EVENTS_FOLDER}/{events.name}." in history.notes[0]
+
+
+def test_a_part_without_the_columns_of_a_record_is_left_out(sqlite_uri: str, tmp_path: Path) -> None:
+    run_id = a_recorded_run(sqlite_uri, tmp_path / "made")
+    record = tmp_path / "store" / "artifacts" / run_id / "artifacts" / RECORD_FOLDER
+    pq.write_table(pa.table({"x": [1, 2]}), record / part_name(1, 0))
+    history = read_run_history(run_id, sqlite_uri)
+    assert history.of("loss")[0].series.steps.tolist() == [1, 2, 3, 4, 5]
+    assert "cannot be read" in history.notes[0]

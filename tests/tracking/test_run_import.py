@@ -132,6 +132,13 @@ def test_attempts_without_times_stay_one_behind_the_other(sqlite_uri: str) -> No
     assert back.metrics[0].series.values.tolist() == [5.0, 4.0, 3.0, 5.0, 4.0, 2.0]
 
 
+@pytest.mark.parametrize("known", [True, False])
+def test_times_that_were_made_up_do_not_come_back(sqlite_uri: str, known: bool) -> None:
+    run_id = RunImport("logs", sqlite_uri).bring(a_run({"loss": [3.0, 2.0, 1.0]}, times=known))
+    (metric,) = read_run_history(run_id, sqlite_uri).metrics
+    assert metric.series.times.tolist() == ([1.6e9, 1.6e9 + 1, 1.6e9 + 2] if known else [0.0, 0.0, 0.0])
+
+
 def test_names_that_mlflow_does_not_take_are_made_to_fit(sqlite_uri: str) -> None:
     names = {
         "metrics/mAP50(B)": [1.0, 2.0],

@@ -1,5 +1,10 @@
 from __future__ import annotations
 
+import shutil
+import sqlite3
+from contextlib import closing
+from pathlib import Path
+
 import pytest
 from analysis.logs import falling
 from analysis.stored_runs import store_run
@@ -40,6 +45,38 @@ def test_the_state_of_a_run_changes_with_whatever_is_logged(sqlite_uri: str) -> 
     assert len({head.state for head in states}) == 4
     assert [head.finished for head in states] == [False, False, False, True]
     assert head_of(run_id, sqlite_uri) == states[-1]
+
+
+def test_the_state_of_a_run_changes_with_another_point_of_the_same_value(sqlite_uri: str) -> None:
+    run_id = store_run(sqlite_uri, [1.0, 1.0])
+    before = head_of(run_id, sqlite_uri)
+    MlflowClient(tracking_uri=sqlite_uri).log_metric(run_id, "train_loss", 1.0, step=2)
+    assert head_of(run_id, sqlite_uri).state != before.state
+
+
+def test_a_run_of_the_same_id_in_another_store_has_another_state(
+    sqlite_uri: str, template_database: Path, tmp_path: Path
+) -> None:
+    run_id = store_run(sqlite_uri, [1.0])
+    copied = shutil.copy(tmp_path / "store" / "mlflow.db", tmp_path / "copy.db")
+    assert head_of(run_id, f"sqlite:///{copied}").state != head_of(run_id, sqlite_uri).state
+
+
+def test_an_experiment_is_found_by_its_id_among_very_many(sqlite_uri: str, tmp_path: Path) -> None:
+    with closing(sqlite3.connect(tmp_path / "store" / "mlflow.db")) as database, database:
+        rows = [(number, f"sweep {number}", "file:///nowhere", "active", number, number) for number in range(1, 1102)]
+        columns = "experiment_id, name, artifact_location, lifecycle_stage, creation_time, last_update_time"
+        database.executemany(f"INSERT INTO experiments ({columns}) VALUES (?,?,?,?,?,?)", rows)
+    made = store_run(sqlite_uri, [1.0], experiment="7")
+    assert [head.run_id for head in runs_of_experiment("7", tracking_uri=sqlite_uri)] == [made]
+
+
+def test_a_comparison_that_could_not_be_written_is_not_left_running(sqlite_uri: str, tmp_path: Path) -> None:
+    (tmp_path / "store" / "artifacts").write_text("in the way")
+    with pytest.raises(TrackingError, match=r"comparison\.json"):
+        log_comparison("Default", sqlite_uri, {"comparison.json": "{}"}, "2 runs.")
+    (report,) = MlflowClient(tracking_uri=sqlite_uri).search_runs(["0"])
+    assert report.info.status == "FAILED"
 
 
 def test_deleted_runs_and_our_own_comparisons_are_no_runs_of_an_experiment(sqlite_uri: str) -> None:
