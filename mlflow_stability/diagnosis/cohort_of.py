@@ -11,11 +11,13 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mlflow_stability.diagnosis.associations import Found, associations_of
-from mlflow_stability.diagnosis.features import Feature
+from mlflow_stability.diagnosis.features import NOT_SET, Feature
+from mlflow_stability.diagnosis.group_tests import FEWEST
 from mlflow_stability.diagnosis.learning_rate_sensitivity import sensitivity_of
-from mlflow_stability.diagnosis.seed_groups import FEWEST, groups_of_seeds, seed_groups_of
+from mlflow_stability.diagnosis.seed_groups import groups_of_seeds, seed_groups_of, stopped_early
 from mlflow_stability.diagnosis.survival import survival_of
 from mlflow_stability.vocabulary.cohort import Cohort, ParamPlot, SeedGroup, Tree
+from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.run_card import RunCard
 
 FEWEST_RUNS = 3
@@ -30,18 +32,19 @@ def cohort_of(cards: Sequence[RunCard]) -> Cohort | None:
         return None
     found = associations_of(readable)
     groups = seed_groups_of(readable)
+    sensitivity, left_out = sensitivity_of(readable)
     return Cohort(
         runs=len(readable),
         unstable=sum(card.unstable is True for card in readable),
         groups=groups,
         survival=survival_of(readable, _parts(readable, groups, found)),
-        sensitivity=sensitivity_of(readable),
+        sensitivity=sensitivity,
         associations=found.associations,
         tree=_tree(found),
         plots=_plots(found),
         tested=tuple(each.name for each in found.features),
         confounded=found.warnings,
-        cannot_tell=(*found.cannot_tell, *_unclear(readable, groups)),
+        cannot_tell=(*found.cannot_tell, *_unclear(readable, groups), *([left_out] if left_out else [])),
     )
 
 
@@ -49,11 +52,11 @@ def _tree(found: Found) -> Tree | None:
     """Over what is named; where nothing is, over everything, so as to say that it is no better than guessing."""
     named = {name for each in found.associations for name in each.params}
     asked = [each for each in found.features if each.name in named or not named]
-    if not asked:
+    if not asked or found.watched is None:
         return None
     from mlflow_stability.diagnosis.instability_tree import tree_of  # scikit-learn takes a second to load
 
-    return tree_of(asked, np.array([bool(card.unstable) for card in found.judged], bool))
+    return tree_of(asked, found.watched)
 
 
 def _parts(cards: Sequence[RunCard], groups: Sequence[SeedGroup], found: Found) -> Mapping[str, Sequence[RunCard]]:
@@ -76,14 +79,17 @@ def _halves(feature: Feature, judged: Sequence[RunCard]) -> Mapping[str, Sequenc
             f"{feature.name} {level}": [c for c, value in zip(judged, feature.values, strict=True) if value == place]
             for place, level in enumerate(feature.levels)
         }
-    middle = float(np.nanmedian(feature.values))
-    above = feature.values > middle
-    return {
-        f"{feature.name} up to {middle:.3g}": [
-            card for card, is_above in zip(judged, above, strict=True) if not is_above
-        ],
-        f"{feature.name} above {middle:.3g}": [card for card, is_above in zip(judged, above, strict=True) if is_above],
+    values = feature.values
+    known = values[~np.isnan(values)]
+    middle = float(np.median(known))
+    if middle == known.max():  # more than half of them have the highest value
+        middle = float(known[known < middle].max())
+    sides = {
+        f"{feature.name} up to {middle:.3g}": values <= middle,
+        f"{feature.name} above {middle:.3g}": values > middle,
+        f"{feature.name} {NOT_SET}": np.isnan(values),
     }
+    return {label: [card for card, is_in in zip(judged, side, strict=True) if is_in] for label, side in sides.items()}
 
 
 def _plots(found: Found) -> tuple[ParamPlot, ...]:
@@ -111,6 +117,9 @@ def _unclear(cards: Sequence[RunCard], groups: Sequence[SeedGroup]) -> list[str]
     elif all(len(group.sources) < FEWEST for group in groups):
         most = max(map(len, repeated))
         said.append(f"What to expect over seeds: too few runs to tell; {most} seeds at most, {FEWEST} are needed.")
+    early = sum(len(stopped_early(group)) for group in repeated if len(group) > 1)
+    if groups and early:
+        said.append(f"What {counted(early, 'run')} would have ended at: stopped early, and not counted over seeds.")
     unjudged = sum(card.unstable is None for card in cards)
     if unjudged:
         said.append(f"Whether {unjudged} of the runs were stable: they are too short, or have no loss.")

@@ -35,7 +35,7 @@ def comparison_of(
     return Comparison(
         runs=tuple(Compared(card, spike_rate_of(card)) for card in readable),
         unread=unread,
-        summary=_summary(readable, len(unread)),
+        summary=_summary(readable, len(unread), interrupted),
         differences=differences_of(readable) if len(readable) > 1 else (),
         parting=parting,
         layers=tuple(layers),
@@ -47,7 +47,9 @@ def comparison_of(
     )
 
 
-def _summary(cards: Sequence[RunCard], unread: int) -> str:
+def _summary(cards: Sequence[RunCard], unread: int, interrupted: bool) -> str:
+    if not cards and interrupted:
+        return "Interrupted before a run was read."
     if not cards:
         return "No run could be read." if unread else "There is no run to compare."
     counts = Counter(card.state for card in cards)

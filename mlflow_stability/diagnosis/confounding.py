@@ -6,8 +6,7 @@ In: features. Out: those that are the same but for their names put together, and
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from itertools import combinations
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,33 +19,45 @@ NEARLY = 0.9
 MOST_WARNINGS = 5
 
 
-def put_together(features: Sequence[Feature]) -> list[list[Feature]]:
-    """The features, those that always change together as one."""
+def put_together(features: Sequence[Feature], settings: int) -> list[list[Feature]]:
+    """The features, those that always change together as one; a number first, which has an order to be tested.
+
+    ``settings``: how many different settings there are; of values that hardly any two of them share it is no wonder
+    that they change together.
+    """
     groups: list[list[Feature]] = []
+    home: dict[bytes, list[Feature]] = {}
     for feature in features:
-        home = next((group for group in groups if _same(group[0], feature)), None)
-        if home is None:
-            groups.append([feature])
-        else:
-            home.append(feature)
-    return groups
+        keys = list(_keys(feature, settings))
+        group = next((home[key] for key in keys if key in home), None)
+        if group is None:
+            group = []
+            groups.append(group)
+        group.append(feature)
+        for key in keys:
+            home.setdefault(key, group)
+    return [sorted(group, key=lambda each: not each.numeric) for group in groups]
 
 
-def warnings_about(groups: Sequence[Sequence[Feature]]) -> list[str]:
-    """What to bear in mind when one of them is named."""
+def warnings_about(groups: Sequence[Sequence[Feature]], named: Sequence[Feature]) -> list[str]:
+    """What to bear in mind about what is named."""
+    taken = {feature.name for feature in named}
     said = [
-        f"{' and '.join(each.name for each in group)} change together in all of these runs: which of them matters "
-        "cannot be told."
+        f"{' and '.join(sorted(each.name for each in group))} change together in all of these runs: which of them "
+        "matters cannot be told."
         for group in groups
-        if len(group) > 1
+        if len(group) > 1 and group[0].name in taken
     ]
-    for one, other in combinations([group[0] for group in groups if group[0].numeric], 2):
-        correlation = rank_correlation(one.values, other.values)
-        if correlation is not None and abs(correlation) >= NEARLY:
-            said.append(
-                f"{one.name} and {other.name} move together (rank correlation {correlation:.2f}): what goes with one "
-                "goes with the other."
-            )
+    for one in named:
+        for other in (group[0] for group in groups):
+            if other.name in taken or not (one.numeric and other.numeric):
+                continue
+            correlation = rank_correlation(one.values, other.values)
+            if correlation is not None and abs(correlation) >= NEARLY:
+                said.append(
+                    f"{one.name} and {other.name} move together (rank correlation {correlation:.2f}): what goes with "
+                    "one goes with the other."
+                )
     return said if len(said) <= MOST_WARNINGS else [*said[:MOST_WARNINGS], f"{len(said) - MOST_WARNINGS} more such."]
 
 
@@ -60,13 +71,14 @@ def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> fl
     return correlation if math.isfinite(correlation) else None
 
 
-def _same(one: Feature, other: Feature) -> bool:
-    if one.numeric and other.numeric:
-        if not np.array_equal(np.isnan(one.values), np.isnan(other.values)):
-            return False
-        correlation = rank_correlation(one.values, other.values)
-        return correlation is not None and abs(correlation) > 1 - 1e-9
-    first, second = (np.nan_to_num(each.values, nan=-np.inf) for each in (one, other))
-    levels = len(np.unique(first))
-    pairs = np.unique(np.stack([first, second]), axis=1).shape[1]
-    return levels <= len(first) // 2 and levels == len(np.unique(second)) == pairs
+def _keys(feature: Feature, settings: int) -> Iterator[bytes]:
+    """What is equal for two features that change together: their order, rising or falling, and which runs are alike."""
+    known = ~np.isnan(feature.values)
+    if feature.numeric:
+        ranks = np.zeros(len(known))
+        ranks[known] = stats.rankdata(feature.values[known])
+        turned = np.where(known, known.sum() + 1 - ranks, 0.0)
+        yield b"order" + min(ranks.tobytes(), turned.tobytes())
+    _, first, alike = np.unique(np.where(known, feature.values, -np.inf), return_index=True, return_inverse=True)
+    if len(first) <= settings // 2 or not feature.numeric:
+        yield b"alike" + first[alike.reshape(-1)].tobytes()

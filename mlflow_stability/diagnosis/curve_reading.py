@@ -161,11 +161,22 @@ def spike_score(values: NDArray[np.float64]) -> float | None:
     """The share of values that are seven deviations or more from the mean of the thousand before; None below that."""
     if len(values) <= ROLLING:
         return None
-    middle = float(np.median(values))
     with np.errstate(all="ignore"):
-        sums = np.concatenate([[0.0], np.cumsum(values - middle)])
-        squares = np.concatenate([[0.0], np.cumsum((values - middle) ** 2)])
-        mean = (sums[ROLLING:-1] - sums[: -ROLLING - 1]) / ROLLING
-        spread = np.sqrt(np.maximum((squares[ROLLING:-1] - squares[: -ROLLING - 1]) / ROLLING - mean**2, 0.0))
-        far = np.abs(values[ROLLING:] - middle - mean) >= DEVIATIONS * spread
+        around = values - float(np.median(values))
+        mean = _sums_before(around) / ROLLING
+        spread = np.sqrt(np.maximum(_sums_before(around**2) / ROLLING - mean**2, 0.0))
+        far = np.abs(around[ROLLING:] - mean) >= DEVIATIONS * spread
     return float((far & (spread > 1e-10)).mean())
+
+
+def _sums_before(values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """For each value behind the first thousand the sum of the thousand before it.
+
+    From the end of one block of a thousand and the beginning of the next: a difference of sums over the whole curve
+    would forget everything beside a single value of 1e12.
+    """
+    whole = np.append(values, np.zeros(-len(values) % ROLLING)).reshape(-1, ROLLING)
+    ends = np.cumsum(whole[:, ::-1], axis=1)[:-1, ::-1]
+    begins = np.zeros_like(ends)
+    begins[:, 1:] = np.cumsum(whole[1:, :-1], axis=1)
+    return np.asarray((ends + begins).reshape(-1)[: len(values) - ROLLING])

@@ -35,7 +35,7 @@ from mlflow_stability.diagnosis.silence import silence_of, single_loss
 from mlflow_stability.diagnosis.sketch import sketch_of
 from mlflow_stability.diagnosis.spike_rule import SpikeRule
 from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
-from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.diagnosis import JUDGED_LIVE, Diagnosis
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.run_history import RunHistory
 
@@ -139,7 +139,7 @@ def _notes(history: RunHistory, curves: RunCurves, resumed: int | None) -> tuple
 
 def _basis(history: RunHistory) -> tuple[str, ...]:
     if history.events is not None:
-        return (*history.notes, "Events were recorded while it trained; whole curves were looked at in addition.")
+        return (*history.notes, JUDGED_LIVE)
     if not history.complete:
         return (*history.notes, "Only some of the measured points are left: judged by rules for sparse points alone.")
     return history.notes

@@ -1,7 +1,8 @@
 """Reads the parameters of many runs as features that can be tested.
 
 In: cards. Out: for each parameter that differs a column: numbers where it is one, else levels. Promised: seeds and what
-only names a run are no features; a parameter with nearly as many words as runs is none either, and that is said.
+only names, numbers or dates a run are no features; a parameter with nearly as many words as runs is none either, and
+that is said.
 """
 
 from __future__ import annotations
@@ -14,13 +15,14 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.parameter_difference import told_params
-from mlflow_stability.diagnosis.seed import is_seed
+from mlflow_stability.diagnosis.setting import number_of, setting_of
 from mlflow_stability.vocabulary.run_card import RunCard
 
 FEWEST_NUMBERS = 3
 """A parameter with fewer different numbers is read as levels."""
 MOST_LEVELS = 10
+FEW_SENTENCES, FEW_NAMES = 2, 6
+"""About parameters that are left out."""
 NOT_SET = "not set"
 
 
@@ -54,23 +56,27 @@ class Feature:
         return NOT_SET if math.isnan(value) else f"{value:.4g}"
 
 
-_NOTHING = frozenset({NOT_SET, "0", "0.0", "false", "none", ""})
+_NOTHING = frozenset({NOT_SET, "0", "false"})
 
 
 def features_of(cards: Sequence[RunCard]) -> tuple[list[Feature], list[str]]:
     """The features, and what could not be made one, as sentences."""
-    params = [told_params(card) for card in cards]
-    features, left_out = [], []
-    for name in sorted({name for each in params for name in each if not is_seed(name)}):
+    params = [setting_of(card) for card in cards]
+    features, wordy = [], []
+    for name in sorted({name for each in params for name in each}):
         told = [each.get(name, NOT_SET) for each in params]
         if len(set(told)) < 2:
             continue
         feature = _feature(name, told)
         if feature is None:
-            left_out.append(f"{name} has {len(set(told))} different words in {len(told)} runs, too many to compare.")
+            wordy.append((name, len(set(told))))
         else:
             features.append(feature)
-    return features, left_out
+    said = [f"{name} has {count} different words in {len(cards)} runs, too many to compare." for name, count in wordy]
+    if len(wordy) > FEW_SENTENCES:
+        names = ", ".join(name for name, _ in wordy[:FEW_NAMES]) + (", …" if len(wordy) > FEW_NAMES else "")
+        said = [f"{len(wordy)} parameters have too many different words to compare: {names}."]
+    return features, said
 
 
 def _feature(name: str, told: Sequence[str]) -> Feature | None:
@@ -84,12 +90,3 @@ def _feature(name: str, told: Sequence[str]) -> Feature | None:
         return None
     levels = tuple(sorted(counted))
     return Feature(name, np.array([levels.index(each) for each in told], np.float64), levels)
-
-
-def number_of(text: str) -> float | None:
-    """The finite number that a parameter's text is; None for words."""
-    try:
-        value = float(text)
-    except ValueError:
-        return None
-    return value if math.isfinite(value) else None

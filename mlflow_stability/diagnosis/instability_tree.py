@@ -1,7 +1,8 @@
 """Grows a shallow tree that tells unstable runs from stable ones, and says how far it can be believed.
 
-In: the features of runs and which of them were unstable. Out: its rules as sentences, and how often it guesses right
-about runs that it did not see, beside always saying what most runs are. Promised: the same runs give the same tree.
+In: the features of runs and what became of them. Out: its rules as sentences, and how often it guesses right about runs
+that it did not see, beside always saying what most runs are. Promised: of those it has not seen repetitions either; the
+same runs give the same tree.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
-from sklearn.model_selection import StratifiedKFold, cross_val_predict
+from sklearn.model_selection import StratifiedGroupKFold, StratifiedKFold, cross_val_predict
 from sklearn.tree import DecisionTreeClassifier
 
-from mlflow_stability.diagnosis.features import Feature
+from mlflow_stability.diagnosis.features import NOT_SET, Feature
+from mlflow_stability.diagnosis.split import middles_of
+from mlflow_stability.diagnosis.watched import Watched
 from mlflow_stability.vocabulary.cohort import Tree
 
 FEWEST_RUNS, FEWEST_OF_A_KIND = 20, 5
@@ -25,44 +28,52 @@ FOLDS = 5
 BELIEVED = 0.01
 """It is better than its baseline if chance makes it so less often than this."""
 MOST_RULES = 4
-_Column = tuple[str, str, NDArray[np.float64]]
+_Column = tuple[str, str, NDArray[np.float64], Sequence[float]]
+"""A name, its level for words, what the tree sees, and for numbers the limits between neighbouring values."""
 
 
-def tree_of(features: Sequence[Feature], outcome: NDArray[np.bool_]) -> Tree | None:
-    """The tree; None where there are too few runs to hold some back, or nothing to part them by."""
+def tree_of(features: Sequence[Feature], watched: Watched) -> Tree | None:
+    """The tree; None where there are too few runs or settings to hold some back, or nothing to part them by."""
+    outcome, settings = watched.troubled, watched.settings
+    if len(np.unique(settings)) < 2 * FOLDS:
+        return None
     if len(outcome) < FEWEST_RUNS or min(outcome.sum(), (~outcome).sum()) < FEWEST_OF_A_KIND or not features:
         return None
     columns = [column for feature in features for column in _columns(feature)]
-    table = np.stack([values for _, _, values in columns], axis=1)
+    table = np.stack([values for _, _, values, _ in columns], axis=1)
     grower = DecisionTreeClassifier(
         max_depth=DEPTH, min_samples_leaf=max(3, len(outcome) // 20), ccp_alpha=PRUNED, random_state=0
     )
-    folds = StratifiedKFold(FOLDS, shuffle=True, random_state=0)
-    guessed = cross_val_predict(grower, table, outcome, cv=folds).astype(bool)
+    folds = (StratifiedGroupKFold if watched.repeated else StratifiedKFold)(FOLDS, shuffle=True, random_state=0)
+    guessed = cross_val_predict(grower, table, outcome, cv=folds, groups=settings if watched.repeated else None).astype(
+        bool
+    )
     usual = bool(outcome.mean() >= 0.5)
     accuracy, baseline = float((guessed == outcome).mean()), float((outcome == usual).mean())
     grown = grower.fit(table, outcome)
     rules = sorted(_leaves(grown, columns, table, outcome), key=lambda each: -each[0])
     worst = tuple(said for share, said in rules if share > 0.5)[:MOST_RULES]
-    return Tree(worst, accuracy, baseline, _better(guessed, usual, outcome))
+    return Tree(worst, accuracy, baseline, _better(guessed, usual, outcome, settings))
 
 
-def _better(guessed: NDArray[np.bool_], usual: bool, outcome: NDArray[np.bool_]) -> bool:
-    """Where the tree says something else than the baseline, is it right more often than a coin?"""
-    otherwise = guessed != usual
-    right = int((guessed == outcome)[otherwise].sum())
-    asked = int(otherwise.sum())
+def _better(guessed: NDArray[np.bool_], usual: bool, outcome: NDArray[np.bool_], settings: NDArray[np.int64]) -> bool:
+    """Where the tree says something else than the baseline, is it right about more settings than a coin?"""
+    gained = (guessed == outcome).astype(np.int64) - (outcome == usual)
+    by_setting = np.bincount(settings, weights=gained)
+    right, asked = int((by_setting > 0).sum()), int((by_setting != 0).sum())
     return asked > 0 and float(stats.binomtest(right, asked, 0.5, alternative="greater").pvalue) < BELIEVED
 
 
 def _columns(feature: Feature) -> Iterator[_Column]:
-    """Numbers for the tree, each with what it means above and below a half or a limit."""
+    """Numbers for the tree: whether it is a level; of a number its place among all, for a tree reckons in 32 bits."""
     if not feature.numeric:
         for place, level in enumerate(feature.levels):
-            yield feature.name, level, (feature.values == place).astype(np.float64)
+            yield feature.name, level, (feature.values == place).astype(np.float64), ()
         return
-    known = feature.values[~np.isnan(feature.values)]
-    yield feature.name, "", np.where(np.isnan(feature.values), known.min() - 1.0, feature.values)
+    missing = np.isnan(feature.values)
+    known = np.unique(feature.values[~missing])
+    limits = middles_of(known[:-1], known[1:], positive=bool((known > 0).all()))
+    yield feature.name, "", np.where(missing, -1.0, np.searchsorted(known, feature.values)), limits.tolist()
 
 
 def _leaves(
@@ -90,12 +101,15 @@ def _leaves(
 def _conditions(path: Sequence[tuple[int, float, bool]], columns: Sequence[_Column]) -> Iterator[str]:
     """What a path asks, each column once: the narrowest limits of a number."""
     for column in dict.fromkeys(each for each, _, _ in path):
-        name, level, _ = columns[column]
+        name, level, _, limits = columns[column]
         above = [limit for each, limit, is_above in path if each == column and is_above]
         below = [limit for each, limit, is_above in path if each == column and not is_above]
         if level:
             yield f"{name} {level}" if above else f"{name} not {level}"
+        elif below and min(below) < 0:
+            yield f"{name} {NOT_SET}"
         else:
-            parts = [f"above {max(above):.3g}"] if above else []
-            parts += [f"up to {min(below):.3g}"] if below else []
+            least = max(above, default=-1.0)
+            parts = [f"above {limits[int(least)]:.3g}"] if least >= 0 else ["set"] if above and not below else []
+            parts += [f"up to {limits[int(min(below))]:.3g}"] if below else []
             yield f"{name} {' and '.join(parts)}"

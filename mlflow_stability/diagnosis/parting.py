@@ -31,6 +31,8 @@ WINDOWS = (1, 8, 64, 512)
 """How many points a window has."""
 DEVIATIONS = 8.0
 """So many standard deviations of its noise a window of one point has to be off; longer ones as many of theirs."""
+STILL = 3.0
+"""Once apart, they are so until a window is off by fewer standard deviations than this: not until it is off by 8."""
 LEAST = 0.02
 """A smaller difference is none: as a share of the level, or of the curves' spread where they reach zero."""
 
@@ -48,7 +50,8 @@ def parting_of(first: RunHistory, second: RunHistory) -> Parting:
     same_seed = _same_seed(first, second)
     if one is None or other is None:
         which = " and ".join(each.name for each, curve in ((first, one), (second, other)) if curve is None)
-        return Parting(first.source, second.source, "", same_seed=same_seed, sentence=f"There is no loss in {which}.")
+        said = f"There is no curve of a loss in {which}."
+        return Parting(first.source, second.source, "", same_seed=same_seed, sentence=said)
     metric = one.name if one.name == other.name else f"{one.name} and {other.name}"
     steps, of_one, of_other = np.intersect1d(one.steps, other.steps, return_indices=True)
     pair = _Pair(steps, one.values[of_one], other.values[of_other])
@@ -56,6 +59,8 @@ def parting_of(first: RunHistory, second: RunHistory) -> Parting:
         found = _parted(pair)
     identical, differs, parts, gap, meets = found
     said = _sentence(pair, metric, same_seed, identical, differs, parts, _wide(gap, first, second), meets)
+    if len(steps):
+        said += _ends((first, second), (int(one.steps[-1]), int(other.steps[-1])))
     return Parting(
         first.source, second.source, metric, len(steps), same_seed, identical, differs, parts, gap, meets, said
     )
@@ -98,7 +103,7 @@ def _apart(pair: _Pair) -> tuple[int, int | None, float | None] | None:
         return None
     begin = min(each for each, _ in found)
     end = max(each for _, each in found)
-    close = min(end for start, end in found if start == begin)
+    close = max(end for start, end in found if start == begin)
     inside = difference[(places >= begin) & (places < close)]
     gap = float(np.expm1(np.median(inside))) if len(inside) and logarithmic else None
     over = end < len(pair.steps) - max(2, len(pair.steps) // 50)
@@ -120,7 +125,11 @@ def _span(difference: NDArray[np.float64], size: int, noise: float) -> tuple[int
     if not len(hits):
         return None
     begin = _entered(difference, int(hits[0]) * size, size, float(means[hits[0]]))
-    return begin, min(len(difference), (int(hits[-1]) + (2 if size > 1 else 1)) * size)
+    last = int(hits[-1]) + (1 if size > 1 else 0)
+    side = np.sign(means[hits[-1]])
+    while last + 1 < count and side * means[last + 1] > max(STILL * rough, LEAST):
+        last += 1
+    return begin, min(len(difference), (last + 1) * size)
 
 
 def _entered(difference: NDArray[np.float64], place: int, size: int, mean: float) -> int:
@@ -147,8 +156,8 @@ def _sentence(
     if not len(pair.steps):
         return "They have no step in common."
     if differs is None:
-        return f"{metric} is the same to the last digit at all {len(pair.steps):,} common steps."
-    seeds = {True: "With the same seed, ", False: "With different seeds, ", None: ""}[same_seed]
+        return f"Their {metric} is the same to the last digit at all {len(pair.steps):,} common steps."
+    seeds = {True: "With the same seed, their", False: "With different seeds, their", None: "Their"}[same_seed]
     alike = [int(step) for step in pair.steps[pair.steps < differs]]
     if not alike:
         begun = f"{metric} differs from the first common step, {differs:,}, on"
@@ -157,7 +166,7 @@ def _sentence(
         begun = f"{metric} is the same at step{'s' if len(alike) > 1 else ''} {at} and differs from step {differs:,} on"
     else:
         begun = f"{metric} is the same to the last digit up to step {identical:,} and differs from step {differs:,} on"
-    begun = f"{seeds}{begun}"
+    begun = f"{seeds} {begun}"
     if parts is None:
         if len(pair.steps) < FEWEST:
             return f"{begun}; {len(pair.steps)} common steps are too few to tell that from noise."
@@ -170,6 +179,24 @@ def _wide(gap: float | None, first: RunHistory, second: RunHistory) -> str:
     """``, wild 12.4% above calm``, ``, wild 5.3 times calm``."""
     if gap is None:
         return ""
-    far = f"{1 + gap:.1f} times" if gap > 1 else f"{abs(gap):.1%} {'above' if gap > 0 else 'below'}"
-    one, other = (first.name, second.name) if first.name != second.name else ("the first", "the second")
+    far = f"{_times(1 + gap)} times" if gap > 1 else f"{abs(gap):.1%} {'above' if gap > 0 else 'below'}"
+    one, other = _names((first, second))
     return f", {other} {far} {one}"
+
+
+def _times(ratio: float) -> str:
+    """``5.3``, ``120,280``, ``2.1e+09``."""
+    return f"{ratio:.1f}" if ratio < 100 else f"{ratio:,.0f}" if ratio < 1e6 else f"{ratio:.1e}"
+
+
+def _ends(runs: tuple[RunHistory, RunHistory], last: tuple[int, int]) -> str:
+    """That what is said holds for the steps of both alone; empty where both are about as long."""
+    if abs(last[0] - last[1]) <= LEAST * max(last):
+        return ""
+    one, other = _names(runs)
+    return f" Only common steps were compared: {one} ends at step {last[0]:,}, {other} at step {last[1]:,}."
+
+
+def _names(runs: tuple[RunHistory, RunHistory]) -> tuple[str, str]:
+    one, other = (each.name for each in runs)
+    return (one, other) if one != other else ("the first", "the second")

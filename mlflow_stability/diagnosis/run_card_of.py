@@ -62,6 +62,7 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
         rolled_back=_rolled_back(history),
         skipped=_skipped(history),
         loss="" if main is None else main.name,
+        finite_share=1.0 if main is None or not len(main.finite) else float(main.finite.mean()),
         first_loss=None if main is None or not main.finite.any() else float(main.values[main.finite][0]),
         final_loss=None if main is None else _final(main.values),
         best_loss=None if main is None else _best(main, diagnosis),

@@ -15,8 +15,9 @@ CONFIDENCE = 0.95
 
 
 def spike_rate_of(card: RunCard) -> Rate | None:
-    """Loss spikes per 10,000 steps; None where there is nothing that could have spiked."""
-    return rate_of(len(card.spike_steps), card.steps) if card.loss and card.steps > 1 else None
+    """Loss spikes per 10,000 steps with a finite loss; None where there is nothing that could have spiked."""
+    steps = round(card.steps * card.finite_share)
+    return rate_of(len(card.spike_steps), steps) if card.loss and steps > 1 else None
 
 
 def rate_of(count: int, steps: int) -> Rate:

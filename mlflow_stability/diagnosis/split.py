@@ -11,6 +11,8 @@ from mlflow_stability.diagnosis.features import Feature
 
 FEWEST = 3
 """Runs on either side at least."""
+MOST_LIMITS = 200
+"""So many limits of a number are tried at most."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -63,10 +65,17 @@ def _sides(feature: Feature) -> list[tuple[NDArray[np.bool_], str, str, float | 
 
 
 def _between(known: NDArray[np.float64]) -> list[float]:
-    """Values between neighbours; of positive numbers their geometric middle."""
-    low, high = known[:-1], known[1:]
-    middles = np.sqrt(low * high) if (known > 0).all() else (low + high) / 2
-    return [float(each) for each in middles]
+    """Values between neighbours, of very many evenly chosen ones; of positive numbers their geometric middle."""
+    places = np.arange(len(known) - 1)
+    if len(places) > MOST_LIMITS:
+        places = np.linspace(0, len(known) - 2, MOST_LIMITS).round().astype(np.int64)
+    low, high = known[places], known[places + 1]
+    return [float(each) for each in middles_of(low, high, positive=bool((known > 0).all()))]
+
+
+def middles_of(low: NDArray[np.float64], high: NDArray[np.float64], *, positive: bool) -> NDArray[np.float64]:
+    """Between each two neighbours."""
+    return np.sqrt(low) * np.sqrt(high) if positive else low / 2 + high / 2
 
 
 def _allowed(side: NDArray[np.bool_], among: NDArray[np.bool_]) -> bool:

@@ -12,6 +12,8 @@ from jinja2 import Template
 
 from mlflow_stability.reports import comparison_numbers as numbers
 from mlflow_stability.reports import comparison_wording as wording
+from mlflow_stability.reports.comparison_names import told_apart
+from mlflow_stability.reports.comparison_remarks import remarks
 from mlflow_stability.reports.curve import number_text
 from mlflow_stability.reports.dots import dots_of
 from mlflow_stability.reports.layers_picture import layers_picture_of
@@ -27,6 +29,7 @@ MOST_CAUSES = 20
 
 def render(comparison: Comparison) -> str:
     """The comparison as a page."""
+    comparison = told_apart(comparison)
     cohort = comparison.cohort
     first, last, between = wording.chosen(comparison.runs, STABLEST, SICKEST)
     sick = [card for card in reversed(comparison.cards) if card.troubles]
@@ -44,6 +47,7 @@ def render(comparison: Comparison) -> str:
         layers=[layers_picture_of(each, wording.two_names(comparison)) for each in comparison.layers],
         strips=strips_of(comparison.cards),
         survival=survival_picture_of(cohort.survival) if cohort else None,
+        remarks=remarks(comparison),
         dots=[dots_of(each) for each in cohort.plots] if cohort else [],
     )
     return page + "\n"

@@ -10,17 +10,21 @@ from collections.abc import Iterator, Sequence
 from mlflow_stability.reports import comparison_numbers as numbers
 from mlflow_stability.reports import comparison_wording as wording
 from mlflow_stability.reports import layers_wording
+from mlflow_stability.reports.comparison_names import told_apart
+from mlflow_stability.reports.comparison_remarks import remarks
 from mlflow_stability.reports.harmless import markdown
 from mlflow_stability.vocabulary.cohort import Cohort
 from mlflow_stability.vocabulary.comparison import Compared, Comparison, Gate
+from mlflow_stability.vocabulary.run_card import RunCard
 
 STABLEST, SICKEST = 25, 25
+MOST_CAUSES = 20
 HEAD = ("run", "outcome", "since", "spikes per 10k steps", "recovered", "final", "best", "wasted", "verdict")
 
 
 def render(comparison: Comparison) -> str:
     """The comparison as text."""
-    return "\n".join(_lines(comparison)) + "\n"
+    return "\n".join(_lines(told_apart(comparison))) + "\n"
 
 
 def _lines(comparison: Comparison) -> Iterator[str]:
@@ -40,19 +44,23 @@ def _lines(comparison: Comparison) -> Iterator[str]:
             cells = [(wording.name(card), *(each.say(card) for each in columns)) for card in cards]
             yield from _table(numbers.TITLE, ("run", *(each.title for each in columns)), cells)
             yield from ("", numbers.meanings(columns))
+    sick = [card for card in reversed(comparison.cards) if card.troubles]
+    more = [f"{len(sick) - MOST_CAUSES} more had trouble."] if len(sick) > MOST_CAUSES else []
+    yield from _list("Why, the sickest first", [*map(_why, sick[:MOST_CAUSES]), *more])
     if comparison.parting is not None:
         yield from _list("Where they part", [comparison.parting.sentence])
     if comparison.layers:
         names = wording.two_names(comparison)
         said = [f"{layers_wording.title(e)}: {layers_wording.sentences(e, names)}" for e in comparison.layers]
         yield from _list(layers_wording.SECTION, said)
-    differences = [(f"{e.name}{' (tag)' if e.is_tag else ''}", wording.values(e)) for e in comparison.differences]
+    found = wording.differences(comparison)
+    differences = [(f"{e.name}{' (tag)' if e.is_tag else ''}", wording.values(e)) for e in found]
     if differences:
         yield from _table(wording.differs_title(comparison), ("parameter", "values"), differences)
     if comparison.cohort is not None:
         yield from _cohort(comparison.cohort)
     yield from _list("What could not be read", [f"{each.source}: {each.error}" for each in comparison.unread])
-    yield from _list("Remarks", comparison.notes)
+    yield from _list("Remarks", remarks(comparison))
 
 
 def _row(each: Compared) -> tuple[str, ...]:
@@ -70,6 +78,12 @@ def _row(each: Compared) -> tuple[str, ...]:
     )
 
 
+def _why(card: RunCard) -> str:
+    """With its id, or its path: what `diagnose` takes."""
+    where = f" Run {card.source}" if card.source != card.name else ""
+    return f"{wording.name(card)}: {card.cause_statement or 'no cause is known.'}{where}"
+
+
 def _gate(gate: Gate) -> Iterator[str]:
     rows = [(e.name or e.source, "ok" if e.passed else "worse", " ".join(e.reasons)) for e in gate.verdicts]
     title = f"Against the baseline {gate.name or gate.baseline}: {'passed' if gate.passed else 'failed'}"
@@ -78,7 +92,8 @@ def _gate(gate: Gate) -> Iterator[str]:
 
 
 def _cohort(cohort: Cohort) -> Iterator[str]:
-    if cohort.groups:
+    groups = wording.repeated(cohort)
+    if groups:
         rows = [
             (
                 e.label,
@@ -87,10 +102,11 @@ def _cohort(cohort: Cohort) -> Iterator[str]:
                 wording.interval(e.best_loss),
                 wording.p_value(e.p_value),
             )
-            for e in cohort.groups
+            for e in groups
         ]
         head = ("group", "runs", "final loss", "best loss", "worse than the best")
         yield from _table("Over seeds (interquartile mean, 95 % interval)", head, rows)
+        yield from (("", wording.not_repeated(cohort)) if wording.not_repeated(cohort) else ())
     if any(each.lost for each in cohort.survival):
         told = [(each.label, wording.survival(each)) for each in cohort.survival]
         yield from _table("Time to divergence", ("runs", "lost"), told)

@@ -1,7 +1,7 @@
 """The second table of a comparison: for each run the numbers that most people look at after the outcome.
 
 In: cards. Out: columns, and words for their cells. Promised: terminal, Markdown and page show the same; a column that
-has not a single number is left out.
+has not a single number, or tells nothing, is left out.
 """
 
 from __future__ import annotations
@@ -13,6 +13,10 @@ from mlflow_stability.reports import comparison_wording as wording
 from mlflow_stability.vocabulary.run_card import RunCard
 
 TITLE = "Spikes, losses and speed"
+
+
+def _steps(card: RunCard) -> str:
+    return f"{card.steps:,}{' so far' if card.ended == 'running' else ''}" if card.steps else wording.NOTHING
 
 
 def _first_spike(card: RunCard) -> str:
@@ -50,6 +54,7 @@ class Column:
     """What the title leaves open."""
 
 
+STEPS = Column("steps", _steps, "how long it is")
 NUMBERS = (
     Column("1st spike", _first_spike, "the step of the first loss spike"),
     Column("score", _score, "the share of losses 7 sigma or more from the mean of the last 1,000"),
@@ -63,8 +68,9 @@ NUMBERS = (
 
 
 def columns_of(cards: Sequence[RunCard]) -> list[Column]:
-    """Those in which any of these runs has something."""
-    return [each for each in NUMBERS if any(each.say(card) != wording.NOTHING for card in cards)]
+    """Those in which any of these runs has something; how long they are, where that is not the same of all."""
+    steps = [STEPS] if len({STEPS.say(card) for card in cards}) > 1 else []
+    return [*steps, *(each for each in NUMBERS if any(each.say(card) != wording.NOTHING for card in cards))]
 
 
 def meanings(columns: Sequence[Column]) -> str:

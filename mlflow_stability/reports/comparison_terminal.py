@@ -1,20 +1,23 @@
 """Shows a comparison to a person at a terminal.
 
 In: a `Comparison` and a console. Out: the runs in order of stability, why the sickest are sick, where two part and how
-far their layers do, what differs, the gate, and what the runs have in common. Promised: it fits into 80 columns; what
-only colour says is said in words too; of very many runs the stablest and the sickest are shown.
+far their layers do, what differs, the gate, and what the runs have in common. Promised: it fits into 80 columns, and no
+number is cut; what only colour says is said in words too; of very many runs the stablest and the sickest are shown.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
+from rich.cells import cell_len, set_cell_size
 from rich.table import Table
 from rich.text import Text
 
 from mlflow_stability.reports import comparison_numbers as numbers
 from mlflow_stability.reports import comparison_wording as wording
 from mlflow_stability.reports import layers_wording
+from mlflow_stability.reports.comparison_names import told_apart
+from mlflow_stability.reports.comparison_remarks import remarks
 from mlflow_stability.reports.comparison_terminal_cohort import show_cohort
 from mlflow_stability.reports.pen import OUTCOME_STYLES, Pen, written
 from mlflow_stability.vocabulary.comparison import Compared, Comparison
@@ -23,7 +26,9 @@ WIDTH_OF_A_FILE = 100
 STABLEST, SICKEST = 5, 10
 FEW_RUNS = 6
 """Up to so many the second table is shown without being asked for."""
-FEW_CAUSES, FEW_DIFFERENCES, FEW_UNREAD, FEW_TAGS = 5, 12, 10, 4
+FEW_CAUSES, FEW_WORSE, FEW_DIFFERENCES, FEW_UNREAD, FEW_TAGS = 5, 10, 12, 10, 4
+GAP, LEAST_NAME, ENOUGH_NAME = 2, 8, 12
+"""Between columns; what a name has at least; columns go into a table of their own where it would have less."""
 COLUMNS = ("run", "outcome", "since", "spikes/10k", "final", "best", "wasted")
 _Row = tuple[Text, Text]
 
@@ -35,6 +40,7 @@ def render(comparison: Comparison, *, verbose: bool = False, width: int = WIDTH_
 
 def show(pen: Pen, comparison: Comparison) -> None:
     """Write the comparison."""
+    comparison = told_apart(comparison)
     pen.rule("compare")
     pen.console.print(pen.text(comparison.summary, "bold"))
     if comparison.interrupted:
@@ -49,7 +55,7 @@ def show(pen: Pen, comparison: Comparison) -> None:
     if comparison.cohort is not None:
         show_cohort(pen, comparison.cohort)
     pen.section("What could not be read", _unread(pen, comparison))
-    pen.section("Remarks", ((pen.text("-", "dim"), pen.text(each)) for each in comparison.notes))
+    pen.section("Remarks", ((pen.text("-", "dim"), pen.text(each)) for each in remarks(comparison)))
 
 
 def _show_runs(pen: Pen, comparison: Comparison) -> None:
@@ -68,19 +74,44 @@ def _show_runs(pen: Pen, comparison: Comparison) -> None:
 
 
 def _show_table(pen: Pen, heads: Sequence[str], rows: Sequence[Sequence[Text]], first: int, between: int) -> None:
-    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
+    """As one table, or as several beneath each other where there is no room for all columns."""
     wide = [max(len(title), *(row[place].cell_len for row in rows)) for place, title in enumerate(heads)]
-    left = max(8, pen.console.width - sum(wide[1:]) - 2 * (len(heads) - 1))  # the name alone gives way
-    table.add_column(heads[0], overflow="ellipsis" if pen.unicode else "crop", no_wrap=True, max_width=left)
-    for place, title in enumerate(heads[1:], start=1):
-        side = "left" if title == "outcome" else "right"
-        table.add_column(title, no_wrap=True, min_width=wide[place], justify=side)  # type: ignore[arg-type]
-    for number, row in enumerate(rows):
-        if between and number == first:
-            table.add_row(pen.text(f"{between} more", "dim"))
-        table.add_row(*row)
-    pen.console.print()
-    pen.console.print(table)
+    for places in _parts(wide, pen.console.width):
+        left = max(LEAST_NAME, pen.console.width - sum(wide[each] + GAP for each in places))  # the name gives way
+        table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
+        table.add_column(heads[0], overflow="crop", no_wrap=True, max_width=left)
+        for each in places:
+            side = "left" if heads[each] == "outcome" else "right"
+            table.add_column(heads[each], no_wrap=True, min_width=wide[each], justify=side)  # type: ignore[arg-type]
+        for number, row in enumerate(rows):
+            if between and number == first:
+                table.add_row(pen.text(f"{between} more", "dim"))
+            table.add_row(_shortened(row[0], left, pen.unicode), *(row[each] for each in places))
+        pen.console.print()
+        pen.console.print(table)
+
+
+def _parts(wide: Sequence[int], room: int) -> list[list[int]]:
+    """Which columns stand in one table beside the name."""
+    name = min(wide[0], ENOUGH_NAME)
+    parts: list[list[int]] = [[]]
+    for place in range(1, len(wide)):
+        if parts[-1] and name + sum(wide[each] + GAP for each in (*parts[-1], place)) > room:
+            parts.append([])
+        parts[-1].append(place)
+    return parts
+
+
+def _shortened(name: Text, width: int, unicode: bool) -> Text:
+    """Its beginning and its end: names of a sweep often differ in their last letters alone."""
+    if name.cell_len <= width:
+        return name
+    gap = "…" if unicode else ".."
+    room = width - len(gap)
+    end = name.plain[-room:]
+    while cell_len(end) > room // 2:
+        end = end[1:]
+    return Text(f"{set_cell_size(name.plain, room - cell_len(end)).rstrip()}{gap}{end}", name.style)
 
 
 def _cells(pen: Pen, each: Compared) -> list[Text]:
@@ -102,7 +133,10 @@ def _causes(pen: Pen, comparison: Comparison) -> Iterator[_Row]:
     shown = sick if pen.verbose else sick[:FEW_CAUSES]
     for card in shown:
         why = f" {card.cause_statement}" if card.cause_statement else ""
-        yield pen.text(wording.name(card), "bold"), pen.text(f"{card.verdict}{why}")
+        said = pen.text(f"{card.verdict}{why}")
+        if card.source != card.name:  # what `diagnose` takes
+            said = Text.assemble(said, "\n", pen.text(card.source, "dim"))
+        yield pen.text(wording.name(card), "bold"), said
     yield from _more(pen, len(sick) - len(shown))
 
 
@@ -113,8 +147,9 @@ def _layers(pen: Pen, comparison: Comparison) -> Iterator[_Row]:
 
 
 def _differences(pen: Pen, comparison: Comparison) -> Iterator[_Row]:
-    params = [each for each in comparison.differences if not each.is_tag]
-    tags = [each for each in comparison.differences if each.is_tag]
+    differences = wording.differences(comparison)
+    params = [each for each in differences if not each.is_tag]
+    tags = [each for each in differences if each.is_tag]
     shown = [*params, *tags] if pen.verbose else [*params[:FEW_DIFFERENCES], *tags[:FEW_TAGS]]
     for each in shown:
         yield pen.text(f"{each.name}{' (tag)' if each.is_tag else ''}"), pen.text(wording.values(each))
@@ -132,15 +167,17 @@ def _gate(pen: Pen, comparison: Comparison) -> Iterator[_Row]:
     gate = comparison.gate
     if gate is None:
         return
-    for verdict in gate.verdicts:
+    few = len(gate.verdicts) <= FEW_CAUSES
+    told = [each for each in gate.verdicts if not each.passed or pen.verbose or few]
+    shown = told if pen.verbose else told[:FEW_WORSE]
+    for verdict in shown:
         word = pen.text("ok" if verdict.passed else "worse", "green" if verdict.passed else "bold red")
-        if not verdict.passed or pen.verbose or len(gate.verdicts) <= FEW_CAUSES:
-            yield (
-                word,
-                Text.assemble(
-                    pen.text(f"{verdict.name or verdict.source}: ", "bold"), pen.text(" ".join(verdict.reasons))
-                ),
-            )
+        called = pen.text(f"{verdict.name or verdict.source}: ", "bold")
+        yield word, Text.assemble(called, pen.text(" ".join(verdict.reasons)))
+    yield from _more(pen, len(told) - len(shown))
+    well = sum(verdict.passed for verdict in gate.verdicts)
+    if well and not pen.verbose and not few:
+        yield pen.text("ok", "green"), pen.text(f"{well} of {len(gate.verdicts)} not worse.")
     for each in gate.cannot_tell:
         yield pen.text("-", "dim"), pen.text(each)
 

@@ -27,12 +27,15 @@ def show_cohort(pen: Pen, cohort: Cohort) -> None:
 
 
 def _groups(pen: Pen, cohort: Cohort) -> Iterator[_Row]:
-    shown = cohort.groups if pen.verbose else cohort.groups[:FEW_GROUPS]
+    groups = wording.repeated(cohort)
+    shown = groups if pen.verbose else groups[:FEW_GROUPS]
     for each in shown:
         tested = f"; worse than the best: {wording.p_value(each.p_value)}" if each.p_value is not None else ""
         yield pen.text(each.label), pen.text(f"{wording.interval(each.final_loss)}; {wording.group(each)}{tested}")
-    if len(shown) < len(cohort.groups):
-        yield pen.text("-", "dim"), pen.text(f"{len(cohort.groups) - len(shown)} more; --verbose shows them", "dim")
+    if len(shown) < len(groups):
+        yield pen.text("-", "dim"), pen.text(f"{len(groups) - len(shown)} more; --verbose shows them", "dim")
+    if groups and wording.not_repeated(cohort):
+        yield pen.text("-", "dim"), pen.text(wording.not_repeated(cohort), "dim")
 
 
 def _survival(pen: Pen, cohort: Cohort) -> Iterator[_Row]:

@@ -16,6 +16,7 @@ from mlflow_stability.vocabulary.cohort import (
     Tree,
 )
 from mlflow_stability.vocabulary.comparison import Compared, Comparison, Difference, Rate
+from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.run_card import RunCard
 
 OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}
@@ -24,6 +25,7 @@ CONFOUNDING = (
 )
 FEW_VALUES = 6
 NOTHING = "-"
+NOT_SET = "not set"
 
 
 def outcome(card: RunCard) -> str:
@@ -103,18 +105,26 @@ def share(value: float | None) -> str:
 
 def values(difference: Difference) -> str:
     """The values of a few runs one by one, those of many with how often each is there."""
-    told = [NOTHING if each is None else each for each in difference.values]
-    if len(told) <= FEW_VALUES:
-        return " | ".join(told)
+    if len(difference.values) <= FEW_VALUES:
+        return " | ".join(NOTHING if each is None else each for each in difference.values)
+    told = [NOT_SET if each is None else each for each in difference.values]
     counts: dict[str, int] = {}
     for each in told:
         counts[each] = counts.get(each, 0) + 1
     if len(counts) <= FEW_VALUES:
         return ", ".join(f"{each} ({count})" for each, count in counts.items())
+    unset = f", {NOT_SET} ({counts.pop(NOT_SET)})" if None in difference.values else ""
     numbers = [parsed for each in counts if (parsed := _number(each)) is not None]
     if len(numbers) == len(counts):
-        return f"{len(counts)} values from {number_text(min(numbers))} to {number_text(max(numbers))}"
-    return f"{len(counts)} values"
+        return f"{len(counts)} values from {number_text(min(numbers))} to {number_text(max(numbers))}{unset}"
+    return f"{len(counts)} values{unset}"
+
+
+def differences(comparison: Comparison) -> list[Difference]:
+    """What goes with instability first, then the others as they are."""
+    associations = comparison.cohort.associations if comparison.cohort is not None else ()
+    named = {param for each in associations for param in each.params}
+    return sorted(comparison.differences, key=lambda each: each.is_tag or each.name not in named)
 
 
 def differs_title(comparison: Comparison) -> str:
@@ -123,10 +133,10 @@ def differs_title(comparison: Comparison) -> str:
 
 
 def interval(value: Interval | None) -> str:
-    """``1.52 (1.49 to 1.55)``."""
+    """``1.52 (1.49 to 1.55)``; ``Inf`` where all were lost."""
     if value is None:
         return NOTHING
-    if value.low is None or value.high is None:
+    if value.low is None or value.high is None or value.low == value.high == math.inf:
         return number_text(value.value)
     return f"{number_text(value.value)} ({number_text(value.low)} to {number_text(value.high)})"
 
@@ -138,13 +148,22 @@ def p_value(value: float | None) -> str:
     return "p < 0.0001" if value < 1e-4 else f"p = {value:.2g}"
 
 
+def repeated(cohort: Cohort) -> list[SeedGroup]:
+    """The groups that have more than one seed."""
+    return [each for each in cohort.groups if len(each.sources) > 1]
+
+
+def not_repeated(cohort: Cohort) -> str:
+    """How many runs stand alone; empty for none."""
+    alone = len(cohort.groups) - len(repeated(cohort))
+    return f"Left out: {counted(alone, 'run')} without a repetition." if alone else ""
+
+
 def group(each: SeedGroup) -> str:
-    """``4 seeds, 1 lost``."""
+    """``4 runs, 1 lost``: not "seeds", for one may have been run twice."""
     lost = f", {each.lost} lost" if each.lost else ""
     shaky = each.unstable - each.lost
-    return f"{len(each.sources)} seed{'s' if len(each.sources) != 1 else ''}{lost}" + (
-        f", {shaky} unstable" if shaky > 0 else ""
-    )
+    return f"{counted(len(each.sources), 'run')}{lost}" + (f", {shaky} unstable" if shaky > 0 else "")
 
 
 def survival(curve: SurvivalCurve) -> str:
@@ -153,9 +172,9 @@ def survival(curve: SurvivalCurve) -> str:
     if curve.shares:
         half = next((step for step, left in zip(curve.steps, curve.shares, strict=True) if left <= 0.5), None)
         said += (
-            f", half of all by {half:,} steps"
+            f", half of all by {counted(half, 'step')}"
             if half is not None
-            else f"; {curve.shares[-1]:.0%} are not lost within {curve.last_step:,} steps"
+            else f"; {curve.shares[-1]:.0%} are not lost within {counted(curve.last_step, 'step')}"
         )
     return f"{said}; {p_value(curve.p_value)} (log-rank against the others)" if curve.p_value is not None else said
 
@@ -200,7 +219,7 @@ def nothing_named(cohort: Cohort) -> str:
         return ""
     return (
         f"None of {len(cohort.tested)} parameters goes with instability beyond chance: {', '.join(cohort.tested[:8])}"
-        + (", …." if len(cohort.tested) > 8 else ".")
+        + (", …" if len(cohort.tested) > 8 else ".")
     )
 
 

@@ -70,7 +70,7 @@ def number_text(value: float) -> str:
     if not math.isfinite(value):
         return {"nan": "NaN", "inf": "Inf", "-inf": "-Inf"}[str(float(value))]
     if value == 0 or 1e-3 <= abs(value) < 1e5:
-        return f"{value:.3g}" if abs(value) < 1000 else f"{value:.0f}"
+        return f"{value:.3g}" if abs(value) < 999.5 else f"{value:.0f}"
     return f"{value:.1e}"
 
 

@@ -6,6 +6,7 @@ In: a `ParamPlot`. Out: dots in percent, and the ticks. Runs that were lost stan
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -16,6 +17,10 @@ from mlflow_stability.vocabulary.cohort import ParamPlot
 
 MARGIN = 4.0
 """Percent that stay free at each edge, so that no dot is cut."""
+LETTERS = 32
+"""How many there is room for beneath a picture."""
+FEWEST_LETTERS = 5
+"""A word that would have fewer is left out, as every other one then is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,11 +58,25 @@ def dots_of(plot: ParamPlot) -> Dots:
         if not math.isnan(plot.values[place])
     )
     if plot.labels:
-        ticks = tuple(Tick(_inside(across.place(place)), label) for place, label in enumerate(plot.labels))
+        ticks = tuple(_word_ticks(plot.labels, across))
     else:
         ticks = tuple(Tick(_inside(each.at), each.label) for each in across.ticks(3))
     heights = tuple(Tick(100 - _inside(each.at), each.label) for each in upward.ticks(3))
     return Dots(plot.param, plot.named, dots, ticks, heights, across.logarithmic)
+
+
+def _word_ticks(labels: Sequence[str], across: Axis) -> Iterator[Tick]:
+    """As many words as there is room for, and of each as much; those at the edges reach out by half of theirs."""
+    every = next((gap for gap in range(1, len(labels)) if _room(labels, gap) >= FEWEST_LETTERS), len(labels))
+    room = max(FEWEST_LETTERS, _room(labels, every))
+    for place in range(0, len(labels), every):
+        label = labels[place]
+        short = label if len(label) <= room else f"{label[: room - 1]}…"
+        yield Tick(_inside(across.place(place)), short)
+
+
+def _room(labels: Sequence[str], every: int) -> int:
+    return LETTERS // len(range(0, len(labels), every)) - 1
 
 
 def _height(loss: float, upward: Axis) -> float:

@@ -39,11 +39,17 @@ def columns(beside: LayersBeside) -> str:
 
 def _farthest(beside: LayersBeside, names: tuple[str, str]) -> Iterator[str]:
     found = beside.farthest
+    if found is None and beside.absent[0] | beside.absent[1] == set(beside.layers):
+        yield f"They have no {beside.row} in common."
+        return
     if found is None:
         yield f"No {beside.row} has a value of both at the same time."
         return
+    if found.first == found.second:
+        yield f"The same in every {beside.row} wherever both were measured."
+        return
     low, high = sorted((found.first, found.second))
-    times = f" ({high / low:.3g} times)" if low > 0 and not beside.smallest else ""
+    times = f" ({number_text(high / low)} times)" if low > 0 and not beside.smallest else ""
     where = f"Farthest apart in {beside.row} {found.layer} {_at(beside, found.offset, beside.spans)}"
     yield f"{where}: {number_text(found.first)} in {names[0]}, {number_text(found.second)} in {names[1]}{times}."
 

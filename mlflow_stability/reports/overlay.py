@@ -20,6 +20,13 @@ from mlflow_stability.vocabulary.run_card import RunCard
 WIDTH, HEIGHT = 1000, 300
 MOST = 24
 """Curves in one picture: the sickest half and the stablest half of the runs."""
+HEADROOM = 2.0
+"""How much of a logarithmic scale may lie above all sound losses, in heights of what those span."""
+LEAST_HEADROOM = 100.0
+"""At least up to so many times the highest sound loss is shown."""
+
+
+_Curve = tuple[NDArray[np.float64], NDArray[np.float64]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +50,10 @@ class Overlay:
     values: tuple[Tick, ...]
     left_out: int = 0
     logarithmic: bool = False
+    borrowed: bool = False
+    """Whether runs without trouble are aligned by the onsets of others."""
+    cut: bool = False
+    """Whether some losses are higher than the picture shows."""
 
 
 def overlay_of(cards: Sequence[RunCard]) -> Overlay | None:
@@ -57,7 +68,7 @@ def overlay_of(cards: Sequence[RunCard]) -> Overlay | None:
     across = Axis(
         min(float(steps.min()) for steps, _ in curves), max(float(steps.max()) for steps, _ in curves)
     )  # all of every run
-    upward = axis_of(_without_far_ends(np.concatenate([np.zeros(0), *(values for _, values in curves)])))
+    upward, cut = _upward(shown, curves)
     two = len(shown) == 2
     kinds = ["one", "other"] if two else [card.state for card in shown]
     lines = [
@@ -67,11 +78,12 @@ def overlay_of(cards: Sequence[RunCard]) -> Overlay | None:
     zero = across.place(0.0) if usual is not None else None
     ticks = across.ticks()
     heights = tuple(Tick(100 - each.at, each.label) for each in upward.ticks())
-    return Overlay(tuple(lines), zero, ticks, heights, len(drawable) - len(shown), upward.logarithmic)
+    borrowed = 0 < len(onsets) < len(shown)
+    return Overlay(tuple(lines), zero, ticks, heights, len(drawable) - len(shown), upward.logarithmic, borrowed, cut)
 
 
 def path_of(steps: NDArray[np.float64], values: NDArray[np.float64], across: Axis, upward: Axis) -> str:
-    """An SVG path that is lifted where a value is not finite, and cut off outside of the picture."""
+    """An SVG path that is lifted where a value is not finite, and lies on the edge where it is beyond the picture."""
     inside = np.isfinite(values) & (steps >= across.low) & (steps <= across.high)
     x, y = across.places(steps) * WIDTH / 100, (100 - upward.places(values)) * HEIGHT / 100
     parts, drawing = [], False
@@ -82,13 +94,37 @@ def path_of(steps: NDArray[np.float64], values: NDArray[np.float64], across: Axi
     return "".join(parts)
 
 
-def _shifted(card: RunCard, usual: float | None) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+def _shifted(card: RunCard, usual: float | None) -> _Curve:
     """Steps from the onset, and values: the lowest and the highest of each stretch in turn."""
     assert card.sketch is not None
     begin = usual if card.onset is None else float(card.onset)
     steps = np.repeat(np.asarray(card.sketch.steps, np.float64), 2) - (begin if begin is not None else 0.0)
     values = np.stack([np.asarray(card.sketch.low), np.asarray(card.sketch.high)], axis=1).reshape(-1)
     return steps, values
+
+
+def _upward(cards: Sequence[RunCard], curves: Sequence[_Curve]) -> tuple[Axis, bool]:
+    """The scale, and whether it ends below the highest loss: one that explodes leaves the others some room."""
+    everything = np.concatenate([values for _, values in curves])
+    axis = axis_of(_without_far_ends(everything))
+    if not axis.logarithmic:
+        return axis, False
+    sound = np.concatenate([_sound(card, *curve) for card, curve in zip(cards, curves, strict=True)])
+    sound = sound[np.isfinite(sound)]
+    if not len(sound):
+        return axis, False
+    low, high = float(sound.min()), float(sound.max())
+    with np.errstate(over="ignore"):
+        top = float(np.float64(high) * max(LEAST_HEADROOM, np.float64(high / low) ** HEADROOM))
+    return (Axis(axis.low, top, logarithmic=True), True) if axis.high > top else (axis, False)
+
+
+def _sound(card: RunCard, steps: NDArray[np.float64], values: NDArray[np.float64]) -> NDArray[np.float64]:
+    """What it was before its trouble; the stretch in which that began is left out."""
+    if card.onset is None:
+        return values
+    before = values[steps <= 0]
+    return before[:-2] if len(before) > 2 else before[:1]
 
 
 def _without_far_ends(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -25,10 +25,12 @@ class SeedGroup:
     unstable: int
     lost: int
     final_loss: Interval | None = None
-    """The interquartile mean over seeds, a lost run counting as infinitely bad; None where no run has a loss."""
+    """The interquartile mean over seeds, a lost run counting as infinitely bad and one that was stopped early not at
+    all; None where no run has a loss."""
     best_loss: Interval | None = None
     p_value: float | None = None
-    """Of the final loss against the best group's, corrected for many tests; None under three seeds in either."""
+    """Of the final loss against the best group's, corrected for many tests and for its being chosen as the best; None
+    under three seeds in either."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +98,7 @@ class Tree:
     rules: tuple[str, ...]
     """``lr above 0.003 and warmup is 0: 41 of 45 runs unstable``."""
     accuracy: float
-    """Of guesses about runs that it had not seen."""
+    """Of guesses about runs that it had not seen, nor any repetition of them."""
     baseline: float
     """The accuracy of always saying what most runs are."""
     better: bool

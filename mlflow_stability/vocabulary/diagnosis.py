@@ -7,6 +7,9 @@ from dataclasses import dataclass
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 
+JUDGED_LIVE = "Events were recorded while it trained; whole curves were looked at in addition."
+"""The note on a run that was judged as it should be, so that nothing has to be said of it beside others."""
+
 
 @dataclass(frozen=True, slots=True)
 class Cause:

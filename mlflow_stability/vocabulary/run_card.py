@@ -10,7 +10,7 @@ from mlflow_stability.vocabulary.event import Severity
 
 LOST = frozenset({"diverged", "broken"})
 """The outcomes of a training that never came back from its trouble."""
-OF_THE_PROCESS = frozenset({"crashed", "killed", "out_of_memory", "exited", "interrupted"})
+OF_THE_PROCESS = frozenset({"crashed", "killed", "out_of_memory", "exited", "interrupted", "stall"})
 """Ends of a process and kinds of findings that say nothing about how stable the training was."""
 STEADY = frozenset({"plateau", "overfitting"})
 """Kinds of findings about a training that learns too little, or too much, and is steady all the same."""
@@ -75,6 +75,8 @@ class RunCard:
     """Steps that were thrown away."""
     loss: str = ""
     """The metric that its curve, first, final and best loss are of."""
+    finite_share: float = 1.0
+    """The share of its values that are numbers: a loss that is NaN cannot spike."""
     first_loss: float | None = None
     final_loss: float | None = None
     """The median of the last twentieth; not finite where the run ended so; None without a loss."""

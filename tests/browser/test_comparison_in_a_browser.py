@@ -1,13 +1,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from browser.chromium import Chromium, find_chromium
+from diagnosis.cards import made
 from reports.comparisons import many, two, two_with_layers
 
+from mlflow_stability.diagnosis.compare_cards import comparison_of
 from mlflow_stability.reports.comparison_html import render
+from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.run_card import Mark
 
 PROGRAM = find_chromium()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: apt-get install chromium")
@@ -80,3 +85,41 @@ def test_layers_stand_beside_each_other_or_beneath_where_there_is_no_room(
     assert browser.ask("document.scrollingElement.scrollWidth <= window.innerWidth")
     assert [each for each in browser.requests if not each.startswith("data:image/png")] == [page.as_uri()]
     assert browser.complaints == []
+
+
+def test_a_phone_shows_no_rows_without_anything_in_them(browser: Chromium, tmp_path: Path) -> None:
+    page = tmp_path / "comparison.html"
+    page.write_text(render(many()), encoding="utf-8")
+    browser.open(page, 380, "light")
+    code = (
+        "[...document.querySelectorAll('.runs td')].filter(e => e.offsetHeight && e.textContent.trim() == '-').length"
+    )
+    assert browser.ask(code) == 0
+    browser.open(page, 1200, "light")
+    assert browser.ask(code) > 0
+
+
+def test_on_paper_no_column_is_cut_off(browser: Chromium, tmp_path: Path) -> None:
+    kinds = ("learning_rate_jump", "gradient_explosion", "attention_collapse")
+    marks = tuple(Mark(kind, Severity.WARNING, 7000, 7100 + number, True) for number, kind in enumerate(kinds))
+    card = replace(made("a-name-of-some-length", {}, last=9000), marks=marks, outcome="unstable", rolled_back=11_111)
+    page = tmp_path / "comparison.html"
+    page.write_text(render(comparison_of([*many().cards, card])), encoding="utf-8")
+    browser.open(page, 718, "light")  # A4 between its margins
+    browser.call("Emulation.setEmulatedMedia", media="print")
+    tables = boxes(browser, "table")
+    browser.call("Emulation.setEmulatedMedia", media="")
+    assert len(tables) > 2
+    assert all(box["right"] <= 718 for box in tables)
+
+
+def test_of_a_long_name_beside_a_strip_the_end_is_to_be_seen(browser: Chromium, tmp_path: Path) -> None:
+    cards = [made(f"a-sweep-of-many-runs-whose-names-are-long-{end}", {}) for end in ("one", "two")]
+    page = tmp_path / "comparison.html"
+    page.write_text(render(comparison_of(cards)), encoding="utf-8")
+    browser.open(page, 380, "light")
+    for name, end in zip(
+        boxes(browser, ".strips > span[title]"), boxes(browser, ".strips > span bdi:last-child"), strict=True
+    ):
+        assert end["x"] - name["x"] > 0
+        assert end["right"] <= name["right"] + 1

@@ -93,3 +93,8 @@ def test_twice_as_many_spikes_in_twice_as_many_steps_is_no_higher_rate() -> None
     assert chance_of_more(rate_of(8, 2000), rate_of(4, 1000)) > 0.3
     assert chance_of_more(rate_of(20, 1000), rate_of(4, 1000)) < 0.01
     assert chance_of_more(rate_of(0, 1000), rate_of(0, 1000)) == 1.0
+
+
+def test_nothing_to_compare_and_interrupted_are_told_apart() -> None:
+    assert comparison_of([]).summary == "There is no run to compare."
+    assert comparison_of([], asked=3, interrupted=True).summary == "Interrupted before a run was read."

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from diagnosis.cards import card_of_loss, diverging
@@ -77,3 +79,8 @@ def test_losses_of_another_metric_are_not_held_against_each_other() -> None:
 def test_two_runs_of_different_noise_and_the_same_level_pass() -> None:
     rough = falling(800, seed=3, noise=0.2) / np.exp(0.02)
     assert against(card_of_loss(rough, "b"), card_of_loss(falling(800))).passed
+
+
+def test_two_lost_runs_of_which_nobody_knows_when_are_held_against_each_other() -> None:
+    one, other = (replace(card_of_loss(diverging(), name), divergence=None) for name in "ab")
+    assert against(one, other).passed

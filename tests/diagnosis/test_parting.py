@@ -48,6 +48,29 @@ def test_a_spike_of_one_step_is_where_they_part_and_the_next_is_where_they_meet(
     assert found.gap == pytest.approx(4.0)
 
 
+def test_they_are_together_again_where_they_are_and_not_where_they_are_less_apart() -> None:
+    one, other = falling(1000, seed=1, noise=0.3), falling(1000, seed=2, noise=0.3)
+    other[400:] *= 1 + 20 * np.exp(-np.arange(600) / 60)
+    found = parting_of(history_of_loss(one), history_of_loss(other, "b"))
+    assert found.parts_at == pytest.approx(400, abs=3)
+    assert found.meets_at is not None
+    assert found.meets_at < 800
+    assert np.log(other / one)[found.meets_at : found.meets_at + 24].mean() < 0.3
+
+
+def test_what_is_said_of_them_begins_without_a_change_of_the_metrics_name() -> None:
+    losses = falling(100)
+    assert parting_of(history_of_loss(losses), history_of_loss(losses, "b")).sentence.startswith("Their train_loss ")
+    other = parting_of(history_of_loss(losses), history_of_loss(2 * losses, "b"))
+    assert other.sentence.startswith("Their train_loss differs from the first common step")
+
+
+@pytest.mark.parametrize(("factor", "said"), [(5.0, "5.0 times"), (120_280.0, "120,280 times"), (2e9, "2.0e+09 times")])
+def test_how_many_times_one_is_the_other_can_be_read(factor: float, said: str) -> None:
+    losses = falling(100)
+    assert f"{said} a." in parting_of(history_of_loss(losses), history_of_loss(factor * losses, "b")).sentence
+
+
 def test_one_that_becomes_nan_parts_there() -> None:
     one, other = falling(1000), falling(1000)
     other[700:] = np.nan
@@ -60,10 +83,21 @@ def test_the_same_run_twice_never_parts() -> None:
     assert "same to the last digit at all 100" in found.sentence
 
 
+def test_of_runs_of_unequal_length_it_is_said_where_each_ends() -> None:
+    losses = falling(400)
+    found = parting_of(history_of_loss(losses[:130], "short"), history_of_loss(losses, "long"))
+    assert "short ends at step 129, long at step 399." in found.sentence
+    assert "ends" not in parting_of(history_of_loss(losses[:-1]), history_of_loss(losses, "b")).sentence
+    alike = parting_of(history_of_loss(losses[:130]), history_of_loss(losses))
+    assert "the first ends at step 129, the second at step 399." in alike.sentence
+
+
 def test_runs_without_a_common_step_or_a_loss_say_so() -> None:
     late = run_of(metric_of("train_loss", falling(50), steps=np.arange(1000, 1050)))
     assert "no step in common" in parting_of(history_of_loss(falling(50)), late).sentence
-    assert "no loss" in parting_of(history_of_loss(falling(50)), run_of(metric_of("speed", [1, 2, 3]))).sentence
+    assert (
+        "no curve of a loss" in parting_of(history_of_loss(falling(50)), run_of(metric_of("speed", [1, 2, 3]))).sentence
+    )
 
 
 @pytest.mark.parametrize(

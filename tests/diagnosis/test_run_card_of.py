@@ -1,16 +1,19 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
-from diagnosis.cards import card_of_loss, diverging
+from diagnosis.cards import card_of_loss, diverging, made
 from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.run_card_of import run_card_of
+from mlflow_stability.diagnosis.spike_rate import spike_rate_of
 from mlflow_stability.vocabulary import Event, Severity
 from mlflow_stability.vocabulary.metric_names import Meaning
+from mlflow_stability.vocabulary.run_card import Mark
 
 
 def test_a_healthy_run_is_neither_unstable_nor_lost() -> None:
@@ -150,3 +153,14 @@ def test_the_best_loss_is_the_one_that_the_verdict_speaks_of() -> None:
     card = card_of_loss(losses)
     assert "times its best level of 3.638" in card.verdict
     assert card.best_loss == pytest.approx(3.638)
+
+
+def test_a_loss_that_is_no_number_cannot_spike() -> None:
+    rate = spike_rate_of(card_of_loss(np.where(np.arange(300) < 20, falling(300), np.nan)))
+    assert rate is not None
+    assert (rate.count, rate.steps) == (0, 20)
+
+
+def test_a_process_that_stood_still_is_no_unstable_training() -> None:
+    stalled = Mark("stall", Severity.CRITICAL, 9, 9, recovered=False)
+    assert replace(made("a", {}), marks=(stalled,)).unstable is False

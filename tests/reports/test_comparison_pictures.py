@@ -97,3 +97,36 @@ def test_an_axis_places_every_number_within(values: list[float]) -> None:
     places = axis.places([each for each in values if np.isfinite(each)])
     assert ((places >= 0) & (places <= 100)).all()
     assert all(0 <= tick.at <= 100 for tick in axis.ticks())
+
+
+def test_a_loss_that_explodes_leaves_room_for_the_others() -> None:
+    far = falling(600, seed=1) * np.exp(np.maximum(0, np.arange(600) - 300) / 5.0)  # up to 1e26
+    found = overlay_of([card_of_loss(falling(600), "well"), card_of_loss(far, "far")])
+    assert found is not None
+    well, gone = (points(line.path)[:, 1] for line in found.lines)
+    assert well.max() - well.min() > 0.2 * HEIGHT
+    assert gone.min() == 0
+    assert found.cut
+
+
+def test_a_loss_that_leaves_its_place_by_little_is_shown_whole() -> None:
+    found = overlay_of([card_of_loss(falling(600), "well"), card_of_loss(diverging(seed=1), "up")])
+    assert found is not None
+    assert not found.cut
+
+
+@pytest.mark.parametrize("count", [1, 2, 4, 10])
+def test_words_beneath_a_picture_do_not_run_into_each_other(count: int) -> None:
+    labels = tuple(f"float32[{number}28, 32, a longer word]" for number in range(count))
+    plot = ParamPlot("batch", tuple(map(float, range(count))), labels, (False,) * count, (2.0,) * count)
+    ticks = dots_of(plot).across
+    assert sum(len(tick.label) + 1 for tick in ticks) <= 36
+    assert ticks[0].label.startswith("float"[:4])
+
+
+def test_it_is_said_that_runs_are_aligned_by_others_where_they_are() -> None:
+    wild, calm = card_of_loss(diverging(onset=200), "wild"), card_of_loss(falling(600), "calm")
+    for cards, borrowed in (([wild, calm], True), ([wild, wild], False), ([calm, calm], False)):
+        found = overlay_of(cards)
+        assert found is not None
+        assert found.borrowed is borrowed

@@ -16,7 +16,7 @@ from mlflow_stability.reports.comparison_wording import two_names
 from mlflow_stability.reports.layers_picture import ABSENT, NOT_FINITE, ZERO, LayersPicture, layers_picture_of
 from mlflow_stability.reports.layers_wording import sentences
 from mlflow_stability.reports.png_image import data_address, png_of
-from mlflow_stability.vocabulary.layers_beside import LayersBeside
+from mlflow_stability.vocabulary.layers_beside import Farthest, LayersBeside
 
 NAMES = ("calm", "wild")
 
@@ -83,7 +83,7 @@ def test_names_of_rows_do_not_lie_on_each_other(count: int) -> None:
 def test_where_they_differ_most_is_a_sentence() -> None:
     norms, entropies = two_with_layers().layers
     said = sentences(norms, NAMES)
-    assert "40 to 49 steps after the onset: 0.1 in calm, 900 in wild (9e+03 times)." in said
+    assert "40 to 49 steps after the onset: 0.1 in calm, 900 in wild (9000 times)." in said
     assert "Not finite in 27 layers of wild, first in model.blocks.1.attn 200 to 209 steps after the onset." in said
     assert "in the first 10 steps from the onset: 2.9 in calm, 0 in wild." in sentences(entropies, NAMES)
     assert sentences(one([[np.nan]]), NAMES) == "No layer has a value of both at the same time."
@@ -135,3 +135,15 @@ def test_runs_of_one_name_are_told_apart_by_their_ids() -> None:
     alike = replace(found, runs=tuple(runs))
     assert two_names(alike) == ("a", "b")
     assert two_names(found)[0] == "calm"
+
+
+def test_models_without_a_common_layer_have_none_in_common() -> None:
+    apart = one([[1.0], [2.0]], absent=(frozenset({"layer0"}), frozenset({"layer1"})))
+    assert sentences(apart, NAMES) == "They have no layer in common."
+    never = one([[1.0], [2.0]], absent=(frozenset({"layer0"}), frozenset()))
+    assert sentences(never, NAMES) == "No layer has a value of both at the same time."
+
+
+def test_two_runs_that_are_the_same_are_not_said_to_be_apart() -> None:
+    same = one([[1.0], [2.0]], farthest=Farthest("layer0", 0, 1.0, 1.0))
+    assert sentences(same, NAMES) == "The same in every layer wherever both were measured."

@@ -1,0 +1,153 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import pytest
+from diagnosis.cards import made
+from rich.cells import cell_len
+
+from mlflow_stability.diagnosis.compare_cards import comparison_of
+from mlflow_stability.diagnosis.parameter_difference import differences_of
+from mlflow_stability.reports import comparison_terminal
+from mlflow_stability.reports import comparison_wording as wording
+from mlflow_stability.reports.comparison_formats import render
+from mlflow_stability.vocabulary.cohort import Association, Cohort, Interval, SurvivalCurve
+from mlflow_stability.vocabulary.diagnosis import JUDGED_LIVE
+from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.run_card import Mark
+
+
+def test_names_that_differ_in_their_ends_alone_can_be_told_apart_in_80_columns() -> None:
+    long = "a-sweep-of-tiny-models-whose-names-are-long-and-differ-in-"
+    cards = [made(f"{long}{end}", {"lr": end}) for end in ("one", "two", "drei")]
+    said = comparison_terminal.render(comparison_of(cards), width=80)
+    assert all(f"…{end}" in said or f"-{end} " in said for end in ("one", "two", "drei"))
+    wide = comparison_terminal.render(comparison_of([made(f"学習{number}" * 30, {}) for number in range(2)]), width=80)
+    assert max(map(cell_len, wide.splitlines())) <= 80
+    plain = comparison_terminal.render(comparison_of(cards), width=80, unicode=False)
+    assert plain.isascii()
+    assert ".." in plain
+
+
+def test_a_gate_that_many_runs_pass_is_told() -> None:
+    cards = [made(f"run-{number}", {"seed": number}) for number in range(9)]
+    said = comparison_terminal.render(comparison_of(cards, baseline=cards[0]), width=80)
+    assert "Against the baseline run-0: passed" in said
+    assert "8 of 8 not worse." in said
+
+
+def test_of_very_many_runs_that_are_worse_some_are_told_and_all_are_counted() -> None:
+    cards = [made("baseline", {}), *(made(f"run-{number}", {"lr": number}, lost=9) for number in range(200))]
+    comparison = comparison_of(cards, baseline=cards[0])
+    gate = comparison_terminal.render(comparison, width=80).partition("Against the baseline")[2]
+    assert gate.count("worse  run-") == 10
+    assert "190 more; --verbose shows them" in gate
+    assert comparison_terminal.render(comparison, verbose=True).count("worse  run-") == 200
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
+def test_a_run_that_had_trouble_is_named_as_diagnose_wants_it(form: str) -> None:
+    run_id = "0123456789abcdef" * 2
+    cards = [replace(made("wild", {}, lost=300), source=run_id), made("calm", {})]
+    comparison = comparison_of(cards)
+    said = comparison_terminal.render(comparison) if form == "terminal" else render(comparison, form)
+    assert run_id in said
+
+
+def test_markdown_says_why_as_the_others_do() -> None:
+    card = replace(made("wild", {}, lost=300), verdict="It diverged.", cause_statement="The rate was 100 times it.")
+    assert "The rate was 100 times it." in render(comparison_of([card, made("calm", {})]), "markdown")
+
+
+def test_the_numbers_of_long_trainings_fit_into_80_columns() -> None:
+    card = replace(
+        made("a-run-with-a-name", {}, lost=1_234_567, last=2_000_000),
+        marks=tuple(
+            Mark("loss_spike", Severity.WARNING, 1_000_000 + 9000 * number, 1_000_000 + 9000 * number + 1234, True)
+            for number in range(12)
+        ),
+        spike_score=0.00123,
+        rolled_back=12_345,
+        skipped=1_234,
+        steps_per_second=1234.5,
+        overhead=0.0123,
+    )
+    said = comparison_terminal.render(comparison_of([card, made("b", {})]), width=80)
+    for number in ("1,000,000", "0.1%", "1,234,567", "12/12 in 1,234", "12,345", "1234/s", "1.2%"):
+        assert number in said
+    assert max(map(len, said.splitlines())) <= 80
+
+
+def test_how_long_runs_are_is_told_where_they_are_not_as_long_as_each_other() -> None:
+    long, short = made("long", {}, last=399), replace(made("short", {}, last=129), ended="running")
+    said = comparison_terminal.render(comparison_of([long, short]), width=80)
+    assert "steps: how long it is" in said
+    assert "130 so far" in said
+    assert "how long it is" not in comparison_terminal.render(comparison_of([long, made("b", {}, last=399)]))
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
+def test_runs_without_a_repetition_are_not_listed_over_seeds(form: str) -> None:
+    repeated = [made(f"s{seed}", {"lr": 0.1, "seed": seed}) for seed in range(3)]
+    alone = [made(f"alone-{width}", {"lr": 0.1, "width": width, "seed": 1}) for width in (7, 8)]
+    comparison = comparison_of([*repeated, *alone])
+    said = comparison_terminal.render(comparison) if form == "terminal" else render(comparison, form)
+    over_seeds = said[said.index("Over seeds") :]
+    assert "3 runs" in over_seeds
+    assert "1 run;" not in over_seeds
+    assert "1 run<" not in over_seeds
+    assert "| 1 run |" not in over_seeds
+    assert "Left out: 2 runs without a repetition." in over_seeds
+
+
+def test_of_many_runs_it_is_said_in_words_where_a_parameter_is_not_set() -> None:
+    few = [made(str(n), {"width": 8} if n else {}) for n in range(3)]
+    assert wording.values(differences_of(few)[0]) == "- | 8 | 8"
+    many = [made(str(n), {"width": 8} if n else {}) for n in range(9)]
+    assert wording.values(differences_of(many)[0]) == "not set (1), 8 (8)"
+    numbers = [made(str(n), {"width": n} if n else {}) for n in range(12)]
+    assert wording.values(differences_of(numbers)[0]) == "11 values from 1 to 11, not set (1)"
+
+
+def test_a_crash_is_named_without_a_dash_before_it() -> None:
+    crashed = replace(made("crashed", {}), outcome="crashed", cause="exception")
+    page = render(comparison_of([crashed, made("calm", {})]), "html")
+    assert "<div><small>exception</small></div>" in page
+    assert "- <small>" not in page
+
+
+def test_where_all_were_lost_no_interval_is_told() -> None:
+    assert wording.interval(Interval(math.inf, math.inf, math.inf)) == "Inf"
+    assert wording.interval(Interval(math.inf, 0.5, math.inf)) == "Inf (0.5 to Inf)"
+
+
+def test_one_step_is_no_steps() -> None:
+    assert wording.survival(SurvivalCurve("all runs", 3, 3, (1,), (0.0,), last_step=9)).endswith(
+        "half of all by 1 step"
+    )
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
+def test_what_was_remarked_upon_when_runs_were_read_is_told_once(form: str) -> None:
+    thinned = "The full record is gone."
+    cards = [replace(made(f"run-{n}", {}), notes=(*((thinned,) if n < 5 else ()), JUDGED_LIVE)) for n in range(9)]
+    cards[8] = replace(cards[8], notes=("It was deleted.",))
+    comparison = comparison_of(cards)
+    said = comparison_terminal.render(comparison) if form == "terminal" else render(comparison, form)
+    assert f"5 runs: {thinned}" in said
+    assert "run-8: It was deleted." in said
+    assert JUDGED_LIVE not in said
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
+def test_what_goes_with_instability_is_the_first_of_what_differs(form: str) -> None:
+    cards = [
+        made(f"run-{n}", {"lr": (0.1, 0.2, 0.3, 3.0)[n % 4], **{f"innocent_{k}": n % 2 for k in range(20)}})
+        for n in range(8)
+    ]
+    cohort = Cohort(8, 2, associations=(Association(("lr",), "Unstable were 2 of 2.", 0.001),))
+    comparison = replace(comparison_of(cards), cohort=cohort)
+    said = comparison_terminal.render(comparison) if form == "terminal" else render(comparison, form)
+    differs = said[said.index("What differs") :]
+    assert differs.index("lr") < differs.index("innocent_0")
