@@ -12,6 +12,7 @@ from jinja2 import Template
 
 from mlflow_stability.reports import comparison_numbers as numbers
 from mlflow_stability.reports import comparison_wording as wording
+from mlflow_stability.reports.comparison_lead import lead
 from mlflow_stability.reports.comparison_names import told_apart
 from mlflow_stability.reports.comparison_remarks import remarks
 from mlflow_stability.reports.curve import number_text
@@ -36,6 +37,7 @@ def render(comparison: Comparison) -> str:
     page = _template().render(
         comparison=comparison,
         cohort=cohort,
+        lead=lead(comparison),
         first=first,
         last=last,
         between=between,

@@ -10,6 +10,7 @@ from collections.abc import Iterator, Sequence
 from mlflow_stability.reports import comparison_numbers as numbers
 from mlflow_stability.reports import comparison_wording as wording
 from mlflow_stability.reports import layers_wording
+from mlflow_stability.reports.comparison_lead import lead
 from mlflow_stability.reports.comparison_names import told_apart
 from mlflow_stability.reports.comparison_remarks import remarks
 from mlflow_stability.reports.harmless import markdown
@@ -30,7 +31,8 @@ def render(comparison: Comparison) -> str:
 def _lines(comparison: Comparison) -> Iterator[str]:
     yield "# Training comparison"
     yield ""
-    yield markdown(f"{comparison.summary} {wording.unfinished(comparison)}")
+    head = (comparison.summary, wording.unfinished(comparison), lead(comparison))
+    yield markdown(" ".join(each for each in head if each))
     if comparison.gate is not None:
         yield from _gate(comparison.gate)
     if comparison.runs:

@@ -16,6 +16,7 @@ from rich.text import Text
 from mlflow_stability.reports import comparison_numbers as numbers
 from mlflow_stability.reports import comparison_wording as wording
 from mlflow_stability.reports import layers_wording
+from mlflow_stability.reports.comparison_lead import lead
 from mlflow_stability.reports.comparison_names import told_apart
 from mlflow_stability.reports.comparison_remarks import remarks
 from mlflow_stability.reports.comparison_terminal_cohort import show_cohort
@@ -45,6 +46,8 @@ def show(pen: Pen, comparison: Comparison) -> None:
     pen.console.print(pen.text(comparison.summary, "bold"))
     if comparison.interrupted:
         pen.console.print(pen.text(wording.unfinished(comparison), "bold yellow"))
+    if common := lead(comparison):
+        pen.console.print(pen.text(common))
     _show_runs(pen, comparison)
     pen.section("Why", _causes(pen, comparison))
     if comparison.parting is not None:

@@ -151,3 +151,14 @@ def test_what_goes_with_instability_is_the_first_of_what_differs(form: str) -> N
     said = comparison_terminal.render(comparison) if form == "terminal" else render(comparison, form)
     differs = said[said.index("What differs") :]
     assert differs.index("lr") < differs.index("innocent_0")
+
+
+@pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
+def test_what_goes_with_instability_stands_at_the_top_before_any_run(form: str) -> None:
+    named = (Association(("lr",), "Unstable were 2 of 2.", 0.001), Association(("warmup",), "And so on.", 0.002))
+    comparison = comparison_of([made(f"run-{n}", {"lr": n}) for n in range(8)])
+    for cohort, there in ((Cohort(8, 2, associations=named), True), (Cohort(8, 2), False)):
+        told = replace(comparison, cohort=cohort)
+        said = comparison_terminal.render(told) if form == "terminal" else render(told, form)
+        top = said[: said.index("run-0")]
+        assert ("Unstable were 2 of 2. Named as well: warmup." in top) is there
