@@ -1,7 +1,7 @@
 """Puts a result where it was asked for: on a terminal, into a pipe, or into a file.
 
 In: text, or what draws on a console. Out: colours and the like for a terminal; else bytes in UTF-8, whatever the
-environment's own encoding. A reader that has enough, such as `head`, is no error.
+environment's own encoding. A reader that has enough, such as `head`, is no error, and no reader at all is none.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import os
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import TextIO
 
 from mlflow_stability.cli.terminal import result_console, speaks_unicode
 from mlflow_stability.errors import SettingsError
@@ -35,12 +36,15 @@ def put_out(text: str, file: Path | None = None) -> None:
         except OSError as error:
             raise SettingsError(f"The report could not be written to {file}: {error.strerror}.") from error
         return
+    out: TextIO | None = sys.stdout
+    if out is None:
+        return  # it was closed before we began, as by `>&-`: only the exit code is wanted
     try:
-        sys.stdout.flush()
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        out.flush()
+        out.buffer.write(data)
+        out.buffer.flush()
     except OSError as error:
         # Python flushes once more at its end; what is left goes nowhere, silently.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        os.dup2(os.open(os.devnull, os.O_WRONLY), out.fileno())
         if not isinstance(error, BrokenPipeError):
             raise SettingsError(f"The result could not be written: {error.strerror}.") from error

@@ -243,6 +243,12 @@ def test_a_reader_that_has_enough_is_no_error(form: str) -> None:
     assert (done.stderr, done.returncode) == ("", 0)
 
 
+@pytest.mark.parametrize(("log", "code"), [("good", 0), ("bad", 1)])
+def test_where_nobody_reads_the_exit_code_still_tells(log: str, code: int) -> None:
+    done = by_itself("diagnose", f"logs/{log}.jsonl", after=">&-")
+    assert (done.stderr, done.returncode) == ("", code)
+
+
 def test_a_full_disk_is_one_sentence() -> None:
     done = by_itself("diagnose", "logs", after="> /dev/full")
     assert done.returncode == 2
