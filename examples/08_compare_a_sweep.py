@@ -3,7 +3,7 @@
     python examples/08_compare_a_sweep.py
 
 Trains each setting in a run of MLflow's own, and asks then. On the command line the same is
-`mlflow-stability compare --experiment sweep --output sweep.html`.
+`mlflow-stability compare --experiment Default --output sweep.html`.
 """
 
 import logging
@@ -17,8 +17,7 @@ import mlflow_stability
 
 logging.getLogger("mlflow").setLevel(logging.WARNING)
 torch.set_num_threads(1)  # threads wait for each other longer than such a small model takes
-mlflow.set_experiment("sweep")
-mlflow_stability.autolog(silent=True)
+mlflow_stability.autolog(capture_batch=False, silent=True)
 
 
 def train(lr: float, width: int, seed: int) -> None:
@@ -34,18 +33,19 @@ def train(lr: float, width: int, seed: int) -> None:
         optimizer.step()
 
 
-dice = random.Random(0)
+dice, runs = random.Random(0), []
 for seed in range(24):
     setting = {"lr": round(10 ** dice.uniform(-2.5, 0), 5), "width": dice.choice((16, 32, 64)), "seed": seed}
-    with mlflow.start_run():
+    with mlflow.start_run() as run:
         mlflow.log_params(setting)
         train(**setting)
+    runs.append(run.info.run_id)
 
 session = mlflow_stability.current_session()
 mlflow_stability.autolog(disable=True)
 session.wait(120)
 
-found = mlflow_stability.compare(experiment="sweep")
+found = mlflow_stability.compare(runs)
 print(found.summary)
 for word, card in (("stablest", found.cards[0]), ("sickest", found.cards[-1])):
     print(f"the {word}, lr {card.params['lr']}: {card.verdict}")
