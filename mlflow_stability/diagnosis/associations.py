@@ -1,8 +1,9 @@
 """Names the parameters that go with instability.
 
 In: cards. Out: those parameters, each with counts, and what could not be told. Promised: the chance of one innocent
-parameter being named is about one in a hundred, however many there are; what is named is said to go with instability,
-never to cause it; too few runs are called too few. A run counts for as long as it was watched.
+parameter being named is about one in a hundred, however many there are, and up to four in a hundred where settings were
+repeated; what is named is said to go with instability, never to cause it; too few runs are called too few. A run counts
+for as long as it was watched.
 
 The parameter that goes with it best is named first. From then on only runs are compared that are alike in what is named
 already, so that a parameter which merely moves with a named one is not named too, and one that matters only beside it,
