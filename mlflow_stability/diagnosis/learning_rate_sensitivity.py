@@ -56,8 +56,8 @@ def sensitivity_of(cards: Sequence[RunCard]) -> tuple[Sensitivity | None, str]:
         ""
         if count == len(rated)
         else (
-            f"What the learning rate does in {len(rated) - count} of {len(rated)} runs: they differ from all others in "
-            "more, or were stopped early."
+            f"What the learning rate does in {len(rated) - count} of {len(rated)} runs: they differ from the other "
+            f"{count} in more than the rate, have rates that those have not, or were stopped early."
         )
     )
     return _sensitivity(name, sweeps), said

@@ -181,15 +181,16 @@ def survival(curve: SurvivalCurve) -> str:
 
 def sensitivity(found: Sensitivity) -> list[str]:
     """What the final loss owes to the learning rate, in sentences."""
-    low, high = number_text(found.rates[0]), number_text(found.rates[-1])
+    low, high, best = (number_text(each) for each in (found.rates[0], found.rates[-1], found.best_rate))
+    runs = counted(sum(found.runs), "run")
     said = [
-        f"Best at {number_text(found.best_rate)} of {len(found.rates)} rates from {low} to {high} ({found.param}).",
+        f"Best at {best} of {len(found.rates)} rates from {low} to {high} ({found.param}, {runs}).",
         f"Sensitivity: over these rates the loss lies {number_text(found.sensitivity)} above the best one on average.",
     ]
     if found.highest_stable is None:
         said.append("Already at the lowest rate a run was unstable.")
     elif found.highest_stable < found.rates[-1]:
-        said.append(f"Up to {number_text(found.highest_stable)} no run was unstable.")
+        said.append(f"Up to {number_text(found.highest_stable)} none of these {runs} was unstable.")
     else:
         said.append("No rate made a run unstable.")
     return said

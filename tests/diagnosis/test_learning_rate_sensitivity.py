@@ -54,3 +54,12 @@ def test_a_run_that_was_stopped_early_says_nothing_about_its_rate() -> None:
     assert found is not None
     assert found.losses == (3.0, 2.0, 3.0)
     assert "1 of 4 runs" in said
+
+
+def test_a_second_sweep_over_other_rates_is_left_out_and_that_is_not_called_what_it_is_not() -> None:
+    cards = [*swept(64, (0.001, 0.01, 0.1, 1.0), 2.0), *swept(512, (0.002, 0.02, 0.2), 0.5)]
+    found, said = sensitivity_of(cards)
+    assert found is not None
+    assert (found.rates, sum(found.runs)) == ((0.001, 0.01, 0.1, 1.0), 4)
+    assert said.startswith("What the learning rate does in 3 of 7 runs: they differ from the other 4 in more")
+    assert "have rates that those have not" in said

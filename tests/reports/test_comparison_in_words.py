@@ -12,7 +12,7 @@ from mlflow_stability.diagnosis.parameter_difference import differences_of
 from mlflow_stability.reports import comparison_terminal
 from mlflow_stability.reports import comparison_wording as wording
 from mlflow_stability.reports.comparison_formats import render
-from mlflow_stability.vocabulary.cohort import Association, Cohort, Interval, SurvivalCurve
+from mlflow_stability.vocabulary.cohort import Association, Cohort, Interval, Sensitivity, SurvivalCurve
 from mlflow_stability.vocabulary.diagnosis import JUDGED_LIVE
 from mlflow_stability.vocabulary.event import Severity
 from mlflow_stability.vocabulary.run_card import Mark
@@ -162,3 +162,10 @@ def test_what_goes_with_instability_stands_at_the_top_before_any_run(form: str) 
         said = comparison_terminal.render(told) if form == "terminal" else render(told, form)
         top = said[: said.index("run-0")]
         assert ("Unstable were 2 of 2. Named as well: warmup." in top) is there
+
+
+def test_what_the_rate_does_is_told_with_the_number_of_runs_that_tell_it() -> None:
+    found = Sensitivity("lr", (0.1, 0.2, 0.4), (1.0, 2.0, 3.0), (0.0, 0.0, 1.0), (4, 3, 4), 0.1, 0.2, 1.0)
+    best, _, stable = wording.sensitivity(found)
+    assert best == "Best at 0.1 of 3 rates from 0.1 to 0.4 (lr, 11 runs)."
+    assert stable == "Up to 0.2 none of these 11 runs was unstable."
