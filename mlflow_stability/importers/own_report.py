@@ -1,7 +1,7 @@
 """Tells a report of ours, which may lie beside the logs that it is about, from a log.
 
-In: the first bytes of a file. Out: whether it is a JSON or CSV that `diagnose` or `compare` wrote. Promised: a log that
-has a column called `source` is none.
+In: the first bytes of a file. Out: whether it is a JSON or CSV that `diagnose` or `compare` wrote. Promised: a log with
+a column called `source` or `rank` is not taken for one.
 """
 
 from __future__ import annotations
