@@ -13,7 +13,7 @@ from pathlib import Path
 if __name__ == "__main__":  # as pytest's pythonpath does
     sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from architecture.file_tree import ROOT, file_tree
+from architecture.repository import ROOT
 
 from mlflow_stability.detectors.catalog import DETECTORS
 
@@ -30,11 +30,7 @@ def detector_table() -> str:
     return "\n".join(lines)
 
 
-def tree_in_a_fence() -> str:
-    return f"```text\n{file_tree()}\n```"
-
-
-PARTS: dict[str, Callable[[], str]] = {"detectors": detector_table, "file tree": tree_in_a_fence}
+PARTS: dict[str, Callable[[], str]] = {"detectors": detector_table}
 
 
 def written(part: str) -> str:

@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 from architecture.repository import PACKAGE, ROOT, python_files, shipped_files, tree_of
 
-LONGEST_IN_PACKAGE, LONGEST_IN_TESTS = 250, 400
-SAY_NOTHING = {"base", "common", "core", "handler", "helpers", "manager", "misc", "util", "utils"}
+LONGEST_IN_PACKAGE, LONGEST_IN_TESTS = 500, 600
+SAY_NOTHING = {"common", "core", "handler", "helpers", "misc", "util", "utils"}
 TO_THE_HOST = {"cpu", "item", "numpy", "tolist"}
 
 
@@ -15,11 +15,11 @@ def lines_of(path: Path) -> int:
     return len(path.read_text(encoding="utf-8").splitlines())
 
 
-def test_no_file_of_the_package_is_longer_than_250_lines() -> None:
+def test_no_file_of_the_package_is_longer_than_500_lines() -> None:
     assert [path for path in python_files(PACKAGE) if lines_of(path) > LONGEST_IN_PACKAGE] == []
 
 
-def test_no_file_of_the_tests_is_longer_than_400_lines() -> None:
+def test_no_file_of_the_tests_is_longer_than_600_lines() -> None:
     assert [path for path in python_files(ROOT / "tests") if lines_of(path) > LONGEST_IN_TESTS] == []
 
 
