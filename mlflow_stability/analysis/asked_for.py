@@ -8,11 +8,24 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.vocabulary.argument import Takes
 
+
+def _named(given: object) -> str:
+    if given == "" or not isinstance(given, str | os.PathLike):
+        raise TypeError
+    text = os.fspath(given)
+    if not isinstance(text, str):
+        raise TypeError
+    return text
+
+
+_SOURCE = Takes("the id of an MLflow run or the path of a log", _named)
 _RUN_ID = re.compile(r"[0-9a-fA-F]{32}")
 
 
@@ -33,9 +46,22 @@ class AskedFor:
         return self.path is not None
 
 
-def asked_for(source: str | os.PathLike[str]) -> AskedFor:
+def source_text(given: object, argument: str = "run_id_or_path") -> str:
+    """What was given for an argument that names a run; ``SettingsError`` for what can name none."""
+    text: str = _SOURCE.checked(argument, given)
+    return text
+
+
+def source_texts(given: object, argument: str) -> Iterator[str]:
+    """What was given for an argument that names one run or several."""
+    several = given if isinstance(given, Iterable) and not isinstance(given, str | bytes) else (given,)
+    for each in several:
+        yield source_text(each, argument)
+
+
+def asked_for(source: str | os.PathLike[str], argument: str = "run_id_or_path") -> AskedFor:
     """What this is; ``UnreadableLogError`` for what is neither."""
-    text = os.fspath(source)
+    text = source_text(source, argument)
     looks_like_a_run = isinstance(source, str) and _RUN_ID.fullmatch(text) is not None
     if os.path.lexists(text):
         remark = f"{text} is here as a file or folder, so it was not looked for as a run." if looks_like_a_run else ""
@@ -43,5 +69,5 @@ def asked_for(source: str | os.PathLike[str]) -> AskedFor:
     if looks_like_a_run:
         return AskedFor(text, None)
     raise UnreadableLogError(
-        f"{text!r} is no file or folder here, and no run id either: those have 32 hexadecimal digits."
+        f"No such file, folder or run id: {text!r}. The id of an MLflow run has 32 hexadecimal digits."
     )

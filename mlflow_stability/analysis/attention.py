@@ -22,6 +22,7 @@ from mlflow_stability.figures.curve import Curve, curve_of
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.attention_parts import MAPS_FOLDER
 from mlflow_stability.tracking.stored_attention import StoredAttention, attention_of_folder, attention_of_run
+from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.attention_map import AttentionMap
 from mlflow_stability.vocabulary.run_history import RunHistory
 
@@ -31,6 +32,7 @@ _MOST_NAMED = 12
 Source = str | os.PathLike[str]
 
 
+@with_known_names
 def attention_heatmap(
     run_id_or_path_or_map: Source | AttentionMap,
     step: int | None = None,
@@ -52,6 +54,7 @@ def attention_heatmap(
     return draw(_layer(layer, maps), name=stored.name)
 
 
+@with_known_names
 def compare_attention(
     run_a: Source | AttentionMap,
     run_b: Source | AttentionMap,
@@ -86,6 +89,7 @@ def compare_attention(
     return attention_comparison(found[0], found[1], (names[0], names[1]))
 
 
+@with_known_names
 def attention_entropy_plot(run_id_or_path: Source, tracking_uri: str | None = None) -> Picture:
     """How the entropy of every attention head went over the steps: a panel for each layer.
 

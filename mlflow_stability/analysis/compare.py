@@ -9,18 +9,20 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
-from mlflow_stability.analysis.asked_for import asked_for
+from mlflow_stability.analysis.asked_for import asked_for, source_text, source_texts
 from mlflow_stability.analysis.cards import HowToRead, Made, Progress, make_cards, run_meant
 from mlflow_stability.analysis.pair import Pair, pair_of
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError
 from mlflow_stability.tracking.autologging_pause import without_autologging
+from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.comparison import Comparison
 from mlflow_stability.vocabulary.run_card import RunCard
 from mlflow_stability.vocabulary.run_head import RunHead
 
 
+@with_known_names
 def compare(
     run_ids: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
     *,
@@ -45,16 +47,45 @@ def compare(
     Ctrl-C gives what is done so far, with ``interrupted=True``. Raises ``SettingsError``, ``RunNotFoundError`` or
     ``TrackingError`` with a sentence that says what to do.
     """
-    several = (run_ids,) if isinstance(run_ids, str | os.PathLike) else run_ids
-    baseline = None if baseline is None else os.fspath(baseline)
-    sources = _different(os.fspath(each) for each in several)
-    heads = _asked(sources, experiment, filter, tracking_uri)
+    found = comparison_among(
+        run_ids,
+        experiment=experiment,
+        condition=filter,
+        baseline=baseline,
+        tracking_uri=tracking_uri,
+        detectors=detectors,
+        dask=dask,
+        remember=remember,
+        progress=progress,
+    )
+    if found.unread and not found.cards and not found.interrupted:
+        several = f"None of the {len(found.unread)} runs could be read. " if len(found.unread) > 1 else ""
+        raise RunNotFoundError(f"{several}{found.unread[0].error}")
+    return found
+
+
+def comparison_among(
+    run_ids: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
+    *,
+    experiment: str | None = None,
+    condition: str | None = None,
+    baseline: str | os.PathLike[str] | None = None,
+    tracking_uri: str | None = None,
+    detectors: Sequence[Detector] | None = None,
+    dask: str | None = None,
+    remember: bool = True,
+    progress: Progress | None = None,
+) -> Comparison:
+    """The same for those who show what could not be read, even where that is all of it."""
+    baseline = None if baseline is None else source_text(baseline, "baseline")
+    sources = _different(source_texts(run_ids, "run_ids"))
+    heads = _asked(sources, experiment, condition, tracking_uri)
     sources += heads
     if baseline is not None and _is_source(baseline) and run_meant(baseline) not in map(run_meant, sources):
         sources.append(baseline)
     if not sources:
         where = (
-            "" if experiment is None else f" Experiment {experiment!r} has none{' that meets it' if filter else ''}."
+            "" if experiment is None else f" Experiment {experiment!r} has none{' that meets it' if condition else ''}."
         )
         raise SettingsError(f"There is no run to compare.{where}")
     try:

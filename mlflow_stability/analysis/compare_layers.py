@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import os
 
+from mlflow_stability.analysis.asked_for import source_text
 from mlflow_stability.analysis.one_card import cards_at
 from mlflow_stability.analysis.pair import pair_of
 from mlflow_stability.diagnosis.layer_course import BY_LAYER
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.figures.layers_beside import layers_beside
 from mlflow_stability.figures.style import Picture
+from mlflow_stability.vocabulary.argument import one_of, with_known_names
 from mlflow_stability.vocabulary.run_card import RunCard
 
 
+@with_known_names
 def compare_layers(
     run_a: str | os.PathLike[str],
     run_b: str | os.PathLike[str],
@@ -31,9 +34,10 @@ def compare_layers(
 
     Raises ``SettingsError`` where a run cannot be read, or has nothing of this by layer.
     """
-    if quantity not in BY_LAYER:
-        raise SettingsError(f"quantity must be one of {', '.join(BY_LAYER)}, got {quantity!r}.")
-    first, second = (_card(each, tracking_uri) for each in (run_a, run_b))
+    one_of(*BY_LAYER)["takes"].checked("quantity", quantity)
+    first, second = (
+        _card(source_text(each, name), tracking_uri) for name, each in (("run_a", run_a), ("run_b", run_b))
+    )
     pair = pair_of((first, second), tracking_uri)
     found = next((each for each in pair.layers if each.quantity == quantity), None)
     if found is None:
@@ -43,10 +47,10 @@ def compare_layers(
     return layers_beside(found, (first.name or first.source, second.name or second.source))
 
 
-def _card(source: str | os.PathLike[str], tracking_uri: str | None) -> RunCard:
-    cards = list(cards_at(os.fspath(source), tracking_uri))
+def _card(source: str, tracking_uri: str | None) -> RunCard:
+    cards = list(cards_at(source, tracking_uri))
     if len(cards) > 1:
-        raise SettingsError(f"{os.fspath(source)} holds {len(cards)} runs; name one of them.")
+        raise SettingsError(f"{source} holds {len(cards)} runs; name one of them.")
     if cards[0].error:
-        raise SettingsError(f"{os.fspath(source)} could not be read: {cards[0].error}")
+        raise SettingsError(f"{source} could not be read: {cards[0].error}")
     return cards[0]

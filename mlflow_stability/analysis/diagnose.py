@@ -10,16 +10,18 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
-from mlflow_stability.analysis.asked_for import AskedFor, asked_for
+from mlflow_stability.analysis.asked_for import AskedFor, asked_for, source_texts
 from mlflow_stability.analysis.recorded_here import from_full_record
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError, StabilityError
 from mlflow_stability.reports.report import Failure
+from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 
+@with_known_names
 def diagnose(
     run_id_or_path: str | os.PathLike[str],
     tracking_uri: str | None = None,
@@ -38,8 +40,9 @@ def diagnose(
     return concluded(history_of(run_id_or_path, tracking_uri), detectors)
 
 
+@with_known_names
 def diagnose_all(
-    run_ids_and_paths: Iterable[str | os.PathLike[str]],
+    run_ids_and_paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     tracking_uri: str | None = None,
     *,
     detectors: Sequence[Detector] | None = None,
@@ -48,14 +51,14 @@ def diagnose_all(
 
     What cannot be read is a `Failure` in its place, and the others go on.
     """
-    for source in run_ids_and_paths:
+    for source in source_texts(run_ids_and_paths, "run_ids_and_paths"):
         is_path = True
         try:
             asked = asked_for(source)
             is_path = asked.is_path
             histories = histories_of(asked, tracking_uri)
         except StabilityError as error:
-            yield Failure(os.fspath(source), str(error), is_path)
+            yield Failure(source, str(error), is_path)
             continue
         for history in histories:
             try:

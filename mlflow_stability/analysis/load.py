@@ -12,13 +12,23 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from mlflow_stability.errors import SettingsError
 from mlflow_stability.tracking.run_reader import RunReader
 from mlflow_stability.tracking.run_record import RunRecord
+from mlflow_stability.vocabulary.argument import Takes, one_of, with_known_names
 
+
+def _text(given: object) -> str:
+    if not isinstance(given, str) or not given:
+        raise TypeError
+    return given
+
+
+_LAYOUT = one_of("wide", "long")["takes"]
+_RUN_ID = Takes("the id of an MLflow run", _text)
 _logger = logging.getLogger(__name__)
 
 
+@with_known_names
 def load_run(run_id: str, tracking_uri: str | None = None, layout: Literal["wide", "long"] = "wide") -> pd.DataFrame:
     """Everything that was recorded of a run, as a table.
 
@@ -30,8 +40,8 @@ def load_run(run_id: str, tracking_uri: str | None = None, layout: Literal["wide
     Raises ``RunNotFoundError`` where there is no such run or nothing of ours in it, and ``TrackingError`` where the
     server cannot be reached.
     """
-    if layout not in ("wide", "long"):
-        raise SettingsError(f'layout must be "wide" or "long", got {layout!r}.')
+    _LAYOUT.checked("layout", layout)
+    _RUN_ID.checked("run_id", run_id)
     record = RunReader(run_id, tracking_uri).record()
     if not record.complete:
         _logger.warning(

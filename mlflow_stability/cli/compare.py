@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from mlflow_stability.analysis.compare import compare
+from mlflow_stability.analysis.compare import comparison_among
 from mlflow_stability.cli.main import COULD_NOT, INTERRUPTED
 from mlflow_stability.cli.options import output_options, tracking_uri_option
 from mlflow_stability.cli.output import present, put_out
@@ -62,10 +62,10 @@ def command(
     form = form_for(file, form)
     must_not_overwrite(file, sources)
     with ReadingProgress(notes_console()) as progress:
-        comparison = compare(
+        comparison = comparison_among(
             sources,
             experiment=experiment,
-            filter=condition,
+            condition=condition,
             baseline=baseline,
             tracking_uri=tracking_uri,
             dask=dask,

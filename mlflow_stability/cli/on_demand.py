@@ -13,6 +13,8 @@ from typing import ClassVar
 import click
 from click.shell_completion import CompletionItem
 
+from mlflow_stability.vocabulary.argument import did_you_mean, or_list
+
 
 class CommandsOnDemand(click.Group):
     """Commands by name: `sync` is the object `command` in the module beside it."""
@@ -31,6 +33,16 @@ class CommandsOnDemand(click.Group):
         command = import_module(self.summaries[name][0]).command
         assert isinstance(command, click.Command)
         return command
+
+    def resolve_command(
+        self, context: click.Context, arguments: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """The command that was typed; of one that there is not, the one that was probably meant."""
+        name = arguments[0]
+        if not name.startswith("-") and name not in self.summaries:
+            near = did_you_mean(name, self.summaries) or f" There are {or_list(self.summaries, last='and')}."
+            raise click.UsageError(f"No such command {name!r}.{near}", context)
+        return super().resolve_command(context, arguments)
 
     def format_commands(self, _context: click.Context, formatter: click.HelpFormatter) -> None:
         """The list that `--help` shows."""

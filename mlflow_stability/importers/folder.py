@@ -52,7 +52,7 @@ def read_folder(folder: Path, read_file: Reader) -> list[RunHistory]:
     if not found:
         why = f" {walk.trouble[0]}" if walk.trouble else ""
         raise UnreadableLogError(
-            f"No training log was found in {shown_path(folder)} or {DEEPEST} folders below it.{why} "
+            f"There is no training log in {shown_path(folder)}{walk.searched}.{why} "
             "Give the file itself if it has an unusual name."
         )
     notes = tuple(walk.notes())
@@ -67,9 +67,19 @@ class _Walk:
         self.deleted: list[Path] = []
         self._read_file = read_file
         self._left = MOST_FILES
+        self._folders = 0
+
+    @property
+    def searched(self) -> str:
+        """Where else than in the folder itself was looked, as the rest of a sentence."""
+        below = self._folders - 1
+        if below < 1:
+            return ""
+        return " or in the folder below it" if below == 1 else f" or in the {below:,} folders below it"
 
     def runs(self, folder: Path, depth: int = 0) -> Iterator[RunHistory]:
         """The runs in a folder and below, in the order of their paths."""
+        self._folders += 1
         try:
             entries = sorted(folder.iterdir())
         except OSError as error:

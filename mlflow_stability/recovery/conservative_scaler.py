@@ -5,11 +5,14 @@ from __future__ import annotations
 import torch
 from torch.amp import GradScaler
 
+from mlflow_stability.vocabulary.argument import with_known_names
+
 INIT_SCALE = 2.0**10
 GROWTH_FACTOR = 1.5
 GROWTH_INTERVAL = 200
 
 
+@with_known_names
 def conservative_grad_scaler(
     device: str | None = None,
     *,

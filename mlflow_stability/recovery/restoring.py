@@ -19,9 +19,11 @@ from mlflow_stability.recovery import resume
 from mlflow_stability.recovery.checkpoint_meta import read_meta
 from mlflow_stability.recovery.checkpoint_shelf import Shelved, Which, damage_of
 from mlflow_stability.recovery.resume import Fetch, Resumed
+from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 
 
+@with_known_names
 def restore(
     model: Module | Sequence[Module],
     optimizer: Optimizer | Sequence[Optimizer],

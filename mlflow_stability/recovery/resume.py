@@ -26,9 +26,33 @@ from mlflow_stability.recovery.state_copy import StateCopy
 from mlflow_stability.recovery.state_file import read_state
 from mlflow_stability.recovery.tensor_names import named_tensors, tensors_of_model
 from mlflow_stability.recovery.training_parts import TrainingParts
+from mlflow_stability.vocabulary.argument import Takes, or_list
 
 Fetch = Callable[[str, Which], Path]
 """Brings the checkpoints of a run into a local directory: told the run's id and which one is wanted."""
+
+
+def _several(kind: type, called: str) -> Takes:
+    def read(given: Any) -> tuple[Any, ...]:
+        found = (given,) if isinstance(given, kind) else tuple(given)
+        if not found or not all(isinstance(each, kind) for each in found):
+            raise TypeError
+        return found
+
+    return Takes(f"a {called}, or several", read)
+
+
+def _which(given: Any) -> Which:
+    if isinstance(given, bool) or not (isinstance(given, int) or given in _NAMED):
+        raise ValueError
+    found: Which = given
+    return found
+
+
+_NAMED = ("last_good", "best", "newest")
+_MODELS = _several(Module, "torch.nn.Module")
+_OPTIMIZERS = _several(Optimizer, "torch.optim.Optimizer")
+_WHICH = Takes(or_list([*map(repr, _NAMED), "the number of a step"]), _which, _NAMED)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,8 +79,9 @@ def restore(
     fetch: Fetch | None = None,
 ) -> Resumed:
     """Restore models, optimizers, schedules, loss scale, averages and random numbers from a checkpoint."""
-    models = (model,) if isinstance(model, Module) else tuple(model)
-    optimizers = (optimizer,) if isinstance(optimizer, Optimizer) else tuple(optimizer)
+    models: tuple[Module, ...] = _MODELS.checked("model", model)
+    optimizers: tuple[Optimizer, ...] = _OPTIMIZERS.checked("optimizer", optimizer)
+    _WHICH.checked("which", which)
     found = _found(directory, run_id, which, fetch)
     folder, meta = found.checkpoint.folder, found.checkpoint.meta
     copy = read_state(folder / STATE)

@@ -9,8 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import replace
-from pathlib import Path
+from dataclasses import fields, replace
 from typing import Any, Literal
 
 from torch.nn import Module
@@ -21,11 +20,13 @@ from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.ending import closing_of
 from mlflow_stability.session.flight_plan import flight_plan
 from mlflow_stability.session.session import Session
-from mlflow_stability.vocabulary.settings import Settings, settings_from_environment
+from mlflow_stability.vocabulary.argument import check_names, with_known_names
+from mlflow_stability.vocabulary.settings import DISABLE, Settings, settings_from_environment
 
 _current: Session | None = None
 
 
+@with_known_names
 def autolog(
     *,
     log_every_n_steps: int = 10,
@@ -109,7 +110,7 @@ def autolog(
         extra_tags: Tags for the run.
     """
     global _current
-    if disable:
+    if DISABLE.checked("disable", disable):
         if _current is not None:
             _current.stop()
             _current = None
@@ -117,25 +118,26 @@ def autolog(
     if _switched_off():
         return
     settings = _settings(
+        "autolog()",
         log_every_n_steps=log_every_n_steps,
         layers_every_n_steps=layers_every_n_steps,
         layer_metrics=layer_metrics,
         attention_every_n_steps=attention_every_n_steps,
         attention_max_seq_len=attention_max_seq_len,
-        representations=(representations,) if isinstance(representations, str) else tuple(representations),
+        representations=representations,
         sdr_check_interval=sdr_check_interval,
         sdr_collapse_threshold=sdr_collapse_threshold,
         tokens_per_step=tokens_per_step,
         memory_budget=memory_budget,
         system_metrics=system_metrics,
         exit_wait=exit_wait,
-        journal_dir=None if journal_dir is None else Path(journal_dir),
-        detectors=None if detectors is None else tuple(detectors),
+        journal_dir=journal_dir,
+        detectors=detectors,
         divergence_threshold=divergence_threshold,
         consecutive_divergence_steps=consecutive_divergence_steps,
         rollback=rollback,
         guard=guard,
-        stop_on=(stop_on,) if isinstance(stop_on, str) else tuple(stop_on),
+        stop_on=stop_on,
         recovery_patience=recovery_patience,
         rollback_checkpoint_interval=rollback_checkpoint_interval,
         max_checkpoints=max_checkpoints,
@@ -146,7 +148,7 @@ def autolog(
         exclusive=exclusive,
         silent=silent,
         strict=strict,
-        extra_tags={str(key): str(value) for key, value in (extra_tags or {}).items()},
+        extra_tags=extra_tags,
     )
     if _current is not None and _current.is_inherited:
         _current.pause()  # a fork has inherited the hooks of its parent's session
@@ -185,7 +187,8 @@ def attach(model: Module, optimizer: Any = None, **settings: Any) -> Iterator[At
     Takes the settings of `autolog`. Where the hooks of `autolog` are on, they rest inside.
     """
     global _current
-    if Settings(**settings).flies:
+    checked = _settings("attach()", **settings)
+    if checked.flies:
         raise SettingsError(
             "attach() sees a step only when all is done, so it cannot skip or take back any. Use "
             "autolog(rollback=True) with an optimizer of torch.optim."
@@ -193,7 +196,7 @@ def attach(model: Module, optimizer: Any = None, **settings: Any) -> Iterator[At
     if _switched_off():
         yield Attachment(None, model, optimizer)
         return
-    outer, _current = _current, Session(_settings(**settings))
+    outer, _current = _current, Session(checked)
     session = _current
     if outer is not None:
         outer.pause()
@@ -214,8 +217,9 @@ def _switched_off() -> bool:
     return os.environ.get("MLFLOW_STABILITY_DISABLE", "") not in ("", "0")
 
 
-def _settings(**given: Any) -> Settings:
-    """The settings, with what the environment overrides."""
+def _settings(call: str, /, **given: Any) -> Settings:
+    """The settings that a call was given, with what the environment overrides."""
+    check_names(call, given, [each.name for each in fields(Settings)])
     settings = Settings(**(given | settings_from_environment()))
     if settings.flies:
         policy = flight_plan(settings).policy

@@ -13,10 +13,11 @@ from typing import Any
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.stop_conditions import StopCondition, stop_conditions
+from mlflow_stability.vocabulary.argument import shown
 from mlflow_stability.vocabulary.settings import Settings
 
 # The settings that are knobs of the policy too. One that was left as it is says nothing.
-_KNOBS = {
+KNOBS = {
     "divergence_threshold": "divergence_threshold",
     "consecutive_divergence_steps": "consecutive_divergence_steps",
     "recovery_patience": "recovery_patience",
@@ -44,10 +45,6 @@ class FlightPlan:
 def flight_plan(settings: Settings) -> FlightPlan:
     """The plan of these settings."""
     policy = _policy(settings)
-    if policy.max_checkpoints < 2:
-        raise SettingsError(
-            f"max_checkpoints must be at least 2 (a good one and a newer one), got {policy.max_checkpoints}."
-        )
     return FlightPlan(
         policy,
         stop_conditions(settings.stop_on),
@@ -59,7 +56,7 @@ def flight_plan(settings: Settings) -> FlightPlan:
 def _policy(settings: Settings) -> RollbackPolicy:
     knobs = {
         name: getattr(settings, setting)
-        for setting, name in _KNOBS.items()
+        for setting, name in KNOBS.items()
         if getattr(settings, setting) != _DEFAULTS[setting]
     }
     asked: Any = settings.rollback
@@ -70,7 +67,7 @@ def _policy(settings: Settings) -> RollbackPolicy:
         own: Any = settings.guard
         return policy if own is None else dataclasses.replace(policy, guard=own)
     if not isinstance(asked, bool):
-        raise SettingsError(f"rollback must be True, False or a RollbackPolicy, got {asked!r}.")
+        raise SettingsError(f"rollback must be True, False or a RollbackPolicy; got {shown(asked)}.")
     guard: Any = asked if settings.guard is None else settings.guard
     if settings.preset is not None:
         return RollbackPolicy.preset(settings.preset, **knobs, rollback=asked, guard=guard)

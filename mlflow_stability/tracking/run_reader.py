@@ -26,6 +26,7 @@ from mlflow.exceptions import MlflowException
 
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.address import strip_credentials
+from mlflow_stability.tracking.impatience import answering_client
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.record_events import EVENTS_FOLDER, Said, events_order, read_line
 from mlflow_stability.tracking.record_parts import RECORD_FOLDER, part_order, read_part
@@ -47,9 +48,8 @@ class RunReader:
         self.left_out: list[str] = []
         """The files, and lines of files, that could not be read."""
         self._uri = tracking_uri or mlflow.get_tracking_uri()
+        self._client = client or answering_client(tracking_uri)
         try:
-            with store_trouble("open the tracking store"):
-                self._client = client or MlflowClient(tracking_uri=self._uri)
             self._run = self._found(run_id)
         except RunNotFoundError:
             raise RunNotFoundError(

@@ -42,10 +42,9 @@ class StoredAttention:
 
 def attention_of_run(run_id: str, tracking_uri: str | None = None) -> StoredAttention:
     """The maps of a run in a tracking store."""
-    from mlflow_stability.tracking.impatience import answering_client
     from mlflow_stability.tracking.run_reader import RunReader
 
-    reader = RunReader(run_id, tracking_uri, answering_client(tracking_uri))
+    reader = RunReader(run_id, tracking_uri)
 
     def fetch(part: AttentionPart) -> list[AttentionMap]:
         return reader.fetched(f"{MAPS_FOLDER}/{part.name}", _read)

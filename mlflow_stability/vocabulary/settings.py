@@ -1,14 +1,26 @@
-"""What a user can ask for, with the numbers that hold when nothing is asked."""
+"""What a user can ask for: each setting with its default, and with the type, range and choices that it takes."""
 
 from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import Any
 
-from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary.argument import (
+    Takes,
+    check_fields,
+    elsewhere,
+    folder,
+    names,
+    number,
+    objects,
+    one_of,
+    texts_by_name,
+    whole_number,
+    yes_or_no,
+)
 
 JOURNAL_FOLDER = ".mlflow-stability"
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -17,105 +29,82 @@ BATCHES_FOLDER = "batches"
 """Likewise: one folder for each recording, with the batches of steps that broke."""
 ATTENTION_EVERY = 500
 """Every how many steps attention is looked at where nothing else is said."""
+PRESETS = ("research", "production", "debugging")
+"""The sets of knobs for the autopilot."""
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """The arguments of ``autolog()``, checked."""
+    """The arguments of ``autolog()``, checked and in their one form: paths are `Path`, one name is a tuple of one."""
 
-    log_every_n_steps: int = 10
+    log_every_n_steps: int = field(default=10, metadata=whole_number(1))
     """Every how many steps MLflow's metric tables get a point; the full record keeps every step."""
-    layers_every_n_steps: int = 100
+    layers_every_n_steps: int = field(default=100, metadata=whole_number(1))
     """Every how many steps gradients, weights and updates are measured layer by layer."""
-    layer_metrics: bool | str = False
+    layer_metrics: bool | str = field(default=False, metadata=one_of(True, False, "parameters"))
     """Layers as metrics too: False, True (one for each block of the model), ``parameters`` (all of them)."""
-    attention_every_n_steps: int | None = None
+    attention_every_n_steps: int | None = field(default=None, metadata=whole_number(0, "of steps", optional=True))
     """Every how many steps attention is looked at, head by head; 0: never; None: 500, in production never."""
-    attention_max_seq_len: int = 64
+    attention_max_seq_len: int = field(default=64, metadata=whole_number(1, "of tokens"))
     """Of how many tokens a map of attention shows the weights."""
-    representations: tuple[str, ...] = ()
+    representations: tuple[str, ...] = field(default=(), metadata=names("the name of a module", "'encoder'"))
     """Modules whose output is looked at as a representation, beside those that put out sparse binary codes."""
-    sdr_check_interval: int = 100
+    sdr_check_interval: int = field(default=100, metadata=whole_number(0, "of steps"))
     """Every how many steps representations and sparse codes are looked at; 0: never."""
-    sdr_collapse_threshold: float = 0.3
+    sdr_collapse_threshold: float = field(default=0.3, metadata=number(above=0, below=1))
     """Below this share of unique patterns sparse codes have collapsed."""
-    tokens_per_step: int | None = None
+    tokens_per_step: int | None = field(default=None, metadata=whole_number(1, "of tokens", optional=True))
     """How many tokens a step takes; None: as many as the model's first input says."""
-    memory_budget: int | None = None
+    memory_budget: int | None = field(default=None, metadata=whole_number(0, "of bytes", optional=True))
     """How many bytes of the device the measurements may take for copies; None: 1 % of it, at most 256 MB."""
-    system_metrics: bool = False
+    system_metrics: bool = field(default=False, metadata=yes_or_no())
     """Switch MLflow's own measurements of the machine on for the run."""
-    exit_wait: float = 30.0
+    exit_wait: float = field(default=30.0, metadata=number(least=0, what="of seconds"))
     """For how many seconds the end of training waits until everything is delivered."""
-    journal_dir: Path | None = None
+    journal_dir: Path | None = field(default=None, metadata=folder("'./journal'"))
     """Where the journal is kept; None: ``./.mlflow-stability``."""
-    exclusive: bool = False
+    exclusive: bool = field(default=False, metadata=yes_or_no())
     """Leave runs alone that the user started; record only into runs of our own."""
-    silent: bool = False
+    silent: bool = field(default=False, metadata=yes_or_no())
     """Say nothing, not even warnings."""
-    strict: bool = False
+    strict: bool = field(default=False, metadata=yes_or_no())
     """Raise our own errors into the training instead of switching the failing part off."""
-    extra_tags: Mapping[str, str] = field(default_factory=dict)
+    extra_tags: Mapping[str, str] = field(default_factory=dict, metadata=texts_by_name("{'team': 'speech'}"))
     """Tags for the run."""
-    detectors: tuple[Any, ...] | None = None
+    detectors: tuple[Any, ...] | None = field(
+        default=None, metadata=objects("names such as 'loss_spike' or detectors such as LossSpike()")
+    )
     """Which detectors look: names (``loss_spike``, ``loss_spike:classic``) or detectors; None: all of the catalog."""
-    divergence_threshold: float | None = None
+    divergence_threshold: float | None = field(default=None, metadata=number(above=1, optional=True))
     """Also call it divergence when the loss is this many times its mean of 100 steps; None: only the robust rule."""
-    consecutive_divergence_steps: int = 3
+    consecutive_divergence_steps: int = field(default=3, metadata=whole_number(1))
     """For how many steps in a row, with `divergence_threshold`."""
-    rollback: Any = False
+    rollback: Any = field(default=False, metadata=elsewhere())
     """Go back to a good state when the training diverges: False, True, or a `RollbackPolicy` with knobs of your own."""
-    guard: bool | str | None = None
+    guard: bool | str | None = field(default=None, metadata=one_of(True, False, "late", optional=True))
     """Skip steps that are broken: False, True, ``late``; None: where `rollback` is on."""
-    stop_on: tuple[str, ...] = ()
+    stop_on: tuple[str, ...] = field(
+        default=(), metadata=names("'nonfinite' or a condition such as 'loss>50'", "['nonfinite', 'grad_norm>100']")
+    )
     """End the training when one of these is met: ``nonfinite``, ``grad_norm>100``."""
-    recovery_patience: int = 10
+    recovery_patience: int = field(default=10, metadata=whole_number(0, "of steps"))
     """For how many steps after going back a finding waits."""
-    rollback_checkpoint_interval: int = 500
+    rollback_checkpoint_interval: int = field(default=500, metadata=whole_number(1, "of steps"))
     """Every how many steps a state is written to disk."""
-    max_checkpoints: int = 10
+    max_checkpoints: int = field(default=10, metadata=whole_number(2))
     """How many of them are kept; the best and the last good one always are."""
-    adaptive_clip: bool = False
+    adaptive_clip: bool = field(default=False, metadata=yes_or_no())
     """Clip gradients whose norm stands out from the training's own."""
-    preset: str | None = None
+    preset: str | None = field(default=None, metadata=one_of(*PRESETS, optional=True))
     """A set of knobs for the autopilot: ``research``, ``production``, ``debugging``."""
-    capture_batch: bool | str = True
+    capture_batch: bool | str = field(default=True, metadata=one_of(True, False, "upload"))
     """Look at the batch of a step that broke: False, True, ``upload`` to have its tensors in the run as well."""
-    snapshot_budget: int | None = None
+    snapshot_budget: int | None = field(default=None, metadata=whole_number(0, "of bytes", optional=True))
     """How many bytes of host memory the kept states may take; None: a quarter of what is free."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be meant, with the rule and what came."""
-        if self.log_every_n_steps < 1:
-            raise SettingsError(f"log_every_n_steps must be at least 1, got {self.log_every_n_steps}.")
-        if self.layers_every_n_steps < 1:
-            raise SettingsError(f"layers_every_n_steps must be at least 1, got {self.layers_every_n_steps}.")
-        for name in ("attention_every_n_steps", "sdr_check_interval"):
-            if (getattr(self, name) or 0) < 0:
-                raise SettingsError(f"{name} must be 0 (never) or more, got {getattr(self, name)}.")
-        if self.attention_max_seq_len < 1:
-            raise SettingsError(f"attention_max_seq_len must be at least 1, got {self.attention_max_seq_len}.")
-        if not 0 < self.sdr_collapse_threshold < 1:
-            raise SettingsError(f"sdr_collapse_threshold must be between 0 and 1, got {self.sdr_collapse_threshold}.")
-        if self.layer_metrics not in (True, False, "parameters"):
-            raise SettingsError(f"layer_metrics must be True, False or 'parameters', got {self.layer_metrics!r}.")
-        if self.tokens_per_step is not None and not self.tokens_per_step > 0:
-            raise SettingsError(f"tokens_per_step must be more than 0, got {self.tokens_per_step}.")
-        if self.memory_budget is not None and not self.memory_budget >= 0:
-            raise SettingsError(f"memory_budget must be 0 or more bytes, got {self.memory_budget}.")
-        if not self.exit_wait >= 0:
-            raise SettingsError(f"exit_wait must be 0 or more seconds, got {self.exit_wait}.")
-        if self.divergence_threshold is not None and not self.divergence_threshold > 1:
-            raise SettingsError(f"divergence_threshold must be more than 1, got {self.divergence_threshold}.")
-        if self.consecutive_divergence_steps < 1:
-            raise SettingsError(
-                f"consecutive_divergence_steps must be at least 1, got {self.consecutive_divergence_steps}."
-            )
-
-        if self.capture_batch not in (True, False, "upload"):
-            raise SettingsError(f"capture_batch must be True, False or 'upload', got {self.capture_batch!r}.")
-        if self.snapshot_budget is not None and not self.snapshot_budget >= 0:
-            raise SettingsError(f"snapshot_budget must be 0 or more bytes, got {self.snapshot_budget}.")
+        """Refuse what cannot be meant, with what the setting takes and what it got."""
+        check_fields(self)
 
     @property
     def attention_every(self) -> int:
@@ -139,6 +128,8 @@ class Settings:
         return (self.journal_dir or Path(os.environ.get("MLFLOW_STABILITY_JOURNAL_DIR") or JOURNAL_FOLDER)).absolute()
 
 
+DISABLE = yes_or_no()["takes"]
+"""What ``disable=`` takes: no setting of a recording, for there is none then."""
 _AUTOPILOT = (
     "rollback",
     "guard",
@@ -158,10 +149,13 @@ _AUTOPILOT = (
 
 def settings_from_environment() -> dict[str, float]:
     """The settings that the environment overrides: ``MLFLOW_STABILITY_EXIT_WAIT``."""
-    text = os.environ.get("MLFLOW_STABILITY_EXIT_WAIT")
+    name = "MLFLOW_STABILITY_EXIT_WAIT"
+    text = os.environ.get(name)
     if not text:
         return {}
+    takes: Takes = next(each.metadata["takes"] for each in fields(Settings) if each.name == "exit_wait")
     try:
-        return {"exit_wait": float(text)}
+        given: object = float(text)
     except ValueError:
-        raise SettingsError(f"MLFLOW_STABILITY_EXIT_WAIT must be a number of seconds, got {text!r}.") from None
+        given = text
+    return {"exit_wait": takes.checked(name, given)}

@@ -29,6 +29,22 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     assert f"mlflow-stability {name}" in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("typed", "said"),
+    [
+        (["diagnos"], "No such command 'diagnos'. Did you mean 'diagnose'?"),
+        (["Compare", "a"], "No such command 'Compare'. Did you mean 'compare'?"),
+        (["nonsense"], "No such command 'nonsense'. There are diagnose, compare, "),
+        (["diagnose", "--tracking-url", "x"], "No such option '--tracking-url'. Did you mean '--tracking-uri'?"),
+    ],
+)
+def test_what_is_misspelt_is_answered_by_what_was_meant(
+    typed: list[str], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(typed) == 2
+    assert f"Error: {said}" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("typed", [["nonsense"], ["sync", "--nonsense"], ["sync", "no/such/folder"]])
 def test_wrong_use_ends_with_code_2_and_a_sentence(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert run(typed) == 2

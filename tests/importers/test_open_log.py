@@ -143,7 +143,7 @@ def test_a_folder_gives_every_log_in_it_with_its_own_path(tmp_path: Path) -> Non
 
 def test_a_folder_without_logs_says_so(tmp_path: Path) -> None:
     (tmp_path / "notes.txt").write_text("nothing to see")
-    assert "No training log was found" in refused(tmp_path)
+    assert "There is no training log in" in refused(tmp_path)
 
 
 def test_a_folder_that_leads_into_itself_ends(tmp_path: Path) -> None:

@@ -7,7 +7,10 @@ from typing import Any
 import pytest
 
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.recovery import rollback_policy as policies
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.session.flight_plan import KNOBS
+from mlflow_stability.vocabulary.settings import PRESETS, Settings
 
 
 @pytest.mark.parametrize(
@@ -30,17 +33,51 @@ def test_what_cannot_be_meant_is_refused_with_the_rule_and_what_came(wrong: dict
     ((name, value),) = wrong.items()
     with pytest.raises(SettingsError, match=rf"^{name} must be .*{value!s}") as told:
         RollbackPolicy(**wrong)
-    assert str(told.value).endswith(".")
+    assert str(told.value).endswith((".", "?"))
 
 
 def test_presets_are_policies_that_can_be_changed() -> None:
     assert RollbackPolicy.preset("research").divergence_threshold == 1.5
     assert RollbackPolicy.preset("production", rewind=70).rewind == 70
     assert RollbackPolicy.preset("debugging").on_give_up == "raise"
-    with pytest.raises(SettingsError, match="debugging, production, research, got 'fast'"):
+    with pytest.raises(SettingsError, match="must be 'research', 'production' or 'debugging'; got 'fast'"):
         RollbackPolicy.preset("fast")
-    with pytest.raises(SettingsError, match="has no rewnid"):
+    with pytest.raises(SettingsError, match=r"no argument 'rewnid'\. Did you mean 'rewind'"):
         RollbackPolicy.preset("research", rewnid=1)
+
+
+@pytest.mark.parametrize("knob", [each.name for each in dataclasses.fields(RollbackPolicy)])
+def test_every_knob_refuses_what_is_of_no_type_of_its_own(knob: str) -> None:
+    for wrong in ("a", object(), 1j, float("nan"), -1, {"a": 1}):
+        if (knob, wrong) == ("rollback_on", "a"):
+            continue  # a name, of a finding that a detector of your own may have
+        with pytest.raises(SettingsError, match=rf"^{knob} must be .*; got .*\.$"):
+            RollbackPolicy(**{knob: wrong})
+
+
+def test_a_setting_and_the_knob_that_it_turns_take_the_same() -> None:
+    theirs = {each.name: each for each in dataclasses.fields(RollbackPolicy)}
+    ours = {each.name: each for each in dataclasses.fields(Settings)}
+    for setting, knob in KNOBS.items():
+        for given in (0, 1, 2, 0.5, None, "x"):
+            assert answer(ours[setting], given) == answer(theirs[knob], given), (setting, given)
+
+
+def answer(field: dataclasses.Field[Any], given: object) -> object:
+    try:
+        return field.metadata["takes"].checked("it", given)
+    except SettingsError:
+        return "refused"
+
+
+def test_there_is_a_policy_for_every_preset_that_a_setting_can_name() -> None:
+    assert all(isinstance(RollbackPolicy.preset(each), RollbackPolicy) for each in PRESETS)
+    assert set(policies._PRESETS) == set(PRESETS)
+
+
+def test_a_misspelt_knob_is_answered_by_the_one_that_was_meant() -> None:
+    with pytest.raises(SettingsError, match=r"^RollbackPolicy\(\) has no argument 'max_rollback'\. Did you mean"):
+        RollbackPolicy(max_rollback=3)  # type: ignore[call-arg]
 
 
 def test_every_knob_says_what_it_does() -> None:

@@ -6,7 +6,7 @@ import shutil
 import sys
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import ClassVar
 
@@ -25,6 +25,7 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary import Closing, Note, Opening, Signal, StepReading
+from mlflow_stability.vocabulary.settings import Settings
 
 
 @pytest.fixture(autouse=True)
@@ -110,13 +111,22 @@ def test_attach_does_nothing_where_the_environment_switched_it_off(
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ({"log_every_n_steps": 0}, "log_every_n_steps must be at least 1, got 0."),
-        ({"exit_wait": -1.0}, "exit_wait must be 0 or more seconds, got -1.0."),
-        ({"divergence_threshold": 0.9}, "divergence_threshold must be more than 1, got 0.9."),
-        ({"consecutive_divergence_steps": 0}, "consecutive_divergence_steps must be at least 1, got 0."),
+        ({"log_every_n_steps": 0}, "log_every_n_steps must be a whole number, at least 1; got 0."),
+        ({"exit_wait": -1.0}, "exit_wait must be a number of seconds, 0 or more; got -1.0."),
+        ({"divergence_threshold": 0.9}, "divergence_threshold must be a number, more than 1, or None; got 0.9."),
+        (
+            {"consecutive_divergence_steps": 0},
+            "consecutive_divergence_steps must be a whole number, at least 1; got 0.",
+        ),
         ({"detectors": ["loss_spik"]}, "There is no detector 'loss_spik'; did you mean loss_spike"),
         ({"detectors": [LossSpike]}, "detectors= takes names"),
-        ({"exit_wait": float("nan")}, "exit_wait must be 0 or more seconds, got nan."),
+        ({"silent": "no"}, "silent must be True or False; got 'no' (str)."),
+        ({"disable": "no"}, "disable must be True or False; got 'no' (str)."),
+        ({"rollback": "yes"}, "rollback must be True, False or a RollbackPolicy; got 'yes' (str)."),
+        ({"rollback": None}, "rollback must be True, False or a RollbackPolicy; got None."),
+        ({"max_checkpoints": 1, "rollback": True}, "max_checkpoints must be a whole number, at least 2; got 1."),
+        ({"rolback": True}, "autolog() has no argument 'rolback'. Did you mean 'rollback'?"),
+        ({"exit_wait": float("nan")}, "exit_wait must be a number of seconds, 0 or more; got nan."),
     ],
 )
 def test_what_cannot_be_meant_is_refused_with_the_rule(given: dict[str, float], said: str) -> None:
@@ -124,6 +134,25 @@ def test_what_cannot_be_meant_is_refused_with_the_rule(given: dict[str, float], 
         mlflow_stability.autolog(**given)  # type: ignore[arg-type]
     assert str(refused.value).startswith(said)
     assert mlflow_stability.current_session() is None
+
+
+@pytest.mark.parametrize("name", [each.name for each in fields(Settings)])
+def test_attach_refuses_what_autolog_refuses_in_the_same_words(name: str) -> None:
+    wrong = 1j  # of no setting
+    with pytest.raises(SettingsError) as refused:
+        mlflow_stability.autolog(**{name: wrong})  # type: ignore[arg-type]
+    attached = mlflow_stability.attach(tiny_model(), **{name: wrong})
+    with pytest.raises(SettingsError) as refused_too, attached:
+        pass
+    assert name in str(refused.value)
+    assert str(refused.value) == str(refused_too.value)
+    assert mlflow_stability.current_session() is None
+
+
+def test_attach_takes_a_folder_and_a_name_as_autolog_does(tmp_path: Path, sqlite_uri: str) -> None:
+    with mlflow_stability.attach(tiny_model(), journal_dir="j", representations="x", exit_wait=0) as watching:
+        watching.step(1.0)
+    assert (tmp_path / "j").is_dir()
 
 
 def test_a_journal_folder_that_cannot_be_made_is_one_warning_and_training_goes_on(

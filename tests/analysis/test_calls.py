@@ -1,0 +1,111 @@
+"""Calls that cannot be meant: each is answered by a sentence, and leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import FunctionType
+from typing import Any
+
+import pytest
+from analysis.logs import falling, write_log
+from torch.nn import Linear
+from torch.optim import SGD
+
+import mlflow_stability
+from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError, UnreadableLogError
+
+NO_SUCH_RUN = "0123456789abcdef" * 2
+FUNCTIONS = [name for name in mlflow_stability.__all__ if isinstance(getattr(mlflow_stability, name), FunctionType)]
+READING: dict[str, Callable[[Any], Any]] = {
+    "diagnose": mlflow_stability.diagnose,
+    "diagnose_all": lambda each: list(mlflow_stability.diagnose_all(each)),
+    "compare": mlflow_stability.compare,
+    "load_run": mlflow_stability.load_run,
+    "dashboard": mlflow_stability.dashboard,
+    "attention_heatmap": mlflow_stability.attention_heatmap,
+    "attention_entropy_plot": mlflow_stability.attention_entropy_plot,
+    "compare_attention": lambda each: mlflow_stability.compare_attention(each, each),
+    "compare_layers": lambda each: mlflow_stability.compare_layers(each, each),
+}
+
+
+@pytest.mark.parametrize("name", [each for each in FUNCTIONS if each not in ("attach", "current_session")])
+def test_a_misspelt_argument_of_a_public_call_is_answered_by_what_was_meant(name: str) -> None:
+    call = getattr(mlflow_stability, name)
+    known = list(call.__wrapped__.__annotations__)[-2]
+    with pytest.raises(SettingsError, match=rf"^{name}\(\) has no argument '.*'\. Did you mean '{known}'\?$"):
+        call(**{f"{known[:-1]}": 1})
+
+
+def test_a_misspelt_setting_of_attach_is_answered_by_what_was_meant() -> None:
+    attached = mlflow_stability.attach(Linear(1, 1), extra_tag={})
+    with pytest.raises(SettingsError) as told, attached:
+        pass
+    assert str(told.value) == "attach() has no argument 'extra_tag'. Did you mean 'extra_tags'?"
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"model": None, "optimizer": None}, "model must be a torch.nn.Module, or several; got None."),
+        ({"model": Linear(1, 1), "optimizer": "sgd"}, "optimizer must be a torch.optim.Optimizer, or several; got 's"),
+        ({"model": [], "optimizer": None}, "model must be a torch.nn.Module, or several; got [] (list)."),
+        (
+            {"model": Linear(1, 1), "optimizer": SGD(Linear(1, 1).parameters()), "which": "last"},
+            "which must be 'last_good', 'best', 'newest' or the number of a step; got 'last' (str). Did you mean",
+        ),
+    ],
+)
+def test_what_cannot_be_restored_is_refused_by_the_name_of_the_argument(given: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError) as told:
+        mlflow_stability.restore(**given)
+    assert str(told.value).startswith(said)
+
+
+@pytest.mark.parametrize("wrong", [None, 3, b"x", "", {}, 1.5])
+@pytest.mark.parametrize("name", READING)
+def test_what_can_name_no_run_is_refused_by_the_name_of_the_argument(name: str, wrong: object) -> None:
+    if name in ("diagnose_all", "compare") and not (wrong is None or isinstance(wrong, str | bytes)):
+        wrong = [wrong]
+    with pytest.raises(SettingsError, match=r"^run_\w+ must be the id of an MLflow run.*; got .*\.$"):
+        READING[name](wrong)
+
+
+@pytest.mark.parametrize("source", ["x", NO_SUCH_RUN])
+@pytest.mark.parametrize("name", READING)
+def test_a_run_that_there_is_not_leaves_nothing_in_the_working_directory(
+    name: str, source: str, tmp_path: Path
+) -> None:
+    if name == "diagnose_all":
+        (failure,) = READING[name](source)
+        assert failure.source == source
+    else:
+        with pytest.raises(StabilityError):
+            READING[name](source)
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("asked", ["x", ["x"], ["x", "y"]])
+def test_a_comparison_of_which_nothing_can_be_read_raises(asked: str | list[str]) -> None:
+    with pytest.raises(RunNotFoundError, match="No such file, folder or run id: 'x'") as told:
+        mlflow_stability.compare(asked)
+    assert str(told.value).startswith("None of the 2 runs could be read. ") is (len(asked) == 2)
+
+
+def test_a_comparison_of_which_something_can_be_read_says_what_cannot(tmp_path: Path) -> None:
+    found = mlflow_stability.compare([write_log(tmp_path / "a.jsonl", falling()), "x"], remember=False)
+    assert len(found.cards) == 1
+    assert "'x'" in found.unread[0].error
+
+
+def test_an_empty_folder_is_said_to_hold_no_log_without_folders_that_there_are_not(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableLogError) as told:
+        mlflow_stability.diagnose(tmp_path)
+    assert str(told.value).startswith(f"There is no training log in {tmp_path}. Give the file itself")
+    (tmp_path / "one").mkdir()
+    with pytest.raises(UnreadableLogError, match=r"or in the folder below it\. Give"):
+        mlflow_stability.diagnose(tmp_path)
+    (tmp_path / "one" / "two").mkdir()
+    with pytest.raises(UnreadableLogError, match=r"or in the 2 folders below it\. Give"):
+        mlflow_stability.diagnose(tmp_path)

@@ -1,0 +1,105 @@
+from __future__ import annotations
+
+import enum
+import inspect
+from dataclasses import dataclass, field
+
+import pytest
+
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary.argument import (
+    check_fields,
+    check_names,
+    did_you_mean,
+    made_with_known_names,
+    member_of,
+    number,
+    one_of,
+    or_list,
+    shown,
+    whole_number,
+    with_known_names,
+)
+
+
+class Level(enum.IntEnum):
+    LOW = 1
+    HIGH = 2
+
+
+@with_known_names
+def call(path: str, *, rollback: bool = False) -> tuple[str, bool]:
+    """Take two arguments."""
+    return path, rollback
+
+
+@made_with_known_names
+@dataclass(frozen=True)
+class Knobs:
+    every: int = field(default=3, metadata=whole_number(1))
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def test_a_misspelt_argument_is_answered_by_the_one_that_was_meant() -> None:
+    with pytest.raises(SettingsError) as told:
+        call("a", rolback=True)  # type: ignore[call-arg]
+    assert str(told.value) == "call() has no argument 'rolback'. Did you mean 'rollback'?"
+    with pytest.raises(SettingsError, match=r"^Knobs\(\) has no argument 'evry'\. Did you mean 'every'\?$"):
+        Knobs(evry=3)  # type: ignore[call-arg]
+
+
+def test_an_argument_like_none_is_answered_by_those_there_are() -> None:
+    with pytest.raises(SettingsError, match=r"no argument 'zzz'\. It has path and rollback\."):
+        call("a", zzz=1)  # type: ignore[call-arg]
+
+
+def test_a_call_with_known_names_is_otherwise_the_same() -> None:
+    assert call("a", rollback=True) == ("a", True)
+    assert list(inspect.signature(call).parameters) == ["path", "rollback"]
+    assert call.__doc__ == "Take two arguments."
+    with pytest.raises(TypeError, match="path"):
+        call()  # type: ignore[call-arg]
+    assert Knobs(every=4.0).every == 4  # type: ignore[arg-type]
+    assert list(inspect.signature(Knobs).parameters) == ["every"]
+
+
+def test_names_are_compared_without_regard_to_capitals() -> None:
+    assert did_you_mean("Seed", ["seed"]) == " Did you mean 'seed'?"
+    assert did_you_mean("loss", ["attention"]) == ""
+    check_names("f()", ["a"], ["a", "b"])
+
+
+def test_a_limit_that_is_not_part_of_the_range_is_refused() -> None:
+    share = number(above=0, most=1)["takes"]
+    assert share.checked("share", 1) == 1
+    with pytest.raises(SettingsError, match="share must be a number, more than 0 and at most 1; got 0"):
+        share.checked("share", 0)
+    assert number(least=0)["takes"].checked("wait", float("inf")) == float("inf")
+
+
+def test_one_and_true_are_not_the_same_choice() -> None:
+    takes = one_of(True, False, "late")["takes"]
+    assert takes.checked("guard", "late") == "late"
+    with pytest.raises(SettingsError, match="guard must be True, False or 'late'; got 1"):
+        takes.checked("guard", 1)
+
+
+def test_a_member_of_an_enumeration_is_taken_by_its_name_too() -> None:
+    takes = member_of(Level)["takes"]
+    assert takes.checked("level", Level.HIGH) is Level.HIGH
+    assert takes.checked("level", "high") is Level.HIGH
+    with pytest.raises(SettingsError, match=r"level must be Level.LOW or Level.HIGH; got 2\.$"):
+        takes.checked("level", 2)
+
+
+def test_a_long_value_is_cut_and_one_that_cannot_be_shown_is_still_told() -> None:
+    class Broken:
+        def __repr__(self) -> str:
+            raise RuntimeError
+
+    assert shown("a" * 500).endswith("… (str)")
+    assert shown(Broken()) == "an object (Broken)"
+    assert shown(3) == "3"
+    assert or_list(["a"]) == "a"

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary.settings import Settings, settings_from_environment
+
+WRONG: dict[str, list[Any]] = {
+    "whole number": ["10", "1GB", None, True, 2.5, -1, float("nan"), float("inf"), [3], {}, 1j, object()],
+    "number": ["x", "0.5", None, False, -1.0, float("nan"), [1.0], b"1", object()],
+    "True": ["no", "yes", None, 1, 0, 0.0, [], object()],
+    "the name of a module": [None, 3, True, [1], {"encoder": 1}, b"encoder", object()],
+    "'nonfinite'": [None, 3, True, [50], {"loss": 50}, object()],
+    "a mapping": [["a"], "a=b", 3, True, object()],
+    "the path": ["", 3, True, ["journal"], b"journal"],
+    "names": [3, True, b"loss_spike", {"loss_spike": 1}],
+    "'research'": ["prod", "Production", 3, True, ["research"]],
+}
+"""Values that are refused, by how the words of the settings that refuse them begin."""
+CHECKED = [each for each in fields(Settings) if each.name != "rollback"]
+"""`rollback` is checked where its policy is known."""
+
+
+def wrong_for(words: str, default: object) -> list[Any]:
+    known = next(key for key in WRONG if words.removeprefix("a ").startswith(key) or words.startswith(key))
+    return [each for each in WRONG[known] if not (each is None and "None" in words) and each is not default]
+
+
+CASES = [
+    pytest.param(each.name, wrong, id=f"{each.name}-{str(wrong)[:20]}")
+    for each in CHECKED
+    for wrong in wrong_for(each.metadata["takes"].words, each.default)
+]
+
+
+@pytest.mark.parametrize(("name", "wrong"), CASES)
+def test_what_a_setting_cannot_be_is_refused_with_what_it_takes_and_what_it_got(name: str, wrong: object) -> None:
+    with pytest.raises(SettingsError) as refused:
+        Settings(**{name: wrong})  # type: ignore[arg-type]
+    said = str(refused.value)
+    takes = next(each.metadata["takes"] for each in fields(Settings) if each.name == name)
+    assert said.startswith(f"{name} must be {takes.words}; got ")
+    if type(wrong) is not object:
+        assert repr(wrong) in said
+
+
+def test_every_setting_says_what_it_takes_and_takes_its_default() -> None:
+    for each in CHECKED:
+        assert each.metadata["takes"].words, each.name
+    assert Settings() == Settings(**{each.name: getattr(Settings(), each.name) for each in fields(Settings)})
+
+
+def test_one_name_is_a_tuple_of_one_and_a_folder_is_a_path() -> None:
+    found = Settings(representations="encoder", stop_on="nonfinite", journal_dir="j", detectors="loss_spike")  # type: ignore[arg-type]
+    assert found.representations == ("encoder",)
+    assert found.stop_on == ("nonfinite",)
+    assert found.journal_dir == Path("j")
+    assert found.detectors == ("loss_spike",)
+    assert Settings(extra_tags={"seed": 3, 4: None}).extra_tags == {"seed": "3", "4": "None"}  # type: ignore[dict-item]
+    assert Settings(extra_tags=None).extra_tags == {}  # type: ignore[arg-type]
+
+
+def test_numbers_of_numpy_and_whole_floats_are_numbers() -> None:
+    found = Settings(log_every_n_steps=np.int64(5), memory_budget=1e9, exit_wait=np.float32(0.5), silent=np.bool_(True))  # type: ignore[arg-type]
+    assert (found.log_every_n_steps, found.memory_budget, found.exit_wait, found.silent) == (5, 10**9, 0.5, True)
+    assert type(found.log_every_n_steps) is int
+    assert type(found.silent) is bool
+
+
+def test_the_nearest_choice_is_suggested() -> None:
+    with pytest.raises(SettingsError, match="Did you mean 'production'"):
+        Settings(preset="prod")
+    with pytest.raises(SettingsError, match="Did you mean 'parameters'"):
+        Settings(layer_metrics="params")
+
+
+@pytest.mark.parametrize("text", ["soon", "-1", "nan"])
+def test_a_wait_of_the_environment_that_is_none_is_refused_by_the_name_of_its_variable(
+    text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MLFLOW_STABILITY_EXIT_WAIT", text)
+    with pytest.raises(SettingsError, match="MLFLOW_STABILITY_EXIT_WAIT must be a number of seconds, 0 or more; got "):
+        settings_from_environment()
