@@ -64,8 +64,9 @@ class NotMeasured:
 
     What it sees: once, at the first steps: a model that is not found among Python's objects, because `gc.freeze()` has
     hidden it; parameters that are split over processes (FSDP, `DTensor`), of whose norms each process knows a part.
-    When it is first due: a model that is not looked into, because something is compiled, or because running it once
-    more might change the training.
+    A training in which no loss was seen in 20 steps (`torch.func`, `torch.autograd.grad`, a pipeline stage, gradients
+    that the script sets). When it is first due: a model that is not looked into, because something is compiled, or
+    because running it once more might change the training.
 
     Why it matters: what is missing from the run is missing for this reason, and nothing is wrong with the training.
 
@@ -81,7 +82,32 @@ class NotMeasured:
     remedies: ClassVar[tuple[str, ...]] = ("Call `gc.freeze()` after the first step of the training.",)
 
 
-SETUP_KINDS: tuple[type[ConfigurationChanged | ModelLint | NotMeasured], ...] = (
+@dataclass(frozen=True, slots=True)
+class BatchDiscarded:
+    """The script discarded the gradients of a batch whose loss was not finite.
+
+    What it sees: a backward pass that began at a NaN or an infinite loss, and whose gradients were set to None or zero
+    before the optimizer stepped, by the script or by what wraps the optimizer (DeepSpeed on overflow). Where gradients
+    go into other buffers: such a loss in a step of several backward passes whose gradient norm is finite.
+
+    Why it matters: the batch belongs to no step, so that no curve shows it; the data or the model produced it all the
+    same.
+
+    What to try: inspect the batch.
+
+    When it is wrong: a batch of ignored labels alone has a NaN loss and gradients of zero; its gradients may have been
+    part of the step and changed nothing.
+
+    Reference: https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html
+    """
+
+    kind: ClassVar[str] = "batch_discarded"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
+    remedies: ClassVar[tuple[str, ...]] = ("Inspect the batch whose loss was not finite.",)
+
+
+SETUP_KINDS: tuple[type[BatchDiscarded | ConfigurationChanged | ModelLint | NotMeasured], ...] = (
+    BatchDiscarded,
     ConfigurationChanged,
     ModelLint,
     NotMeasured,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -30,8 +30,8 @@ class Clip:
 
 
 @dataclass(frozen=True, slots=True)
-class Zeroed:
-    """Gradients were set to zero: losses from before are not what an optimizer of these parameters follows."""
+class Discarded:
+    """Gradients were set to zero or None: losses from before are not what an optimizer of these parameters follows."""
 
     parameters: frozenset[int]
     """Which, by identity."""
@@ -46,8 +46,12 @@ class Cycle:
 
     losses: list[Tensor] = field(default_factory=list)
     micro_batches: int = 0
-    zeroed: dict[int, Zeroed] = field(default_factory=dict)
-    """For each optimizer or module, by identity, when it last set its gradients to zero."""
+    unsure: int = 0
+    """Of how many of the first losses nobody can tell whether their gradients are still there."""
+    discards: dict[int, Discarded] = field(default_factory=dict)
+    """For each optimizer or module, by identity, when its gradients were last discarded."""
+    discarded_losses: list[Tensor] = field(default_factory=list)
+    """Losses whose gradients the script discarded before the step: they belong to none."""
     clips: list[Clip] = field(default_factory=list)
     limits: dict[str, float] = field(default_factory=dict)
     """With which limits gradients were clipped: ``max_norm``, ``clip_value``."""
@@ -81,19 +85,35 @@ class Cycle:
         """Whether an optimizer has begun to consume the gradients."""
         return bool(self.stepped)
 
-    def drop_zeroed(self, optimizer: Optimizer) -> None:
-        """Forget the losses whose gradients were set to zero before this optimizer came to its gate."""
-        if not self.zeroed:
+    @property
+    def sure_losses(self) -> list[Tensor]:
+        """The losses that this step is known to follow; what the others left is seen in the gradients."""
+        return self.losses[self.unsure :] if self.unsure else self.losses
+
+    def discard(self, owner: object, parameters: Iterable[Tensor]) -> None:
+        """The gradients of these parameters are gone."""
+        self.discards[id(owner)] = Discarded(frozenset(map(id, parameters)), len(self.losses), self.micro_batches)
+
+    def drop_discarded(self, optimizer: Optimizer) -> None:
+        """Set the losses aside whose gradients were discarded before this optimizer came to its gate."""
+        if not self.discards:
             return
         parameters = {id(each) for group in optimizer.param_groups for each in group["params"]}
-        latest = [each for each in self.zeroed.values() if parameters <= each.parameters]
+        latest = [each for each in self.discards.values() if parameters <= each.parameters]
         if latest:
-            del self.losses[: max(each.losses for each in latest)]
-            self.micro_batches -= max(each.micro_batches for each in latest)
+            self.set_aside(max(each.losses for each in latest), max(each.micro_batches for each in latest))
+
+    def set_aside(self, losses: int, micro_batches: int) -> None:
+        """The first losses, of so many backward passes, belong to no step."""
+        self.discarded_losses += self.losses[:losses]
+        del self.losses[:losses]
+        self.unsure = max(0, self.unsure - losses)
+        self.micro_batches -= micro_batches
 
     def condense(self) -> None:
         """Keep only the sum of many losses: where no gate comes for so long, hardly one will."""
         if len(self.losses) <= MOST_LOSSES:
             return
         self.losses[:] = [torch.stack([each.to(self.losses[0]) for each in self.losses]).sum()]
-        self.zeroed.clear()
+        self.unsure = min(self.unsure, 1)
+        self.discards.clear()

@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.cycle import Cycle, Zeroed
+from mlflow_stability.probes.cycle import Cycle
 from mlflow_stability.probes.cycle_takes import UnscaledLoss, take_clip, take_limit, take_losses, take_rates, take_scale
 from mlflow_stability.probes.gradient_norm import parameters_of, total_norm, whole_gradients_of
+from mlflow_stability.probes.held_gradients import HeldGradients
 from mlflow_stability.probes.optimizer_tracks import OptimizerTracks
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.readback import Readback
@@ -56,7 +57,11 @@ class CycleMeter:
         self._unscaled_loss: UnscaledLoss | None = None
         self._ended_at: float | None = None
         self._skips = Skips({})
+        self._held = HeldGradients()
         self._take_losses = guard("loss", take_losses)
+        self._look_back = guard("discarded gradients", self._discarded)
+        self._note_held = guard("discarded gradients", self._held.backward_ended)
+        self._follow = guard("discarded gradients", self._held.at_gate)
         self._take_norm = guard("gradient norm", self._norm)
         self._take_learning_rates = guard("learning rate", take_rates)
         self._take_scale = guard("loss scale", take_scale)
@@ -69,6 +74,7 @@ class CycleMeter:
             return
         if self._cycle.has_gate and not self._evaluating:
             self._end_cycle()
+        self._look_back(self._cycle)
         self._cycle.micro_batches += 1
         self._losses_before = len(self._cycle.losses)
         self._cycle.clips.clear()  # what was clipped before more gradients came is not what the optimizer will get
@@ -78,6 +84,7 @@ class CycleMeter:
 
     def backward_ended(self) -> None:
         """Runs right after gradients were computed, or failed to be."""
+        self._note_held()
         self._survey.backward_ended()
 
     def backward_failed(self) -> None:
@@ -91,8 +98,7 @@ class CycleMeter:
         """Runs after an optimizer or a module set its gradients to zero."""
         cycle = self._cycle
         if cycle.micro_batches and not cycle.has_gate:
-            parameters = frozenset(map(id, parameters_of(owner)))
-            cycle.zeroed[id(owner)] = Zeroed(parameters, len(cycle.losses), cycle.micro_batches)
+            cycle.discard(owner, parameters_of(owner))
 
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         """Runs after the script took a norm of gradients."""
@@ -139,10 +145,11 @@ class CycleMeter:
         cycle = self._cycle
         if not cycle.has_gate:
             self._belongs_to(self._on_gate(optimizer))
-            cycle.drop_zeroed(optimizer)
+            cycle.drop_discarded(optimizer)
         cycle.track = self._tracks.join(optimizer, cycle.track)
         cycle.stepped.append(id(optimizer))
         self._take_scale(cycle, optimizer)
+        self._follow(optimizer)
         unscale = getattr(optimizer, "grad_scale", None)
         self._take_norm(whole_gradients_of(optimizer), unscale)
         self._take_learning_rates(cycle, optimizer, self._tracks)
@@ -206,6 +213,21 @@ class CycleMeter:
     def settle(self) -> None:
         """Wait for what is on its way: the one it belongs to is about to end."""
         self._readback.drain()
+
+    def _discarded(self, cycle: Cycle) -> None:
+        """What the script has discarded since the backward pass before, where this step had one."""
+        if not cycle.micro_batches:
+            self._held.step_begins()
+            return
+        left = self._held.left()
+        if left.nothing:
+            cycle.set_aside(len(cycle.losses), cycle.micro_batches)
+            cycle.discards.clear()
+        else:
+            for optimizer in left.emptied:
+                cycle.discard(optimizer, parameters_of(optimizer))
+        if left.unsure:
+            cycle.unsure = len(cycle.losses)
 
     def _belongs_to(self, owner: Any) -> None:
         """A new owner's tracks, skips and times begin afresh."""

@@ -28,6 +28,8 @@ class CycleReading:
     """What ``grad_norm`` stands for: ``before clipping``, ``after clipping`` or ``no clipping seen``; empty: none."""
     tables: tuple[tuple[Table, Sequence[float]], ...] = ()
     """How gradients and weights were spread in each layer, where that was measured, and the numbers of each."""
+    discarded: tuple[float, ...] = ()
+    """Losses that were not finite and belong to no step: the script discarded their gradients."""
 
 
 @dataclass(slots=True)
@@ -54,7 +56,7 @@ the training."""
 
 def scalars_of(cycle: Cycle) -> list[Tensor | float]:
     """All that must come to the host, in the order in which `reading_of` takes it."""
-    scalars: list[Tensor | float] = [*cycle.losses, *cycle.norms]
+    scalars: list[Tensor | float] = [*cycle.losses, *cycle.discarded_losses, *cycle.norms]
     for clip in cycle.clips:
         scalars += (clip.norm, 1.0 if clip.scale is None else clip.scale)
     scalars += cycle.learning_rates.values()
@@ -82,6 +84,7 @@ def reading_of(
     """The reading, from the values of `scalars_of` and `rows_of`."""
     numbers = iter(values)
     losses = _take(numbers, len(cycle.losses))
+    discarded = [each for each in _take(numbers, len(cycle.discarded_losses)) if not math.isfinite(each)]
     norms = _take(numbers, len(cycle.norms))
     clips = [(next(numbers), next(numbers)) for _ in cycle.clips]
     learning_rates = _take(numbers, len(cycle.learning_rates))
@@ -98,9 +101,16 @@ def reading_of(
     skipped = skips.add(cycle.track, not_taken)
     if cycle.loss_scale is not None or skipped:
         add("skipped_steps", float(skipped))
+    micro_batches = cycle.micro_batches
+    # What NaN leaves behind is NaN: where gradients are finite, such a loss is not behind them.
+    if cycle.unsure and norms and all(map(math.isfinite, norms)):
+        strange = [each for each in losses[: cycle.unsure] if not math.isfinite(each)]
+        losses = [each for each in losses[: cycle.unsure] if math.isfinite(each)] + losses[cycle.unsure :]
+        micro_batches -= len(strange)
+        discarded += strange
     if losses:
         add("loss", math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses))
-        add("micro_batches", float(cycle.micro_batches))
+        add("micro_batches", float(micro_batches))
     basis = ""
     if norms:
         at_gate = _root_of_squares(norms)
@@ -119,7 +129,7 @@ def reading_of(
         _add_blocks(cycle, rows, not_taken, signals, found)
     behind = len(rows) - len(cycle.tables)
     tables = tuple(zip(cycle.tables, rows[behind:], strict=True))
-    return CycleReading(one_layout(signals), tuple(found), when, basis, tables)
+    return CycleReading(one_layout(signals), tuple(found), when, basis, tables, tuple(discarded))
 
 
 def _add_blocks(

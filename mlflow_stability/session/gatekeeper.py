@@ -83,7 +83,7 @@ class Gatekeeper:
         if not self.guards and cycle is not self._skipping:
             return
         largest = self._limit(facts.place).largest if self.guards else None
-        losses = cycle.losses if self.guards else []
+        losses = cycle.sure_losses if self.guards else []
         verdict = self.guard.at_gate(optimizer, cycle, losses, norm, companions, largest)
         self._take_note(verdict, optimizer, cycle, facts, still_open)
 

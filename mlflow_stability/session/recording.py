@@ -22,6 +22,7 @@ from mlflow_stability.probes.running_numbers import RunningNumbers
 from mlflow_stability.session.batch_report import BatchReport
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.heard_metrics import HeardMetric
+from mlflow_stability.session.loss_account import NO_LOSS, LossAccount
 from mlflow_stability.session.representation_summary import RepresentationAccount
 from mlflow_stability.vocabulary.attention_map import AttentionMap
 from mlflow_stability.vocabulary.event import Event
@@ -62,12 +63,15 @@ class Recording:
         self._journal = JournalWriter(folder, opening)
         self._panel = Panel(detectors)
         self._representations = RepresentationAccount()
+        self._losses = LossAccount()
         self._running = RunningNumbers(opening.log_every_n_steps)
         self._guard = guard
         self._judge = guard("detectors", self._panel_judges)
         self._keep_table = guard("layer tables", self._table)
         self._sum_up = guard("summary of representations", self._representations.take)
         self._tell_sums = guard("summary of representations", self._tell_of_representations)
+        self._account = guard("losses", self._account_for_losses)
+        self._account_at_end = guard("losses", self._tell_of_losses)
         self._on_event = on_event
         self._cost_since: tuple[float, float] | None = None
         self._norm_bases: dict[str, list[str]] = {}
@@ -103,6 +107,7 @@ class Recording:
         self._sum_up(step)
         events = self._judge(step)
         self._last = step
+        self._account(reading)
         if reading.norm_basis:
             self._note_basis(reading)
         for table, numbers in reading.tables:
@@ -148,6 +153,7 @@ class Recording:
         """End it; what comes later belongs to another recording."""
         if not self.closed:
             self._tell_sums()
+            self._account_at_end(self._losses.missing(self.step))
             self.closed = True
             self._journal.append(replace(closing, step=self.step, time=time.time()))
             self._journal.close()
@@ -168,6 +174,16 @@ class Recording:
     def _tell_of_representations(self) -> None:
         for event in self._representations.events(self.step):
             self.tell(event)
+
+    def _account_for_losses(self, reading: CycleReading) -> None:
+        self._tell_of_losses(self._losses.take(self.step, reading))
+
+    def _tell_of_losses(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.tell(event)
+            if event.place == "loss":
+                self.note("loss", NO_LOSS)
+                self.say(f"{event.message} {event.remedies[0]}")
 
     def _note_basis(self, reading: CycleReading) -> None:
         """Once for each meaning: clipping may come and go from step to step, and from track to track."""

@@ -1,0 +1,144 @@
+"""Tells whether a script has discarded the gradients of an earlier backward pass before the next one began.
+
+``zero_grad()`` is seen by a hook; ``p.grad = None`` and ``p.grad.zero_()`` are not. One parameter of each known
+optimizer is looked at before and after a backward pass, whatever the number of parameters; all of them are looked at
+only where that one's gradient is gone or was changed.
+
+Promised: nothing of a gradient is kept alive, changed or waited for. Where gradients go elsewhere in a backward pass
+(flat buffers, split parameters) nothing is claimed.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.weak import TensorWeakRef
+
+from mlflow_stability.probes.gradient_norm import gradients_of, is_split, parameters_of, total_norm
+from mlflow_stability.probes.readback import value_on_host
+
+MOST = 16
+"""So many optimizers are followed, those that came last; a script may make one for every sample."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What the backward passes of an open step have left, right before the next one begins."""
+
+    emptied: tuple[Optimizer, ...]
+    """Optimizers none of whose parameters has a gradient other than zero any more."""
+    nothing: bool
+    """Whether that is so of every optimizer that the backward passes have reached."""
+    unsure: bool
+    """Whether some gradients cannot be followed, so that nothing is known of them."""
+
+
+class HeldGradients:
+    """One parameter of each optimizer, and its gradient as it was last seen."""
+
+    def __init__(self) -> None:
+        self._witnesses: dict[int, _Witness] = {}
+
+    def at_gate(self, optimizer: Optimizer) -> None:
+        """Follow this optimizer from now on; runs while it has gradients."""
+        known = self._witnesses.get(id(optimizer))
+        if known is not None and known.optimizer() is optimizer:
+            return
+        parameter = _with_gradient(optimizer)
+        if parameter is None or is_split(parameter):
+            return
+        self._witnesses.pop(id(optimizer), None)
+        self._witnesses[id(optimizer)] = _Witness(optimizer, parameter)
+        if len(self._witnesses) > MOST:
+            del self._witnesses[next(iter(self._witnesses))]
+
+    def step_begins(self) -> None:
+        """Runs right before the first backward pass of a step."""
+        for each in self._witnesses.values():
+            each.note()
+            each.reached = False
+
+    def backward_ended(self) -> None:
+        """Runs right after each backward pass."""
+        for each in self._witnesses.values():
+            if not each.is_as_noted():
+                each.note()
+                each.reached = each.gradient is not None
+
+    def left(self) -> Left:
+        """Runs right before a further backward pass of the same step."""
+        emptied, held, unknown = [], False, False
+        for each in self._witnesses.values():
+            optimizer = each.optimizer()
+            if not each.reached or optimizer is None:
+                continue
+            holds = each.is_as_noted() or each.still_holds(optimizer)
+            held, unknown = held or holds is True, unknown or holds is None
+            if holds is False:
+                emptied.append(optimizer)
+                each.reached = False
+        nothing = bool(emptied) and not held and not unknown
+        return Left(tuple(emptied), nothing, not held and (unknown or not emptied))
+
+    def reaches(self, optimizer: Optimizer) -> bool | None:
+        """Whether backward passes give this optimizer its gradients, and nothing copies them; None: not known yet."""
+        known = self._witnesses.get(id(optimizer))
+        return None if known is None or known.optimizer() is not optimizer else known.reached
+
+
+class _Witness:
+    """The one parameter of an optimizer."""
+
+    __slots__ = ("gradient", "optimizer", "parameter", "reached", "version")
+
+    def __init__(self, optimizer: Optimizer, parameter: Tensor) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.parameter = TensorWeakRef(parameter)
+        self.gradient: TensorWeakRef | None = None
+        """Its gradient when it was noted; memory is used again, so that its address would not tell."""
+        self.version = 0
+        """How often that had been written to in place."""
+        self.reached = False
+        """Whether a backward pass of this step has given it a gradient."""
+
+    def note(self) -> None:
+        """Keep how its gradient is now."""
+        parameter = self.parameter()
+        gradient = None if parameter is None else parameter.grad
+        if gradient is None:
+            self.gradient = None
+        else:
+            self.gradient, self.version = TensorWeakRef(gradient), _version(gradient)
+
+    def is_as_noted(self) -> bool:
+        """Whether nobody has touched its gradient since."""
+        parameter = self.parameter()
+        gradient = None if parameter is None else parameter.grad
+        if gradient is None or self.gradient is None:
+            return gradient is self.gradient
+        return self.gradient() is gradient and _version(gradient) == self.version
+
+    def still_holds(self, optimizer: Optimizer) -> bool | None:
+        """Whether any gradient of its optimizer is more than zero; None where a device would have to be waited for."""
+        parameter = _with_gradient(optimizer)
+        if parameter is None:
+            return False
+        mine = self.parameter()
+        if mine is None or mine.grad is None:  # the script has dropped this one alone
+            self.parameter = TensorWeakRef(parameter)
+            self.note()
+            return True
+        norm = total_norm(gradients_of(optimizer))
+        value = None if norm is None else value_on_host(norm)
+        return None if value is None else value != 0
+
+
+def _with_gradient(optimizer: Optimizer) -> Tensor | None:
+    return next((each for each in parameters_of(optimizer) if each.grad is not None), None)
+
+
+def _version(gradient: Tensor) -> int:
+    return 0 if gradient.is_inference() else gradient._version
