@@ -10,6 +10,8 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
+from mlflow_stability.diagnosis.causes import explainable
+from mlflow_stability.diagnosis.deciding import deciding_of
 from mlflow_stability.diagnosis.remedies import remedies_of
 from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
 from mlflow_stability.vocabulary.diagnosis import Diagnosis
@@ -23,23 +25,20 @@ def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
     bad, kept_bad = _bad(diagnosis.episodes), _bad(kept)
     if len(bad) == len(kept_bad):
         return replace(diagnosis, episodes=kept)
-    cause = diagnosis.cause if kept_bad and _begins(kept_bad) == _begins(bad) else None
+    cause = None
     if kept_bad:
         outcome = outcome_of(kept, diagnosis.curves, "", measured=False)
         verdict = verdict_of(outcome, kept, diagnosis.curves, diagnosis.points)
+        deciding = deciding_of(outcome, explainable(kept))
+        cause = None if deciding is None else deciding.cause
     else:
         outcome = "cannot_tell"
         others = Counter(each.kind for each in bad)
         listed = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in others.items())
         verdict = f"Cannot tell: no {' or '.join(sorted(kinds))} was found; what was found is of other kinds: {listed}."
-    return replace(
-        diagnosis, episodes=kept, outcome=outcome, verdict=verdict, cause=cause, remedies=remedies_of(kept, cause)
-    )
+    remedies = remedies_of(kept, cause, outcome)
+    return replace(diagnosis, episodes=kept, outcome=outcome, verdict=verdict, cause=cause, remedies=remedies)
 
 
 def _bad(episodes: Sequence[Episode]) -> list[Episode]:
     return [each for each in episodes if each.severity >= Severity.WARNING]
-
-
-def _begins(episodes: Sequence[Episode]) -> tuple[int, int]:
-    return min((each.attempt, each.start) for each in episodes)

@@ -1,18 +1,20 @@
-"""Names why the trouble began, as far as the run shows it.
+"""Names why each finding came about, as far as the run shows it.
 
-In: the episodes of a run and its history. Out: the likeliest cause of the first bad episode, with what speaks for it
-and what was ruled out; or none, and a sentence about what would have to be known. Promised: never a guess.
+In: the episodes of a run and its history. Out: the episodes, each with its likeliest cause, what speaks for it, what
+was ruled out and what could not be checked; or without one, and a sentence about what would have to be known. Promised:
+never a guess.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from mlflow_stability.diagnosis.accumulation_cause import accumulation_look
 from mlflow_stability.diagnosis.course_cause import chance_look, end_look, memorising_look
 from mlflow_stability.diagnosis.curves import RunCurves, starts_of
 from mlflow_stability.diagnosis.data_cause import deaf_look, repeated_data_look
+from mlflow_stability.diagnosis.deciding import deciding_of
 from mlflow_stability.diagnosis.first_steps_cause import first_steps_look
 from mlflow_stability.diagnosis.gradient_cause import explosion_look, growth_look, vanishing_look
 from mlflow_stability.diagnosis.inside_cause import inside_look
@@ -26,7 +28,7 @@ from mlflow_stability.diagnosis.origin_reading import KIND, NEAR, said_of
 from mlflow_stability.diagnosis.remedies import AGAINST
 from mlflow_stability.diagnosis.surroundings import Surroundings, surroundings_of
 from mlflow_stability.diagnosis.weights_cause import damage_look, decay_look, setting_look
-from mlflow_stability.vocabulary.diagnosis import Cause
+from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 from mlflow_stability.vocabulary.run_card import OF_THE_PROCESS
@@ -107,42 +109,73 @@ FINDS: dict[Callable[[Surroundings], Look], frozenset[str]] = {
 }
 """Which causes a look can find: where another one has found the same, it says nothing against it."""
 SAME_TROUBLE = 0.05
-"""Episodes that begin within this share of the run after the first one have its cause, ..."""
+"""Episodes that began within this share of the run before another one are where it came from, ..."""
 SAME_POINTS = 64
 """... and within so many logged points."""
+RISING_KINDS = frozenset({"divergence", "loss_spike", "gradient_explosion"})
+"""What went on until another finding began is where that came from, however long before."""
 
 
-def cause_of(
-    episodes: Sequence[Episode], history: RunHistory, curves: RunCurves
-) -> tuple[Cause | None, tuple[str, ...]]:
-    """The likeliest cause of the first bad episode, and what could not be told about it."""
-    serious = [each for each in episodes if each.severity >= Severity.WARNING and each.kind in LOOKS]
-    serious.sort(key=lambda each: (each.attempt, each.start, -each.severity))
-    if not serious:
-        return None, ()
+def with_causes(episodes: Sequence[Episode], history: RunHistory, curves: RunCurves) -> tuple[Episode, ...]:
+    """The same episodes, each that is above INFO with its likeliest cause."""
     starts = starts_of(history)
-    looked = [(each, looks_at(each, history, curves, starts)) for each in _soon_after_the_first(serious, curves)]
-    found = [(each, looks, look.cause) for each, looks in looked for look in looks if look.cause is not None]
-    if found:
-        # How the process ended is certain, and mostly what came of the trouble before it.
-        episode, looks, cause = min(
-            found, key=lambda each: (each[0].kind in OF_THE_PROCESS, CERTAINTIES.index(each[2].certainty))
-        )
-        cause = _with_birth(cause, surroundings_of(serious[0], history, curves, starts), episode)
-        ruled_out = _ruled_out(cause, LOOKS[episode.kind], looks)
-        return replace(cause, ruled_out=ruled_out, kind=episode.kind, step=episode.start), ()
-    first, looks = serious[0], looks_at(serious[0], history, curves, starts)
+    looked = [Looked(each, looks_at(each, history, curves, starts)) for each in explainable(episodes)]
+    causes = {id(one.episode): _cause_of(one, looked, history, curves, starts) for one in looked}
+    return tuple(replace(each, cause=causes.get(id(each))) for each in episodes)
+
+
+def deciding_cause(
+    outcome: str, episodes: Sequence[Episode], history: RunHistory, curves: RunCurves
+) -> tuple[Cause | None, tuple[str, ...]]:
+    """The cause of the finding that decides the outcome, and what could not be told about it."""
+    deciding = deciding_of(outcome, explainable(episodes))
+    if deciding is None or deciding.cause is not None:
+        return None if deciding is None else deciding.cause, ()
+    looks = looks_at(deciding, history, curves)
     seen, unseen = [look.ruled_out for look in looks if look.ruled_out], [look.unseen for look in looks if look.unseen]
-    said = [f"Not it: {'; '.join(seen)}."] if seen else []
-    said += [f"Not seen: {'; '.join(dict.fromkeys(unseen))}."] if unseen else []
-    return None, (" ".join([f"Why there was {noun_of(first.kind)} at step {first.start}.", *said]),)
+    said = [f"Ruled out: {'; '.join(seen)}."] if seen else []
+    said += [f"Not checked: {'; '.join(dict.fromkeys(unseen))}."] if unseen else []
+    return None, (" ".join([f"No cause found for {noun_of(deciding.kind)} at step {deciding.start}.", *said]),)
 
 
-def _ruled_out(cause: Cause, asked: Sequence[Callable[[Surroundings], Look]], looks: Sequence[Look]) -> tuple[str, ...]:
-    """What was looked at and is not it, without what would deny the cause that was found."""
-    pairs = zip(asked, looks, strict=True)
-    said = [each.ruled_out for look, each in pairs if cause.name not in FINDS.get(look, frozenset())]
-    return tuple(each for each in said if each)
+def explainable(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes whose causes are looked for."""
+    return [each for each in episodes if each.severity >= Severity.WARNING and each.kind in LOOKS]
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """An episode, and all that was looked at for it."""
+
+    episode: Episode
+    looks: list[Look]
+
+
+def _cause_of(
+    one: Looked, every: Sequence[Looked], history: RunHistory, curves: RunCurves, starts: Mapping[int, int]
+) -> Cause | None:
+    """The likeliest cause of one episode, found by looking at it and at what is the same trouble, seen elsewhere."""
+    trouble = _same_trouble(one.episode, every, curves)
+    found = [(each, look.cause) for each in trouble for look in each.looks if look.cause is not None]
+    if not found:
+        return None
+    # How the process ended is certain, and mostly what came of the trouble before it.
+    source, cause = min(
+        found, key=lambda each: (each[0].episode.kind in OF_THE_PROCESS, CERTAINTIES.index(each[1].certainty))
+    )
+    first = min((each.episode for each in trouble), key=lambda each: each.start)
+    cause = _with_birth(cause, surroundings_of(first, history, curves, starts), source.episode)
+    asked = LOOKS[source.episode.kind]
+    ruled_out = _said([look.ruled_out for look in source.looks], asked, cause)
+    not_checked = _said([look.unseen for look in source.looks], asked, cause)
+    kind, step = one.episode.kind, one.episode.start
+    return replace(cause, ruled_out=ruled_out, not_checked=not_checked, kind=kind, step=step)
+
+
+def _said(results: Sequence[str], asked: Sequence[Callable[[Surroundings], Look]], cause: Cause) -> tuple[str, ...]:
+    """What looks ended in, once each, without what would deny the cause that was found."""
+    pairs = zip(asked, results, strict=True)
+    return tuple(dict.fromkeys(said for look, said in pairs if said and cause.name not in FINDS.get(look, ())))
 
 
 def _with_birth(cause: Cause, around: Surroundings, explained: Episode) -> Cause:
@@ -158,16 +191,26 @@ def _with_birth(cause: Cause, around: Surroundings, explained: Episode) -> Cause
     return replace(cause, evidence=(*cause.evidence, born), remedies=against)
 
 
-def _soon_after_the_first(serious: list[Episode], curves: RunCurves) -> list[Episode]:
-    """The first bad episode and those that followed it so soon that they are the same trouble, seen elsewhere.
+def _same_trouble(episode: Episode, every: Sequence[Looked], curves: RunCurves) -> list[Looked]:
+    """What the episode came of, the earliest first: itself, and what began before it and was still going on.
 
-    What a jump of the learning rate did comes before the jump, for that is what there is to explain.
+    What had passed by then is another trouble. A jump of the learning rate comes last, for what it did is what there is
+    to explain.
     """
     losses = [curve for curve in curves.losses if len(curve.steps) > 1]
     span = max((int(curve.steps[-1] - curve.steps[0]) for curve in losses), default=0)
     reach = min(SAME_TROUBLE * span, SAME_POINTS * max((curve.distance for curve in losses), default=1.0))
-    same = [each for each in serious if each.attempt == serious[0].attempt and each.start - serious[0].start <= reach]
-    return sorted(same, key=lambda each: each.kind == "learning_rate_jump")
+    same = [each for each in every if each.episode is episode or _led_to(each.episode, episode, reach)]
+    return sorted(same, key=lambda each: (each.episode.kind == "learning_rate_jump", each.episode.start))
+
+
+def _led_to(earlier: Episode, later: Episode, reach: float) -> bool:
+    """Whether an episode is the beginning of a later one."""
+    if earlier.attempt != later.attempt or earlier.start > later.start or earlier.kind in OF_THE_PROCESS:
+        return False
+    passed = bool(earlier.recovered) and earlier.end < later.start
+    lasting = earlier.recovered is False and earlier.end >= later.start and earlier.kind in RISING_KINDS
+    return not passed and (later.start - earlier.start <= reach or lasting)
 
 
 def looks_at(

@@ -1,8 +1,9 @@
 """Concludes what happened in a run.
 
-In: everything that is known of it. Out: its outcome, episodes, first cause and remedies, how its curves went, and what
-could not be told. Promised: the same history gives the same diagnosis, with no look at anything else; what was judged
-while it trained is taken as it was judged; a run that cannot be judged is not called healthy.
+In: everything that is known of it. Out: its outcome, episodes with their causes, the cause of what decided the outcome,
+remedies, how its curves went, and what could not be told. Promised: the same history gives the same diagnosis, with no
+look at anything else; what was judged while it trained is taken as it was judged; a run that cannot be judged is not
+called healthy.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.loss_spike import LossSpike
-from mlflow_stability.diagnosis.causes import cause_of
+from mlflow_stability.diagnosis.causes import deciding_cause, with_causes
 from mlflow_stability.diagnosis.curve_reading import reading_of
 from mlflow_stability.diagnosis.curves import RunCurves, run_curves, starts_of
 from mlflow_stability.diagnosis.endings import endings_of
@@ -63,8 +64,8 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
     measured = any(not curve.game for curve in (*curves.losses, *curves.validations))
     silence = silence_of(history)
     outcome = outcome_of(episodes, readings, history.outcome, measured=measured and not silence, last_attempt=resumed)
-    cause, undecided = cause_of(episodes, history, curves)
-    episodes, cause = with_fitting_remedies(episodes, cause, history)
+    episodes = with_fitting_remedies(with_causes(episodes, history, curves), history)
+    cause, undecided = deciding_cause(outcome, episodes, history, curves)
     return Diagnosis(
         source=history.source,
         name=history.name,
@@ -74,7 +75,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         verdict=verdict_of(outcome, episodes, readings, history.points, silence or single_loss(history)),
         episodes=episodes,
         cause=cause,
-        remedies=remedies_of(episodes, cause),
+        remedies=remedies_of(episodes, cause, outcome),
         curves=readings,
         sketches=tuple(sketch_of(curve) for curve in shown),
         cannot_tell=(*limits_of(history, curves), *undecided),

@@ -18,7 +18,7 @@ from mlflow_stability.detectors.nan_detected import NanDetected
 from mlflow_stability.diagnosis.half_precision import in_half_precision
 from mlflow_stability.diagnosis.origin_reading import KIND, NEAR
 from mlflow_stability.diagnosis.remedies import AGAINST
-from mlflow_stability.vocabulary.diagnosis import Cause
+from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.run_history import RunHistory
 
@@ -51,16 +51,18 @@ NOT_BY_SIZE = frozenset(
 """Causes that smaller updates do nothing about."""
 
 
-def with_fitting_remedies(
-    episodes: Sequence[Episode], cause: Cause | None, history: RunHistory
-) -> tuple[tuple[Episode, ...], Cause | None]:
-    """The same episodes and cause, with remedies that fit this run."""
+def with_fitting_remedies(episodes: Sequence[Episode], history: RunHistory) -> tuple[Episode, ...]:
+    """The same episodes and causes, with remedies that fit this run."""
     half, tempered = in_half_precision(history), bool(history.of("sdr_temperature"))
-    found = [replace(each, remedies=_fitting(_left_to_do(each, episodes, cause), half, tempered)) for each in episodes]
-    if cause is None:
-        return tuple(found), None
-    against = _fitting(cause.remedies or AGAINST.get(cause.name, ()), half, tempered)
-    return tuple(found), replace(cause, remedies=against)
+
+    def fitted(episode: Episode) -> Episode:
+        cause = episode.cause
+        if cause is not None:
+            cause = replace(cause, remedies=_fitting(cause.remedies or AGAINST.get(cause.name, ()), half, tempered))
+        remedies = _fitting(_left_to_do(episode, episodes, cause), half, tempered)
+        return replace(episode, remedies=remedies, cause=cause)
+
+    return tuple(fitted(each) for each in episodes)
 
 
 def _fitting(remedies: Iterable[str], half: bool | None, tempered: bool) -> tuple[str, ...]:

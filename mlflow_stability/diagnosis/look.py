@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlflow_stability.vocabulary.diagnosis import Cause
+from mlflow_stability.vocabulary.cause import Cause
 
 CERTAINTIES = ("certain", "likely", "possible")
 """How sure a cause can be, the surest first."""

@@ -1,7 +1,7 @@
 """Says what to change in a training, most useful first.
 
-In: the episodes of a run and the cause that was found. Out: sentences, each once: what goes against the cause, then
-what goes against its worst and earliest episodes.
+In: the episodes of a run, its outcome and the cause of it. Out: sentences, each once: what goes against the cause, then
+what goes against the episode that decides the outcome, then against the worst and earliest others.
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from mlflow_stability.detectors.gradient_vanishing import GradientVanishing
 from mlflow_stability.detectors.learning_rate_jump import LearningRateJump
 from mlflow_stability.detectors.loss_scale_collapse import LossScaleCollapse
 from mlflow_stability.detectors.repeated_data import RepeatedData
+from mlflow_stability.diagnosis.deciding import deciding_of
 from mlflow_stability.diagnosis.remedy_topics import one_of_each
-from mlflow_stability.vocabulary.diagnosis import Cause
+from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 
@@ -65,10 +66,11 @@ AGAINST: dict[str, tuple[str, ...]] = {
 """What goes against each cause; the other causes are what their episode says."""
 
 
-def remedies_of(episodes: Sequence[Episode], cause: Cause | None) -> tuple[str, ...]:
+def remedies_of(episodes: Sequence[Episode], cause: Cause | None, outcome: str) -> tuple[str, ...]:
     """What to change."""
     serious = [each for each in episodes if each.severity >= Severity.WARNING]
-    ranked = sorted(serious, key=lambda each: (-each.severity, each.attempt, each.start))
+    deciding = deciding_of(outcome, serious)
+    ranked = sorted(serious, key=lambda each: (each is not deciding, -each.severity, each.attempt, each.start))
     against = cause.remedies or AGAINST.get(cause.name, ()) if cause is not None else ()
     kept: dict[str, frozenset[str]] = {}
     every = (*against, *(remedy for each in ranked for remedy in each.remedies))

@@ -87,10 +87,9 @@ def _why(diagnosis: Diagnosis, about_training: list[Episode]) -> str:
         return cause.statement
     if cause.name == first.kind:  # the first finding is the cause itself
         return cause.statement
-    return (
-        f"It began with {noun_of(first.kind)} at step {first.start}, whose cause is not known; that of "
-        f"{noun_of(cause.kind)} at step {cause.step}: {cause.statement}"
-    )
+    if first.cause is not None and first.cause.statement == cause.statement:
+        return cause.statement
+    return f"Why there was {noun_of(cause.kind)} at step {cause.step}: {cause.statement}"
 
 
 def main_curve(history: RunHistory) -> Curve | None:

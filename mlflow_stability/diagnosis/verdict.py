@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mlflow_stability.diagnosis.deciding import NON_FINITE, deciding_of
 from mlflow_stability.diagnosis.nouns import listed
 from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.diagnosis import CurveReading
@@ -18,7 +19,6 @@ FEWEST = 8
 """A run none of whose losses has so many points is not called healthy."""
 LOUD = 0.05
 """A loss that varies by more than this share is told by its course, not by its first and last value."""
-NON_FINITE = ("nan_detected", "inf_detected")
 ENDED = ("out_of_memory", "killed", "crashed", "exited", "interrupted")
 
 
@@ -64,16 +64,7 @@ def verdict_of(
     course = _course(main, bad, silence)
     if outcome == "healthy":
         return f"Healthy: {course}; nothing above INFO."
-    kinds = {
-        "broken": NON_FINITE,
-        "diverged": ("divergence", "loss_spike"),
-        "stuck": ("plateau",),
-        "overfitted": ("overfitting",),
-        "out_of_memory": ("out_of_memory",),
-        "killed": ("killed",),
-        "crashed": ("crashed",),
-    }.get(outcome, ())
-    deciding = min((each for each in bad if each.kind in kinds), key=_weight, default=bad[0] if bad else None)
+    deciding = deciding_of(outcome, bad)
     title = outcome.replace("_", " ").capitalize()
     if deciding is None:
         return f"{title}: {course}; nothing above INFO before that."
@@ -97,11 +88,6 @@ def _gone(episode: Episode) -> bool:
     if episode.kind == "loss_spike":
         return episode.severity is Severity.CRITICAL
     return episode.kind == "divergence" and episode.recovered is False
-
-
-def _weight(episode: Episode) -> tuple[bool, bool, int]:
-    """What decides comes first: what lasted, the worst, a divergence."""
-    return bool(episode.recovered), episode.kind == "loss_spike", -episode.severity
 
 
 def _course(reading: CurveReading | None, bad: Sequence[Episode], silence: str) -> str:

@@ -33,6 +33,8 @@ COLUMNS = (
     "recovered",
     "experimental",
     "remedies",
+    "cause",
+    "cause_statement",
 )
 
 
@@ -64,3 +66,5 @@ def _cells(diagnosis: Diagnosis, episode: Episode) -> Iterator[str | int]:
     yield "" if episode.recovered is None else str(episode.recovered).lower()
     yield str(episode.experimental).lower()
     yield csv_cell("; ".join(episode.remedies))
+    yield csv_cell("" if episode.cause is None else episode.cause.name)
+    yield csv_cell("" if episode.cause is None else episode.cause.statement)

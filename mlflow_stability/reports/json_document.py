@@ -13,7 +13,8 @@ from importlib import resources
 from typing import Any
 
 from mlflow_stability.reports.report import Failure, Report
-from mlflow_stability.vocabulary.diagnosis import Cause, CurveReading, Diagnosis
+from mlflow_stability.vocabulary.cause import Cause
+from mlflow_stability.vocabulary.diagnosis import CurveReading, Diagnosis
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 
@@ -72,6 +73,7 @@ def _issue(episode: Episode) -> dict[str, Any]:
         "recovered": episode.recovered,
         "experimental": episode.experimental,
         "remedies": list(episode.remedies),
+        "cause": None if episode.cause is None else _cause(episode.cause),
     }
 
 
@@ -103,11 +105,13 @@ def _cause(cause: Cause) -> dict[str, Any]:
         "statement": cause.statement,
         "evidence": list(cause.evidence),
         "ruled_out": list(cause.ruled_out),
+        "not_checked": list(cause.not_checked),
         "certainty": cause.certainty,
         "certain": cause.certain,
         "place": cause.place,
         "explains": cause.kind,
         "step": None if cause.step is None else int(cause.step),
+        "remedies": list(cause.remedies),
     }
 
 

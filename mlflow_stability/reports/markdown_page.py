@@ -12,6 +12,7 @@ from mlflow_stability.reports import wording
 from mlflow_stability.reports.harmless import markdown
 from mlflow_stability.reports.report import Report
 from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.episode import Episode
 
 
 def render(report: Report) -> str:
@@ -61,15 +62,17 @@ def _run(diagnosis: Diagnosis) -> Iterator[str]:
     yield f"- found: {wording.counts_of(diagnosis)}"
     if diagnosis.episodes:
         yield from _heading("What happened")
-        rows = [(e.severity.name, e.kind, wording.where(e), e.message) for e in diagnosis.episodes]
+        rows = [(e.severity.name, e.kind, wording.where(e), _told(e, diagnosis)) for e in diagnosis.episodes]
         yield from _table(("severity", "issue", "where", "what"), rows)
     if diagnosis.cause is not None:
         yield from _heading("Why")
         yield ""
         yield f"**{markdown(wording.cause_name(diagnosis.cause))}**: {markdown(diagnosis.cause.statement)}"
         yield ""
+        if wording.explained(diagnosis):
+            yield f"- explains {markdown(wording.explained(diagnosis))}"
         yield from (f"- {markdown(each)}" for each in diagnosis.cause.evidence)
-        yield from (f"- not it: {markdown(each)}" for each in diagnosis.cause.ruled_out)
+        yield from (f"- {word}: {markdown(each)}" for word, each in wording.weighed(diagnosis.cause))
     yield from _list("What to do", diagnosis.remedies)
     if diagnosis.curves:
         yield from _heading("Curves")
@@ -77,6 +80,14 @@ def _run(diagnosis: Diagnosis) -> Iterator[str]:
         yield from _table(("metric", "course", "character", "figures"), curves)
     yield from _list("What could not be told", diagnosis.cannot_tell)
     yield from _list("Remarks", diagnosis.notes)
+
+
+def _told(episode: Episode, diagnosis: Diagnosis) -> str:
+    """What happened, and why, where the cause is not that of the run."""
+    cause = wording.own_cause(episode, diagnosis)
+    if cause is None:
+        return episode.message
+    return f"{episode.message} Cause: {wording.cause_name(cause)}: {cause.statement}"
 
 
 def _heading(title: str, level: str = "###") -> Iterator[str]:

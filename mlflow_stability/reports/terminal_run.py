@@ -15,6 +15,7 @@ from mlflow_stability.reports.curve import GUTTER, axis, draw, number_text
 from mlflow_stability.reports.marks import mark_line
 from mlflow_stability.reports.pen import OUTCOME_STYLES, Pen
 from mlflow_stability.reports.sketched import Sketched, sketches_of
+from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
@@ -45,7 +46,7 @@ def show_gist(pen: Pen, diagnosis: Diagnosis, title: str) -> None:
     pen.console.print(pen.text(title, "bold"))
     pen.console.print(Padding(_headline(pen, diagnosis), (0, 0, 0, 2)))
     for _, cause in islice(_why(pen, diagnosis), 1):
-        pen.console.print(Padding(Text.assemble("First cause: ", cause), (0, 0, 0, 2)))
+        pen.console.print(Padding(Text.assemble("Cause: ", cause), (0, 0, 0, 2)))
 
 
 def _headline(pen: Pen, diagnosis: Diagnosis) -> Text:
@@ -117,7 +118,8 @@ def _happened(pen: Pen, diagnosis: Diagnosis, numbered: _Numbered) -> Iterator[_
         head = Text.assemble(
             pen.text(f"{episode.severity.name} {episode.kind}", style), "  ", pen.text(wording.where(episode), "dim")
         )
-        yield pen.text(str(number), style), Text("\n").join([head, *_lines_about(pen, episode)])
+        lines = _lines_about(pen, episode, wording.own_cause(episode, diagnosis))
+        yield pen.text(str(number), style), Text("\n").join([head, *lines])
     hidden = Counter((each.severity > Severity.INFO, each.kind) for each in diagnosis.episodes)
     hidden.subtract((each.severity > Severity.INFO, each.kind) for _, each in numbered)
     for bad, title in ((True, "not shown"), (False, "for your information")):
@@ -130,8 +132,10 @@ def _happened(pen: Pen, diagnosis: Diagnosis, numbered: _Numbered) -> Iterator[_
             yield pen.text("-", "dim"), pen.text(f"{title}: {', '.join(kinds)}; --verbose shows more", "dim")
 
 
-def _lines_about(pen: Pen, episode: Episode) -> Iterator[Text]:
+def _lines_about(pen: Pen, episode: Episode, cause: Cause | None) -> Iterator[Text]:
     yield pen.text(episode.message)
+    if cause is not None:
+        yield pen.text(f"cause: {wording.cause_name(cause)}: {cause.statement}", "dim")
     if pen.verbose:
         if episode.evidence:
             yield pen.text(wording.evidence(episode), "dim")
@@ -143,12 +147,14 @@ def _why(pen: Pen, diagnosis: Diagnosis) -> Iterator[_Row]:
     cause = diagnosis.cause
     if cause is None:
         return
-    name = pen.text(wording.cause_name(cause), "bold")
+    name, explained = pen.text(wording.cause_name(cause), "bold"), wording.explained(diagnosis)
     yield pen.text(""), Text.assemble(name, ": ", pen.text(cause.statement))
+    if explained:
+        yield pen.text(""), pen.text(f"explains {explained}", "dim")
     for said in cause.evidence:
         yield pen.text("+", "green"), pen.text(said)
-    for said in cause.ruled_out:
-        yield pen.text("-", "dim"), Text.assemble(pen.text("not it: ", "dim"), pen.text(said, "dim"))
+    for word, said in wording.weighed(cause):
+        yield pen.text("-", "dim"), pen.text(f"{word}: {said}", "dim")
 
 
 def _to_do(pen: Pen, diagnosis: Diagnosis) -> Iterator[_Row]:

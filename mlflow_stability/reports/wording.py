@@ -7,8 +7,9 @@ from collections.abc import Mapping
 
 from mlflow_stability.reports.curve import number_text
 from mlflow_stability.reports.report import Report
+from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.counted import counted
-from mlflow_stability.vocabulary.diagnosis import Cause, CurveReading, Diagnosis
+from mlflow_stability.vocabulary.diagnosis import CurveReading, Diagnosis
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 from mlflow_stability.vocabulary.rise_words import changed
@@ -91,6 +92,26 @@ def cause_name(cause: Cause) -> str:
     """``learning rate too high (likely)``."""
     where = f" in {cause.place}" if cause.place else ""
     return f"{cause.name.replace('_', ' ')}{where} ({cause.certainty})"
+
+
+def explained(diagnosis: Diagnosis) -> str:
+    """``divergence at step 402``: which of several findings the cause explains; empty where there is one finding."""
+    cause = diagnosis.cause
+    several = sum(each.severity > Severity.INFO for each in diagnosis.episodes) > 1
+    return f"{cause.kind} at step {cause.step:,}" if cause is not None and cause.step is not None and several else ""
+
+
+def own_cause(episode: Episode, diagnosis: Diagnosis) -> Cause | None:
+    """The cause of an episode; None where it is told as the cause of what decides the outcome."""
+    cause, deciding = episode.cause, diagnosis.cause
+    same = cause is not None and deciding is not None and cause.statement == deciding.statement
+    return None if same else cause
+
+
+def weighed(cause: Cause) -> list[tuple[str, str]]:
+    """What is not the cause, or may be one, each with the word for it: ``ruled out``, ``not checked``."""
+    ruled_out = [("ruled out", each) for each in cause.ruled_out]
+    return ruled_out + [("not checked", each) for each in cause.not_checked]
 
 
 def is_unsaid_birth(episode: Episode, cause: Cause | None) -> bool:

@@ -1,44 +1,15 @@
-"""What is concluded about one run: outcome, episodes, first cause, remedies, and what could not be told."""
+"""What is concluded about one run: outcome, episodes and their causes, remedies, and what could not be told."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 
 JUDGED_LIVE = "Events were recorded while it trained; whole curves were looked at in addition."
 """The note on a run that was judged as it should be, so that nothing has to be said of it beside others."""
-
-
-@dataclass(frozen=True, slots=True)
-class Cause:
-    """Why it began, as far as the run shows."""
-
-    name: str
-    """A word for programs: ``learning_rate_too_high``, ``bad_batch``, ``overflow``."""
-    statement: str
-    """A sentence for people, with numbers."""
-    evidence: tuple[str, ...] = ()
-    """What speaks for it, each with numbers."""
-    ruled_out: tuple[str, ...] = ()
-    """What was looked at and is not it: "learning rate: constant at 3e-4"."""
-    certainty: str = "likely"
-    """``certain``: seen directly; ``likely``: what came before it points there, and what would look the same was ruled
-    out; ``possible``: other causes would look like this too."""
-    place: str = ""
-    """The module where it began, where that is known."""
-    kind: str = ""
-    """The kind of the finding that it explains: ``nan_detected``."""
-    step: int | None = None
-    """The first step of that finding."""
-    remedies: tuple[str, ...] = ()
-    """What goes against it, where more is known than its name; empty: what goes against all causes of this name."""
-
-    @property
-    def certain(self) -> bool:
-        """Whether it was seen directly."""
-        return self.certainty == "certain"
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,7 +74,7 @@ class Diagnosis:
     episodes: tuple[Episode, ...] = ()
     """In order of time."""
     cause: Cause | None = None
-    """Of the first bad episode."""
+    """Of the finding that decides the outcome; each episode has its own beside it."""
     remedies: tuple[str, ...] = ()
     """What to change, most useful first, each once."""
     curves: tuple[CurveReading, ...] = ()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.event import Severity
 
 
@@ -34,3 +35,5 @@ class Episode:
     """Of a divergence: the steps of the loss spikes that are part of it and no episodes of their own."""
     experimental: bool = False
     """Whether the judgement's false alarms are not measured yet; such are never above INFO."""
+    cause: Cause | None = None
+    """Why it began; None where that is not known, and for what is only mentioned."""

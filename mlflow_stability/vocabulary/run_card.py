@@ -55,7 +55,7 @@ class RunCard:
     verdict: str = ""
     severity: Severity = Severity.INFO
     cause: str = ""
-    """The first cause, as a word for programs; empty where none is known."""
+    """Why the outcome came about, as a word for programs; empty where that is not known."""
     cause_statement: str = ""
     ended: str = ""
     """How its process ended, where that is known."""

@@ -1,4 +1,4 @@
-"""Whether the first cause that is named is the true one: every failure of the zoo is trained, recorded and diagnosed.
+"""Whether the cause that is named is the true one: every failure of the zoo is trained, recorded and diagnosed.
 
     python tests/benchmarks/causes.py [--seeds 1] [--only NAME ...] [--modes watch rollback] [--workers 1] [--twins no]
 

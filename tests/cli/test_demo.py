@@ -70,7 +70,7 @@ def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp
         "Set back once",
         "1 step skipped",
         "Step 320 was skipped by us",
-        "First cause: learning rate jump (likely): The learning rate jumped",
+        "Cause: learning rate jump (likely): The learning rate jumped",
     ):
         assert part in said
     (share,) = re.findall(r"ends ([\d.]+)% (?:above|below) its twin", said)

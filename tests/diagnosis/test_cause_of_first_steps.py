@@ -7,7 +7,7 @@ import pytest
 from diagnosis.histories import metric_of, run_of
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.diagnosis import Cause
+from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.event import Event, Severity
 from mlflow_stability.vocabulary.metric_names import Meaning
 from mlflow_stability.vocabulary.run_history import Metric

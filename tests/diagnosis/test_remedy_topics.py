@@ -5,7 +5,7 @@ from diagnosis.histories import run_of
 from mlflow_stability.detectors.sdr_collapse import SdrCollapse
 from mlflow_stability.diagnosis.fitting_remedies import with_fitting_remedies
 from mlflow_stability.diagnosis.remedy_topics import one_of_each
-from mlflow_stability.vocabulary.diagnosis import Cause
+from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 
@@ -57,9 +57,10 @@ def test_other_remedies_stay_as_they_are() -> None:
 
 
 def test_nobody_is_told_to_raise_a_temperature_that_was_not_measured() -> None:
-    collapsed = Episode("sdr_collapse", Severity.CRITICAL, 1, 1, 1, "", remedies=SdrCollapse.remedies)
+    why = Cause("sdr_collapse", "")
+    collapsed = Episode("sdr_collapse", Severity.CRITICAL, 1, 1, 1, "", remedies=SdrCollapse.remedies, cause=why)
     assert any("temperature" in each for each in collapsed.remedies)
-    (found,), cause = with_fitting_remedies([collapsed], Cause("sdr_collapse", ""), run_of())
-    assert cause is not None
-    assert not any("temperature" in each for each in (*found.remedies, *cause.remedies))
+    (found,) = with_fitting_remedies([collapsed], run_of())
+    assert found.cause is not None
+    assert not any("temperature" in each for each in (*found.remedies, *found.cause.remedies))
     assert len(found.remedies) == len(SdrCollapse.remedies) - 1

@@ -8,7 +8,8 @@ from hypothesis import strategies as st
 from reports.samples import broken, nan, spike
 
 from mlflow_stability.reports.report import Failure, Report
-from mlflow_stability.vocabulary.diagnosis import Cause, Diagnosis
+from mlflow_stability.vocabulary.cause import Cause
+from mlflow_stability.vocabulary.diagnosis import Diagnosis
 
 PIECES = st.sampled_from(
     [
@@ -72,6 +73,9 @@ def hostile_diagnoses(draw: st.DrawFn) -> Diagnosis:
     def text() -> str:
         return draw(TEXTS)
 
+    def hostile_cause() -> Cause:
+        return Cause(text(), text(), (text(),), (text(),), (text(),), place=text(), kind=text(), step=1)
+
     whole = broken()
     return replace(
         whole,
@@ -81,10 +85,10 @@ def hostile_diagnoses(draw: st.DrawFn) -> Diagnosis:
         verdict=text(),
         ended=text(),
         episodes=(
-            replace(spike(), message=text(), metric=text(), place=text(), remedies=(text(),)),
+            replace(spike(), message=text(), metric=text(), place=text(), remedies=(text(),), cause=hostile_cause()),
             replace(nan(), kind=text(), evidence={text(): 1.0}),
         ),
-        cause=Cause(text(), text(), (text(),), (text(),)),
+        cause=hostile_cause(),
         remedies=(text(),),
         curves=(replace(whole.curves[0], metric=text(), trend=text()),),
         sketches=(replace(whole.sketches[0], metric=text()),),

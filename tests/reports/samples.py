@@ -7,7 +7,8 @@ import math
 import numpy as np
 
 from mlflow_stability.reports.report import Failure, Report
-from mlflow_stability.vocabulary.diagnosis import Cause, CurveReading, Diagnosis, Sketch
+from mlflow_stability.vocabulary.cause import Cause
+from mlflow_stability.vocabulary.diagnosis import CurveReading, Diagnosis, Sketch
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 
@@ -75,6 +76,9 @@ def spike() -> Episode:
         metric="train_loss",
         evidence={"loss": 5.71, "z": 31.2},
         remedies=("Lower the learning rate 2-5 times.", "Look at the batch of this step."),
+        cause=Cause(
+            "bad_batch", "A bad batch at step 300: the loss jumped and came back.", kind="loss_spike", step=300
+        ),
     )
 
 
@@ -117,6 +121,9 @@ def broken(source: str = "logs/bad.jsonl") -> Diagnosis:
             "The loss was infinite one step before it was NaN.",
             ("inf at step 959", "the loss scale was halved 3 times"),
             ("learning rate: constant at 3e-4",),
+            ("gradient norm: not logged",),
+            kind="nan_detected",
+            step=960,
         ),
         remedies=("Train in bf16 instead of fp16.", "Lower the learning rate 2-5 times."),
         curves=(reading("train_loss", values),),

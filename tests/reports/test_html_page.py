@@ -78,7 +78,7 @@ def test_a_page_tells_everything_about_a_broken_run() -> None:
         "nan_detected",
         "info oscillation steps 420 to 480, worst at 430, in train_loss, experimental",
         "overflow (likely). The loss was infinite one step before it was NaN.",
-        "not it: learning rate: constant at 3e-4",
+        "ruled out: learning rate: constant at 3e-4",
         "Look at the batch of this step.",
         "Gradients: no gradient norm was logged.",
         "5 lines were no JSON.",

@@ -47,7 +47,7 @@ def test_a_broken_run_is_told_from_its_verdict_to_what_to_do() -> None:
         "WARNING loss_spike  step 300, in train_loss, recovered",
         "CRITICAL nan_detected",
         "overflow (likely): The loss was infinite one step before it was NaN.",
-        "not it: learning rate: constant at 3e-4",
+        "ruled out: learning rate: constant at 3e-4",
         "1.  Train in bf16 instead of fp16.",
         "Gradients: no gradient norm was logged.",
         "5 lines were no JSON.",
@@ -186,5 +186,5 @@ def test_no_name_steers_the_terminal(report: Report) -> None:
 def test_the_gist_is_what_became_of_it_and_the_first_cause() -> None:
     text = written(lambda console: show_gist(Pen(console), broken(), "What came of it"), 80)
     assert text.startswith("What came of it\n  Broken: train_loss became NaN")
-    assert "First cause: overflow (likely): The loss was infinite" in text
-    assert "First cause" not in written(lambda console: show_gist(Pen(console), healthy(), "What came of it"), 80)
+    assert "Cause: overflow (likely): The loss was infinite" in text
+    assert "Cause" not in written(lambda console: show_gist(Pen(console), healthy(), "What came of it"), 80)

@@ -1,0 +1,37 @@
+"""Why a finding came about, as far as the run shows it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class Cause:
+    """Why it began, as far as the run shows."""
+
+    name: str
+    """A word for programs: ``learning_rate_too_high``, ``bad_batch``, ``overflow``."""
+    statement: str
+    """A sentence for people, with numbers."""
+    evidence: tuple[str, ...] = ()
+    """What speaks for it, each with numbers."""
+    ruled_out: tuple[str, ...] = ()
+    """What was shown not to be it, and how: "learning rate: constant at 3e-4, the loss fell at it"."""
+    not_checked: tuple[str, ...] = ()
+    """What may be it all the same, for want of data: "gradient norm: not logged"."""
+    certainty: str = "likely"
+    """``certain``: seen directly; ``likely``: what came before it points there, and what would look the same was ruled
+    out; ``possible``: other causes would look like this too."""
+    place: str = ""
+    """The module where it began, where that is known."""
+    kind: str = ""
+    """The kind of the finding that it explains: ``nan_detected``."""
+    step: int | None = None
+    """The first step of that finding."""
+    remedies: tuple[str, ...] = ()
+    """What goes against it, where more is known than its name; empty: what goes against all causes of this name."""
+
+    @property
+    def certain(self) -> bool:
+        """Whether it was seen directly."""
+        return self.certainty == "certain"

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from dataclasses import replace
+
+import jsonschema
+import pytest
+from reports.samples import broken, spike
+
+from mlflow_stability.reports import csv_table, html_page, json_document, markdown_page, terminal
+from mlflow_stability.reports.report import Report
+
+BATCH = "A bad batch at step 300: the loss jumped and came back."
+DECIDING = "The loss was infinite one step before it was NaN."
+
+
+@pytest.mark.parametrize("render", [terminal.render, markdown_page.render, html_page.render])
+def test_each_finding_has_its_cause_beside_it_and_the_deciding_one_a_section(
+    render: Callable[[Report], str],
+) -> None:
+    text = " ".join(render(Report((broken(),))).replace("\\", "").replace("<bdi>", "").split())
+    assert text.count(BATCH) == 1
+    assert text.count(DECIDING) == 1
+    assert text.index(BATCH) < text.index(DECIDING)
+    assert "explains nan_detected at step 960" in text
+    for said in ("ruled out:", "learning rate: constant at 3e-4", "not checked:", "gradient norm: not logged"):
+        assert said in text
+
+
+@pytest.mark.parametrize("render", [terminal.render, markdown_page.render, html_page.render])
+def test_a_cause_that_is_told_as_that_of_the_run_is_not_told_twice(render: Callable[[Report], str]) -> None:
+    run = replace(broken(), episodes=(spike(),), cause=spike().cause)
+    text = " ".join(render(Report((run,))).replace("\\", "").replace("<bdi>", "").split())
+    assert text.count(BATCH) == 1
+    assert "explains" not in text  # there is one finding
+
+
+def test_json_has_the_cause_of_each_issue_and_of_the_run() -> None:
+    document = json_document.document(Report((broken(),)))
+    jsonschema.validate(document, json_document.schema())
+    (run,) = json.loads(json.dumps(document))["runs"]
+    assert [each["cause"] and each["cause"]["name"] for each in run["episodes"]] == ["bad_batch", None, None]
+    assert (run["cause"]["explains"], run["cause"]["step"]) == ("nan_detected", 960)
+    assert run["cause"]["not_checked"] == ["gradient norm: not logged"]
+
+
+def test_the_table_has_the_cause_of_each_issue() -> None:
+    rows = list(csv.DictReader(io.StringIO(csv_table.render(Report((broken(),))))))
+    assert [(each["cause"], each["cause_statement"]) for each in rows] == [("bad_batch", BATCH), ("", ""), ("", "")]
