@@ -72,6 +72,11 @@ def report_lines(session: SessionState, report: DeliveryReport) -> Iterator[str]
     if report.delivered or not report.remaining:
         count = f"{report.delivered} recording{'' if report.delivered == 1 else 's'}"
         yield f"{name}: delivered {count} ({megabytes(session.size)}) to {runs}."
+    if report.kept_for:
+        yield (
+            f"{name}: its journal is kept: {report.kept_for} cannot be asked from here whether it has ended. Run "
+            "`mlflow-stability sync` there, or delete the folder when it has."
+        )
     if report.remaining:
         why = "the training goes on" if session.training_lives and not report.error else report.error or "not all sent"
         yield f"{name}: {megabytes(report.waiting_bytes)} not delivered ({why})."

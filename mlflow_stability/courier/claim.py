@@ -8,16 +8,11 @@ even a short overlap does no harm, for everything that is delivered can be deliv
 from __future__ import annotations
 
 import json
-import os
-import socket
 import time
 from pathlib import Path
-from typing import Any
 
-import psutil
-
-from mlflow_stability.courier.training_process import process_lives
 from mlflow_stability.journal.layout import COURIER, STATUS
+from mlflow_stability.journal.process_identity import Life, identity_from, identity_in_link, life_of, own_identity
 
 _SILENT_SECONDS = 60.0
 _SETTLE_SECONDS = 0.2
@@ -28,12 +23,7 @@ class Claim:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / COURIER
-        self._mine = {
-            "pid": os.getpid(),
-            "started": psutil.Process().create_time(),
-            "host": socket.gethostname(),
-            "claim": time.time_ns(),
-        }
+        self._mine = {**own_identity().said(), "claim": time.time_ns()}
 
     def take(self) -> bool:
         """Claim the session; False if a living courier has it."""
@@ -49,7 +39,7 @@ class Claim:
 
     def holds(self) -> bool:
         """Whether it is still ours."""
-        return _holder(self._file) == self._mine
+        return identity_in_link(self._file) == self._mine
 
     def release(self) -> None:
         """Leave the session to the next courier."""
@@ -57,7 +47,6 @@ class Claim:
             self._file.unlink(missing_ok=True)
 
     def _create(self) -> bool:
-        # A link's target is kept where its name is: it is there at once and whole, and fits on a full disk.
         try:
             self._file.symlink_to(json.dumps(self._mine))
         except FileExistsError:
@@ -68,21 +57,13 @@ class Claim:
 def holder_lives(folder: Path) -> bool:
     """Whether a courier is at work on this session."""
     file = folder / COURIER
-    holder = _holder(file)
-    if not holder:
+    holder = identity_from(identity_in_link(file))
+    if holder is None:
         return False
-    if holder.get("host") == socket.gethostname():
-        return process_lives(int(holder.get("pid", 0)), float(holder.get("started", 0.0)))
-    return time.time() - max(_changed(file), _changed(folder / STATUS)) < _SILENT_SECONDS
-
-
-def _holder(file: Path) -> dict[str, Any]:
-    """What the link says; nothing where there is none."""
-    try:
-        said = json.loads(os.readlink(file))  # noqa: PTH115 - a Path would tidy the text up
-    except (OSError, ValueError):
-        return {}
-    return said if isinstance(said, dict) else {}
+    life = life_of(holder)
+    if life is Life.UNKNOWN:
+        return abs(time.time() - max(_changed(file), _changed(folder / STATUS))) < _SILENT_SECONDS
+    return life is Life.LIVES
 
 
 def _changed(file: Path) -> float:

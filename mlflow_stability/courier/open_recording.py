@@ -63,6 +63,7 @@ class OpenRecording:
         self._board = TagBoard(self.writer, delivered.number or 0, place)
         self._delivered = delivered
         self._opening = opening
+        self._process = process
         every: list[Stream | TagBoard] = [*self._streams, *self._pictures, self._board]
         self._patience = {each: Patience() for each in every}
         self._last_words: dict[str, Any] = {}
@@ -144,7 +145,7 @@ class OpenRecording:
             if status is not None:
                 self.writer.end(status, closing.time or story.last_time)
         # Training may end as soon as it reads this, and take us along: what can be said must have been said by now.
-        if not self._delivered.complete:
+        if not self._delivered.complete and (said is not None or self._process.has_ended()):
             self._delivered.complete = True
             self._delivered.save()
         if process_first:

@@ -8,9 +8,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlflow_stability.courier.claim import holder_lives
+from mlflow_stability.courier.json_page import read_page
 from mlflow_stability.courier.recording import opening_if_readable
 from mlflow_stability.courier.training_process import process_of
-from mlflow_stability.journal.layout import recording_folders, session_folders
+from mlflow_stability.journal.layout import STATUS, recording_folders, session_folders
+from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.address import default_uri, same_store
 
 
@@ -26,7 +28,18 @@ def next_orphan(root: Path, own: Path, tracking_uri: str | None, not_again: set[
 def _is_orphan(folder: Path, tracking_uri: str) -> bool:
     openings = [opening_if_readable(each) for each in recording_folders(folder)]
     known = [each for each in openings if each is not None]
-    if not known or len(known) < len(openings) or holder_lives(folder) or process_of(folder, known[0]).alive():
+    if not known or len(known) < len(openings) or holder_lives(folder):
+        return False
+    process = process_of(folder, known[0])
+    if process.alive() or (not process.has_ended() and _was_delivered(folder)):
         return False
     theirs = [each.tracking_uri or default_uri(each.directory) for each in known]
     return all(same_store(uri, tracking_uri, each.directory) for uri, each in zip(theirs, known, strict=True))
+
+
+def _was_delivered(folder: Path) -> bool:
+    """Whether all that was written here has arrived, and the journal is kept only for what may come."""
+    page = folder / STATUS
+    if read_page(page).get("state") != "done":
+        return False
+    return all((each / JOURNAL).stat().st_mtime <= page.stat().st_mtime for each in recording_folders(folder))

@@ -1,7 +1,7 @@
 """Delivers one recording, from its first line to the end of its run.
 
 In: a recording's folder. Out: everything in it, in an MLflow run. Promised: the folder goes when, and only when, all of
-it has arrived; until there is a store to talk to, nothing is read into memory.
+it has arrived and nobody can write into it any more; until there is a store to talk to, nothing is read into memory.
 """
 
 from __future__ import annotations
@@ -29,6 +29,8 @@ class Recording:
         self.folder = folder
         self.gone = False
         """All of it has arrived and the folder was removed."""
+        self.kept = False
+        """All of it has arrived, and the folder stays: nobody can say that its process will not go on."""
         self._process = process
         self._given_uri = tracking_uri
         self._delivered = Delivered.read(folder)
@@ -73,13 +75,13 @@ class Recording:
 
     def advance(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
         """Do a bite of work; False if there was nothing to do. `alive`: training may still append."""
-        if self.gone:
+        if self.gone or self.kept:
             return False
         if self._open is None:
             return self._begin(alive)
         moved = self._open.advance(alive, killed_for_memory)
         if self._open.finished:
-            self._remove()
+            self._remove_if_over(self._open.over)
         return moved
 
     def _begin(self, alive: bool) -> bool:
@@ -89,7 +91,7 @@ class Recording:
             opening = opening_of(self.folder)
             if opening is None:
                 if not alive:  # it was killed before it had recorded anything
-                    self._remove()
+                    self._remove_if_over(said_so=False)
                 return False
             uri = tracking_uri_for(opening.tracking_uri, opening.directory, self._given_uri)
             self._open = OpenRecording(opening, self._delivered, uri, self._process)
@@ -99,7 +101,10 @@ class Recording:
         self._patience.succeeded()
         return True
 
-    def _remove(self) -> None:
+    def _remove_if_over(self, said_so: bool) -> None:
+        if not said_so and not self._process.has_ended():
+            self.kept = True
+            return
         self.gone = True
         shutil.rmtree(self.folder, ignore_errors=True)
 

@@ -16,7 +16,7 @@ from mlflow_stability.courier.claim import Claim
 from mlflow_stability.courier.recording import Recording, opening_if_readable
 from mlflow_stability.courier.status import CourierStatus, StatusPage
 from mlflow_stability.courier.training_process import TrainingProcess, process_of
-from mlflow_stability.journal.layout import RELEASED, recording_folders
+from mlflow_stability.journal.layout import RELEASED, recording_folders, remove_empty_root
 from mlflow_stability.vocabulary.milestone import Opening
 
 _WORTH_SAYING = 2.0  # seconds for which the store must be away before anybody hears of it
@@ -41,6 +41,8 @@ class DeliveryReport:
     """Why something remains, in one sentence."""
     busy: bool = False
     """A living courier delivers this session already."""
+    kept_for: str = ""
+    """The process that cannot be asked whether it has ended, so that the journal stays though all has arrived."""
 
 
 class SessionDelivery:
@@ -62,7 +64,7 @@ class SessionDelivery:
     def over(self) -> bool:
         """Nothing more will be recorded, and everything has arrived."""
         ended = not self.alive or (self.folder / RELEASED).exists()
-        return ended and self._settled and all(each.gone for each in self._recordings.values())
+        return ended and self._settled and all(each.gone or each.kept for each in self._recordings.values())
 
     @property
     def caught_up(self) -> bool:
@@ -109,21 +111,21 @@ class SessionDelivery:
         return DeliveryReport(
             self.folder,
             tuple(dict.fromkeys(each.run_id for each in recordings if each.run_id)),
-            sum(each.gone for each in recordings),
-            sum(not each.gone for each in recordings),
+            sum(each.gone or each.kept for each in recordings),
+            sum(not each.gone and not each.kept for each in recordings),
             sum(each.waiting_bytes() for each in recordings),
             tuple(sorted({key for each in recordings for key in each.refused})),
             troubles[0] if troubles else "",
             busy,
+            self._the_process().named() if any(each.kept for each in recordings) else "",
         )
 
     def remove(self) -> None:
-        """Leave no trace: everything has arrived."""
+        """Leave no trace, where nobody can write here any more: everything has arrived."""
         self.say("done")
-        shutil.rmtree(self.folder, ignore_errors=True)
-        root = self.folder.parent
-        if root.is_dir() and not any(root.iterdir()):
-            root.rmdir()
+        if (self.folder / RELEASED).exists() or self._the_process().has_ended():
+            shutil.rmtree(self.folder, ignore_errors=True)
+            remove_empty_root(self.folder.parent)
 
     def _status(self, moved: bool) -> CourierStatus:
         report = self.report()
@@ -139,7 +141,7 @@ class SessionDelivery:
         return self.alive and self._the_process().alive()
 
     def _the_process(self) -> TrainingProcess:
-        if self._process is None or not self._process.started:
+        if self._process is None or self._process.identity is None:
             self._process = process_of(self.folder, self._first_opening())
         return self._process
 

@@ -1,75 +1,81 @@
-"""Tells whether the process that trained is still there.
+"""Tells whether the process that trained can still append to its journal.
 
-A pid alone does not say so, for it can be taken by another process: the time of its start is asked too.
+Guarantees: `has_ended` is true only of a process that is certainly gone. One that cannot be asked counts as `alive`
+while it writes; when it is silent, all that it wrote is delivered, and its journal is kept, for it may go on.
 """
 
 from __future__ import annotations
 
-import os
-import socket
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
 
-from mlflow_stability.journal.layout import recording_folders
+from mlflow_stability.journal.layout import TRAINING, recording_folders
+from mlflow_stability.journal.process_identity import (
+    Life,
+    ProcessIdentity,
+    identity_from,
+    identity_in_link,
+    life_of,
+)
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.vocabulary.milestone import Opening
 
-_CLOCK_SLACK = 2.0
-_SILENT_SECONDS = 60.0  # after which a process on another machine, which cannot be asked, counts as gone
+_SILENT_SECONDS = 60.0
 
 
 @dataclass(frozen=True, slots=True)
 class TrainingProcess:
     """The process that writes a journal."""
 
-    pid: int
-    started: float
-    """When it was started; 0: not known."""
-    host: str
+    identity: ProcessIdentity | None
+    """None: the journal does not say which."""
     folder: Path
     """Its session."""
 
+    def has_ended(self) -> bool:
+        """Whether it will certainly not append any more."""
+        return self._life() is Life.GONE
+
     def alive(self) -> bool:
-        """Whether it can still append to its journal."""
-        if self.host != socket.gethostname():
-            return time.time() - self._last_written() < _SILENT_SECONDS
-        return process_lives(self.pid, self.started)
+        """Whether it may still append, as far as can be seen."""
+        life = self._life()
+        if life is Life.UNKNOWN:
+            return abs(time.time() - self._last_written()) < _SILENT_SECONDS
+        return life is Life.LIVES
 
     def command(self) -> list[str]:
-        """How it was started; empty if it is gone or on another machine."""
+        """How it was started; empty if it cannot be asked."""
+        if self.identity is None or not self.identity.is_neighbour or self._life() is not Life.LIVES:
+            return []
         try:
-            return psutil.Process(self.pid).cmdline() if self.alive() else []
+            return psutil.Process(self.identity.pid).cmdline()
         except psutil.Error:
             return []
 
+    def named(self) -> str:
+        """How a person finds it."""
+        return "unknown process" if self.identity is None else f"process {self.identity.pid} on {self.identity.host}"
+
+    def _life(self) -> Life:
+        return Life.UNKNOWN if self.identity is None else life_of(self.identity)
+
     def _last_written(self) -> float:
-        journals = [folder / JOURNAL for folder in recording_folders(self.folder)]
-        return max((journal.stat().st_mtime for journal in journals), default=0.0)
-
-
-def process_lives(pid: int, started: float) -> bool:
-    """Whether this very process runs on this machine; one that has ended and was not yet waited for does not."""
-    try:
-        process = psutil.Process(pid)
-        if process.status() == psutil.STATUS_ZOMBIE:
-            return False
-        return started <= 0 or abs(process.create_time() - started) <= _CLOCK_SLACK
-    except psutil.AccessDenied:
-        return True
-    except psutil.NoSuchProcess:
-        return False
+        return max((_changed(folder / JOURNAL) for folder in recording_folders(self.folder)), default=0.0)
 
 
 def process_of(folder: Path, opening: Opening | None) -> TrainingProcess:
-    """The process of a session: from its first record, or, before there is one, from the session's name."""
-    if opening is not None:
-        return TrainingProcess(opening.pid, opening.process_started, opening.host, folder)
-    named = folder.name.split("-")
-    pid = int(named[2]) if len(named) > 2 and named[2].isdigit() else 0
-    started = 0.0
-    if pid and pid == os.getppid():
-        started = psutil.Process(pid).create_time()
-    return TrainingProcess(pid, started, socket.gethostname(), folder)
+    """The process of a session: as its folder says; in journals of older versions, the first record says it."""
+    identity = identity_from(identity_in_link(folder / TRAINING))
+    if identity is None and opening is not None:
+        identity = ProcessIdentity(opening.pid, opening.host, started=opening.process_started)
+    return TrainingProcess(identity, folder)
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # its courier has just delivered it
+        return 0.0

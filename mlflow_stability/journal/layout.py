@@ -1,8 +1,11 @@
 """Where things are in a journal directory.
 
 .mlflow-stability/                      the journal root, mode 0700
+  .gitignore                            keeps all of it out of git, where the root is ours
+  checkpoints/ batches/                 what outlives the runs
   20261121-034500-4711-3f9a/            one training process
-    courier                             a link whose target says who delivers it: pid and start time
+    training                            a link whose target says which process it is
+    courier                             a link whose target says which process delivers it
     courier.log                         what the courier had to say
     released                            watching was taken off, though the process may live on
     status.json                         how far it is
@@ -13,26 +16,66 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import secrets
 import time
 from pathlib import Path
 
+from mlflow_stability.journal.process_identity import own_identity
 from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER, JOURNAL_FOLDER
 
+TRAINING = "training"
 COURIER = "courier"
 COURIER_LOG = "courier.log"
 RELEASED = "released"
 STATUS = "status.json"
 DELIVERED = "delivered.json"
+GITIGNORE = ".gitignore"
+_OUTLIVE = frozenset({CHECKPOINTS_FOLDER, BATCHES_FOLDER})
 
 
 def new_session_folder(root: Path) -> Path:
-    """A folder for this training process; the root is made private where it is ours to make."""
-    root.mkdir(mode=0o700, parents=True, exist_ok=True)
+    """A folder for this training process, with its name in it."""
     folder = root / f"{time.strftime('%Y%m%d-%H%M%S')}-{os.getpid()}-{secrets.token_hex(2)}"
-    folder.mkdir(mode=0o700)
+    make_root(root)
+    try:
+        folder.mkdir(mode=0o700)
+    except FileNotFoundError:  # a courier that was done has just taken the empty root away
+        make_root(root)
+        folder.mkdir(mode=0o700)
+    with contextlib.suppress(OSError):  # where there are no links, nobody knows the process, and nothing is removed
+        (folder / TRAINING).symlink_to(json.dumps(own_identity().said()))
     return folder
+
+
+def make_root(root: Path) -> None:
+    """The root of journals, private and kept out of git; a folder of the user's own is left as it is."""
+    try:
+        root.mkdir(mode=0o700, parents=True)
+    except FileExistsError:
+        if root.name != JOURNAL_FOLDER or (root / GITIGNORE).exists():
+            return
+    _keep_out_of_git(root)
+
+
+def remove_empty_root(root: Path) -> None:
+    """Leave no trace of a root in which there is nothing but what we put there."""
+    try:
+        if {each.name for each in root.iterdir()} <= {GITIGNORE}:
+            (root / GITIGNORE).unlink(missing_ok=True)
+            root.rmdir()
+    except FileNotFoundError:
+        return
+    except OSError:  # another training has begun meanwhile
+        _keep_out_of_git(root)
+
+
+def _keep_out_of_git(root: Path) -> None:
+    with contextlib.suppress(OSError):  # a full disk is told of by what needs the room
+        (root / GITIGNORE).write_text("*\n")
 
 
 def recording_folders(session: Path) -> list[Path]:
@@ -44,4 +87,6 @@ def session_folders(root: Path) -> list[Path]:
     """The sessions in a journal root, oldest first."""
     if not root.is_dir():
         return []
-    return sorted(path for path in root.iterdir() if path.is_dir() and not path.is_symlink())
+    return sorted(
+        path for path in root.iterdir() if path.name not in _OUTLIVE and path.is_dir() and not path.is_symlink()
+    )

@@ -9,12 +9,11 @@ from __future__ import annotations
 
 import json
 import os
-import socket
-import subprocess
 from pathlib import Path
 from typing import Any
 
 from mlflow_stability.errors import CheckpointsRefused
+from mlflow_stability.journal.process_identity import Life, identity_from, life_of, own_identity
 
 OWNER = "owner.json"
 
@@ -25,12 +24,7 @@ class DirectoryOwner:
     def __init__(self, directory: Path, run: str) -> None:
         self._directory = directory
         self._file = directory / OWNER
-        self._mine = {
-            "run": run,
-            "pid": os.getpid(),
-            "started": _start_of(os.getpid()),
-            "host": socket.gethostname(),
-        }
+        self._mine = {"run": run, **own_identity().said()}
 
     def take(self, holds_checkpoints: bool) -> None:
         """Take the directory, or refuse to."""
@@ -82,20 +76,6 @@ def _read(file: Path) -> dict[str, Any]:
 
 
 def _lives(owner: dict[str, Any]) -> bool:
-    """Whether the process that an owner file names is still there; of another machine's, nothing is known."""
-    pid = int(owner.get("pid", 0))
-    return pid > 0 and owner.get("host") == socket.gethostname() and _start_of(pid) == owner.get("started")
-
-
-def _start_of(pid: int) -> str:
-    """When a process began, as the system words it; empty where there is no such process."""
-    try:
-        boot = Path("/proc/sys/kernel/random/boot_id").read_text().strip()
-        stat = Path(f"/proc/{pid}/stat").read_text()
-    except FileNotFoundError:
-        if Path("/proc/self/stat").exists():
-            return ""
-        command = ["ps", "-o", "lstart=", "-p", str(pid)]
-        return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-    fields = stat.rpartition(")")[2].split()
-    return "" if fields[0] in "ZX" else f"{boot} {fields[19]}"  # killed, and only not yet buried by its parent
+    """Whether the process that an owner file names is certainly there; of another machine's, nothing is known."""
+    process = identity_from(owner)
+    return process is not None and life_of(process) is Life.LIVES

@@ -15,6 +15,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from mlflow_stability.journal.layout import make_root
 from mlflow_stability.recovery import resume
 from mlflow_stability.recovery.checkpoint_meta import read_meta
 from mlflow_stability.recovery.checkpoint_shelf import Shelved, Which, damage_of
@@ -70,7 +71,9 @@ def fetched_from_run(run_id: str, which: Which) -> Path:
     from mlflow_stability.tracking.run_checkpoints import RunCheckpoints
 
     checkpoints = RunCheckpoints(answering_client(), run_id)
-    place = Settings().journal_root() / CHECKPOINTS_FOLDER / run_id
+    root = Settings().journal_root()
+    make_root(root)
+    place = root / CHECKPOINTS_FOLDER / run_id
     place.mkdir(mode=0o700, parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=place) as room:
         found = []

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_stability.errors import StabilityError
+from mlflow_stability.journal.layout import make_root
 from mlflow_stability.probes.reading import CycleReading
 from mlflow_stability.session.autopilot import Autopilot
 from mlflow_stability.session.batch_report import BatchReport
@@ -100,6 +101,7 @@ class Flight:
     def _shelf(self, recording: Recording | None) -> tuple[Path, str]:
         """A folder named after the run; after the recording, while the courier has not started its run yet."""
         name = (self._run_id() if recording is not None else None) or self._name(recording)
+        make_root(self._root())
         directory = self._root() / CHECKPOINTS_FOLDER / name
         if recording is not None:
             recording.note(CHECKPOINTS_FOLDER, str(directory))

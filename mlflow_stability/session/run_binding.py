@@ -18,8 +18,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from mlflow_stability.detectors.catalog import described
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layout import new_session_folder
@@ -219,7 +217,7 @@ class RunBinding:
         return Opening(
             recording=uuid.uuid4().hex,
             pid=os.getpid(),
-            process_started=psutil.Process().create_time(),
+            process_started=0.0,
             host=socket.gethostname(),
             time=time.time(),
             tracking_uri=None if uri is None else strip_credentials(absolute_uri(uri, str(directory))),

@@ -14,7 +14,8 @@ class Opening:
     """A name of its own for this recording, unique in the world."""
     pid: int
     process_started: float
-    """When the training process was started, by the system's clock: a pid alone can be taken by another process."""
+    """When the training process was started, by the wall clock of the time, in journals of older versions; 0 where the
+    session's folder says which process it is."""
     host: str
     time: float
     tracking_uri: str | None = None

@@ -23,11 +23,11 @@ FOREIGN = {
     "errors": set(),
     "figures": {"matplotlib", "numpy"},
     "importers": {"numpy", "pandas"},
-    "journal": {"numpy", "orjson"},
+    "journal": {"numpy", "orjson", "psutil"},
     "probes": {"torch"},
     "recovery": {"numpy", "torch"},
     "reports": {"jinja2", "numpy", "rich"},
-    "session": {"orjson", "psutil", "torch"},
+    "session": {"orjson", "torch"},
     "tracking": {"mlflow", "numpy", "pyarrow"},
     "vocabulary": {"numpy"},
 }

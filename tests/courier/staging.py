@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import math
 import os
 import signal
@@ -12,10 +13,9 @@ import time
 from pathlib import Path
 from typing import Any
 
-import psutil
-
 import mlflow_stability
-from mlflow_stability.journal.layout import COURIER_LOG
+from mlflow_stability.journal.layout import COURIER_LOG, TRAINING
+from mlflow_stability.journal.process_identity import identity_of
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.vocabulary import Closing, Opening, Signal, StepReading
 
@@ -27,14 +27,14 @@ class Training:
 
     def __init__(self, root: Path, uri: str, **opening: Any) -> None:
         self.process = subprocess.Popen(["sleep", "600"])
-        started = psutil.Process(self.process.pid).create_time()
         root.mkdir(mode=0o700, exist_ok=True)
         self.folder = root / f"20260101-000000-{self.process.pid}-{os.urandom(2).hex()}"
         self.folder.mkdir(mode=0o700)
+        (self.folder / TRAINING).symlink_to(json.dumps(identity_of(self.process.pid).said()))
         self.uri = uri
         self._opening = {
             "pid": self.process.pid,
-            "process_started": started,
+            "process_started": 0.0,
             "host": socket.gethostname(),
             "tracking_uri": uri,
             "directory": str(root.parent),

@@ -7,12 +7,12 @@ import time
 import psutil
 
 from mlflow_stability.courier.claim import Claim, holder_lives
-from mlflow_stability.courier.training_process import process_lives
 from mlflow_stability.journal.layout import COURIER, STATUS
+from mlflow_stability.journal.process_identity import identity_of, own_identity
 
 
 def claim_of(folder, **said):
-    (folder / COURIER).symlink_to(json.dumps({"pid": 1, "started": 0.0, "host": socket.gethostname(), **said}))
+    (folder / COURIER).symlink_to(json.dumps(said))
 
 
 def test_a_session_has_one_courier(tmp_path):
@@ -26,7 +26,7 @@ def test_a_session_has_one_courier(tmp_path):
 
 def test_the_claim_of_a_courier_that_was_killed_is_taken_over(tmp_path):
     process = subprocess.Popen(["sleep", "60"])
-    claim_of(tmp_path, pid=process.pid, started=psutil.Process(process.pid).create_time())
+    claim_of(tmp_path, **identity_of(process.pid).said())
     assert holder_lives(tmp_path)
     assert not Claim(tmp_path).take()
     process.kill()
@@ -35,12 +35,12 @@ def test_the_claim_of_a_courier_that_was_killed_is_taken_over(tmp_path):
 
 
 def test_a_pid_that_another_process_has_taken_since_is_no_courier(tmp_path):
-    claim_of(tmp_path, pid=os.getpid(), started=psutil.Process().create_time() - 100)
+    claim_of(tmp_path, **{**own_identity().said(), "start": "1"})
     assert not holder_lives(tmp_path)
 
 
 def test_a_courier_on_another_machine_lives_as_long_as_it_writes(tmp_path):
-    claim_of(tmp_path, host="elsewhere")
+    claim_of(tmp_path, pid=1, host="elsewhere")
     (tmp_path / STATUS).touch()
     assert holder_lives(tmp_path)
     for name in (COURIER, STATUS):
@@ -49,9 +49,11 @@ def test_a_courier_on_another_machine_lives_as_long_as_it_writes(tmp_path):
     assert Claim(tmp_path).take()
 
 
-def test_a_process_that_ended_and_was_not_waited_for_is_gone():
-    process = subprocess.Popen(["true"])
+def test_a_courier_of_an_older_version_keeps_its_claim_while_it_lives(tmp_path):
+    process = subprocess.Popen(["sleep", "60"])
     started = psutil.Process(process.pid).create_time()
-    time.sleep(0.3)
-    assert not process_lives(process.pid, started)
+    claim_of(tmp_path, pid=process.pid, started=started, host=socket.gethostname())
+    assert holder_lives(tmp_path)
+    process.kill()
     process.wait()
+    assert not holder_lives(tmp_path)

@@ -12,6 +12,9 @@ from mlflow_stability.analysis.load import load_run
 from mlflow_stability.courier.claim import Claim
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.environment import ask_for_short_requests
+from mlflow_stability.courier.orphans import next_orphan
+from mlflow_stability.journal.layout import TRAINING
+from mlflow_stability.journal.process_identity import identity_of
 from mlflow_stability.tracking.run_reader import RunReader
 from mlflow_stability.vocabulary import Closing, Event, Gap, Note, Reset, Severity
 
@@ -163,11 +166,48 @@ def test_a_session_without_a_single_record_goes_with_its_process(root, sqlite_ur
     assert report.run_ids == ()
 
 
+def test_a_journal_stays_where_nobody_can_say_that_its_process_has_ended(root, sqlite_uri):
+    training = Training(root, sqlite_uri)
+    elsewhere = {**identity_of(training.process.pid).said(), "host": "elsewhere", "boot": "another"}
+    (training.folder / TRAINING).unlink()
+    (training.folder / TRAINING).symlink_to(json.dumps(elsewhere))
+    training.train(1, 20)
+    journal = training.journal.folder / "journal"
+    os.utime(journal, (time.time() - 300,) * 2)  # silent, as in a long evaluation
+    report = deliver_session(training.folder)
+    (run_id,) = report.run_ids
+    assert (report.delivered, report.remaining, report.waiting_bytes) == (1, 0, 0)
+    assert report.kept_for == f"process {training.process.pid} on elsewhere"
+    assert len(load_run(run_id, sqlite_uri)) == 20
+    assert next_orphan(root, root / "own", sqlite_uri, set()) is None  # once is enough
+    training.train(21, 30)  # it lived all the time
+    os.utime(journal, (time.time() - 120,) * 2)
+    assert deliver_session(training.folder).run_ids == (run_id,)
+    assert len(load_run(run_id, sqlite_uri)) == 30
+    training.end(Closing("finished", "", 30))
+    report = deliver_session(training.folder)
+    assert (report.delivered, report.kept_for) == (1, "")
+    assert not training.journal.folder.exists()
+    run = run_of(sqlite_uri, run_id)
+    assert (run.info.status, run.data.tags["stability.outcome"]) == ("FINISHED", "finished")
+
+
+def test_a_session_that_names_no_process_is_delivered_and_kept(root, sqlite_uri):
+    training = Training(root, sqlite_uri, pid=2**22 + 1, host="elsewhere", process_started=1.0)
+    (training.folder / TRAINING).unlink()  # a journal of an older version, from another machine
+    training.train(1, 5)
+    os.utime(training.journal.folder / "journal", (time.time() - 300,) * 2)
+    report = deliver_session(training.folder)
+    assert report.kept_for == f"process {2**22 + 1} on elsewhere"
+    assert (training.journal.folder / "journal").exists()
+    training.end()
+
+
 def test_nobody_else_may_read_a_journal_and_no_password_is_in_it(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     training.train(1, 5)
     deliver_session(training.folder)
-    for path in [root, *root.rglob("*")]:
+    for path in (each for each in [root, *root.rglob("*")] if not each.is_symlink()):
         mode = stat.S_IMODE(os.lstat(path).st_mode)
         assert mode == (0o700 if path.is_dir() else 0o600), path
     training.end()

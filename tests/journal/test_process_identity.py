@@ -1,0 +1,171 @@
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from mlflow_stability.journal.process_identity import (
+    Life,
+    ProcessIdentity,
+    identity_from,
+    identity_in_link,
+    identity_of,
+    life_of,
+    own_identity,
+    seen_by_ps,
+)
+
+
+@pytest.fixture
+def sleeper():
+    process = subprocess.Popen(["sleep", "60"])
+    yield process
+    process.kill()
+    process.wait()
+
+
+def test_a_process_is_the_same_however_it_is_seen(sleeper):
+    code = (
+        "import json, sys; from mlflow_stability.journal.process_identity import identity_of;"
+        "print(json.dumps(identity_of(int(sys.argv[1])).said()))"
+    )
+    said = subprocess.run([sys.executable, "-c", code, str(sleeper.pid)], capture_output=True, text=True, check=True)
+    assert identity_from(json.loads(said.stdout)) == identity_of(sleeper.pid)
+    assert life_of(identity_of(sleeper.pid)) is Life.LIVES
+
+
+def test_a_process_that_ended_is_gone_before_it_was_waited_for():
+    process = subprocess.Popen(["true"])
+    identity = identity_of(process.pid)
+    time.sleep(0.3)
+    assert life_of(identity) is Life.GONE
+    process.wait()
+    assert life_of(identity) is Life.GONE
+
+
+def test_another_process_under_the_same_pid_is_not_it():
+    own = own_identity()
+    assert life_of(own) is Life.LIVES
+    assert life_of(replace(own, start=own.start + "0")) is Life.GONE
+
+
+def test_a_reboot_ends_every_process_and_another_machine_of_the_same_name_tells_nothing():
+    own = own_identity()
+    assert life_of(replace(own, boot="another")) is Life.GONE
+    assert life_of(replace(own, boot="another", machine="another")) is Life.UNKNOWN
+    assert life_of(replace(own, boot="another", host="elsewhere")) is Life.UNKNOWN
+
+
+def test_a_machine_that_was_renamed_is_the_same_machine():
+    assert life_of(replace(own_identity(), host="a-name-of-the-dhcp-server")) is Life.LIVES
+
+
+def test_without_a_name_for_the_boot_the_host_says_which_machine_it_was():
+    own = replace(own_identity(), boot="", machine="")
+    assert life_of(own) is Life.LIVES
+    assert life_of(replace(own, start="1")) is Life.GONE
+    assert life_of(replace(own, host="elsewhere")) is Life.UNKNOWN
+
+
+def test_who_is_not_named_is_not_known_and_a_pid_of_nobody_is_gone():
+    assert identity_from({}) is None
+    assert identity_from({"pid": "many"}) is None
+    assert life_of(ProcessIdentity(0)) is Life.GONE
+
+
+def test_the_start_by_the_wall_clock_of_older_journals_proves_life_and_never_death(sleeper):
+    host, started = own_identity().host, psutil.Process(sleeper.pid).create_time()
+    assert life_of(ProcessIdentity(sleeper.pid, host, started=started)) is Life.LIVES
+    assert life_of(ProcessIdentity(sleeper.pid, host, started=started + 3600)) is Life.UNKNOWN
+    sleeper.kill()
+    sleeper.wait()
+    assert life_of(ProcessIdentity(sleeper.pid, host, started=started)) is Life.GONE
+
+
+def test_the_owner_of_checkpoints_in_the_words_of_an_older_version_is_understood(sleeper):
+    said = identity_of(sleeper.pid).said()
+    older = {"run": "r", "pid": sleeper.pid, "started": f"{said['boot']} {said['start']}", "host": said["host"]}
+    identity = identity_from(older)
+    assert identity is not None
+    assert life_of(identity) is Life.LIVES
+    assert life_of(replace(identity, start="1")) is Life.GONE
+
+
+def test_the_words_of_ps_are_the_same_in_every_time_zone_and_language(sleeper, monkeypatch):
+    # What macOS is asked with: there the system keeps the time itself, and setting the clock does not move it.
+    monkeypatch.setenv("TZ", "Asia/Tokyo")
+    monkeypatch.setenv("LC_ALL", "de_DE.UTF-8")
+    first = seen_by_ps(sleeper.pid)
+    monkeypatch.setenv("TZ", "America/New_York")
+    assert seen_by_ps(sleeper.pid) == first
+    assert first is not None
+    started = time.mktime(time.strptime(first.start)) - time.mktime(time.gmtime(0))
+    assert abs(started - time.time()) < 3600 * 2
+    assert not first.has_ended
+    sleeper.kill()
+    time.sleep(0.2)
+    ended = seen_by_ps(sleeper.pid)
+    assert ended is not None
+    assert ended.has_ended
+    sleeper.wait()
+    assert seen_by_ps(sleeper.pid) is None
+
+
+def needs_namespaces(*kinds: str) -> None:
+    if subprocess.run(["unshare", *kinds, "true"], check=False).returncode and os.environ.get("CI") != "true":
+        pytest.skip("needs the right to make a namespace")
+
+
+SAY = (
+    "import json, sys, time; from mlflow_stability.journal.process_identity import own_identity;"
+    "print(json.dumps(own_identity().said()), flush=True); time.sleep(60)"
+)
+ASK = (
+    "import json, sys; from mlflow_stability.journal.process_identity import identity_from, life_of;"
+    "print(life_of(identity_from(json.loads(sys.argv[1]))).value)"
+)
+
+
+def asked(identity: ProcessIdentity, *before: str) -> str:
+    command = [*before, sys.executable, "-c", ASK, json.dumps(identity.said())]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.mark.parametrize("mounts", [[], ["--mount-proc"]], ids=["with the folder of outside", "with its own /proc"])
+def test_a_process_of_a_container_is_found_from_outside_and_inside(mounts):
+    needs_namespaces("-pf")
+    inside = [sys.executable, "-c", SAY]
+    process = subprocess.Popen(["unshare", "-pf", "--kill-child", *mounts, *inside], stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    identity = identity_from(json.loads(process.stdout.readline()))
+    assert identity is not None
+    assert identity.pid == 1  # as another process is called here
+    assert identity.start
+    assert life_of(identity) is Life.LIVES
+    assert asked(identity, "unshare", "-pf", *mounts) == ("unknown" if mounts else "lives")
+    (child,) = psutil.Process(process.pid).children()
+    assert asked(identity, "nsenter", "-t", str(child.pid), "-p", *(["-m"] if mounts else [])) == "lives"
+    process.kill()
+    process.wait()
+    process.stdout.close()
+    child.wait(10)
+    is_first = Path("/proc/self/ns/pid").readlink() == Path("pid:[4026531836]")
+    assert life_of(identity) is (Life.GONE if is_first else Life.UNKNOWN)
+    assert asked(identity, "unshare", "-pf", *mounts) == "unknown"
+
+
+def test_a_clock_of_a_container_that_counts_otherwise_tells_nothing():
+    own = own_identity()
+    pids = own.namespaces.partition(" ")[0]
+    assert life_of(replace(own, namespaces=f"{pids} time:[1]")) is Life.UNKNOWN
+
+
+def test_what_is_no_such_link_names_nobody(tmp_path):
+    (tmp_path / "path").symlink_to("/etc/passwd")
+    (tmp_path / "file").touch()
+    assert [identity_in_link(tmp_path / name) for name in ("path", "file", "nothing")] == [{}, {}, {}]
