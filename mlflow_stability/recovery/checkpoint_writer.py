@@ -35,6 +35,8 @@ class CheckpointWriter:
         self._written: queue.SimpleQueue[CheckpointMeta] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
+        self.writing: int | None = None
+        """The step of the state that is being written: it must not be changed meanwhile."""
         self._thread: threading.Thread | None = None
         self._newest = 0
         """The step of the newest checkpoint that was written."""
@@ -49,6 +51,7 @@ class CheckpointWriter:
         if os.getpid() != self._pid or self.is_busy:
             return False
         self._idle.clear()
+        self.writing = copy.step
         self._do(lambda: self._write(copy, loss))
         return True
 
@@ -102,6 +105,7 @@ class CheckpointWriter:
         try:
             self._guarded(copy.step, lambda: self._write_finite(copy, loss))
         finally:
+            self.writing = None
             self._idle.set()
 
     def _write_finite(self, copy: StateCopy, loss: float) -> None:

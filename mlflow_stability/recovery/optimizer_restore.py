@@ -1,7 +1,8 @@
-"""Puts the state of an optimizer back, in two steps: compare, then fill.
+"""Puts the state of an optimizer back, in three steps: compare, make what is missing, put it in place.
 
-In: a copy, the optimizer, the names of its parameters. Promised: comparing changes nothing; existing state is filled
-where it lies; state that the copy does not know is removed, state that is missing is made where torch would make it.
+In: a copy, the optimizer, the names of its parameters. Promised: the first two change nothing, and the third can be
+undone; existing state is filled where it lies; state that the copy does not know is removed, state that is missing is
+made where torch would make it.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.recovery.host_copy import local_part
 from mlflow_stability.recovery.optimizer_copy import OptimizerCopy
-from mlflow_stability.recovery.tensor_fill import fill
+from mlflow_stability.recovery.step_copy import PutBack, copy_bookkeeping
 from mlflow_stability.recovery.value_tree import restored_value
 
 LEARNED = ("d", "d_denom", "d_max", "d_numerator", "k", "lr_max", "scheduled_lr", "train_mode", "weight_sum")
@@ -28,8 +29,9 @@ class OptimizerPlan:
     """What is to be done to one optimizer; `mismatch` says why it cannot."""
 
     def __init__(self, copy: OptimizerCopy, optimizer: Optimizer, names: Mapping[int, str]) -> None:
-        self.filled = 0
         self.removed = 0
+        self.pairs: list[tuple[Tensor, Tensor]] = []
+        """Tensors that are there already, with those that they are to be filled from."""
         self._copy = copy
         self._optimizer = optimizer
         self._parameters = {
@@ -37,6 +39,10 @@ class OptimizerPlan:
         }
         self.mismatch = self._compared()
         self._used: set[int] = set()
+        self._entries: dict[Tensor, Any] = {}
+        self._shared: dict[str, Any] = {}
+        self._values: list[tuple[dict[str, Any], str, Any]] = []
+        self._put_back: PutBack = lambda: None
 
     def _compared(self) -> str:
         """In what the copy differs; empty where it does not."""
@@ -49,38 +55,71 @@ class OptimizerPlan:
                     return f"had the parameter {name}, and has it no more"
         return ""
 
-    def apply(self) -> None:
-        """Do it."""
+    def stage(self, groups: Sequence[Mapping[str, Any]], everything: bool) -> None:
+        """Make all that needs memory; nothing is changed yet.
+
+        `groups` are the saved hyper-parameters: all of them are put back, or those alone that an optimizer learns and
+        those that are broken.
+        """
         copy, state = self._copy, cast("dict[Any, Any]", self._optimizer.state)
-        pairs: list[tuple[Tensor, Tensor]] = []
+        self._put_back = copy_bookkeeping(self._optimizer)
         for name, (parameter, group) in self._parameters.items():
             saved = copy.state.get(name)
             if saved is None:
-                self.removed += state.pop(parameter, None) is not None
+                self.removed += parameter in state
                 continue
             place = _Place(parameter, group, copy.on_host.get(name))
-            state[parameter] = self._entry(state.get(parameter), saved, place, pairs)
-        for key in [each for each in state if isinstance(each, str) and each not in copy.shared]:
-            del state[key]
-        for key, saved in copy.shared.items():
-            state[key] = restored_value(saved)
-        fill(pairs)
-        self.filled = len(pairs)
+            self._entries[parameter] = self._entry(state.get(parameter), saved, place)
+        self._shared = {key: restored_value(saved) for key, saved in copy.shared.items()}
+        for group, values in zip(self._optimizer.param_groups, groups, strict=False):
+            self._stage_values(group, values, everything)
 
-    def _entry(self, live: Any, saved: Any, place: _Place, pairs: list[tuple[Tensor, Tensor]]) -> Any:
+    def apply(self) -> None:
+        """Put in place what was made; tensors are filled by who asked for `pairs`."""
+        state = cast("dict[Any, Any]", self._optimizer.state)
+        for parameter, _ in self._parameters.values():
+            if parameter not in self._entries:
+                state.pop(parameter, None)
+                continue
+            live, entry = state.get(parameter), self._entries[parameter]
+            if isinstance(live, dict) and isinstance(entry, dict):
+                live.clear()
+                live.update(entry)
+            else:
+                state[parameter] = entry
+        for key in [each for each in state if isinstance(each, str) and each not in self._shared]:
+            del state[key]
+        state.update(self._shared)
+        for group, key, value in self._values:
+            group[key] = value
+
+    def undo(self) -> None:
+        """Make it what it was at `stage`, but for the content of `pairs`."""
+        self._put_back()
+
+    def _entry(self, live: Any, saved: Any, place: _Place) -> Any:
+        """What is to be known of a parameter: the living tensors where they fit, and new ones else."""
         if not isinstance(saved, dict):
             return place.made("", saved)
-        if not isinstance(live, dict):
-            live = {}
-        for key in [each for each in live if each not in saved]:
-            del live[key]
+        entry: dict[Any, Any] = {}
         for key, value in saved.items():
-            existing = live.get(key)
+            existing = live.get(key) if isinstance(live, dict) else None
             if isinstance(value, Tensor) and isinstance(existing, Tensor) and self._fits(existing, value):
-                pairs.append((local_part(existing), value))
+                self.pairs.append((local_part(existing), value))
+                entry[key] = existing
             else:
-                live[key] = place.made(key, value)
-        return live
+                entry[key] = place.made(key, value)
+        return entry
+
+    def _stage_values(self, group: dict[str, Any], values: Mapping[str, Any], everything: bool) -> None:
+        for key, value in values.items():
+            live = group.get(key)
+            if not (everything or key in LEARNED or _is_broken(live)):
+                continue
+            if isinstance(live, Tensor) and isinstance(value, Tensor) and live.shape == value.shape:
+                self.pairs.append((live, value.to(live.dtype)))
+            else:
+                self._values.append((group, key, restored_value(value)))
 
     def _fits(self, existing: Tensor, saved: Tensor) -> bool:
         """Whether it can be filled where it lies: two entries of one memory would overwrite each other."""
@@ -125,19 +164,6 @@ class _Place:
         if self._on_host is not None:  # it comes from a device, where it lay as it should
             return host if key in self._on_host else self._device
         return host if key == "step" and not self._capturable else self._device
-
-
-def set_hyper_parameters(optimizer: Optimizer, saved: Sequence[Mapping[str, Any]], everything: bool) -> None:
-    """Set the groups' values back: all of them, or those alone that an optimizer learns and those that are broken."""
-    for group, values in zip(optimizer.param_groups, saved, strict=False):
-        for key, value in values.items():
-            live = group.get(key)
-            if not (everything or key in LEARNED or _is_broken(live)):
-                continue
-            if isinstance(live, Tensor) and isinstance(value, Tensor) and live.shape == value.shape:
-                live.data.copy_(value)
-            else:
-                group[key] = restored_value(value)
 
 
 def _is_broken(value: Any) -> bool:

@@ -54,14 +54,15 @@ def no_checkpoints_event(split: str, step: int) -> Event:
     )
 
 
-def not_restored_event(decision: Decision, step: int, why: str, *, returns: int) -> Event:
-    """We wanted to go back and could not."""
+def not_restored_event(decision: Decision, step: int, why: str, *, returns: int, torn: str = "") -> Event:
+    """We wanted to go back and could not; `torn` says what is neither as it was nor as it should be, if anything is."""
+    now = torn or f"Nothing was changed: weights, buffers and optimizer state are those of step {step}."
     return Event(
         step,
         GIVE_UP,
         Severity.CRITICAL,
-        f"Not set back at step {step} to the state of step {decision.target} ({why}). The weights are those of step "
-        f"{step}, and nothing is set back any more; broken steps are skipped on. Why it was tried: {decision.reason}",
+        f"Not set back at step {step} to the state of step {decision.target} ({why}). {now} "
+        f"Nothing is set back any more; broken steps are skipped on. Why it was tried: {decision.reason}",
         evidence={"onset": float(decision.onset), "rollbacks": float(returns)},
         remedies=(
             "Restart from a checkpoint with restore(model, optimizer, run_id=...).",

@@ -47,13 +47,14 @@ class SnapshotRing:
         self._last_step: int | None = None
         self._budget = policy.snapshot_budget
         self._usual: frozenset[str] | None = None
+        self._lent: set[int] = set()
         self.places = policy.snapshots
         """How many states fit the budget, as far as their size is known."""
 
     @property
     def good(self) -> tuple[Snapshot, ...]:
         """The states that can be gone back to, oldest first."""
-        return tuple(self._good)
+        return tuple(each for each in self._good if each.step not in self._lent)
 
     @property
     def waiting(self) -> Snapshot | None:
@@ -107,7 +108,7 @@ class SnapshotRing:
 
     def choose(self, onset: int, rewind: int, select: Literal["newest", "best"] = "newest") -> Snapshot | None:
         """The newest good state at least `rewind` steps before the onset, or of all those the one of lowest loss."""
-        fit = [each for each in self._good if each.step <= onset - rewind]
+        fit = [each for each in self.good if each.step <= onset - rewind]
         if select == "best":
             return min(reversed(fit), key=lambda each: math.inf if math.isnan(each.loss) else each.loss, default=None)
         return fit[-1] if fit else None
@@ -117,9 +118,18 @@ class SnapshotRing:
         self._settle()
         self._good = [each for each in self._good if each.step <= step]
 
+    def lend(self, step: int) -> None:
+        """The state of this step is being put into the training, and is no good state until it is given back."""
+        self._lent.add(step)
+
+    def give_back(self, step: int) -> None:
+        """It is whole again."""
+        self._lent.discard(step)
+
     def clear(self) -> None:
         """Forget all: it is another training from here on."""
         self._good, self._waiting, self._last_step, self._usual = [], None, None, None
+        self._lent.clear()
 
     def _settle(self) -> None:
         """The newest waits no longer, and by now its cost is known on a device too."""

@@ -21,16 +21,20 @@ PutBack = Callable[[], None]
 def copy_bookkeeping(optimizer: Optimizer) -> PutBack:
     """Remember which state there is, and every number that is not a tensor: counters of groups and parameters."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    states = {each: dict(state) for each, state in optimizer.state.items()}
+    kept: dict[Any, Any] = optimizer.state
+    states = {key: (entry, dict(entry) if isinstance(entry, dict) else None) for key, entry in kept.items()}
 
     def put_back() -> None:
         for group, before in zip(optimizer.param_groups, groups, strict=False):
             _be_again(group, before, keep="params")
-        for each in list(optimizer.state):
-            if each in states:
-                _be_again(optimizer.state[each], states[each])
-            else:
-                del optimizer.state[each]
+        state: dict[Any, Any] = optimizer.state
+        for key in [each for each in state if each not in states]:
+            del state[key]
+        for key, (entry, content) in states.items():
+            if content is not None:
+                _be_again(entry, content)
+            if state.get(key) is not entry:
+                state[key] = entry
 
     return put_back
 

@@ -1,12 +1,14 @@
 """Keeps states to go back to: in memory often, on the disk now and then.
 
 In: the training at the end of steps and before backward passes, and whether steps were healthy. Out: good states.
-Promised: the training waits for the copy and never for the disk; a state counts as good only when it is finite and
+Promised: the training waits for the copy and never for the disk, but before it goes back to a state that is just being
+written; a state counts as good only when it is finite and
 healthy steps have followed; a directory that cannot be written ends the checkpoints and nothing else.
 """
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -33,6 +35,8 @@ ROOM = 2
 """So many times the size of a state must be free for the present one to be set aside."""
 MOST_RATES = 64
 """The learning rates of so many states are remembered: of more than are kept in memory and on the disk."""
+WRITE_SECONDS = 60.0
+"""For how long going back waits for the state to be written, where it is on its way to the disk."""
 NEVER = 1 << 62
 """A step that no training reaches."""
 Rates = Mapping[int, tuple[float, ...]]
@@ -151,12 +155,15 @@ class Keeping:
         """Keep what the training is now, for going back may fail, or not help."""
         self.aside = None
         if free_memory() > ROOM * bytes_of_state(parts):
-            self.aside = copy_state(parts, step)
+            with contextlib.suppress(MemoryError, RuntimeError):  # torch has its own words for it; it is no condition
+                self.aside = copy_state(parts, step)
 
     def state_of(self, step: int) -> StateCopy:
-        """The state of a step, from memory or else from the disk."""
+        """The state of a step, from memory or else from the disk; nobody else reads it now."""
         if self.aside is not None and self.aside.step == step:
             return self.aside
+        if self._writer is not None and self._writer.writing == step and not self._writer.drain(WRITE_SECONDS):
+            raise TimeoutError(f"the state of step {step} is still being written after {WRITE_SECONDS:g} s")
         for each in self.ring.good:
             if each.step == step:
                 return each.copy

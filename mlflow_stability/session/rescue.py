@@ -19,7 +19,7 @@ from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.decisions import Decision, GoodState, Past, Situation, decide
 from mlflow_stability.recovery.easing import EasingPlan, held_rates
 from mlflow_stability.recovery.momentum_reset import reset_momentum
-from mlflow_stability.recovery.restore import EVERYTHING, RestoreChoice, RestorePlan, restore_state
+from mlflow_stability.recovery.restore import RestoreChoice, RestorePlan
 from mlflow_stability.recovery.rollback_events import give_up_event, not_restored_event, rollback_event
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.stale_graphs import StaleGraphs
@@ -65,6 +65,7 @@ class StepNews:
 class _Return:
     """What is needed to go back, found before anything is changed."""
 
+    target: int
     parts: TrainingParts
     plan: RestorePlan
     easing: EasingPlan
@@ -140,39 +141,55 @@ class Rescue:
         copy = keeping.state_of(decision.target)
         choice = RestoreChoice(policy.restore_schedule, policy.restore_schedule, rng=policy.restore_rng)
         self._return = _Return(
-            parts, RestorePlan(copy, parts, choice), self._easing(decision, step, parts), time.perf_counter()
+            decision.target,
+            parts,
+            RestorePlan(copy, parts, choice),
+            self._easing(decision, step, parts),
+            time.perf_counter(),
         )
         keeping.set_aside(parts, step)
 
     def apply(self) -> None:
-        """Set the training back, between two steps."""
+        """Set the training back, between two steps; where that breaks off, it is what it was before."""
         assert self._return is not None
+        self._keeping.ring.lend(self._return.target)
         self._return.plan.apply()
-        if self._policy.reset_momentum:
-            for optimizer in self._return.parts.optimizers:
-                reset_momentum(optimizer)
 
-    def undo(self) -> None:
-        """It did not work everywhere: make the training what it was before."""
-        aside = self._keeping.aside
-        if self._return is not None and aside is not None:
-            restore_state(aside, self._return.parts, dataclasses.replace(EVERYTHING, rng=self._policy.restore_rng))
+    def undo(self) -> bool:
+        """It did not work everywhere: make the training what it was before; whether it is that now."""
+        if self._return is None:
+            return True
+        if self._return.plan.undo():
+            return False
+        self._keeping.ring.give_back(self._return.target)
+        return True
 
     def went_back(self, decision: Decision, step: int, attempt: int) -> Event:
         """It worked, in every process: gives the event that says so."""
         assert self._return is not None
         done, self._return = self._return, None
         self._keeping.gone_back(decision.target)
+        if done.plan.finish():
+            self._keeping.ring.give_back(decision.target)
+        if self._policy.reset_momentum:
+            for optimizer in done.parts.optimizers:
+                reset_momentum(optimizer)
         self.stale.restored()
         self._gates.went_back(done.easing)
         seconds = time.perf_counter() - done.began
         return rollback_event(decision, step, seconds=seconds, attempt=attempt, returns=max(self.returns, attempt))
 
-    def forgo(self, decision: Decision, step: int, why: str) -> Event:
-        """It did not: nothing is set back any more; gives the event that says so."""
-        self._return = None
+    def forgo(self, decision: Decision, step: int, why: str, all_whole: bool) -> Event:
+        """It did not: nothing is set back any more; gives the event that says so.
+
+        `all_whole`: whether every process has its training as it was before.
+        """
+        returned, self._return = self._return, None
+        torn = "" if returned is None else returned.plan.torn
+        if not torn and not all_whole:
+            torn = "Another process of this training could not be put back to what it was."
         self._past = dataclasses.replace(self._past, gave_up=True)
-        return not_restored_event(decision, step, why, returns=self.returns)
+        return not_restored_event(decision, step, why, returns=self.returns, torn=torn)
 
     def _easing(self, decision: Decision, step: int, parts: TrainingParts) -> EasingPlan:
         rates, times = self._keeping.rates_at(decision.target), self._policy.hold_learning_rate_above

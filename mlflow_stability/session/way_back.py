@@ -2,8 +2,8 @@
 
 In: the order to go back, which every process carries out after the same step. Out: the training as it was, an event
 that says so, and another attempt in the curves. Promised: processes agree before anything is changed and again after
-it, each votes whatever became of it here; where one cannot, all are left at, or put back to, the weights that they had,
-and nobody goes back any more.
+it, each votes whatever became of it here; where one cannot, all are left at, or put back to, the state that they had,
+and nobody goes back any more. Where one cannot even be put back, that is said.
 """
 
 from __future__ import annotations
@@ -51,10 +51,9 @@ class WayBack:
         self.is_under_way = True
         try:
             if not self._crew.agree(bool(self._prepare(decision, step, parts))):
-                self._forgo(decision, step)
+                self._forgo(decision, step, True)
             elif not self._crew.agree(bool(self._apply())):
-                self._undo()
-                self._forgo(decision, step)
+                self._forgo(decision, step, self._crew.agree(bool(self._undo())))
             else:
                 self._finish(decision, step)
                 return True
@@ -81,9 +80,9 @@ class WayBack:
             self._tell(event)
             recording.set_back(decision.reason)
 
-    def _forgone(self, decision: Decision, step: int) -> None:
+    def _forgone(self, decision: Decision, step: int, all_whole: bool) -> None:
         why = self._off.get(PART, "another process of this training could not")
-        self._tell(self._rescue.forgo(decision, step, why))
+        self._tell(self._rescue.forgo(decision, step, why, all_whole))
         self._crew.forget()
         if self._rescue.ends_training:
             raise TrainingDiverged(f"Training was ended at step {step}: it could not be set back ({why}).")

@@ -53,6 +53,17 @@ def test_a_checkpoint_is_written_beside_the_training(writer: CheckpointWriter, t
     assert writer.events() == []
 
 
+def test_a_state_that_is_being_written_is_known_so_that_it_is_not_changed_meanwhile(tmp_path: Path) -> None:
+    may_go = threading.Event()
+    made = CheckpointWriter(CheckpointStore(tmp_path / "c", "r"), lambda copy: may_go.wait(30))
+    assert made.writing is None
+    made.submit(state(500), 2.0)
+    assert made.writing == 500
+    may_go.set()
+    assert made.close(30)
+    assert made.writing is None
+
+
 def test_the_training_does_not_wait_and_a_second_checkpoint_is_refused_meanwhile(tmp_path: Path) -> None:
     may_go = threading.Event()
 

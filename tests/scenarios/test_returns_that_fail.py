@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from recovery.breaking import BreaksAt
 from scenarios.flying import QUICK, Flown, flying
 from scenarios.test_rescue import task, train
 from torch import Tensor
@@ -17,6 +18,7 @@ from torch.optim import LBFGS, AdamW
 
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.restore import RestorePlan
+from mlflow_stability.session import keeping
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.event import Severity
 
@@ -62,23 +64,44 @@ def test_weights_that_were_left_in_vain_are_put_back(tmp_path: Path) -> None:
 
 def breaks_off(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     """The state fits, and an error comes when half of it has been put back."""
+    breaking(monkeypatch, BreaksAt(7))
+
+
+def breaks_off_without_room(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nor is there room to keep beside what the training is now."""
+    monkeypatch.setattr(keeping, "free_memory", lambda: 0)
+    breaking(monkeypatch, BreaksAt(7))
+
+
+def breaks_off_at_its_end(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All has been put back, and then another process cannot."""
+    monkeypatch.setattr(keeping, "free_memory", lambda: 0)
+    whole = RestorePlan.apply
+
+    def torn(plan: RestorePlan) -> Any:
+        monkeypatch.setattr(RestorePlan, "apply", whole)
+        whole(plan)
+        raise MemoryError("no room at the end")
+
+    monkeypatch.setattr(RestorePlan, "apply", torn)
+
+
+def breaking(monkeypatch: pytest.MonkeyPatch, breaks: BreaksAt) -> None:
     whole = RestorePlan.apply
 
     def half(plan: RestorePlan) -> Any:
-        monkeypatch.setattr(RestorePlan, "apply", whole)
-        whole(plan)
-        raise MemoryError("no room for the moments")
+        with breaks:
+            return whole(plan)
 
     monkeypatch.setattr(RestorePlan, "apply", half)
 
 
 def loses_its_states(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
     assert session._flight is not None
-    keeping = session._flight.pilot._keeping
-    monkeypatch.setattr(keeping, "state_of", lambda step: {}[step])
+    monkeypatch.setattr(session._flight.pilot._keeping, "state_of", lambda step: {}[step])
 
 
-@pytest.mark.parametrize("trouble", [breaks_off, loses_its_states])
+@pytest.mark.parametrize("trouble", [breaks_off, breaks_off_without_room, breaks_off_at_its_end, loses_its_states])
 def test_a_return_that_fails_changes_nothing_and_is_told(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, trouble: Callable[[Session, pytest.MonkeyPatch], None]
 ) -> None:
@@ -97,8 +120,41 @@ def test_a_return_that_fails_changes_nothing_and_is_told(
     assert flown.events("rollback") == []
     (told,) = flown.events("give_up")
     assert "Not set back at step 125 to the state of step" in told.message
+    assert "Nothing was changed: weights, buffers and optimizer state are those of step 125." in told.message
     assert told.severity is Severity.CRITICAL
     assert len(losses) == 160
+
+
+def test_a_return_that_can_neither_be_made_nor_undone_says_what_was_not_put_back(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flown: Flown
+    seen: dict[int, list[Tensor]] = {}
+    for_good = BreaksAt(7, times=1_000_000)
+    monkeypatch.setattr(RestorePlan, "undo", within(for_good, RestorePlan.undo))
+
+    def look(number: int, now: list[Tensor]) -> None:
+        seen[number] = now
+        if number == 120:
+            breaking(monkeypatch, for_good)
+
+    with flying(tmp_path, strict=False, rollback=AT_ONCE) as flown:
+        skipping_from(121, 130, look)
+        assert flown.session.good_steps == () or min(flown.session.good_steps) < 120
+    (told,) = flown.events("give_up")
+    wrong = sum(not torch.equal(*each) for each in zip(seen[130], seen[120], strict=True))
+    assert 0 < wrong < len(seen[120])
+    assert "Nothing was changed" not in told.message
+    assert "Not put back to what it was" in told.message
+    assert f"{wrong} of {len(seen[120])} tensors" in told.message
+
+
+def within(breaks: BreaksAt, body: Callable[[RestorePlan], Any]) -> Callable[[RestorePlan], Any]:
+    def undo(plan: RestorePlan) -> Any:
+        with breaks:
+            return body(plan)
+
+    return undo
 
 
 def test_a_return_that_fails_ends_the_training_where_that_was_asked(
