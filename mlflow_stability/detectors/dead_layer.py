@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.loss_fall import LossFalls
 from mlflow_stability.detectors.whole_model import LAYERS
 from mlflow_stability.vocabulary.event import Event, Severity
 
@@ -31,6 +32,7 @@ class Layers:
     silent: dict[str, Silence] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     """Those that have been dead for long enough."""
+    falls: LossFalls = field(default_factory=LossFalls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +40,8 @@ class DeadLayer:
     """A layer gets no gradient at all.
 
     What it sees: a layer whose gradient norm is exactly zero in 5 measurements in a row over at least 400 steps, while
-    its weights stayed as they are, but for an even decay. Of layers that are dead together the first found is named.
+    its weights stayed as they are, but for an even decay; a loss below a hundredth of where it began has been learnt,
+    and gives none. Of layers that are dead together the first found is named.
     One finding until all get a gradient again.
 
     Why it matters: the layer does not learn: it is disconnected from the loss, frozen by mistake, or all of its units
@@ -63,7 +66,7 @@ class DeadLayer:
 
     kind: ClassVar[str] = "dead_layer"
     rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("param_norm", "grad_norm")
+    quantities: ClassVar[tuple[str, ...]] = ("loss", "param_norm", "grad_norm")
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = True
     places: ClassVar[str] = LAYERS
@@ -80,8 +83,11 @@ class DeadLayer:
         return Layers()
 
     def step(self, state: Layers, point: Point) -> tuple[Layers, Event | None]:
-        """Look at the next norm of a layer's weights or gradient."""
+        """Look at the next loss, or norm of a layer's weights or gradient."""
         if not point.finite:
+            return state, None
+        if point.quantity == "loss":
+            state.falls.take(point.place, point.value)
             return state, None
         layer = state.silent.get(point.place)
         if layer is None:
@@ -91,7 +97,7 @@ class DeadLayer:
                 layer.rounds = 0
                 state.dead.discard(point.place)
             return state, None
-        if point.value != 0.0:
+        if point.value != 0.0 or state.falls.learnt():
             layer.rounds = 0
             state.dead.discard(point.place)
             return state, None

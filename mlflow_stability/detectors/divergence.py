@@ -9,6 +9,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.loss_fall import Beginning
 from mlflow_stability.detectors.rate_restart import RateRestart
 from mlflow_stability.detectors.slow_rise import SlowRise
 from mlflow_stability.detectors.whole_model import ALL
@@ -23,6 +24,7 @@ class Course:
     gate: EpisodeGate = field(default_factory=EpisodeGate)
     high: int = 0
     """The last steps as bits, the newest lowest: 1 for a loss that stood high."""
+    begun: Beginning = field(default_factory=Beginning)
     slow: SlowRise = field(default_factory=SlowRise)
     restart: RateRestart = field(default_factory=RateRestart)
     risen_from: float | None = None
@@ -44,8 +46,9 @@ class Divergence:
 
     What it sees: 12 of the last 16 losses at least 4 widths of the noise and 10 % above their level. Also a slow rise:
     the mean of 32 steps lies at least 4 % and 7 of its own errors above the lowest of the 512 steps before, and rises
-    on; noise that hangs together, and a long run, raise the 7. A slow rise is a warning, from 50 % on critical.
-    One finding until the loss has been back for 64 steps, or its higher level has become the usual one.
+    on; noise that hangs together, and a long run, raise the 7. A slow rise is a warning, from 50 % on critical. Below a
+    hundredth of where the loss began nothing is a divergence. One finding until the loss has been back for 64 steps, or
+    its higher level has become the usual one.
 
     Why it matters: a diverging run seldom comes back by itself, and every further step is lost.
 
@@ -117,6 +120,7 @@ class Divergence:
         if point.quantity != "loss":
             state.restart.see(point.value, point.step)
             return None
+        state.begun.take(point.value)
         if state.restart.excuses(point.step):
             state.high, state.slow, state.risen_from = 0, SlowRise(judged=state.slow.judged), None
             return None
@@ -126,6 +130,7 @@ class Divergence:
             high = point.z >= self.threshold and point.value >= point.center * smallest
         else:
             high = point.z >= self.threshold_of_differences
+        high = high and state.begun.matters(point.value, point.center)
         state.high = ((state.high << 1) | bool(high)) & ((1 << self.of_steps) - 1)
         event = None
         if high and state.high.bit_count() >= self.high_steps:
@@ -156,6 +161,8 @@ class Divergence:
     def _creep(self, state: Course, point: Point) -> Event | None:
         """Judge the newest mean, every 8 steps."""
         mean = state.slow.means[-1]
+        if not state.begun.matters(math.exp(mean)):
+            return None
         if state.risen_from is not None:
             risen, little = mean - state.risen_from, math.log(self.slow_smallest_rise) / 2
             if risen < little or state.slow.above_lowest() < little:  # it has come back, or stays where it is

@@ -8,6 +8,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.loss_fall import Beginning
 from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
 
@@ -17,6 +18,7 @@ class Norms:
     """What has been seen so far."""
 
     gate: EpisodeGate = field(default_factory=EpisodeGate)
+    begun: Beginning = field(default_factory=Beginning)
     high: int = 0
     """For how many steps in a row the norm has stood high."""
 
@@ -27,8 +29,9 @@ class GradientExplosion:
 
     What it sees: a norm, before clipping where that can be seen, at least 5.5 widths of its own noise and 8 times above
     its level; or three in a row of at least 4 widths and 5 times, unless norms of 0 are usual. A heavy tail raises both
-    widths. The level is the run's own: a model whose healthy norm is 300 is not ill. Critical from 1000 on, if that is
-    100 times its level. One finding until the norm has been calm for 8 steps.
+    widths. The level is the run's own: a model whose healthy norm is 300 is not ill; and below a hundredth of where the
+    norm began nothing is an explosion. Critical from 1000 on, if that is 100 times its level. One finding until the
+    norm has been calm for 8 steps.
 
     Why it matters: one such step can throw the weights far from where they were; the loss often follows a few steps
     later, and with fp16 infinity does.
@@ -88,6 +91,8 @@ class GradientExplosion:
         z = point.z
         if z < self.calm_below:
             state.high = 0
+            if point.finite:
+                state.begun.take(point.value)
             if state.gate.said and point.finite:
                 state.gate.quiet(self.calm_steps)
             return state, None
@@ -98,6 +103,8 @@ class GradientExplosion:
             limit = max(self.threshold, self.share_of_tail * point.tail)
             if z < limit or point.value < point.center * self.smallest_rise:
                 return state, None
+        if not state.begun.matters(point.value):
+            return state, None
         huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
         severity = Severity.CRITICAL if huge else Severity.WARNING
         if not state.gate.speaks(severity):

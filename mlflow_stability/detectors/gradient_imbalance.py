@@ -8,6 +8,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.layer_round import LayerRound
+from mlflow_stability.detectors.loss_fall import LossFalls
 from mlflow_stability.detectors.streak import Streak
 from mlflow_stability.detectors.whole_model import LAYERS
 from mlflow_stability.vocabulary.event import Event, Severity
@@ -19,6 +20,7 @@ class LayerGradients:
 
     round: LayerRound = field(default_factory=LayerRound)
     streak: Streak = field(default_factory=Streak)
+    falls: LossFalls = field(default_factory=LossFalls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,7 +28,8 @@ class GradientImbalance:
     """Some layers get far larger gradients than others.
 
     What it sees: gradient norms of layers that lie more than 1000 times apart, in 5 measurements in a row. Layers
-    without any gradient are another matter. One finding until they are closer.
+    without any gradient are another matter, and so is a loss below a hundredth of where it began. One finding until
+    they are closer.
 
     Why it matters: one learning rate cannot suit all of them: where it is right for the large ones, the small ones
     stand still.
@@ -49,7 +52,7 @@ class GradientImbalance:
 
     kind: ClassVar[str] = "gradient_imbalance"
     rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("grad_norm",)
+    quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm")
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = True
     places: ClassVar[str] = LAYERS
@@ -66,10 +69,12 @@ class GradientImbalance:
         return LayerGradients()
 
     def step(self, state: LayerGradients, point: Point) -> tuple[LayerGradients, Event | None]:
-        """Look at the next norm of a layer; they are compared when the next measurement begins."""
+        """Look at the next loss, or norm of a layer; layers are compared when the next measurement begins."""
         layers = state.round.take(point, "grad_norm")
+        if point.quantity == "loss" and point.finite:
+            state.falls.take(point.place, point.value)
         known = [each for each in layers if each.finite and each.value > 0]
-        if len(known) < self.fewest:
+        if len(known) < self.fewest or state.falls.learnt():
             return state, None
         smallest, largest = min(known, key=_norm), max(known, key=_norm)
         if not state.streak.reaches(self.steps, bad=largest.value > smallest.value * self.ratio):

@@ -2,27 +2,23 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.loss_fall import FIRST, Beginning, LossFall
 from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
-
-_RECENT = 10
 
 
 @dataclass(slots=True)
 class Fading:
     """What has been seen so far."""
 
-    first_losses: list[float] = field(default_factory=list)
+    fall: LossFall = field(default_factory=LossFall)
     first_norms: list[float] = field(default_factory=list)
-    recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
-    start_loss: float | None = None
     start_norm: float | None = None
     tiny: int = 0
     """For how many steps in a row the norm has been below the limit."""
@@ -36,7 +32,8 @@ class GradientVanishing:
     """The gradient norm has all but gone, and the loss has hardly fallen.
 
     What it sees: a norm below 1e-5 for 10 steps, unless the loss has fallen to half of its start; or a norm below a
-    tenth of its start for 200 steps while the loss has fallen by less than 2 %. One finding until the norm is back.
+    tenth of its start for 200 steps while the loss has fallen by less than 2 %. A loss below a hundredth of its first
+    value has been learnt: a tiny gradient belongs to it. One finding until the norm is back.
 
     Why it matters: the weights no longer move; more steps change nothing.
 
@@ -60,7 +57,7 @@ class GradientVanishing:
     """For how many steps in a row."""
     stuck: float = 0.98
     """The least share of the loss at the start at which a faded gradient counts."""
-    start: int = 20
+    start: int = FIRST
     """How many first values are the start; their median counts."""
 
     kind: ClassVar[str] = "gradient_vanishing"
@@ -80,18 +77,14 @@ class GradientVanishing:
 
     def begin(self) -> Fading:
         """Start afresh, knowing nothing."""
-        return Fading()
+        return Fading(LossFall(Beginning(count=self.start)))
 
     def step(self, state: Fading, point: Point) -> tuple[Fading, Event | None]:
         """Look at the next loss or gradient norm."""
         if not point.finite:
             return state, None
         if point.quantity == "loss":
-            if state.start_loss is None:
-                state.first_losses.append(point.value)
-                if len(state.first_losses) == self.start:
-                    state.start_loss = median(state.first_losses)
-            state.recent_losses.append(point.value)
+            state.fall.take(point.value)
             return state, None
         norm = point.value
         if state.start_norm is None:
@@ -100,7 +93,9 @@ class GradientVanishing:
                 state.start_norm = median(state.first_norms)
         start = state.start_norm
         tiny, faded = norm < self.smallest, start is not None and norm < start * self.share_of_start
-        share = self._share_of_loss(state) if tiny or faded else None
+        share = state.fall.share() if tiny or faded else None
+        if (tiny or faded) and state.fall.learnt():
+            tiny = faded = False
         tiny = tiny and not (share is not None and share <= self.gained)
         state.tiny = state.tiny + 1 if tiny else 0
         state.faded = state.faded + 1 if faded and share is not None and share >= self.stuck else 0
@@ -111,15 +106,6 @@ class GradientVanishing:
             return state, self._vanished(state, point)
         return state, None
 
-    def _share_of_loss(self, state: Fading) -> float | None:
-        """What is left of the loss at the start; None where that cannot be said."""
-        start = state.start_loss
-        if start is None or start <= 0:
-            return None
-        # Of the last values, not of the baseline: that does not follow a loss which leapt when the gradient went.
-        now = median(state.recent_losses)
-        return now / start if now > 0 else None
-
     def _vanished(self, state: Fading, point: Point) -> Event:
         evidence = {"grad_norm": point.value, "limit": self.smallest}
         since = f"below {self.smallest:g} for {state.tiny} steps" if state.tiny >= self.steps else ""
@@ -127,7 +113,7 @@ class GradientVanishing:
             evidence["start"] = state.start_norm
             since = f"below a share of {self.share_of_start:g} of its start ({state.start_norm:.3g})"
             since += f" for {state.faded} steps"
-        share = self._share_of_loss(state)
+        share = state.fall.share()
         if share is not None:
             evidence["share_of_loss"] = share
             since += f", and the loss is at {share:.0%} of its start"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import deque
 from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
@@ -10,11 +9,10 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.layer_round import LayerRound
+from mlflow_stability.detectors.loss_fall import FIRST, Beginning, LossFall
 from mlflow_stability.detectors.streak import Streak
 from mlflow_stability.detectors.whole_model import LAYERS, of_the_whole
 from mlflow_stability.vocabulary.event import Event, Severity
-
-_RECENT = 10
 
 
 @dataclass(slots=True)
@@ -23,8 +21,7 @@ class Depths:
 
     round: LayerRound = field(default_factory=LayerRound)
     streak: Streak = field(default_factory=Streak)
-    first_losses: list[float] = field(default_factory=list)
-    recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    fall: LossFall = field(default_factory=LossFall)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,7 +56,7 @@ class GradientVanishingLayers:
     """Of how many layers at least."""
     stuck: float = 0.98
     """The least share of the loss at the start at which it counts."""
-    start: int = 20
+    start: int = FIRST
     """How many first losses are the start; their median counts."""
     lost: float = 1e-4
     """The share of the largest norm below which the gradient is lost on its way. Layers whose branch is scaled to
@@ -83,22 +80,20 @@ class GradientVanishingLayers:
 
     def begin(self) -> Depths:
         """Start afresh, knowing nothing."""
-        return Depths()
+        return Depths(fall=LossFall(Beginning(count=self.start)))
 
     def step(self, state: Depths, point: Point) -> tuple[Depths, Event | None]:
         """Look at the next loss or norm of a layer; layers are judged when the step is complete."""
         layers = state.round.take(point, "grad_norm")
         event = self._judged(state, layers) if len(layers) >= self.fewest else None
         if point.quantity == "loss" and point.finite and of_the_whole(point.place):
-            if len(state.first_losses) < self.start:
-                state.first_losses.append(point.value)
-            state.recent_losses.append(point.value)
+            state.fall.take(point.value)
         return state, event
 
     def _judged(self, state: Depths, layers: list[Point]) -> Event | None:
         known = [each for each in _without_what_holds_them(layers) if each.finite and each.value > 0]
-        share = self._share_of_loss(state)
-        if len(known) < self.fewest or share is None:
+        share = state.fall.share()
+        if len(known) < self.fewest or share is None or state.fall.learnt():
             return None
         first, last = known[0], known[-1]
         tiniest = min(known, key=lambda each: each.value)
@@ -135,13 +130,6 @@ class GradientVanishingLayers:
             f"{first.step} and {most.value:.2g} in {most.place}, and the loss is at {share:.0%} of its start.",
             {"grad_norm": first.value, "greatest": most.value, "share_of_loss": share},
         )
-
-    def _share_of_loss(self, state: Depths) -> float | None:
-        """What is left of the loss at the start; None where that cannot be said."""
-        if len(state.first_losses) < self.start:
-            return None
-        start, now = median(state.first_losses), median(state.recent_losses)
-        return now / start if start > 0 and now > 0 else None
 
 
 def _without_what_holds_them(layers: list[Point]) -> list[Point]:

@@ -9,6 +9,7 @@ from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.layer_round import LayerRound
+from mlflow_stability.detectors.loss_fall import Beginning
 from mlflow_stability.detectors.whole_model import LAYERS
 from mlflow_stability.vocabulary.event import Event, Severity
 
@@ -19,6 +20,8 @@ class LayerNorms:
 
     round: LayerRound = field(default_factory=LayerRound)
     gate: EpisodeGate = field(default_factory=EpisodeGate)
+    begun: dict[str, Beginning] = field(default_factory=dict)
+    """Of each layer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,9 +29,9 @@ class LayerExplosion:
     """The gradient of a layer leapt far above its own level.
 
     What it sees: the gradient norm of a layer, at least 5.5 widths of its own noise and 8 times above its level; a
-    heavy tail raises the 5.5. Layers are measured now and then, so that it finds an explosion that lasts, or that falls
-    on a measurement. Of layers that leap together the one that leapt most is named. One finding until 3 measurements
-    have been calm.
+    heavy tail raises the 5.5, and below a hundredth of where it began nothing is an explosion. Layers are measured now
+    and then, so that it finds an explosion that lasts, or that falls on a measurement. Of layers that leap together the
+    one that leapt most is named. One finding until 3 measurements have been calm.
 
     Why it matters: it shows where an explosion of the whole gradient comes from, and one of a small layer before the
     whole shows it.
@@ -73,7 +76,10 @@ class LayerExplosion:
         layers = state.round.take(point, "grad_norm")
         if not layers:
             return state, None
-        leapt = [each for each in layers if self._leapt(each)]
+        for each in layers:
+            if each.finite:
+                state.begun.setdefault(each.place, Beginning()).take(each.value)
+        leapt = [each for each in layers if self._leapt(each) and state.begun[each.place].matters(each.value)]
         if not leapt:
             if state.gate.said:
                 state.gate.quiet(self.calm_rounds)

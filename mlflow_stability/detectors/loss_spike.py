@@ -8,6 +8,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.loss_fall import Beginning
 from mlflow_stability.detectors.rate_restart import RateRestart
 from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
@@ -19,6 +20,7 @@ class Spikes:
 
     gate: EpisodeGate = field(default_factory=EpisodeGate)
     restart: RateRestart = field(default_factory=RateRestart)
+    begun: Beginning = field(default_factory=Beginning)
     waiting: Point | None = None
     """A loss that is a spike if the gradient of its step stands out too."""
     gradient_step: int = -1
@@ -31,7 +33,8 @@ class LossSpike:
 
     What it sees: a loss at least 8 widths of its own noise above its level, or 6 where the gradient norm of the same
     step stands out by 6 as well; and at least 5 % above it. Noise with a heavy tail raises both limits to what it
-    reaches once in 100,000 steps. One finding until the loss has been calm for 8 steps.
+    reaches once in 100,000 steps. Below a hundredth of where the loss began nothing is a spike. One finding until the
+    loss has been calm for 8 steps.
 
     Why it matters: most spikes pass, but a loss that leaps often, or that does not come back, has usually taken a step
     that was too large; what was learnt before it can be lost.
@@ -86,6 +89,8 @@ class LossSpike:
             return state, None
         z = point.z
         if z < self.calm_below:
+            if point.quantity == "loss" and point.finite:
+                state.begun.take(point.value)
             if state.gate.said and point.finite and point.quantity == "loss":
                 state.gate.quiet(self.calm_steps)
             return state, None
@@ -95,6 +100,8 @@ class LossSpike:
         if state.restart.excuses(point.step):
             return state, None
         if point.logarithmic and point.value < point.center * self.smallest_rise:
+            return state, None
+        if not state.begun.matters(point.value, point.center):
             return state, None
         if z >= self._alone(point):
             return state, self._spike(state, point, None)

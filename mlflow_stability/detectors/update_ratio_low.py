@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.loss_fall import LossFalls
 from mlflow_stability.detectors.place_streaks import PlaceStreaks
 from mlflow_stability.detectors.whole_model import ALL, of_the_whole
 from mlflow_stability.vocabulary.event import Event, Severity
@@ -21,6 +22,7 @@ class Ratios:
     """The step whose learning rates have been seen."""
     rate: float = 0.0
     highest_rate: float = 0.0
+    falls: LossFalls = field(default_factory=LossFalls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +30,8 @@ class UpdateRatioLow:
     """The updates are too small to matter.
 
     What it sees: updates of less than a ten-millionth of the weights' norm, of the whole model or of a layer, in 5
-    measurements in a row, while the learning rate is at least a hundredth of its highest. A layer that was not updated
-    at all does not count. One finding until all are larger.
+    measurements in a row, while the learning rate is at least a hundredth of its highest and the loss at least a
+    hundredth of where it began. A layer that was not updated at all does not count. One finding until all are larger.
 
     Why it matters: such updates are lost in the rounding of most number formats: in bf16 they change nothing at all.
 
@@ -50,7 +52,7 @@ class UpdateRatioLow:
 
     kind: ClassVar[str] = "update_ratio_low"
     rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("learning_rate", "update_ratio")
+    quantities: ClassVar[tuple[str, ...]] = ("loss", "learning_rate", "update_ratio")
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = True
     places: ClassVar[str] = ALL
@@ -67,8 +69,11 @@ class UpdateRatioLow:
         return Ratios()
 
     def step(self, state: Ratios, point: Point) -> tuple[Ratios, Event | None]:
-        """Look at the next learning rate or ratio."""
+        """Look at the next loss, learning rate or ratio."""
         if not point.finite:
+            return state, None
+        if point.quantity == "loss":
+            state.falls.take(point.place, point.value)
             return state, None
         if point.quantity == "learning_rate":
             # The highest of the step's groups counts.
@@ -78,7 +83,8 @@ class UpdateRatioLow:
         if point.value == 0.0 and not of_the_whole(point.place):
             return state, None  # a layer that took no part
         meant = state.rate < state.highest_rate * self.share_of_rate or (state.step >= 0 and state.rate == 0)
-        if not state.small.reaches(point.place, self.rounds, bad=point.value < self.lowest and not meant):
+        low = point.value < self.lowest and not meant and not state.falls.learnt()
+        if not state.small.reaches(point.place, self.rounds, bad=low):
             return state, None
         where = "" if of_the_whole(point.place) else f" of {point.place}"
         return state, finding(

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from mlflow_stability.detectors.loss_fall import FIRST, LITTLE, began_at
 from mlflow_stability.vocabulary.run_history import Metric, RunHistory
 
 LARGEST_STORED = 1.79e308
@@ -62,6 +63,12 @@ class Curve:
     def finite(self) -> NDArray[np.bool_]:
         """Which points are numbers that one can reckon with."""
         return np.isfinite(self.values)
+
+    @property
+    def floor(self) -> float:
+        """Below this level it has been learnt, and no rise is trouble; nobody can say so of what reaches below zero."""
+        values = self.values[self.finite]
+        return LITTLE * began_at(values[:FIRST].tolist()) if len(values) and values.min() >= 0 else -np.inf
 
 
 @dataclass(frozen=True, slots=True)

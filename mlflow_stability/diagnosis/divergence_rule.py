@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
@@ -24,9 +24,10 @@ class DivergenceRule:
     """A loss ended well above the best it had reached, and did not come back.
 
     What it sees: the last twentieth or fiftieth of the curve, at least two points, all above the best level by more
-    than chance, and by at least 10 % on average. Chance is measured on the curve itself, and grows with the time since
-    the best, as it does for a curve that merely wanders. Seven points are enough; a slow drift and a jump both count,
-    and so does a curve that left its start upwards and whose second half never came back to it.
+    than chance, and by at least 10 % on average; a loss that ended below a hundredth of where it began is not judged.
+    Chance is measured on the curve itself, and grows with the time since the best, as it does for a curve that merely
+    wanders. Seven points are enough; a slow drift and a jump both count, and so does a curve that left its start
+    upwards and whose second half never came back to it.
 
     Why it matters: what was learned until the best step is being lost; every further step makes it worse.
 
@@ -77,13 +78,8 @@ class DivergenceRule:
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The losses that were lost; validation losses only where no training loss was logged."""
-        judged = curves.losses or curves.validations
-        return [
-            episode
-            for curve in judged
-            if not curve.part and not curve.valued
-            for episode in self._of(curve, curves.validations)
-        ]
+        judged = [curve for curve in curves.losses or curves.validations if not curve.part and not curve.valued]
+        return [episode for curve in judged for episode in self._of(_known(curve), curves.validations)]
 
     def _of(self, curve: Curve, validations: tuple[Curve, ...]) -> list[Episode]:
         levels = levels_of(curve)
@@ -107,7 +103,7 @@ class DivergenceRule:
         end = x[-count:]
         early = float(np.median(x[: min(3, best + 1)])) if best < len(x) // 20 else float(x[len(x) // 20])
         rise = float(end.mean()) - floor
-        if rise < self._smallest(curve, levels):
+        if rise < self._smallest(curve, levels) or _ended(curve) < curve.floor:
             return []
         noise = self._noise(levels, best)
         if self._confirmed(curve, int(levels.steps[best]), validations):
@@ -160,13 +156,12 @@ class DivergenceRule:
         around = finite[best * levels.size : (best + 1) * levels.size]
         lowest = float(np.median(around))
         broken = not np.isfinite(curve.values[-1])
-        last = float(finite[-1] if broken else np.median(finite[-LAST:]))
+        last = float(finite[-1]) if broken else _ended(curve)
         ended = f"reached {last:.4g}, its last finite value" if broken else f"ended at {last:.4g}"
         if not broken and f"{last:.4g}" != f"{finite[-1]:.4g}":
             ended = f"ended near {last:.4g}"  # the median of a few points, and not the last one
         # A level is the median of neighbours: the lowest single point, which luck made, is told elsewhere as the best.
-        times = f", {last / lowest:.3g} times its best level of {lowest:.4g}"
-        than = times if lowest > 0 else f"; its best level was {lowest:.4g}"
+        times = f", {last / lowest:.3g} times its best level of" if lowest > 0 else "; its best level was"
         first, final = int(levels.raw_steps[start]), int(curve.steps[-1])
         peak = start + int(np.argmax(finite[start:]))
         return Episode(
@@ -175,7 +170,7 @@ class DivergenceRule:
             first,
             int(levels.raw_steps[peak]),
             final,
-            f"{curve.name} rose from step {first} on and {ended}{than} at step {int(levels.steps[best])}.",
+            f"{curve.name} rose from step {first} on and {ended}{times} {lowest:.4g} at step {levels.steps[best]}.",
             recovered=False,
             metric=curve.name,
             place=curve.place,
@@ -183,6 +178,17 @@ class DivergenceRule:
             evidence={"best": lowest, "highest": float(finite[peak]), "last": last},
             remedies=self.remedies,
         )
+
+
+def _known(curve: Curve) -> Curve:
+    """The curve without the zeros before it: some log a zero before they know a loss."""
+    positive = np.flatnonzero(curve.values != 0)
+    first = int(positive[0]) if len(positive) else 0
+    return replace(curve, steps=curve.steps[first:], values=curve.values[first:]) if first else curve
+
+
+def _ended(curve: Curve) -> float:
+    return float(np.median(curve.values[curve.finite][-LAST:]))
 
 
 def _wandered(levels: Levels, since: int) -> float:

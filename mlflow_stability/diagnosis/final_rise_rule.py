@@ -73,6 +73,8 @@ class FinalRiseRule:
         first = int(low[-1]) + 1
         if not self.fewest <= len(x) - first <= reach:
             return None
+        if values[first:].min() < curve.floor:
+            return None
         first = _left(x, first, float(np.median(past)) + least / 2)
         return self._episode(curve, values, steps, first, values[max(0, first - self.before) : first])
 

@@ -20,7 +20,8 @@ class FrozenRule:
     """A loss that had been noisy became one and the same number, and never changed again; or it was zero all along.
 
     What it sees: at least twenty values up to the end that are equal to the last digit, where neighbours differed by
-    many times the log's last digit before and never had that value.
+    many times the log's last digit before and never had that value. A loss that had fallen below a hundredth of where
+    it began has been learnt, and may go on to zero.
 
     Why it matters: no real batch gives twice the same loss; what is logged is no longer what is trained, or broken
     weights give zero for every input.
@@ -74,6 +75,8 @@ class FrozenRule:
         moved = float(np.median(np.abs(np.diff(before)))) if len(before) >= 8 else 0.0
         if moved <= self.quanta * quantum_of(values) or (before == last).any():
             return None
+        if before[-3:].min() <= curve.floor:
+            return None  # it had been learnt before, and went on to what the format can tell from zero
         level = float(np.median(before))
         way = "fell" if last < level else "rose"
         message = f"{curve.name} {way} from about {level:.4g} to exactly {last:.4g} in one point, at step "

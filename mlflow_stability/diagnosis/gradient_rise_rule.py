@@ -62,7 +62,7 @@ class GradientRiseRule:
         windows = np.median(np.lib.stride_tricks.sliding_window_view(levels.x, self.held), axis=1)
         best = int(np.argmin(windows))
         floor, end = float(windows[best]), float(levels.x[-2:].min())
-        if end - floor < self.smallest_rise or not self._risen(levels_of(loss)):
+        if end - floor < self.smallest_rise or not self._risen(loss):
             return None
         first = onset(levels, best, floor + max(self.deviations * levels.noise, math.log(1.5)))
         earlier = levels.x[: max(1, first // levels.size)]
@@ -70,8 +70,11 @@ class GradientRiseRule:
             return None
         return self._episode(norm, levels, first, math.exp(floor))
 
-    def _risen(self, levels: Levels | None) -> bool:
+    def _risen(self, loss: Curve) -> bool:
+        levels = levels_of(loss)
         if levels is None or not levels.logarithmic or len(levels) < self.fewest_levels:
+            return False
+        if loss.values[loss.finite][-1] < loss.floor:
             return False
         windows = np.median(np.lib.stride_tricks.sliding_window_view(levels.x, self.held), axis=1)
         return float(levels.x[-2:].min() - windows.min()) > max(self.loss_rise, 3 * levels.noise)

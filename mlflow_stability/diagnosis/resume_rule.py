@@ -70,7 +70,7 @@ class ResumeRule:
         noise = max(noise_of(np.log(compared)), noise_of(np.log(begun)))
         least = max(self.smallest_rise, self.chance * noise * 1.25 * math.sqrt(1 / len(compared) + 1 / len(begun)))
         rise = start - level
-        if rise < least or last - level < max(least, self.stayed * rise):
+        if math.exp(last) < before.floor or rise < least or last - level < max(least, self.stayed * rise):
             return None
         first, was, ends = int(steps[0]), math.exp(level), math.exp(last)
         return Episode(

@@ -25,7 +25,7 @@ class SpikeRule:
     What it sees: points of the logarithm of a loss above the medians of the neighbours on both sides, so that neither
     a falling loss nor a lasting step is a spike. How far is far, the curve's own noise says: further than a tail like
     its own reaches once in twenty runs of this length. Seven points are enough, then 5 deviations and 30 % are asked
-    for; of long curves 8 deviations.
+    for; of long curves 8 deviations. Below a hundredth of where the loss began nothing is a spike.
 
     Why it matters: a spike is a bad batch or a step that was too long; the next one may not come back.
 
@@ -126,7 +126,7 @@ class SpikeRule:
             ratio = float(values[peak]) / level
             message = f"{curve.name} jumped to {values[peak]:.4g} at step {int(steps[peak])} from about {level:.4g}"
             message += " and came back." if recovered else "; the log ends there."
-            if is_rounding(values, float(values[peak]) - level):
+            if values[peak] < curve.floor or is_rounding(values, float(values[peak]) - level):
                 continue
             severity = Severity.CRITICAL if ratio >= self.huge else Severity.WARNING
             found.append(

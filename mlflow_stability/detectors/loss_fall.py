@@ -1,0 +1,92 @@
+"""How far a loss has fallen since it began, and below which level its changes no longer matter.
+
+In: the losses, or gradient norms, of one training, one after the other. Out: the level at which they began, the share
+of it that is left, and whether it has been learnt. Detectors and the rules of whole curves use the same definitions.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+FIRST = 20
+"""So many first values say where a curve began."""
+RECENT = 10
+"""And so many last ones where it is."""
+LITTLE = 0.01
+"""Below this share of where it began a loss has been learnt: its gradient is tiny by nature, and a jump is none."""
+
+
+def began_at(first: Sequence[float]) -> float:
+    """Where a curve with these first values began; 0 where there is none.
+
+    The very first ones count as well as the median: of a log with a point every ten steps they may be the only high
+    ones. A single one counts for a tenth of itself, for a first step from random weights may cost any amount.
+    """
+    return max(median(first), median(first[:3]), first[0] / 10) if first else 0.0
+
+
+@dataclass(slots=True)
+class Beginning:
+    """The first values of one curve."""
+
+    first: list[float] = field(default_factory=list)
+    count: int = FIRST
+    """So many of them are looked at."""
+
+    def take(self, value: float) -> None:
+        """Take a finite value in."""
+        if len(self.first) < self.count:
+            self.first.append(value)
+
+    def matters(self, value: float, level: float = 0.0) -> bool:
+        """Whether a value is high enough for a rise to it to be trouble; of a level below zero nobody can say so."""
+        return level < 0 or value >= LITTLE * began_at(self.first)
+
+
+@dataclass(slots=True)
+class LossFall:
+    """The first and the last losses of one training."""
+
+    begun: Beginning = field(default_factory=Beginning)
+    recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
+
+    def take(self, value: float) -> None:
+        """Take a finite loss in."""
+        self.begun.take(value)
+        self.recent.append(value)
+
+    def share(self) -> float | None:
+        """What is left of the median of the first losses; None where that cannot be said."""
+        if len(self.begun.first) < self.begun.count:
+            return None
+        # Of the last values, not of the baseline: that does not follow a loss which leapt when the gradient went.
+        start, now = median(self.begun.first), median(self.recent)
+        return now / start if start > 0 and now >= 0 else None
+
+    def learnt(self) -> bool:
+        """Whether next to nothing is left of it."""
+        if not self.recent:
+            return False
+        now = median(self.recent)
+        return now >= 0 and not self.begun.matters(now)
+
+
+@dataclass(slots=True)
+class LossFalls:
+    """The same of all trainings of one recording."""
+
+    by_place: dict[str, LossFall] = field(default_factory=dict)
+
+    def take(self, place: str, value: float) -> None:
+        """Take a finite loss in."""
+        fall = self.by_place.get(place)
+        if fall is None:
+            fall = self.by_place[place] = LossFall()
+        fall.take(value)
+
+    def learnt(self) -> bool:
+        """Whether next to nothing is left of any of them."""
+        return bool(self.by_place) and all(each.learnt() for each in self.by_place.values())

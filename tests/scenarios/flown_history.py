@@ -1,0 +1,36 @@
+"""What is left of a training: the run as it was recorded, and the log that its script might have kept."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from scenarios.flying import Flown
+
+from mlflow_stability.vocabulary.event import Event
+from mlflow_stability.vocabulary.metric_names import Meaning, meanings_of
+from mlflow_stability.vocabulary.observation import StepReading
+from mlflow_stability.vocabulary.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.series import Series, series_by_signal
+
+
+def recorded(flown: Flown) -> RunHistory:
+    """Every value, and what was judged while it trained."""
+    metrics = tuple(
+        Metric(str(signal), Meaning(signal.quantity, signal.place, known=True), series)
+        for signal, series in series_by_signal(each for each in flown.records if isinstance(each, StepReading)).items()
+    )
+    events = tuple(each for each in flown.records if isinstance(each, Event))
+    return RunHistory("run", "run", "recorded", "the full record", metrics, events, outcome="finished")
+
+
+def logged(flown: Flown, *quantities: str, every: int = 1) -> RunHistory:
+    """A point of these quantities every so many steps, which nobody judged."""
+    chosen = [each for each in recorded(flown).metrics if each.name in quantities]
+    meanings = meanings_of([each.name for each in chosen])
+    metrics = tuple(replace(each, meaning=meanings[each.name], series=_thinned(each.series, every)) for each in chosen)
+    return RunHistory("log", "log", "json_lines", "all of it", metrics)
+
+
+def _thinned(series: Series, every: int) -> Series:
+    arrays = (series.steps, series.values, series.attempts, series.times)
+    return Series(series.signal, *(each[::every] for each in arrays))
