@@ -27,6 +27,7 @@ from mlflow_stability.probes.optimizer_tracks import OptimizerTracks
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.readback import Readback
 from mlflow_stability.probes.reading import CycleReading, Skips, reading_of, rows_of, scalars_of
+from mlflow_stability.probes.since_last_step import SinceLastStep
 from mlflow_stability.probes.step_order import StepOrder
 from mlflow_stability.probes.survey import NoSurvey, Survey
 
@@ -50,7 +51,7 @@ class CycleMeter:
         self._readback, self._tracks, self._cycle = Readback(), OptimizerTracks(), Cycle()
         self._last: Cycle | None = None
         self._owner: Any = None
-        self._order = StepOrder()
+        self._order, self._since = StepOrder(), SinceLastStep()
         self._losses_before = self._evaluating = 0
         self._evaluated = False
         """Whether the closure of this step was evaluated before: LBFGS asks again and again."""
@@ -68,8 +69,13 @@ class CycleMeter:
         self._take_clip = guard("norm before clipping", take_clip)
         self._take_limit = guard("clipping", take_limit)
 
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """Runs when the script has made an optimizer."""
+        self._since.optimizer_made(optimizer)
+
     def backward(self, tensors: Any) -> None:
         """Runs right before gradients are computed."""
+        self._since.backward_began()
         if self._evaluating and self._evaluated:
             return
         if self._cycle.has_gate and not self._evaluating:
@@ -84,6 +90,7 @@ class CycleMeter:
 
     def backward_ended(self) -> None:
         """Runs right after gradients were computed, or failed to be."""
+        self._since.backward_ended()
         self._note_held()
         self._survey.backward_ended()
 
@@ -138,13 +145,14 @@ class CycleMeter:
 
     def gate(self, optimizer: Optimizer) -> None:
         """Runs when the gradients are complete and not used yet."""
-        if self._is_late(optimizer):
-            return
-        if id(optimizer) in self._cycle.stepped:
+        if id(optimizer) in self._cycle.stepped or (self._cycle.has_gate and self._is_another(optimizer, self._cycle)):
             self._end_cycle()
         cycle = self._cycle
         if not cycle.has_gate:
-            self._belongs_to(self._on_gate(optimizer))
+            owner = self._on_gate(optimizer)
+            if owner is self._owner and self._is_late(optimizer):
+                return
+            self._belongs_to(owner)
             cycle.drop_discarded(optimizer)
         cycle.track = self._tracks.join(optimizer, cycle.track)
         cycle.stepped.append(id(optimizer))
@@ -169,6 +177,7 @@ class CycleMeter:
     def step_ended(self, optimizer: Optimizer) -> None:
         """Runs after a top-level step."""
         cycle = self._cycle
+        self._since.step_ended()
         if not cycle.has_gate:
             return
         cycle.ended.add(id(optimizer))
@@ -239,10 +248,14 @@ class CycleMeter:
             self._survey.close()
             self._survey = self._survey_for(owner) or NoSurvey()
 
+    def _is_another(self, optimizer: Optimizer, cycle: Cycle) -> bool:
+        """Whether this step belongs to another training than that cycle, one that no backward pass has announced."""
+        return self._tracks.track_of(optimizer) != cycle.track and self._since.anything_new(optimizer)
+
     def _is_late(self, optimizer: Optimizer) -> bool:
         """Whether this step still belongs to the cycle that seemed to be over."""
         cycle, last = self._cycle, self._last
-        if cycle.micro_batches or cycle.has_gate or last is None or id(optimizer) in last.stepped:
+        if cycle.micro_batches or last is None or id(optimizer) in last.stepped or self._is_another(optimizer, last):
             return False
         self._tracks.join(optimizer, last.track)
         last.stepped.append(id(optimizer))

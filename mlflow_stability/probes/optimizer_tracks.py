@@ -45,6 +45,10 @@ class OptimizerTracks:
         self._optimizers_seen += 1
         return track
 
+    def track_of(self, optimizer: Optimizer) -> int:
+        """The track of an optimizer; -1 where it has none yet."""
+        return self._tracks.get(optimizer, -1)
+
     def together(self, optimizer: Optimizer) -> list[Optimizer]:
         """This optimizer and those that step in the same cycles with it."""
         track = self._tracks.get(optimizer)

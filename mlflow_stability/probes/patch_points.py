@@ -16,6 +16,8 @@ OLDEST_TORCH = "2.6"
 PATCH_POINTS: dict[str, str] = {
     "torch.optim.optimizer:register_optimizer_step_pre_hook": "the gate of every optimizer",
     "torch.optim.optimizer:register_optimizer_step_post_hook": "the end of every step",
+    "torch.optim.optimizer:Optimizer.__init__": "the first step of a training without backward passes",
+    "torch.autograd:_get_sequence_nr": "the first step of a training without backward passes",
     "torch.optim.optimizer:Optimizer.profile_hook_step": "steps inside steps",
     "torch.optim.optimizer:Optimizer.zero_grad": "gradients that are thrown away",
     "torch.nn:Module.zero_grad": "gradients that are thrown away",

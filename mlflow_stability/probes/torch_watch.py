@@ -72,23 +72,28 @@ class TorchWatch:
         self._closure_begins = guard("cycles", meter.closure_begins)
         self._closure_ends = guard("cycles", meter.closure_ends)
         self._step_ended = guard("cycles", meter.step_ended)
+        self._made = guard("cycles", meter.optimizer_made)
         self._look_away = guard("cycles", meter.look_away)
 
     def install(self) -> None:
         """Begin to watch."""
         handles = self._handles
-        handles.hold(register_optimizer_step_pre_hook(self._before_step))
-        handles.hold(register_optimizer_step_post_hook(self._after_step))
-        handles.patch(torch.autograd, "backward", self._around_backward)
+        handles.hold(register_optimizer_step_pre_hook(self._where_watched(self._before_step)))
+        handles.hold(register_optimizer_step_post_hook(self._where_watched(self._after_step)))
+        handles.patch(Optimizer, "__init__", self._around_making)
+        self._patch(torch.autograd, "backward", self._around_backward)
         for kind in (Optimizer, torch.nn.Module):
-            handles.patch(kind, "zero_grad", self._around_zero_grad)
+            self._patch(kind, "zero_grad", self._around_zero_grad)
         for owner, name in _NORM_NAMES:
-            handles.patch(owner, name, self._around_norm)
+            self._patch(owner, name, self._around_norm)
         for owner, name, limit in _CLIP_NAMES:
-            handles.patch(owner, name, partial(self._around_clip, limit))
-        handles.patch(torch.amp.GradScaler, "scale", self._around_scale)
-        handles.patch(torch.amp.GradScaler, "unscale_", self._around_unscale)
-        handles.patch(torch.amp.GradScaler, "step", self._around_scaler_step)
+            self._patch(owner, name, partial(self._around_clip, limit))
+        for name, around in (
+            ("scale", self._around_scale),
+            ("unscale_", self._around_unscale),
+            ("step", self._around_scaler_step),
+        ):
+            self._patch(torch.amp.GradScaler, name, around)
 
     @property
     def is_installed(self) -> bool:
@@ -100,8 +105,26 @@ class TorchWatch:
         self._handles.remove()
         self._look_away()
 
+    def _patch(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
+        """Put `around` in the place of a function, where it is called by the training that is watched."""
+
+        def watched(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+            if self._unwatchable():
+                return original(*args, **kwargs)
+            return around(original, *args, **kwargs)
+
+        self._handles.patch(owner, name, watched)
+
+    def _where_watched(self, hook: Callable[..., Any]) -> Callable[..., Any]:
+        """The hook, run only in the training that is watched."""
+
+        def watched(*args: Any) -> Any:
+            return None if self._unwatchable() else hook(*args)
+
+        return watched
+
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if self._unwatchable() or is_nested_step() or _is_dry_run(optimizer):
+        if is_nested_step() or _is_dry_run(optimizer):
             return None
         self._gates += 1
         by_name = kwargs.get("closure")
@@ -115,8 +138,13 @@ class TorchWatch:
         return (args[0], wrapped, *args[2:]), kwargs
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not self._unwatchable() and not is_nested_step():
+        if not is_nested_step():
             self._step_ended(optimizer)
+
+    def _around_making(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)  # by whichever thread: it need not be the one that trains
+        if not torch.compiler.is_compiling():
+            self._made(optimizer)
 
     @contextmanager
     def _evaluated(self, optimizer: Optimizer, first: bool) -> Iterator[None]:
@@ -130,7 +158,7 @@ class TorchWatch:
             self._closure_ends(optimizer, first, failed)
 
     def _around_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._in_backward or self._unwatchable():  # reentrant checkpoints run a backward inside a backward
+        if self._in_backward:  # reentrant checkpoints run a backward inside a backward
             return original(*args, **kwargs)
         tensors = args[0] if args else kwargs.get("tensors")
         if not isinstance(tensors, Sequence | torch.Tensor | None):  # a generator can be read only once
@@ -152,13 +180,10 @@ class TorchWatch:
 
     def _around_zero_grad(self, original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(owner, *args, **kwargs)
-        if not self._unwatchable():
-            self._zeroed(owner)
+        self._zeroed(owner)
         return result
 
     def _around_norm(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        if self._unwatchable():
-            return original(*args, **kwargs)
         tensors = args[0] if args else kwargs.pop("tensors")
         tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)  # it may be a generator
         norm = original(tensors, *args[1:], **kwargs)
@@ -168,8 +193,7 @@ class TorchWatch:
 
     def _around_clip(self, limit: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        if not self._unwatchable():
-            self._clipped(limit, args[1] if len(args) > 1 else kwargs.get(limit))
+        self._clipped(limit, args[1] if len(args) > 1 else kwargs.get(limit))
         return result
 
     def _around_scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:

@@ -13,6 +13,7 @@ from mlflow_stability.probes.hook_handles import HookHandles
 
 TOUCHED = (
     (torch.autograd, "backward"),
+    (torch.optim.Optimizer, "__init__"),
     (torch.optim.Optimizer, "zero_grad"),
     (torch.nn.Module, "zero_grad"),
     (torch.nn.utils.clip_grad, "_get_total_norm"),
