@@ -72,7 +72,14 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(home), name)
+    try:
+        return getattr(import_module(home), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from mlflow_stability.errors import TORCH_IS_MISSING
+
+        raise ModuleNotFoundError(f"mlflow_stability.{name} {TORCH_IS_MISSING}", name="torch") from None
 
 
 def __dir__() -> list[str]:

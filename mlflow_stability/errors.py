@@ -15,6 +15,12 @@ Nothing here is ever raised into a training loop, unless the user asked for ``st
 
 from __future__ import annotations
 
+TORCH_IS_MISSING = (
+    "needs PyTorch, which is not installed here. Install the build for this machine "
+    "(https://pytorch.org/get-started/locally), then mlflow-stability beside it."
+)
+"""Behind what needs it."""
+
 
 class StabilityError(Exception):
     """Something that mlflow-stability has to say in one sentence."""

@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from mlflow_stability.cli.journals import sessions_in
 from mlflow_stability.cli.options import journal_root
 from mlflow_stability.cli.terminal import megabytes
+from mlflow_stability.errors import TORCH_IS_MISSING
 from mlflow_stability.tracking.store_check import check_store, mlflow_version
 from mlflow_stability.vocabulary.event import Severity
 
@@ -51,7 +52,7 @@ def check_python() -> Iterator[Finding]:
 def check_torch() -> Iterator[Finding]:
     """PyTorch, and every place in it that watching needs."""
     if find_spec("torch") is None:
-        advice = "Runs can be read back without it. To train here: pip install 'mlflow-stability[torch]'"
+        advice = f"Runs can be read back without it. To train here, autolog() {TORCH_IS_MISSING}"
         yield Finding("torch", Severity.WARNING, "not installed", advice)
         return
     try:

@@ -15,7 +15,7 @@ from mlflow_stability.cli.demo_view import Story, show
 from mlflow_stability.cli.output import present
 from mlflow_stability.cli.terminal import notes_console
 from mlflow_stability.demo.troubles import FEWEST_STEPS, troubles_in
-from mlflow_stability.errors import SettingsError, StabilityError, TrackingError
+from mlflow_stability.errors import TORCH_IS_MISSING, SettingsError, StabilityError, TrackingError
 from mlflow_stability.reports.formats import render
 from mlflow_stability.reports.report import Report
 from mlflow_stability.tracking.run_page import run_page
@@ -40,7 +40,10 @@ def command(steps: int) -> None:
     MLFLOW_TRACKING_URI, else mlflow.db in this directory.
     """
     if find_spec("torch") is None:
-        raise StabilityError("The demo trains a model and needs PyTorch: pip install 'mlflow-stability[demo]'")
+        raise StabilityError(
+            f"The demo {TORCH_IS_MISSING} In an environment for the demo alone, "
+            "pip install 'mlflow-stability[demo]' brings the one that it was written against."
+        )
     if os.environ.get("MLFLOW_STABILITY_DISABLE", "") not in ("", "0"):
         raise SettingsError("MLFLOW_STABILITY_DISABLE is set, so nothing would be recorded. Unset it for the demo.")
     notes = notes_console()

@@ -28,7 +28,8 @@ class Without(importlib.machinery.PathFinder):
     def find_spec(cls, name, path=None, target=None):
         return None if name == "torch" else super().find_spec(name, path, target)
 sys.meta_path = [Without if finder is importlib.machinery.PathFinder else finder for finder in sys.meta_path]
-from mlflow_stability.cli.main import run
+"""
+RUN = """from mlflow_stability.cli.main import run
 sys.exit(run(sys.argv[1:]))
 """
 
@@ -127,14 +128,25 @@ def test_there_is_a_state_to_go_back_to_before_anything_goes_wrong(steps: int) -
 
 
 def test_without_torch_the_demo_says_what_to_install() -> None:
-    refused = cli("-c", WITHOUT_TORCH, "demo")
+    refused = cli("-c", WITHOUT_TORCH + RUN, "demo")
     assert refused.returncode == 2
-    assert "pip install 'mlflow-stability[demo]'" in refused.stderr
+    assert "Install the build for this machine (https://pytorch.org/get-started/locally)" in refused.stderr
+    assert "In an environment for the demo alone, pip install 'mlflow-stability[demo]'" in refused.stderr
     assert "Traceback" not in refused.stderr
 
 
+@pytest.mark.parametrize("name", ["autolog", "attach", "restore", "RollbackPolicy"])
+def test_without_torch_what_needs_it_says_so_in_a_sentence(name: str) -> None:
+    refused = cli("-c", f"{WITHOUT_TORCH}import mlflow_stability; mlflow_stability.{name}")
+    if name == "RollbackPolicy":  # numbers, without a tensor
+        assert refused.returncode == 0
+        return
+    (said,) = [line for line in refused.stderr.splitlines() if line.startswith("ModuleNotFoundError: ")]
+    assert said.startswith(f"ModuleNotFoundError: mlflow_stability.{name} needs PyTorch, which is not installed here.")
+
+
 def test_without_torch_the_doctor_finds_the_rest_in_order(sqlite_uri: str) -> None:
-    looked = cli("-c", WITHOUT_TORCH, "doctor", "--tracking-uri", sqlite_uri)
+    looked = cli("-c", WITHOUT_TORCH + RUN, "doctor", "--tracking-uri", sqlite_uri)
     assert looked.returncode == 1, looked.stderr
     assert "not installed" in looked.stdout
 
