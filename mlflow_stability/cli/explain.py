@@ -30,7 +30,8 @@ def command(kind: str | None) -> None:
 
 
 def _list_all(pen: Pen) -> None:
-    pen.section("Kinds", _listed(pen, [documentation(each) for each in KINDS]), space=False)
+    usual = [documentation(each) for each in KINDS if each not in RULES_ON_REQUEST]
+    pen.section("Kinds", _listed(pen, usual), space=False)
     pen.section("Rules that look on request", _listed(pen, [documentation(each) for each in RULES_ON_REQUEST]))
     pen.paragraph("More", "`mlflow-stability explain KIND` says everything about one.")
 
@@ -62,7 +63,7 @@ def _explain(pen: Pen, about: KindDocumentation) -> None:
 
 def _severity(about: KindDocumentation) -> str:
     named = " or ".join(each.name for each in about.severities)
-    return f"{named}; experimental: how often it is wrong is not measured yet" if about.experimental else named
+    return f"{named}; experimental: it changes no verdict and no exit code" if about.experimental else named
 
 
 def _thresholds(pen: Pen, about: KindDocumentation) -> Rows:

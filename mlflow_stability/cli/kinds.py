@@ -39,7 +39,7 @@ def checked_kind_if_any(_context: click.Context, _option: click.Parameter, typed
 
 def checked_rule_if_any(_context: click.Context, _option: click.Parameter, typed: str | None) -> str | None:
     """One, which may also be a rule that looks on request: ``loss_spike:classic``."""
-    return None if typed is None else checked_kind(typed, (*KINDS, *RULES_ON_REQUEST))
+    return None if typed is None else checked_kind(typed, tuple(dict.fromkeys((*KINDS, *RULES_ON_REQUEST))))
 
 
 def complete_kinds(_context: click.Context, _option: click.Parameter, begun: str) -> list[CompletionItem]:

@@ -59,7 +59,7 @@ class Detector(Protocol):
     severities: ClassVar[tuple[Severity, ...]]
     """How bad its findings can be, the mildest first."""
     experimental: ClassVar[bool]
-    """Whether its false alarms are not measured yet; such findings are never above INFO."""
+    """Whether it is not relied upon yet; such findings are never above INFO, and change no verdict."""
     remedies: ClassVar[tuple[str, ...]]
     """What to try, most likely first."""
 

@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 from mlflow_stability.diagnosis.features import Feature
 from mlflow_stability.diagnosis.split import Split, best_split
 from mlflow_stability.diagnosis.watched import Watched
+from mlflow_stability.vocabulary.sentence import capitalised
 
 ALIKE = 0.1
 """Shares of unstable runs that differ by less than this leave it to the time to tell the sides apart."""
@@ -32,7 +33,7 @@ def statement_of(feature: Feature, watched: Watched, beside: Sequence[Feature] =
             and _contrast(inner, outcome, outer.worse) > _contrast(split, outcome)
         ):
             return f"Of the runs with {outer.words}: {_counts(inner, outcome, outer.worse)}."
-    return f"{_capital(counts_of(feature, watched))}."
+    return f"{capitalised(counts_of(feature, watched))}."
 
 
 def counts_of(feature: Feature, watched: Watched) -> str:
@@ -66,7 +67,3 @@ def _contrast(split: Split | None, outcome: NDArray[np.bool_], among: NDArray[np
         return 0.0
     asked = np.ones(len(outcome), bool) if among is None else among
     return float(outcome[asked & split.worse].mean() - outcome[asked & ~split.worse].mean())
-
-
-def _capital(said: str) -> str:
-    return f"{said[:1].upper()}{said[1:]}"

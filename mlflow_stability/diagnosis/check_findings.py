@@ -22,6 +22,8 @@ from mlflow_stability.diagnosis.surroundings import Surroundings, shown
 from mlflow_stability.vocabulary.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.outcome import process_ended
+from mlflow_stability.vocabulary.sentence import sentence
 
 State = Literal["ok", "bad", "unknown"]
 NON_FINITE = ("nan_detected", "inf_detected")
@@ -136,7 +138,7 @@ def _numerics(case: Case) -> Found:
     if look.cause is not None:
         return _answer(look)
     finding, state = _finite(case.around)
-    scale = f" {_sentence(look.ruled_out)}" if look.ruled_out else ""
+    scale = f" {sentence(look.ruled_out)}" if look.ruled_out else ""
     return Found(finding + scale, state)
 
 
@@ -159,7 +161,7 @@ def _end(case: Case) -> Found:
         return Found("The record does not say.", "unknown")
     detail = f": {case.around.history.outcome_detail}" if case.around.history.outcome_detail else ""
     state: State = "ok" if case.diagnosis.ended in ("finished", "running") else "bad"
-    return Found(f"It {case.diagnosis.ended.replace('_', ' ')}{detail}.", state)
+    return Found(f"{process_ended(case.diagnosis.ended)}{detail}.", state)
 
 
 def _memory(case: Case) -> Found:
@@ -207,8 +209,4 @@ def _finite(around: Surroundings) -> tuple[str, State]:
 def _answer(look: Look) -> Found:
     if look.cause is not None:
         return Found(look.cause.statement, "bad")
-    return Found(_sentence(look.ruled_out or look.unseen), "ok" if look.ruled_out else "unknown")
-
-
-def _sentence(text: str) -> str:
-    return text[:1].upper() + text[1:] + ("" if text.endswith(".") else ".")
+    return Found(sentence(look.ruled_out or look.unseen), "ok" if look.ruled_out else "unknown")

@@ -128,8 +128,11 @@ def _pattern(values: NDArray[np.float64], levels: Levels) -> str:
         share = float(power[max(0, top - 1) : top + 2].sum() / power.sum())
         if share > ONE_FREQUENCY and top >= 3:  # fewer turns than that are a course, not an oscillation
             return "oscillating"
-    falling = np.diff(levels.x) < levels.noise
-    return "monotone" if falling.mean() >= 0.95 and levels.x[-1] < levels.x[0] else "bouncy"
+    moves, course = np.diff(levels.x), float(levels.x[-1] - levels.x[0])
+    if not moves.any():
+        return ""  # it did not move
+    onward = (moves < levels.noise) if course < 0 else (moves > -levels.noise)
+    return "monotone" if course and onward.mean() >= 0.95 else "not monotone"
 
 
 def _shape(levels: Levels, trend: str, health: str, began: float) -> str:

@@ -11,22 +11,19 @@ from dataclasses import replace
 from mlflow_stability.detectors.ways_to_end import WAYS_TO_END
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.outcome import process_ended
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 REMEDIES = {each.kind: each.remedies for each in WAYS_TO_END}
-SAID: dict[str, str] = {
-    "crashed": "The training crashed",
-    "killed": "The training was killed",
-    "out_of_memory": "The training ran out of memory",
-}
+BAD = ("crashed", "killed", "out_of_memory")
 
 
 def endings_of(history: RunHistory, last_step: int, attempt: int) -> list[Episode]:
     """The episode of a bad end."""
     kind = history.outcome
-    if kind not in SAID or any(event.kind in SAID for event in history.events or ()):
+    if kind not in BAD or any(event.kind in BAD for event in history.events or ()):
         return []
     detail = f": {history.outcome_detail}" if history.outcome_detail else ""
-    message = f"{SAID[kind]} after step {last_step}{detail}."
+    message = f"{process_ended(kind)} after step {last_step}{detail}."
     ended = Episode(kind, Severity.CRITICAL, last_step, last_step, last_step, message, recovered=False, attempt=attempt)
     return [replace(ended, remedies=REMEDIES[kind])]

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
 from mlflow_stability.vocabulary.event import Event
+from mlflow_stability.vocabulary.sentence import capitalised
 
 KIND = "nan_origin"
 NEAR = 2
@@ -36,7 +37,7 @@ def source_of(origin: Event) -> str:
 def said_of(message: str) -> str:
     """The event's sentence without its step."""
     _, _, said = message.partition(": ")
-    return f"{said[:1].upper()}{said[1:]}" if said else message
+    return capitalised(said) if said else message
 
 
 def range_of(origin: Event) -> str:

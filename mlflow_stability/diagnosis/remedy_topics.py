@@ -10,10 +10,27 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
+from mlflow_stability.vocabulary.sentence import capitalised
+
 TOPICS = (
     re.compile(r"^lower the learning rate\b"),
     re.compile(r"^(?:warm (?:the learning rate )?up|lengthen the warm-up)\b"),
     re.compile(r"^clip gradients\b"),
+    re.compile(r"^raise the learning rate\b"),
+    re.compile(r"^(?:let the training|enable rollback|(?:go back|restart|resume) .*\b(?:state|weights|checkpoint)\b)"),
+    re.compile(r"^(?:look at|inspect) (?:the loss and )?the batch (?:of|at) (?:this )?step\b"),
+    re.compile(r"^(?:open|look at|inspect) the saved batch\b"),
+    re.compile(r"^look at (?:the|its|the learning rate's) schedule\b"),
+    re.compile(r"^(?:train in bf16 instead|start with a loss scale)\b"),
+    re.compile(r"^raise the temperature\b"),
+    re.compile(r"^clip (?:the )?updates\b"),
+    re.compile(r"^normalise queries and keys\b"),
+    re.compile(r"^clip (?:or decay )?the weights of queries\b"),
+    re.compile(r"^(?:add residual connections|normalise before each block)\b"),
+    re.compile(r"^use activation checkpointing\b"),
+    re.compile(r"^lower (?:adam's )?beta2\b"),
+    re.compile(r"^look for (?:a detach, a no_grad or )?frozen parameters\b"),
+    re.compile(r"^keep what goes into this operation\b"),
 )
 """What is said in many ways."""
 ALTERNATIVE = re.compile(r"^(?P<one>.+), or (?P<other>clip gradients .+)$")
@@ -48,7 +65,7 @@ def _parts(remedy: str, asked: list[str]) -> tuple[str, ...]:
     both = ALTERNATIVE.match(remedy)
     if both is None:
         return (remedy,)
-    parts = f"{both['one']}.", both["other"][:1].upper() + both["other"][1:]
+    parts = f"{both['one']}.", capitalised(both["other"])
     topics = {_topic(part) for part in parts}
     return parts if any(_topic(each) in topics for each in asked if each != remedy) else (remedy,)
 

@@ -101,7 +101,8 @@ def _course(reading: CurveReading | None, bad: Sequence[Episode], silence: str) 
 
 
 def _moved(reading: CurveReading) -> str:
-    steps = reading.last_step - reading.first_step + (reading.first_step == 1)
+    span = reading.last_step - reading.first_step
+    steps = span + (reading.first_step == 1 or reading.points > span)  # each step has a point, the first one too
     loud = reading.volatility is not None and reading.volatility > LOUD
     if reading.change is not None and loud and reading.best > 0:
         moved = "fell" if reading.change < 0 else "rose"

@@ -18,6 +18,7 @@ from mlflow_stability.importers.harmless import shown_path
 from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.metric_names import Meaning, meanings_of
 from mlflow_stability.vocabulary.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.sentence import sentence
 from mlflow_stability.vocabulary.series import Series
 
 
@@ -101,7 +102,7 @@ def _metric(name: str, meaning: Meaning, column: Column, clock: Clock) -> Metric
 def _notes(gathered: Gathered, clock: Clock | None) -> list[str]:
     notes = []
     if clock is not None and clock.reason:
-        notes.append(f"{clock.reason[0].upper()}{clock.reason[1:]}.")
+        notes.append(sentence(clock.reason))
     if clock is not None and len(clock.begins):
         times = "once" if len(clock.begins) == 1 else f"{len(clock.begins)} times"
         notes.append(f"The step goes back {times}: {len(clock.begins) + 1} runs or attempts, one after the other.")

@@ -16,6 +16,7 @@ from rich.text import Text
 from mlflow_stability.reports.harmless import plain
 from mlflow_stability.reports.marks import STYLES
 from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.sentence import capitalised
 
 OUTCOME_STYLES = defaultdict(lambda: "bold red", healthy="bold green", cannot_tell="bold", unstable="bold yellow")
 """How each outcome looks; it is always there in words too."""
@@ -52,7 +53,7 @@ class Pen:
         if said:
             self.console.print()
             self.console.print(self.text(title, "bold"))
-            self.console.print(Padding(self.text(f"{said[:1].upper()}{said[1:]}"), (0, 0, 0, 2)))
+            self.console.print(Padding(self.text(capitalised(said)), (0, 0, 0, 2)))
 
     def section(self, title: str, rows: Iterable[tuple[RenderableType, RenderableType]], *, space: bool = True) -> None:
         """A title, and beneath it rows of two columns, the second of which wraps within itself; nothing for no rows."""

@@ -32,7 +32,7 @@ def show_table(pen: Pen, report: Report) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
     table.add_column("run", overflow="fold", max_width=pen.console.width // 2)
     table.add_column("outcome", no_wrap=True)
-    table.add_column("steps", no_wrap=True, justify="right")
+    table.add_column("last step", no_wrap=True, justify="right")
     for severity in ("crit", "warn", "info"):
         table.add_column(severity, no_wrap=True, justify="right")
     for diagnosis in report.diagnoses:

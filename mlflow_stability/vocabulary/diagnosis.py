@@ -34,7 +34,7 @@ class CurveReading:
     volatility: float | None = None
     """Spread of the last tenth around its trend, as a share of its level."""
     pattern: str = ""
-    """``monotone``, ``bouncy``, ``oscillating``."""
+    """``monotone``, ``not monotone``, ``oscillating``; empty for a curve that does not move."""
     shape: str = ""
     """``decay``, ``u-shape``, ``plateau``, ``explosion``."""
     health: str = ""

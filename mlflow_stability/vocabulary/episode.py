@@ -34,6 +34,6 @@ class Episode:
     spikes: tuple[int, ...] = ()
     """Of a divergence: the steps of the loss spikes that are part of it and no episodes of their own."""
     experimental: bool = False
-    """Whether the judgement's false alarms are not measured yet; such are never above INFO."""
+    """Whether the judgement is experimental: such are never above INFO, and change no verdict."""
     cause: Cause | None = None
     """Why it began; None where that is not known, and for what is only mentioned."""

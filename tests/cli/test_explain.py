@@ -1,9 +1,11 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
 from mlflow_stability.cli.main import run
-from mlflow_stability.detectors.catalog import KINDS, ON_REQUEST, documentation, name_of
+from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, documentation, name_of
 
 
 @pytest.fixture(autouse=True)
@@ -63,3 +65,30 @@ def test_what_is_like_nothing_gives_the_way_to_the_list(capsys: pytest.CaptureFi
     said = capsys.readouterr().err
     assert "lists them all" in words(said)
     assert "\x1b" not in said
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_name_from_a_program_keeps_its_small_letters(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run(["explain", kind])
+    text = capsys.readouterr().out
+    assert "Http" not in text
+    assert not re.search(r"^ *[A-Z][a-z]+_[a-z_]+", text, re.MULTILINE)
+
+
+def test_a_kind_is_listed_and_suggested_once(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["explain"])
+    text = capsys.readouterr().out
+    for kind in (*KINDS, *map(name_of, ON_REQUEST)):
+        assert len(re.findall(rf"^  {kind} ", text, re.MULTILINE)) == 1, kind
+    run(["explain", "learning_rate_out_of_rang"])
+    assert capsys.readouterr().err.count("learning_rate_out_of_range") == 1
+
+
+@pytest.mark.parametrize("kind", [each.kind for each in (*DETECTORS, *ON_REQUEST) if each.experimental])
+def test_what_is_experimental_does_not_say_that_nothing_was_measured(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    run(["explain", kind])
+    said = words(capsys.readouterr().out)
+    assert "experimental: it changes no verdict and no exit code" in said
+    assert "not measured yet" not in said

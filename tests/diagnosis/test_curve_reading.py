@@ -90,11 +90,14 @@ def test_health_is_that_of_the_end(health: str, values: object) -> None:
     assert read(values).health == health
 
 
-def test_noise_is_bouncy_a_wave_oscillates_and_a_plain_fall_is_monotone() -> None:
+def test_noise_is_not_monotone_a_wave_oscillates_and_a_line_is_monotone() -> None:
     noise = np.random.default_rng(0).normal(0, 1, 400)
-    assert read(2 + 0.3 * noise).pattern == "bouncy"
+    assert read(2 + 0.3 * noise).pattern == "not monotone"
     assert read(2 + 0.5 * np.sin(np.arange(400) / 3) + 0.05 * noise).pattern == "oscillating"
     assert read(np.geomspace(4, 1, 400)).pattern == "monotone"
+    assert read(np.linspace(5, 1, 400)).pattern == "monotone"
+    assert read(np.linspace(1, 5, 400)).pattern == "monotone"
+    assert read(np.full(400, 5.0)).pattern == ""
 
 
 def test_the_expected_end_of_a_decay_is_its_asymptote_and_of_noise_there_is_none() -> None:

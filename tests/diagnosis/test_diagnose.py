@@ -67,7 +67,13 @@ def test_outcomes(outcome: str, change: object) -> None:
 def test_a_run_that_was_killed_in_good_health_is_called_killed() -> None:
     diagnosis = diagnosis_of(run_of(metric_of("loss", falling(100)), outcome="killed", outcome_detail="signal 9"))
     assert (diagnosis.outcome, diagnosis.ended) == ("killed", "killed")
-    assert diagnosis.verdict == "Killed: The training was killed after step 99: signal 9."
+    assert diagnosis.verdict == "Killed: The process was killed after step 99: signal 9."
+
+
+@pytest.mark.parametrize(("first", "every", "steps"), [(0, 1, 200), (1, 1, 200), (0, 10, 1990), (5000, 1, 200)])
+def test_the_steps_of_a_course_are_counted_as_the_script_counts_them(first: int, every: int, steps: int) -> None:
+    loss = metric_of("loss", np.linspace(5, 3, 200), steps=first + every * np.arange(200))
+    assert f" in {steps:,} steps" in diagnosis_of(run_of(loss)).verdict
 
 
 def test_a_run_that_its_user_stopped_has_no_episode() -> None:

@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import pytest
 from diagnosis.histories import run_of
 
+from mlflow_stability.detectors.catalog import KINDS, documentation
 from mlflow_stability.detectors.sdr_collapse import SdrCollapse
 from mlflow_stability.diagnosis.fitting_remedies import with_fitting_remedies
-from mlflow_stability.diagnosis.remedy_topics import one_of_each
+from mlflow_stability.diagnosis.remedies import AGAINST
+from mlflow_stability.diagnosis.remedy_topics import TOPICS, one_of_each
 from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
@@ -64,3 +67,30 @@ def test_nobody_is_told_to_raise_a_temperature_that_was_not_measured() -> None:
     assert found.cause is not None
     assert not any("temperature" in each for each in (*found.remedies, *found.cause.remedies))
     assert len(found.remedies) == len(SdrCollapse.remedies) - 1
+
+
+def test_of_every_finding_and_cause_there_is_no_remedy_is_told_twice_in_one_report() -> None:
+    every = [remedy for kind in KINDS for remedy in documentation(kind).remedies]
+    every += [remedy for against in AGAINST.values() for remedy in against]
+    kept = one_of_each(every)
+    assert len(set(kept)) == len(kept)
+    for topic in TOPICS:
+        assert sum(topic.search(each.lower()) is not None for each in kept) <= 1, topic.pattern
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ("Go back to a state from before it.", "Go back to weights from before."),
+        ("Restart from a checkpoint before step 402.", "Let the training be set back to before the spike."),
+        ("Look at the batch of this step.", "Look at the loss and the batch of this step."),
+        ("Train in bf16 instead of fp16.", "Start with a loss scale of 1024 that grows by 1.5 every 200 steps."),
+        (
+            "Add residual connections, or normalise before each block.",
+            "Normalise before each block, or add residual connections.",
+        ),
+        ("Look at the schedule.", "Look at the learning rate's schedule, above all at its end and after a resume."),
+    ],
+)
+def test_two_ways_of_saying_the_same_are_one_remedy(first: str, second: str) -> None:
+    assert len(one_of_each([first, second])) == 1

@@ -41,7 +41,7 @@ def test_a_resume_at_the_same_level_is_healthy_and_told_to_its_last_value() -> N
     diagnosis = diagnosis_of(history)
     last = float(history.metrics[0].series.values[-1])
     assert diagnosis.outcome == "healthy"
-    assert f"to {last:.4g} in 1,999 steps" in diagnosis.verdict
+    assert f"to {last:.4g} in 2,000 steps" in diagnosis.verdict
     assert (diagnosis.curves[0].last_step, diagnosis.curves[0].last) == (1999, last)
     assert diagnosis.sketches[0].steps[-1] > 1900
     assert any("the verdict is that of the last start" in note for note in diagnosis.notes)
