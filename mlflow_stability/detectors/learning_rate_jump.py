@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.rate_restart import LEAST_RISE, NOT_BEYOND
 from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 
@@ -53,13 +54,13 @@ class LearningRateJump:
     Reference: Goyal et al. (arXiv:1706.02677, 2.2); SGDR (arXiv:1608.03983)
     """
 
-    smallest_rise: float = 1.5
+    smallest_rise: float = LEAST_RISE
     """The least growth in one step, once the rate has gone down before."""
     smallest_rise_in_warm_up: float = 5.0
     """The least growth in one step before that."""
     same_pace: float = 0.5
     """The least share of a leap that the next step must rise by for both to be one linear warm-up."""
-    beyond_highest: float = 1.05
+    beyond_highest: float = NOT_BEYOND
     """How far beyond the highest rate so far, as a multiple."""
 
     kind: ClassVar[str] = "learning_rate_jump"

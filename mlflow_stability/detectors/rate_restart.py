@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 LEAST_RISE = 1.5
-"""The least growth in one step that makes a restart."""
+"""The least growth in one step that makes a restart, or a jump: which of the two is told by the highest so far."""
 NOT_BEYOND = 1.05
-"""How far beyond the highest rate so far a restart may go, as a multiple."""
+"""How far beyond the highest rate so far a restart may go, as a multiple; from there on it is a jump."""
 EXCUSES = 200
 """For how many steps the rise of the loss belongs to it."""
 

@@ -47,6 +47,7 @@ def accumulation_look(around: Surroundings) -> Look:
         f"{len(grown)} steps to step {int(norm.steps[end - 1])}, while the loss was as usual: perhaps they are not "
         "cleared between steps.",
         f"no step added more than {shown(float(np.abs(np.diff(grown)).max()))} to the norm",
+        since=int(norm.steps[end - len(grown)]),
         certainty="possible",
     )
 

@@ -7,24 +7,26 @@ never a guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 from mlflow_stability.diagnosis.accumulation_cause import accumulation_look
+from mlflow_stability.diagnosis.attempt_span import RunAttempts, attempts_of_run
 from mlflow_stability.diagnosis.course_cause import chance_look, end_look, memorising_look
-from mlflow_stability.diagnosis.curves import RunCurves, starts_of
+from mlflow_stability.diagnosis.curves import RunCurves
 from mlflow_stability.diagnosis.data_cause import deaf_look, repeated_data_look
 from mlflow_stability.diagnosis.deciding import deciding_of
 from mlflow_stability.diagnosis.first_steps_cause import first_steps_look
 from mlflow_stability.diagnosis.gradient_cause import explosion_look, growth_look, vanishing_look
 from mlflow_stability.diagnosis.inside_cause import inside_look
-from mlflow_stability.diagnosis.learning_rate_cause import learning_rate_look, rate_too_low_look
-from mlflow_stability.diagnosis.look import CERTAINTIES, Look
+from mlflow_stability.diagnosis.learning_rate_cause import learning_rate_look, rate_too_high_look, rate_too_low_look
+from mlflow_stability.diagnosis.look import CERTAINTIES, Look, is_not, not_seen
 from mlflow_stability.diagnosis.nouns import noun_of
 from mlflow_stability.diagnosis.numeric_cause import gradient_first_look, loss_scale_look, overflow_look
 from mlflow_stability.diagnosis.one_batch_cause import bad_batch_look
 from mlflow_stability.diagnosis.origin_cause import hardware_look, one_step_look, origin_look
 from mlflow_stability.diagnosis.origin_reading import KIND, NEAR, said_of
+from mlflow_stability.diagnosis.recorded_settings import RecordedSettings, excluded, settings_of
 from mlflow_stability.diagnosis.remedies import AGAINST
 from mlflow_stability.diagnosis.surroundings import Surroundings, surroundings_of
 from mlflow_stability.diagnosis.weights_cause import damage_look, decay_look, setting_look
@@ -58,7 +60,7 @@ RISING = (
     setting_look,
     growth_look,
 )
-STUCK = (first_steps_look, vanishing_look, rate_too_low_look, inside_look, chance_look)
+STUCK = (first_steps_look, vanishing_look, rate_too_low_look, rate_too_high_look, inside_look, chance_look)
 UPDATES = (learning_rate_look, decay_look, setting_look)
 LOOKS: dict[str, tuple[Callable[[Surroundings], Look], ...]] = {
     "nan_detected": NON_FINITE,
@@ -102,6 +104,7 @@ FINDS: dict[Callable[[Surroundings], Look], frozenset[str]] = {
     loss_scale_look: frozenset({"fp16_scale"}),
     one_step_look: frozenset({"bad_batch"}),
     overflow_look: frozenset({"fp16_scale", "overflow"}),
+    rate_too_high_look: frozenset({"learning_rate_too_high", "no_warm_up"}),
     rate_too_low_look: frozenset({"learning_rate_too_low"}),
     repeated_data_look: frozenset({"repeated_data"}),
     setting_look: frozenset({"configuration_changed"}),
@@ -118,9 +121,9 @@ RISING_KINDS = frozenset({"divergence", "loss_spike", "gradient_explosion"})
 
 def with_causes(episodes: Sequence[Episode], history: RunHistory, curves: RunCurves) -> tuple[Episode, ...]:
     """The same episodes, each that is above INFO with its likeliest cause."""
-    starts = starts_of(history)
-    looked = [Looked(each, looks_at(each, history, curves, starts)) for each in explainable(episodes)]
-    causes = {id(one.episode): _cause_of(one, looked, history, curves, starts) for one in looked}
+    attempts = attempts_of_run(history)
+    looked = [Looked(each, looks_at(each, history, curves, attempts)) for each in explainable(episodes)]
+    causes = {id(one.episode): _cause_of(one, looked, history, curves, attempts) for one in looked}
     return tuple(replace(each, cause=causes.get(id(each))) for each in episodes)
 
 
@@ -152,10 +155,11 @@ class Looked:
 
 
 def _cause_of(
-    one: Looked, every: Sequence[Looked], history: RunHistory, curves: RunCurves, starts: Mapping[int, int]
+    one: Looked, every: Sequence[Looked], history: RunHistory, curves: RunCurves, attempts: RunAttempts
 ) -> Cause | None:
     """The likeliest cause of one episode, found by looking at it and at what is the same trouble, seen elsewhere."""
-    trouble = _same_trouble(one.episode, every, curves)
+    span = attempts.around(one.episode.attempt, one.episode.start)
+    trouble = [each for each in _same_trouble(one.episode, every, curves) if each.episode.start in span]
     found = [(each, look.cause) for each in trouble for look in each.looks if look.cause is not None]
     if not found:
         return None
@@ -164,7 +168,7 @@ def _cause_of(
         found, key=lambda each: (each[0].episode.kind in OF_THE_PROCESS, CERTAINTIES.index(each[1].certainty))
     )
     first = min((each.episode for each in trouble), key=lambda each: each.start)
-    cause = _with_birth(cause, surroundings_of(first, history, curves, starts), source.episode)
+    cause = _with_birth(cause, surroundings_of(first, history, curves, attempts), source.episode)
     asked = LOOKS[source.episode.kind]
     ruled_out = _said([look.ruled_out for look in source.looks], asked, cause)
     not_checked = _said([look.unseen for look in source.looks], asked, cause)
@@ -214,8 +218,25 @@ def _led_to(earlier: Episode, later: Episode, reach: float) -> bool:
 
 
 def looks_at(
-    episode: Episode, history: RunHistory, curves: RunCurves, starts: Mapping[int, int] | None = None
+    episode: Episode, history: RunHistory, curves: RunCurves, attempts: RunAttempts | None = None
 ) -> list[Look]:
     """All that is looked at for one episode."""
-    around = surroundings_of(episode, history, curves, starts)
-    return [look(around) for look in LOOKS.get(episode.kind, ())]
+    around = surroundings_of(episode, history, curves, attempts)
+    settings = settings_of(history)
+    return [admitted(look(around), around, settings) for look in LOOKS.get(episode.kind, ())]
+
+
+def admitted(look: Look, around: Surroundings, settings: RecordedSettings) -> Look:
+    """A look's result, if what is known of the run allows it: no cause comes later than what it explains, and none is
+    named that the recorded settings exclude.
+    """
+    cause = look.cause
+    if cause is None:
+        return look
+    excluding = excluded(cause.name, settings)
+    if excluding:
+        return is_not(excluding)
+    if cause.since is not None and cause.since > around.latest:
+        name = cause.name.replace("_", " ")
+        return not_seen(f"{name}: seen from step {cause.since} on, after the beginning at step {around.episode.start}")
+    return look

@@ -20,6 +20,7 @@ def chance_look(around: Surroundings) -> Look:
             f"The model guesses: a loss of {shown(last)} is that of a uniform guess among {classes} classes. Labels of "
             "other inputs, inputs that carry nothing, or a learning rate far off would all look like this.",
             f"ln {classes} = {math.log(classes):.4g}, the loss is {last:.4g}",
+            since=None,
         )
     if named:
         levels = " or ".join(f"{shown(math.log(each))} among {each:,}" for each in sorted(set(named))[:3])
@@ -33,11 +34,12 @@ def memorising_look(around: Surroundings) -> Look:
     best, last, step = evidence.get("best"), evidence.get("last"), evidence.get("best_step")
     said = "The model learns its training data by heart"
     if best is None or last is None or step is None:
-        return is_it("overfitting", f"{said}: the validation loss rises while the training loss falls.")
+        return is_it("overfitting", f"{said}: the validation loss rises while the training loss falls.", since=None)
     return is_it(
         "overfitting",
         f"{said} since step {step:.0f}, its best validation: stop there, or regularise.",
         f"validation loss {shown(best)} at step {step:.0f}, {shown(last)} at the end",
+        since=None,
     )
 
 
@@ -51,4 +53,4 @@ def end_look(around: Surroundings) -> Look:
         "stall": "No step was finished for a long time: the process hung.",
     }
     name = {"killed": "external_kill", "crashed": "exception"}.get(around.episode.kind, around.episode.kind)
-    return is_it(name, said.get(around.episode.kind, around.episode.message), detail, certainty="certain")
+    return is_it(name, said.get(around.episode.kind, around.episode.message), detail, since=None, certainty="certain")

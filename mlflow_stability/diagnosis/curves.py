@@ -59,6 +59,10 @@ class Curve:
         """How many steps lie between two points, on average; 1 at least."""
         return max(1.0, float(self.steps[-1] - self.steps[0]) / max(1, len(self.steps) - 1))
 
+    def of_points(self, low: int, high: int) -> Curve:
+        """The same curve between two of its points."""
+        return replace(self, steps=self.steps[low:high], values=self.values[low:high])
+
     @property
     def finite(self) -> NDArray[np.bool_]:
         """Which points are numbers that one can reckon with."""
@@ -103,6 +107,20 @@ def decoded(values: NDArray[np.float64]) -> NDArray[np.float64]:
 
 def starts_of(history: RunHistory) -> dict[int, int]:
     """For each attempt the one in which its training was started: a rollback goes on, a restart begins again."""
+    spans = spans_of(history)
+    starts: dict[int, int] = {}
+    current, reached = 0, 0
+    for attempt in sorted(spans):
+        first, last = spans[attempt]
+        if not starts or first <= reached:
+            current, reached = attempt, last
+        starts[attempt] = current
+        reached = max(reached, last)
+    return starts
+
+
+def spans_of(history: RunHistory) -> dict[int, tuple[int, int]]:
+    """For each attempt its first step and its last."""
     spans: dict[int, tuple[int, int]] = {}
     for metric in history.metrics:
         attempts, steps = metric.series.attempts, metric.series.steps
@@ -113,15 +131,7 @@ def starts_of(history: RunHistory) -> dict[int, int]:
             first, last = int(steps[low:high].min()), int(steps[low:high].max())
             before = spans.get(int(attempts[low]), (first, last))
             spans[int(attempts[low])] = min(before[0], first), max(before[1], last)
-    starts: dict[int, int] = {}
-    current, reached = 0, 0
-    for attempt in sorted(spans):
-        first, last = spans[attempt]
-        if not starts or first <= reached:
-            current, reached = attempt, last
-        starts[attempt] = current
-        reached = max(reached, last)
-    return starts
+    return spans
 
 
 def curves_of(history: RunHistory, quantity: str, starts: Mapping[int, int] | None = None) -> tuple[Curve, ...]:

@@ -28,6 +28,7 @@ def repeated_data_look(around: Surroundings) -> Look:
             "one batch by heart.",
             f"{row} losses in a row without the noise from batch to batch, which was "
             f"{episode.evidence.get('usual', 0.0):.1%} of the loss",
+            since=min(first, episode.start),
         )
     return is_not(
         f"repeated data: the loss lost its noise and did not fall, {shown(float(earlier[-1]))} before and "
@@ -42,5 +43,6 @@ def deaf_look(around: Surroundings) -> Look:
     return is_it(
         "constant_output",
         "The loss lost its noise without falling: the output seems not to depend on the input any more.",
+        since=around.episode.start,
         certainty="possible",
     )

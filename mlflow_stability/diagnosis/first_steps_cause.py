@@ -27,6 +27,8 @@ ROSE = 1.05
 
 def first_steps_look(around: Surroundings) -> Look:
     """Whether weights just drawn were hurt by the first updates."""
+    if not around.span.begins_training:
+        return not_seen("first steps: the training had been set back since")
     rates = [each.values[each.finite] for each in around.rates]
     rates = [each for each in rates if len(each)]
     ratio = next((each for each in around.of("update_ratio") if not each.place), None)
@@ -53,4 +55,5 @@ def first_steps_look(around: Surroundings) -> Look:
         f"The learning rate was {shown(float(rate[0]))}, its highest, from the first step on, without a warm-up: the "
         f"first updates moved the weights by up to {moved:.1%} of their norm, and {answer} them.",
         "0.1 % of the weights is what an update usually moves",
+        since=start,
     )

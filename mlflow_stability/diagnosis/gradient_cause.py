@@ -5,12 +5,12 @@ from __future__ import annotations
 import numpy as np
 
 from mlflow_stability.diagnosis.accumulation_cause import accumulation_look
-from mlflow_stability.diagnosis.curves import RunCurves
+from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.gradient_rise_rule import GradientRiseRule
 from mlflow_stability.diagnosis.layer_norms_before import exploding_layer, last_layer_with_gradient
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
-from mlflow_stability.diagnosis.usual_norm import norms_before, split, usual_of
+from mlflow_stability.diagnosis.usual_norm import RECENT, norms_before, split, usual_of
 from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.episode import Episode
 
@@ -45,6 +45,7 @@ def explosion_look(around: Surroundings) -> Look:
             f"before, from a usual {shown(usual)}.",
             f"gradient norm x {highest / usual:.3g}",
             "" if layer is None else layer.sentence,
+            since=_since_exploded(around.norm, around.episode.start, EXPLODED * usual),
             # A sum that nobody clears looks like this in the end: what made it comes first.
             certainty="likely" if accumulation_look(around).cause is None else "possible",
             place="" if layer is None else layer.place,
@@ -64,6 +65,7 @@ def growth_look(around: Surroundings) -> Look:
         f"The gradients grew without end from step {grown.start} on, from a norm of {shown(grown.evidence['level'])} "
         f"to {shown(grown.evidence['last'])}{what}.",
         f"gradient norm x {grown.evidence['grown']:.3g}",
+        since=grown.start,
         certainty="possible",
     )
 
@@ -72,21 +74,23 @@ def _growth(around: Surroundings) -> Episode | None:
     if around.norm is None or around.loss is None:
         return None
     found = GradientRiseRule().find(RunCurves((around.loss,), (), (around.norm,), ()))
-    return next((each for each in found if each.start <= max(around.episode.start, around.episode.peak)), None)
+    return next((each for each in found if each.start <= around.latest), None)
 
 
 def vanishing_look(around: Surroundings) -> Look:
     """Whether there was no gradient left to learn from."""
     lost = around.episode if around.episode.kind == "gradient_vanishing" and around.episode.place else None
     layer = None if lost is None else last_layer_with_gradient(around)
-    if layer is not None:
+    if lost is not None and layer is not None:
         what = f"The gradients vanish {layer.sentence}."
-        return is_it("vanishing_gradients", what, *_of_the_whole(around), place=layer.place)
+        return is_it("vanishing_gradients", what, *_of_the_whole(around), since=lost.start, place=layer.place)
     said = [each for each in around.said("gradient_vanishing") if each.place and around.episode.kind == "plateau"]
     said = [each for each in said if each.step <= around.episode.end]
     if said:
         what = f"The gradients vanished while the loss stood still: {said[0].message}"
-        return is_it("vanishing_gradients", what, *_of_the_whole(around), certainty="possible", place=said[0].place)
+        evidence, place = _of_the_whole(around), said[0].place
+        since = said[0].step
+        return is_it("vanishing_gradients", what, *evidence, since=since, certainty="possible", place=place)
     if around.norm is None:
         return not_seen("gradient norm: not logged")
     values = around.norm.values[around.norm.finite]
@@ -103,9 +107,23 @@ def vanishing_look(around: Surroundings) -> Look:
             f"The gradients vanished: their norm {course}, too little to learn from.",
             f"gradient norm x {last / first:.2g}" if first > 0 else "the gradient norm was 0 from the start",
             "" if layer is None else layer.sentence,
+            since=_since_left(around.norm, first),
             place="" if layer is None else layer.place,
         )
     return is_not(f"vanishing gradients: norm {shown(last)} at the end, {shown(first)} at the start")
+
+
+def _since_exploded(norm: Curve, start: int, limit: float) -> int:
+    """The first of the points just before at which the norm stood above a limit."""
+    near = np.flatnonzero((norm.steps < start) & (norm.values > 0) & norm.finite)[-RECENT:]
+    return int(norm.steps[near[norm.values[near] > limit][0]])
+
+
+def _since_left(norm: Curve, first: float) -> int:
+    """The first point after the last at which the norm was half of what it was at first."""
+    steps, values = norm.steps[norm.finite], norm.values[norm.finite]
+    high = np.flatnonzero(values >= first / 2)
+    return int(steps[min(int(high[-1]) + 1, len(steps) - 1)]) if len(high) and first > 0 else int(steps[0])
 
 
 def _of_the_whole(around: Surroundings) -> tuple[str, ...]:

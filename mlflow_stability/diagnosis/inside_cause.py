@@ -18,8 +18,6 @@ from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
 from mlflow_stability.diagnosis.weights_cause import setting_look
 
-EARLY_IN_IT = 1 / 3
-"""What is measured in this first share of a plateau, or by its third measurement, came with it."""
 NOTHING_TO_SEE = 1e-3
 """Heads whose entropy is below this share of the highest possible in every measurement never looked around; ..."""
 STANDS_STILL = ("plateau", "divergence", "gradient_vanishing")
@@ -117,7 +115,7 @@ def inside_look(around: Surroundings) -> Look:
     episode, seen = around.episode, False
     for sign in SIGNS:
         curves = around.of(sign.quantity)
-        limits = [_limit(around, curve) - sign.strictly for curve in curves]
+        limits = [around.latest - sign.strictly for _ in curves]
         found, ends = _worst(sign, [_ends(curve, until) for curve, until in zip(curves, limits, strict=True)], curves)
         seen = seen or ends > 0
         if found is not None:
@@ -139,7 +137,7 @@ def _never_looked(around: Surroundings) -> Look | None:
     """A layer all of whose heads looked at one place in every measurement so far."""
     layers: dict[str, list[float]] = {}
     for curve in around.of("attention_entropy"):
-        values = curve.values[(curve.steps <= _limit(around, curve)) & curve.finite]
+        values = curve.values[(curve.steps <= around.latest) & curve.finite]
         if len(values) >= 2:
             layers.setdefault(curve.place.rpartition(".head_")[0], []).append(float(values.max()))
     still = {layer: highest for layer, highest in layers.items() if layer and max(highest) < NOTHING_TO_SEE}
@@ -151,54 +149,60 @@ def _never_looked(around: Surroundings) -> Look | None:
         f"The attention of {place} looked at one place alone from its first measurement on: the entropy of all of its "
         f"heads ({len(still[place])}) stayed at or below {shown(max(still[place]))} of the highest possible.",
         f"{len(still)} of {len(layers)} measured layers show it" if len(layers) > 1 else "",
+        since=around.span.first,
         certainty="possible",
         place=place,
     )
 
 
 def _right_after(around: Surroundings) -> Look | None:
-    """What was as before in the last measurement before, and ill in the next, which lies nearer to the beginning."""
+    """What was as before in the last measurement before, and ill in the next, which lies nearer to the beginning.
+
+    It went wrong somewhere between the two, so that it may have begun before the trouble did: possible, and no more.
+    """
     start = around.episode.start
     for sign in (each for each in SIGNS if not each.strictly):
         curves = around.of(sign.quantity)
         nearest = [_next_if_nearer(curve, start) for curve in curves]
         ends = [None if at is None else _ends(curve, at) for curve, at in zip(curves, nearest, strict=True)]
-        step = next((at for at in nearest if at is not None), start)
-        said = f"first measured so at step {step}; the loss rose from step {start} on"
-        found, _ = _worst(sign, ends, curves, said)
+        found, _ = _worst(sign, ends, curves, start)
         if found is not None:
             return found
     return None
 
 
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The usual value at the start, and the last one before the trouble with its step and that of the one before."""
+
+    first: float
+    last: float
+    step: int
+    step_before: int
+
+
 def _worst(
-    sign: Sign, ends: Sequence[tuple[float, float] | None], curves: Sequence[Curve], late: str = ""
+    sign: Sign, ends: Sequence[Ends | None], curves: Sequence[Curve], began: int | None = None
 ) -> tuple[Look | None, int]:
-    """The place where it is worst, if it is anywhere, and of how many places it is known."""
+    """The place where it is worst, if it is anywhere, and of how many places it is known; ``began``: before it did."""
     known = [(curve, pair) for curve, pair in zip(curves, ends, strict=True) if pair is not None]
-    ill = [(curve, pair) for curve, pair in known if sign.ill(*pair)]
+    ill = [(curve, pair) for curve, pair in known if sign.ill(pair.first, pair.last)]
     if not ill:
         return None, len(known)
-    curve, (first, last) = max(ill, key=lambda each: sign.far(*each[1]))
+    curve, worst = max(ill, key=lambda each: sign.far(each[1].first, each[1].last))
+    late = ""
+    if began is not None:
+        late = f"as before at step {worst.step_before}, so at step {worst.step}; the loss rose from step {began} on"
     look = is_it(
         sign.name,
-        sign.what.format(place=curve.place or "the model", first=shown(first), last=shown(last)),
+        sign.what.format(place=curve.place or "the model", first=shown(worst.first), last=shown(worst.last)),
         f"{len(ill)} of {len(known)} measured places show it" if len(known) > 1 else "",
         late,
+        since=worst.step if began is None else worst.step_before,
         certainty="possible" if late else sign.certainty,
         place=curve.place,
     )
     return look, len(known)
-
-
-def _limit(around: Surroundings, curve: Curve) -> int:
-    """The last step at which a value counts as measured before it."""
-    start, end = around.episode.start, around.episode.end
-    if around.episode.kind != "plateau":
-        return start
-    within = curve.steps[(curve.steps > start) & (curve.steps <= end)]
-    third = int(within[min(2, len(within) - 1)]) if len(within) else start
-    return max(third, int(start + EARLY_IN_IT * (end - start)))
 
 
 def _next_if_nearer(curve: Curve, start: int) -> int | None:
@@ -209,7 +213,10 @@ def _next_if_nearer(curve: Curve, start: int) -> int | None:
     return after if after - start < start - before else None
 
 
-def _ends(curve: Curve, until: int) -> tuple[float, float] | None:
-    """The usual value at the start and the last one before the trouble."""
-    values = curve.values[(curve.steps <= until) & np.isfinite(curve.values)]
-    return None if len(values) < 2 else (float(np.median(values[: max(1, len(values) // 4)])), float(values[-1]))
+def _ends(curve: Curve, until: int) -> Ends | None:
+    usable = (curve.steps <= until) & np.isfinite(curve.values)
+    values, steps = curve.values[usable], curve.steps[usable]
+    if len(values) < 2:
+        return None
+    usual = float(np.median(values[: max(1, len(values) // 4)]))
+    return Ends(usual, float(values[-1]), int(steps[-1]), int(steps[-2]))

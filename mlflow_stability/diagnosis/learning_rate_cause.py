@@ -1,29 +1,50 @@
-"""Looks for the cause in the learning rate: a jump, a missing warm-up, a peak that is too high, a rate too low."""
+"""Looks for the cause in the learning rate: a jump, a missing warm-up, a rate that is too high or too low.
+
+The argument: a rate at which the loss had fallen for a while is not what broke the training; a rate that is higher than
+all before may be, and one at which nothing was ever learned cannot be cleared.
+"""
 
 from __future__ import annotations
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.curves import Curve, curves_of
+from mlflow_stability.diagnosis.learning_rate_jumps import jumps_in, restart_before
 from mlflow_stability.diagnosis.look import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.recorded_settings import is_adam
 from mlflow_stability.diagnosis.step_size_cause import lower_by, step_size_look
 from mlflow_stability.diagnosis.surroundings import JUST_BEFORE, Surroundings, shown
 
-JUMP = 1.5
-"""A learning rate that is multiplied by so much from one point to the next jumped, unless it was warming up."""
+ACROSS_RESUME = 1.5
+"""A learning rate that is so many times what it was before a resume is another one."""
 HIGH_FOR_ADAM = 1e-2
-"""Optimizers of the Adam family hardly ever stand more."""
+"""Optimizers of the Adam family rarely tolerate more."""
+HIGH = 0.1
+"""Other optimizers learn with more only where all else is made for it."""
 FAR_TOO_HIGH = 10.0
-"""So many times that much is too high whatever the schedule."""
+"""So many times what Adam tolerates is too high whatever the schedule."""
 NONE_TO_SPEAK_OF = 1e-8
 """With a learning rate below this nothing moves."""
-NEAR_TOP = 0.7
-"""From this share of its highest value on, a learning rate that is still rising is near its top."""
-
+STILL = 1e-3
+"""A rate that changed by less than this share just before is constant."""
+RISEN = 1.05
+"""A rate must have risen by this factor in all for its rise to be a reason."""
+WENT_ON = 1.4
+"""A rate that went on to rise by this factor while the training went on well was not too high."""
 NEW_GROUND = 100
 """Over so many points before the trouble a rate is compared with all that came before them."""
 RAISED = 2.0
 """A rate that has been raised so many times above that went where the training had never been."""
+TOLERATED = 0.95
+"""A rate that was at this share of the present one, or above, was as high."""
+LEARNED = 0.9
+"""A loss that fell to this share of what it was had learned."""
+FEWEST = 16
+"""With fewer losses at a rate nobody knows whether it was tolerated."""
+ENDS = 5
+"""So many points tell where a loss was."""
+Values = NDArray[np.float64]
 
 
 def learning_rate_look(around: Surroundings) -> Look:
@@ -31,81 +52,61 @@ def learning_rate_look(around: Surroundings) -> Look:
     resumed = _since_the_resume(around)
     if resumed is not None:
         return resumed
-    rates = [_until(rate, around.episode.start) for rate in around.rates]
-    rates = [(curve, values) for curve, values in rates if len(values)]
+    jumped = _jumped(around)
+    if jumped is not None:
+        return jumped
     too_large = step_size_look(around)
-    if not rates:
-        return too_large or not_seen("learning rate: not logged")
-    episode = around.episode
-    for curve, values in rates:
-        jump = _jump(values)
-        if jump is not None:
-            before, after = float(values[jump - 1]), float(values[jump])
-            step = int(curve.steps[np.isfinite(curve.values)][jump])
-            earlier = episode.start - step
-            since = f", {earlier} step{'s' if earlier > 1 else ''} before the first sign" if earlier > 0 else ""
-            return is_it(
-                "learning_rate_jump",
-                f"The learning rate jumped from {shown(before)} to {shown(after)} at step {step}{since}.",
-                f"learning rate x {after / before:.3g} in one step",
-            )
     if too_large is not None:
         return too_large
-    curve, values = max(rates, key=lambda each: float(each[1].max()))
-    now, top = float(values[-1]), float(curve.values[curve.finite].max())
-    if len(values) >= 3 and _rising(values) and now >= NEAR_TOP * top:
-        return is_it(
-            "learning_rate_too_high",
-            f"The learning rate had been warmed up to {shown(now)} when it began: more than the model stands yet.",
-            f"learning rate rose from {shown(float(values[0]))} to {shown(now)} in the {len(values)} points before",
-        )
-    ground = float(values[:-NEW_GROUND].max()) if len(values) > NEW_GROUND else 0.0
-    if ground > 0 and now >= RAISED * ground:
-        return is_it(
-            "learning_rate_too_high",
-            f"The learning rate had been raised to {shown(now)} when it began; it had not been above {shown(ground)}.",
-            f"learning rate x {now / ground:.3g} within {NEW_GROUND} points",
-            remedies=(f"Lower the learning rate to {shown(ground)}, which it had stood.",),
-        )
-    if around.is_early and now > FAR_TOO_HIGH * HIGH_FOR_ADAM and _is_adam(around):
-        return is_it(
-            "learning_rate_too_high",
-            f"The learning rate was {shown(now)} from the start; the Adam family, whose every step moves each weight "
-            f"by about that much, hardly ever stands more than {HIGH_FOR_ADAM:g}.",
-            f"learning rate {shown(now)} at step {episode.start}",
-            remedies=(lower_by(now, now / HIGH_FOR_ADAM),),
-        )
-    if around.is_early and episode.kind != "loss_spike" and float(values[0]) >= 0.9 * top > 0:
-        return is_it(
-            "no_warm_up",
-            f"The learning rate was {shown(now)}, its highest, from the first step on, without a warm-up.",
-            f"it began at step {episode.start}, and the learning rate was {shown(float(values[0]))} from the start",
-        )
-    if now > HIGH_FOR_ADAM and _is_adam(around):
-        return is_it(
-            "learning_rate_too_high",
-            f"The learning rate was {shown(now)}; the Adam family hardly ever stands more than {HIGH_FOR_ADAM:g}.",
-            f"learning rate {shown(now)} at step {episode.start}",
-            certainty="possible",
-            remedies=(lower_by(now, now / HIGH_FOR_ADAM),) if now >= 2 * HIGH_FOR_ADAM else (),
-        )
-    return is_not(f"learning rate: {_course(values)}")
+    rates = [(rate, _until(rate, around.episode.start)) for rate in around.rates]
+    rates = [(rate, values) for rate, values in rates if len(values)]
+    if not rates:
+        return not_seen("learning rate: not logged")
+    rate, values = max(rates, key=lambda each: float(each[1].max()))
+    return _risen(around, rate, values) or _too_high(around, rate, values) or _tolerated(around, rate, values)
 
 
 def rate_too_low_look(around: Surroundings) -> Look:
     """Whether nothing could move for want of a learning rate."""
-    every = [rate.values[rate.finite] for rate in around.rates]
-    every = [values for values in every if len(values)]
+    every = [rate for rate in around.rates if rate.finite.any()]
     if not every:
         return not_seen("learning rate: not logged")
-    top = max(float(values.max()) for values in every)
+    top = max(float(rate.values[rate.finite].max()) for rate in every)
     if top <= NONE_TO_SPEAK_OF:
-        return is_it("learning_rate_too_low", f"The learning rate never rose above {shown(top)}: nothing could move.")
-    return is_not(f"a learning rate of almost zero: up to {shown(top)}")
+        said = f"The learning rate never rose above {shown(top)}: nothing could move."
+        return is_it("learning_rate_too_low", said, since=min(int(rate.steps[0]) for rate in every))
+    return is_not(f"a learning rate too low to move anything: it reached {shown(top)}")
+
+
+def rate_too_high_look(around: Surroundings) -> Look:
+    """Whether nothing is learned because steps are too large, where the loss stands still from the beginning."""
+    rates = [(rate, _until(rate, around.latest)) for rate in around.rates]
+    rates = [(rate, values) for rate, values in rates if len(values)]
+    if not rates or around.loss is None:
+        return not_seen("a learning rate that is too high: not logged")
+    rate, values = max(rates, key=lambda each: float(each[1].max()))
+    top, name = float(values.max()), "a learning rate that is too high"
+    losses = around.loss.values[around.loss.finite & (around.loss.steps <= around.episode.end)]
+    if len(losses) >= FEWEST and _fell(losses):
+        return is_not(f"{name}: the loss had fallen from {shown(losses[0])} at up to {shown(top)} before")
+    too_high = HIGH_FOR_ADAM if is_adam(around.history) else HIGH
+    if top > too_high and around.span.begins_training:
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate was {shown(top)}, and nothing was learned at it: more than {too_high:g} is rarely "
+            f"tolerated{' by the Adam family' if too_high == HIGH_FOR_ADAM else ''}.",
+            f"learning rate {_course(values)}",
+            since=int(rate.steps[0]),
+            remedies=(lower_by(top, max(10.0, top / too_high)),),
+        )
+    return not_seen(f"{name}: whether a lower one than {shown(top)} would learn")
 
 
 def _since_the_resume(around: Surroundings) -> Look | None:
-    """Whether the learning rate was another one before the resume after which it began."""
+    """Whether the learning rate was another one before the resume after which it began.
+
+    A setting, which the resume should have kept, and no measurement: so it is compared across the resume.
+    """
     if "resumed" not in around.episode.evidence:
         return None
     earlier = [each for each in curves_of(around.history, "learning_rate") if each.attempt < around.episode.attempt]
@@ -116,49 +117,171 @@ def _since_the_resume(around: Surroundings) -> Look | None:
         same = old.values[old.finite & (old.steps <= rate.steps[0])]
         before = float(same[-1] if len(same) else old.values[old.finite][-1])
         after = float(rate.values[rate.finite][0])
-        if before > 0 and after >= JUMP * before:
+        if before > 0 and after >= ACROSS_RESUME * before:
             return is_it(
                 "learning_rate_jump",
                 f"The learning rate was {shown(after)} after the resume at step {int(rate.steps[0])}, and "
                 f"{shown(before)} before it.",
                 f"learning rate x {after / before:.3g} across the resume",
+                since=int(rate.steps[0]),
             )
     return None
 
 
-def _until(curve: Curve, step: int) -> tuple[Curve, np.ndarray[tuple[int], np.dtype[np.float64]]]:
-    """The finite values up to the first bad step."""
-    finite = curve.finite
-    return curve, curve.values[finite][: int(np.searchsorted(curve.steps[finite], step, side="right"))]
-
-
-def _jump(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> int | None:
-    """Where the rate jumped just before, unless it rose in the same way all the time; None: nowhere."""
-    low = max(1, len(values) - JUST_BEFORE)
-    for place in range(len(values) - 1, low - 1, -1):
-        before, after = float(values[place - 1]), float(values[place])
-        if before > 0 and after >= JUMP * before:
-            earlier = values[max(0, place - 4) : place]
-            warming = len(earlier) < 3 or float(np.diff(earlier).min()) > 0 or earlier[0] <= 0
-            if not warming:
-                return place
+def _jumped(around: Surroundings) -> Look | None:
+    """Whether it jumped just before, as the detector of jumps defines it."""
+    start = around.episode.start
+    for rate in around.rates:
+        near = [each for each in jumps_in(rate) if around.first_before(rate) <= each.step <= start]
+        if near:
+            jump = near[-1]
+            earlier, factor = start - jump.step, jump.after / jump.before
+            since = f", {earlier} step{'s' if earlier > 1 else ''} before the first sign" if earlier > 0 else ""
+            what = f"from {shown(jump.before)} to {shown(jump.after)}"
+            return is_it(
+                "learning_rate_jump",
+                f"The learning rate jumped {what} at step {jump.step}{since}.",
+                f"learning rate x {factor:.3g} in one step",
+                since=jump.step,
+            )
     return None
 
 
-def _rising(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> bool:
+def _risen(around: Surroundings, rate: Curve, values: Values) -> Look | None:
+    """Whether it was rising when it began, and higher than ever before."""
+    now, finite = float(values[-1]), rate.steps[rate.finite]
+    higher = _tolerated_later(around, rate, WENT_ON * now)
+    if higher is not None:
+        return is_not(f"learning rate: rose on from {shown(now)}, and was tolerated at {shown(higher)} later")
+    ground = float(values[:-NEW_GROUND].max()) if len(values) > NEW_GROUND else 0.0
+    if ground > 0 and now >= RAISED * ground:
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate had been raised to {shown(now)} when it began; it had not been above {shown(ground)}.",
+            f"learning rate x {now / ground:.3g} within {NEW_GROUND} points",
+            since=int(finite[len(values) - NEW_GROUND]),
+            remedies=(f"Lower the learning rate to {shown(ground)}, which it had tolerated.",),
+        )
+    begun = _climb(values)
     recent = values[-JUST_BEFORE:]
-    return bool(np.all(np.diff(recent[-5:]) >= 0) and recent[-1] > recent[0] * 1.05)
+    rising = len(values) > ENDS and now > (1 + STILL) * float(recent[0])
+    highest_before = float(values[:begun].max(initial=0.0))
+    if not rising or now < RISEN * float(values[begun]) or now <= highest_before:
+        return None
+    return is_it(
+        "learning_rate_too_high",
+        f"The learning rate was rising and had reached {shown(now)} when it began, the highest so far: more than the "
+        "model tolerates yet.",
+        f"learning rate rose from {shown(float(values[begun]))} at step {int(finite[begun])} to {shown(now)}",
+        since=int(finite[begun]),
+    )
 
 
-def _is_adam(around: Surroundings) -> bool:
-    said = (*around.history.params.items(), *around.history.tags.items())
-    return any("adam" in f"{key} {value}".lower() for key, value in said)
+def _tolerated_later(around: Surroundings, rate: Curve, least: float) -> float | None:
+    """A rate of at least so much at which the training went on well afterwards; None: there was none."""
+    if around.loss is None:
+        return None
+    start = around.episode.start
+    high = np.flatnonzero((rate.steps > start) & (rate.values >= least))
+    since = around.loss.values[around.loss.steps >= rate.steps[high[0]]] if len(high) else np.zeros(0)
+    before = around.loss.values[(around.loss.steps < start) & around.loss.finite]
+    if not len(since) or not len(before) or not np.isfinite(since).all():
+        return None
+    usual = float(np.median(before[-JUST_BEFORE:]))
+    well = float(np.median(since[:JUST_BEFORE])) <= usual and float(np.median(since[-ENDS:])) <= usual
+    return float(rate.values[high].max()) if well else None
 
 
-def _course(values: np.ndarray[tuple[int], np.dtype[np.float64]]) -> str:
+def _climb(values: Values) -> int:
+    """Where the rise that was still going on at the end began: after the last point that was higher than the next."""
+    fell = np.flatnonzero(np.diff(values) < 0)
+    return int(fell[-1]) + 1 if len(fell) else 0
+
+
+def _too_high(around: Surroundings, rate: Curve, values: Values) -> Look | None:
+    """Whether it was too high from the start, or for the optimizer."""
+    episode, now, adam = around.episode, float(values[-1]), is_adam(around.history)
+    top = float(rate.values[rate.finite].max())
+    first = int(rate.steps[0])
+    if around.is_early and now > FAR_TOO_HIGH * HIGH_FOR_ADAM and adam:
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate was {shown(now)} from the start; the Adam family, whose every step moves each weight "
+            f"by about that much, rarely tolerates more than {HIGH_FOR_ADAM:g}.",
+            f"learning rate {shown(now)} at step {episode.start}",
+            since=first,
+            remedies=(lower_by(now, now / HIGH_FOR_ADAM),),
+        )
+    if around.is_early and episode.kind != "loss_spike" and float(values[0]) >= 0.9 * top > 0:
+        return is_it(
+            "no_warm_up",
+            f"The learning rate was {shown(now)}, its highest, from the first step on, without a warm-up.",
+            f"it began at step {episode.start}, and the learning rate was {shown(float(values[0]))} from the start",
+            since=first,
+        )
+    if now > HIGH_FOR_ADAM and adam:
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate was {shown(now)}; the Adam family rarely tolerates more than {HIGH_FOR_ADAM:g}.",
+            f"learning rate {shown(now)} at step {episode.start}",
+            since=first,
+            certainty="possible",
+            remedies=(lower_by(now, now / HIGH_FOR_ADAM),) if now >= 2 * HIGH_FOR_ADAM else (),
+        )
+    if now > HIGH and around.span.begins_training and not _learned_before(around):
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate was {shown(now)}, and nothing had been learned at it.",
+            f"learning rate {_course(values)}",
+            since=first,
+            certainty="possible",
+            remedies=(lower_by(now, 10.0),),
+        )
+    return None
+
+
+def _tolerated(around: Surroundings, rate: Curve, values: Values) -> Look:
+    """Whether the training had learned at such a rate: then it is not that; otherwise nobody knows."""
+    said = f"learning rate: {_course(values)}"
+    restart = restart_before(rate, around.episode.start)
+    if restart is not None:
+        return not_seen(
+            f"learning rate: restarted from {shown(restart.before)} to {shown(restart.after)} at step {restart.step}, "
+            "where it had been before; whether the restart did it"
+        )
+    if around.loss is None:
+        return not_seen(f"{said}; no loss tells how it was tolerated")
+    reached = int(rate.steps[rate.finite][int(np.argmax(values >= TOLERATED * float(values[-1])))])
+    at_it = (around.loss.steps >= reached) & (around.loss.steps < around.episode.start) & around.loss.finite
+    losses = around.loss.values[at_it]
+    if len(losses) >= FEWEST and _fell(losses):
+        first, last = float(np.median(losses[:ENDS])), float(np.median(losses[-ENDS:]))
+        return is_not(f"{said}, and at such a rate the loss had fallen from {shown(first)} to {shown(last)}")
+    return not_seen(f"{said}; the loss had not fallen at such a rate, so a lower one may do")
+
+
+def _learned_before(around: Surroundings) -> bool:
+    return around.loss is not None and _fell(around.before(around.loss, len(around.loss.values)))
+
+
+def _fell(losses: Values) -> bool:
+    """Whether a loss ended lower than it began."""
+    if len(losses) < 2 * ENDS:
+        return False
+    first, last = float(np.median(losses[:ENDS])), float(np.median(losses[-ENDS:]))
+    return last < (LEARNED * first if first > 0 else first)
+
+
+def _until(curve: Curve, step: int) -> Values:
+    """The finite values up to a step."""
+    finite = curve.finite
+    return curve.values[finite][: int(np.searchsorted(curve.steps[finite], step, side="right"))]
+
+
+def _course(values: Values) -> str:
     recent = values[-JUST_BEFORE:]
     low, high = float(recent.min()), float(recent.max())
-    if high - low <= 1e-3 * high:
+    if high - low <= STILL * high:
         return f"constant at {shown(high)}"
-    way = "falling" if recent[-1] < recent[0] else "rising slowly"
-    return f"{way} from {shown(float(recent[0]))} to {shown(float(recent[-1]))}, without a jump"
+    way = "falling" if recent[-1] < recent[0] else "rising"
+    return f"{way} from {shown(float(recent[0]))} to {shown(float(recent[-1]))}"

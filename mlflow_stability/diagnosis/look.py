@@ -1,4 +1,7 @@
-"""What one look for a cause can end in: it is it, it is not it, or it cannot be seen."""
+"""What one look for a cause can end in: it is it, it was shown not to be it, or nobody can know.
+
+A look that has no data, or whose data allow either, ends in the third; "ruled out" always says by what.
+"""
 
 from __future__ import annotations
 
@@ -16,26 +19,27 @@ class Look:
 
     cause: Cause | None = None
     ruled_out: str = ""
-    """A sentence with numbers: "learning rate: constant at 0.0003"."""
+    """A sentence with the numbers that show it: "gradient norm: 0.9 to 1.2 just before, usually 1"."""
     unseen: str = ""
-    """What was not logged, so that nothing can be said."""
+    """What was not logged, or does not tell, so that nothing can be said."""
 
 
 def is_it(
     name: str,
     statement: str,
     *evidence: str,
+    since: int | None,
     certainty: str = "likely",
     place: str = "",
     remedies: tuple[str, ...] = (),
 ) -> Look:
-    """This is the cause."""
+    """This is the cause; ``since``: the step from which on its evidence is seen, None for what has none of its own."""
     said = tuple(each for each in evidence if each)
-    return Look(Cause(name, statement, said, certainty=certainty, place=place, remedies=remedies))
+    return Look(Cause(name, statement, said, certainty=certainty, place=place, since=since, remedies=remedies))
 
 
 def is_not(sentence: str) -> Look:
-    """This is not it."""
+    """This was shown not to be it."""
     return Look(ruled_out=sentence)
 
 

@@ -38,9 +38,10 @@ def overflow_look(around: Surroundings) -> Look:
         step, name = first["inf"]
         said = f"Numbers overflowed: {name} was infinite at step {step}"
         if "nan" not in first:
-            return is_it("overflow", f"{said}.", "nothing was NaN before it")
+            return is_it("overflow", f"{said}.", "nothing was NaN before it", since=step)
         later, where = first["nan"]
-        return is_it("overflow", f"{said}, before anything was NaN.", f"NaN followed at step {later} in {where}")
+        what = f"{said}, before anything was NaN."
+        return is_it("overflow", what, f"NaN followed at step {later} in {where}", since=step)
     named = " nor ".join(curve.name for curve in curves)
     return is_not(
         f"overflow: {named or 'nothing that was logged'} was not infinite before the first NaN at step {start}"
@@ -73,6 +74,7 @@ def gradient_first_look(around: Surroundings) -> Look:
         f"still finite{whole}.",
         "the forward pass was sound: it broke on the way back",
         every,
+        since=first,
     )
 
 
@@ -122,6 +124,7 @@ def loss_scale_look(around: Surroundings) -> Look:
             f"The loss scale was cut {cuts} times without growing, from {shown(float(before[0]))} to "
             f"{shown(float(before[-1]))}: gradients overflowed in half precision again and again.",
             f"loss scale {shown(float(before[-1]))} at the last step before",
+            since=around.first_before(around.scale),
         )
     return is_not(f"loss scale: {shown(float(before[-1]))}, cut {cuts} times in the {len(before)} points before")
 
@@ -148,4 +151,5 @@ def _raised(around: Surroundings, before: NDArray[np.float64]) -> Look | None:
         f"overflowed in half precision that were no larger than usual.",
         f"gradient norm {shown(last)} in the last step that was whole, usually {shown(usual)}",
         f"loss scale x {top / lowest:.3g}",
+        since=around.first_before(around.scale),
     )

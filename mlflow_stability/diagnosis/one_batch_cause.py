@@ -64,7 +64,8 @@ def bad_batch_look(around: Surroundings) -> Look:
         )
     norm = f"the gradient norm of {episode.place}" if episode.place else "the gradient norm"
     what = norm if episode.kind == "gradient_explosion" else "the loss"
-    return is_it("bad_batch", f"A bad batch at step {episode.start}: {what} jumped{jumped} and came back.", *evidence)
+    said = f"A bad batch at step {episode.start}: {what} jumped{jumped} and came back."
+    return is_it("bad_batch", said, *evidence, since=episode.start)
 
 
 def sudden_look(around: Surroundings) -> Look:
@@ -103,6 +104,7 @@ def _leap(around: Surroundings, value: float, usual: float, span: float) -> Look
         f"{which}: the loss leapt from a usual {shown(usual)} to {shown(value)} within one step, "
         f"out of a training that was sound.{after}",
         *evidence,
+        since=step,
     )
 
 
@@ -145,6 +147,7 @@ def _cleared(around: Surroundings, usual: float, span: float) -> Look:
         f"with the same weights the next batches gave losses from {shown(float(later.min()))} to "
         f"{shown(float(later.max()))}, as usual",
         f"the step before was as usual: {_of_the_step_before(around)}",
+        since=step,
     )
 
 

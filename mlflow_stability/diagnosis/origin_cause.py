@@ -24,6 +24,14 @@ from mlflow_stability.diagnosis.origin_reading import (
 from mlflow_stability.diagnosis.surroundings import Surroundings, shown
 from mlflow_stability.vocabulary.event import Event
 
+NAMES = {
+    "weight": "damaged_weights",
+    "buffer": "damaged_weights",
+    "backward": "gradient_non_finite",
+    "elsewhere": "tensor_from_outside",
+}
+"""What it is where that with which the operation was done was broken already."""
+
 
 def origin_look(around: Surroundings) -> Look:
     """Where the first number that is not finite was born."""
@@ -42,20 +50,17 @@ def _of_its_source(around: Surroundings, origin: Event) -> Look:
     sound = not unsound_before(around)
     evidence = _inputs(origin)
     if source == "input":
-        return is_it("bad_batch", said_of(origin.message), evidence, certainty="certain")
+        return is_it("bad_batch", said_of(origin.message), evidence, since=origin.step, certainty="certain")
     if source == "optimizer":
         sure = "certain" if sound else "likely"
-        return is_it("optimizer_state", said_of(origin.message), evidence, certainty=sure, place=origin.place)
-    if source in ("weight", "buffer"):
-        return is_it("damaged_weights", said_of(origin.message), evidence, place=origin.place)
+        place, since = origin.place, origin.step
+        return is_it("optimizer_state", said_of(origin.message), evidence, since=since, certainty=sure, place=place)
     if source == "loss":
         # With a finite loss it broke on the way back: a slope, a hook, a loss scale.
         name = "gradient_non_finite" if _loss_was_finite(around, origin.step) else "loss_function"
-        return is_it(name, said_of(origin.message), evidence)
-    if source == "backward":
-        return is_it("gradient_non_finite", said_of(origin.message), evidence, place=origin.place)
-    if source == "elsewhere":
-        return is_it("tensor_from_outside", said_of(origin.message), evidence, place=origin.place)
+        return is_it(name, said_of(origin.message), evidence, since=origin.step)
+    if source in NAMES:
+        return is_it(NAMES[source], said_of(origin.message), evidence, since=origin.step, place=origin.place)
     return _of_the_forward_pass(around, origin, sound)
 
 
@@ -86,6 +91,7 @@ def hardware_look(around: Surroundings) -> Look:
             f"The batch of step {looked[0].step} broke once and was finite when it was run again, on the same weights "
             "and with the same random numbers: the device, or an operation that does not always give the same.",
             looked[0].message,
+            since=looked[0].step,
         )
     return is_not("hardware: the same batch broke again when it was run a second time")
 
@@ -101,10 +107,11 @@ def _of_the_forward_pass(around: Surroundings, origin: Event, sound: bool) -> Lo
             f"{origin.place or 'the model'} out of {given}, one step after all was as usual. No update does that: look "
             "at what writes into weights, and at the memory of the device.",
             said_of(origin.message),
+            since=origin.step,
             place=origin.place,
         )
     name = "overflow" if overflowed(origin) else "invalid_operation"
-    return is_it(name, said_of(origin.message), _inputs(origin), place=origin.place)
+    return is_it(name, said_of(origin.message), _inputs(origin), since=origin.step, place=origin.place)
 
 
 def _modest_batch(around: Surroundings) -> str:

@@ -35,6 +35,7 @@ def step_size_look(around: Surroundings) -> Look | None:
         return None
     first, start = int(around.loss.steps[0]), around.episode.start
     early = around.is_early or start - first <= FIRST_POINTS * around.loss.distance
+    early = early and around.span.begins_training
     return _of_the_first(around, ratio, around.loss) if early and not around.episode.recovered else None
 
 
@@ -48,6 +49,7 @@ def too_high(around: Surroundings, update: float, step: int, *more: str) -> Look
         "learning_rate_too_high",
         " ".join((sentence, *more)),
         f"update of {update:.3g} of the weights; {USUAL_FIRST:g} is large for a first one, 0.001 is usual later",
+        since=step,
         remedies=(lower_by(rate, update / USUAL_FIRST),),
     )
 

@@ -1,18 +1,20 @@
 """What lies around the beginning of an episode: the curves in which its cause may be seen.
 
-In: an episode, a history and its curves. Out: loss, gradient norm, learning rates and loss scale of the same start of
-the training, any other curve on request, what was said while it trained, with ways to ask for what came just before.
+In: an episode, a history and its curves. Out: loss, gradient norm, learning rates and loss scale of the same attempt,
+any other curve on request, what was said while it trained, with ways to ask for what came just before. Promised: no
+curve reaches across a rollback or a restart, so that nothing can be compared across one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.curves import Curve, RunCurves, curves_of, starts_of
+from mlflow_stability.diagnosis.attempt_span import AttemptSpan, RunAttempts, attempts_of_run
+from mlflow_stability.diagnosis.curves import Curve, RunCurves, curves_of
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.run_history import RunHistory
@@ -20,7 +22,9 @@ from mlflow_stability.vocabulary.run_history import RunHistory
 JUST_BEFORE = 50
 """So many logged points before the first bad one are just before it."""
 EARLY = 0.05
-"""An episode within this share of the run began early; so did one within the first hundred steps."""
+"""An episode within this share of the run began early."""
+EARLY_IN_IT = 1 / 3
+"""What is measured in this first share of a plateau came with it."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -34,16 +38,25 @@ class Surroundings:
     """Of the whole model, or of the episode's own place; that of another layer says nothing about it."""
     rates: tuple[Curve, ...]
     scale: Curve | None
-    starts: Mapping[int, int]
-    """For each attempt the one in which the training was started."""
+    attempts: RunAttempts
+    span: AttemptSpan
+    """The attempt that it began in: all curves here end at its ends."""
+    whole_loss: Curve | None
+    """The loss from the start of the training to its end, across rollbacks: fit for counting, not for comparing."""
 
     @property
     def is_early(self) -> bool:
         """Whether it began while the training was starting."""
-        if self.loss is None:
+        if self.whole_loss is None or not self.span.begins_training:
             return False
-        first, last = int(self.loss.steps[0]), int(self.loss.steps[-1])
+        first, last = int(self.whole_loss.steps[0]), int(self.whole_loss.steps[-1])
         return self.episode.start - first <= EARLY * (last - first)
+
+    @property
+    def latest(self) -> int:
+        """The last step at which what explains it may begin: its own first; a plateau has none that is sharp."""
+        start, end = self.episode.start, self.episode.end
+        return int(start + EARLY_IN_IT * (end - start)) if self.episode.kind == "plateau" else start
 
     @property
     def every_step(self) -> bool:
@@ -61,6 +74,11 @@ class Surroundings:
         values = curve.values[max(0, end - points) : end]
         return values[np.isfinite(values)]
 
+    def first_before(self, curve: Curve, points: int = JUST_BEFORE) -> int:
+        """The first step of what counts as just before."""
+        end = int(np.searchsorted(curve.steps, self.episode.start, side="left"))
+        return int(curve.steps[max(0, end - points)])
+
     def at(self, curve: Curve) -> NDArray[np.float64]:
         """The values from the episode's first step to its worst, and the one after."""
         low = int(np.searchsorted(curve.steps, self.episode.start, side="left"))
@@ -70,20 +88,22 @@ class Surroundings:
     def of(self, quantity: str) -> tuple[Curve, ...]:
         """The curves of one quantity, that of the whole model first, then layers in the order of the record."""
         measured = {metric.name for metric in self.history.of(quantity)}  # and no sums of them
-        found = curves_of(self.history, quantity, self.starts) if measured else ()
-        return tuple(each for each in found if each.attempt == self.episode.attempt and each.name in measured)
+        found = curves_of(self.history, quantity, self.attempts.starts) if measured else ()
+        mine = [each for each in found if each.attempt == self.episode.attempt and each.name in measured]
+        return tuple(part for each in mine if (part := self.span.cut(each)) is not None)
 
     def said(self, *kinds: str) -> list[Event]:
         """What was said of these kinds while it trained, since this start of the training."""
         events = [each for each in self.history.events or () if each.kind in kinds]
-        return [each for each in events if self.starts.get(each.attempt, each.attempt) == self.episode.attempt]
+        return [each for each in events if self.attempts.starts.get(each.attempt, each.attempt) == self.episode.attempt]
 
 
 def surroundings_of(
-    episode: Episode, history: RunHistory, curves: RunCurves, starts: Mapping[int, int] | None = None
+    episode: Episode, history: RunHistory, curves: RunCurves, attempts: RunAttempts | None = None
 ) -> Surroundings:
-    """What is known around an episode; ``starts`` is what `starts_of` gives, for those who ask more than once."""
-    starts = starts_of(history) if starts is None else starts
+    """What is known around an episode; ``attempts``: what `attempts_of_run` gives, for those who ask more than once."""
+    attempts = attempts_of_run(history) if attempts is None else attempts
+    span = attempts.around(episode.attempt, episode.start)
 
     def one(among: Iterable[Curve]) -> Curve | None:
         mine = [curve for curve in among if curve.attempt == episode.attempt]
@@ -91,15 +111,18 @@ def surroundings_of(
         return next(iter((*by_place, *mine)), None)
 
     named = tuple(curve for curve in (*curves.losses, *curves.validations) if curve.name == episode.metric)
-    rates = tuple(curve for curve in curves_of(history, "learning_rate", starts) if curve.attempt == episode.attempt)
+    loss = one(named or curves.losses or curves.validations)
+    rates = [each for each in curves_of(history, "learning_rate", attempts.starts) if each.attempt == episode.attempt]
     return Surroundings(
         episode,
         history,
-        one(named or curves.losses or curves.validations),
-        one(norm for norm in curves.norms if norm.place in ("", episode.place)),
-        rates,
-        one(curves_of(history, "loss_scale", starts)),
-        starts,
+        span.cut(loss),
+        span.cut(one(norm for norm in curves.norms if norm.place in ("", episode.place))),
+        tuple(part for each in rates if (part := span.cut(each)) is not None),
+        span.cut(one(curves_of(history, "loss_scale", attempts.starts))),
+        attempts,
+        span,
+        loss,
     )
 
 

@@ -35,6 +35,7 @@ def decay_look(around: Surroundings) -> Look:
             f"The weights shrank away: their norm fell from {shown(then)} at step {int(norms.steps[place - 1])} to "
             f"{shown(now)} at step {int(norms.steps[place])}, as under a weight decay that is far too strong.{setting}",
             f"norm of the weights x {now / then:.2g} in {int(norms.steps[place] - norms.steps[place - 1])} steps",
+            since=int(norms.steps[place - 1]),
         )
     if not around_it:
         return not_seen("weights: their norm was not measured around it")
@@ -57,6 +58,7 @@ def setting_look(around: Surroundings) -> Look:
         "frozen_parameters" if frozen else "configuration_changed",
         f"The training was changed just before: {said}",
         f"{max(0, around.episode.start - changes[0].step)} steps before the first sign at step {around.episode.start}",
+        since=changes[0].step - BETWEEN_LOOKS,
         certainty="possible",
     )
 
@@ -84,6 +86,7 @@ def damage_look(around: Surroundings) -> Look:
         f"loss on them, while the batch before gave {shown(float(before[-1]))}{healed}. A gradient did not do it: "
         "look at the optimizer's state, at what writes into weights, at the memory of the device.",
         f"{row} broken steps in a row were skipped, so that the weights stayed the same",
+        since=start,
         certainty="possible" if back is None else "likely",
     )
 

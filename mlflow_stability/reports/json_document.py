@@ -111,6 +111,7 @@ def _cause(cause: Cause) -> dict[str, Any]:
         "place": cause.place,
         "explains": cause.kind,
         "step": None if cause.step is None else int(cause.step),
+        "since": None if cause.since is None else int(cause.since),
         "remedies": list(cause.remedies),
     }
 

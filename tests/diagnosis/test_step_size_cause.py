@@ -57,7 +57,7 @@ def test_an_update_after_the_loss_has_left_its_start_is_not_the_one_that_is_name
 def test_without_measured_updates_what_the_optimizer_stands_says_how_far() -> None:
     found = diagnosis_of(run_with(leaving_at_once(), rate=1.0, optimizer="AdamW"))
     assert found.cause is not None
-    assert "hardly ever stands more than 0.01" in found.cause.statement
+    assert "rarely tolerates more than 0.01" in found.cause.statement
     assert found.remedies[0] == "Lower the learning rate to about 0.01, 100 times less."
 
 
