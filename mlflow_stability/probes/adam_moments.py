@@ -48,6 +48,8 @@ def second_moments(optimizer: Optimizer, held: HeldLayers) -> SecondMoments | No
         moment = None if gradient is None or not isinstance(state, dict) else _moment(state, group)
         if gradient is None or moment is None or not isinstance(state, dict) or moment.device != gradient.device:
             continue  # what was moved to the host is left there
+        if moment.shape != gradient.shape:
+            continue  # it belongs to a projection of the gradient, which only the optimizer knows
         step, decay, epsilon = state.get("step", group.get("step")), _decay(group), group.get("eps")
         if step is None or decay is None or not isinstance(epsilon, float | int):
             continue

@@ -27,7 +27,6 @@ from mlflow_stability.probes.attention_numbers import head_numbers
 from mlflow_stability.probes.attention_scores import Scores
 from mlflow_stability.probes.attention_sight import AttentionSight
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.flop_refusals import anything_compiled
 from mlflow_stability.probes.module_places import ModulePlaces
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.replay import unwrapped
@@ -106,7 +105,7 @@ class AttentionProbe:
         self._root, self._step, self._now = root, step, []
         names = {id(module): name for name, module in self._places.inside(root)}
         names[id(root)] = type(unwrapped(root)).__name__
-        self._sight = AttentionSight(root, names, alive, self._guard, self, second_pass=anything_compiled())
+        self._sight = AttentionSight(root, names, alive, self._guard, self)
         self._sight.open()
 
     def close(self, whole: bool) -> None:

@@ -22,6 +22,7 @@ from mlflow_stability.probes.attention_places import AttentionPlaces
 from mlflow_stability.probes.attention_projection import scores_of_function, scores_of_layer, scores_of_module
 from mlflow_stability.probes.attention_scores import Scores
 from mlflow_stability.probes.attention_softmax import SOFTMAX, SoftmaxTrail
+from mlflow_stability.probes.replay import runs_again
 
 _CROSS = ("cross", "encoder_attn", "encdec", "multihead_attn")
 """What modules are called whose queries and keys are of different sequences, of the same length or not."""
@@ -47,11 +48,8 @@ class AttentionSight:
         alive: Callable[[], bool],
         guard: Callable[[Callable[..., Any]], Callable[..., Any]],
         listener: AttentionListener,
-        *,
-        second_pass: bool,
     ) -> None:
         self._listener = listener
-        self._second_pass = second_pass
         self._trail = SoftmaxTrail()
         self._mode = AttentionMode(guard(self._look), guard(self._answer_flex), alive)
         self._places = AttentionPlaces(root, names, self._mode, alive, guard(self._hidden), guard)
@@ -109,7 +107,7 @@ class AttentionSight:
         with aside():
             scores = scores_of_flex(args, _autocast_type(args[0]))
             self._found(scores)
-            return output_of_flex(args, scores) if self._second_pass else None
+            return output_of_flex(args, scores) if runs_again() else None
 
     def _found(self, scores: Scores | None, cross: bool | None = None) -> None:
         if scores is None or min(scores.shape) < 1 or scores.shape[-1] < 2:

@@ -1,8 +1,11 @@
-"""Has us step back before anything is compiled or traced in the middle of a forward pass that is looked into.
+"""Has us step back before compiled code runs, or is made, in the middle of a forward pass that is looked into.
 
-In: what takes our hooks and modes off. Out: nothing. Promised: it is called before torch begins to compile or to trace,
-whatever name the script has got hold of it by, so that nothing of ours gets into what comes out; after `take_off` torch
-is as it was. What was given to `torch.compile` before the pass is known before it begins, and is not looked into.
+In: what takes our hooks and modes off. Out: nothing. Promised: it is called before torch enters a compiled region, and
+before it begins to compile or to trace, whatever name the script has got hold of it by, so that nothing of ours gets
+into what comes out and no guard on compiled code meets it; after `take_off` torch is as it was.
+
+What `torch.compile` made asks dynamo for its turn, each time that it is called, before anything else happens. That is
+where it is seen; a function that was kept from the compiler asks likewise, and is no reason.
 """
 
 from __future__ import annotations
@@ -13,35 +16,73 @@ from typing import Any
 
 from mlflow_stability.probes.hook_handles import HookHandles
 
-_BEGINNINGS = (
-    ("torch", "compile"),
-    ("torch._dynamo", "optimize"),
+_REGION = ("torch._dynamo.eval_frame", "set_eval_frame")
+"""The module and the name by which a compiled region begins."""
+_COMPILING = (("torch", "compile"), ("torch._dynamo", "optimize"))
+_TRACING = (
     ("torch.jit._trace", "make_module"),
     ("torch._C", "_create_function_from_trace"),
     ("torch._C", "_create_function_from_trace_with_dict"),
     ("torch._C", "_create_graph_by_tracing"),
 )
-"""Modules and what each of them calls by this name to begin."""
+"""Likewise, what begins to compile and to trace."""
+
+StepBack = Callable[[bool], None]
+"""Takes whether it is for the compiler; else for a trace."""
 
 
 class CompileRetreat:
-    """On during one pass."""
+    """On during one pass. Several are on at once: torch is patched for the first, and put right after the last."""
 
-    def __init__(self, step_back: Callable[[], None]) -> None:
+    _on: list[CompileRetreat] = []  # noqa: RUF012 # one list for all of them
+    _handles = HookHandles()
+
+    def __init__(self, step_back: StepBack) -> None:
         self._step_back = step_back
-        self._handles = HookHandles()
 
     def put_on(self) -> None:
         """Begin."""
-        for owner, name in _BEGINNINGS:
-            module = sys.modules.get(owner)
-            if hasattr(module, name):
-                self._handles.patch(module, name, self._before)
+        if not self._on:
+            self._patch(*_REGION, _before_region)
+            for owner, name in _COMPILING:
+                self._patch(owner, name, _before_compiling)
+            for owner, name in _TRACING:
+                self._patch(owner, name, _before_tracing)
+        if self not in self._on:
+            self._on.append(self)
 
     def take_off(self) -> None:
         """End; once more does no harm."""
-        self._handles.remove()
+        if self in self._on:
+            self._on.remove(self)
+        if not self._on:
+            self._handles.remove()
 
-    def _before(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        self._step_back()
-        return original(*args, **kwargs)
+    @classmethod
+    def all_step_back(cls, compiled: bool) -> None:
+        """Have everybody step back, the last one first."""
+        for each in reversed(cls._on[:]):
+            each._step_back(compiled)
+
+    def _patch(self, owner: str, name: str, around: Callable[..., Any]) -> None:
+        module = sys.modules.get(owner)
+        if hasattr(module, name):
+            self._handles.patch(module, name, around)
+
+
+def _before_region(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    caller = sys._getframe(2)  # this one, the patch, and who asks for dynamo
+    context = caller.f_locals.get("self", sys)
+    if getattr(context, "callback", sys) is not None:  # `torch.compiler.disable` asks with None
+        CompileRetreat.all_step_back(True)
+    return original(*args, **kwargs)
+
+
+def _before_compiling(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    CompileRetreat.all_step_back(True)
+    return original(*args, **kwargs)
+
+
+def _before_tracing(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+    CompileRetreat.all_step_back(False)
+    return original(*args, **kwargs)

@@ -22,7 +22,7 @@ def data_parallel_size(root: Module) -> int:
     while module is not None:
         if isinstance(module, DistributedDataParallel) or type(module).__name__ == "FullyShardedDataParallel":
             return int(module.process_group.size())
-        parameter = next(module.parameters(), None)
+        parameter = next(Module.parameters(module), None)
         mesh = getattr(parameter, "device_mesh", None)
         if mesh is not None and any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
             return int(mesh.size())

@@ -20,7 +20,7 @@ from torch.nn import Module
 
 from mlflow_stability.probes.batch_shape import BatchShape, ShapeKey, shape_key
 from mlflow_stability.probes.flop_count import FlopCounter
-from mlflow_stability.probes.flop_refusals import refusal
+from mlflow_stability.probes.flop_refusals import COMPILED, refusal
 from mlflow_stability.probes.replay import unwrapped
 from mlflow_stability.probes.roots import parameters_in
 
@@ -95,7 +95,8 @@ class FlopBook:
         if now is None:
             return
         if now.counter.given_up:
-            self.reason = "it is traced or compiled in the middle of a forward pass"
+            traced = now.counter.given_up == "traced"
+            self.reason = "it is traced in the middle of a forward pass" if traced else COMPILED
             return
         if not now.counter.flops:
             self.reason = "no operation with a known formula was seen"

@@ -9,7 +9,8 @@ Attention is counted in full, causal or not, as the published figures for model 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatc
 from torch.utils.flop_counter import flop_registry
 
 from mlflow_stability.probes.compile_retreat import CompileRetreat
+from mlflow_stability.probes.fragile_tensors import FragileTensors
 
 KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "c10d", "_c10d_functional"})
 """Where everything that is heavy has a formula, here or in torch, and what only talks to other processes."""
@@ -35,17 +37,19 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self.flops = 0
         self.unknown: dict[str, None] = {}
         """Kernels without a formula: with them `flops` is the least it can be."""
-        self.given_up = False
-        """Whether it ended before its time."""
+        self.given_up = ""
+        """Where it ended before its time, what the rest was."""
         self._off = False
         self._on = False
         self._retreat = CompileRetreat(self._give_up)
+        self._tensors = FragileTensors(self._stepped_aside)
 
     def enter(self) -> bool:
         """Begin; False where somebody else counts or changes operations already."""
         if _get_current_dispatch_mode() is not None:
             return False
         self._retreat.put_on()
+        self._tensors.put_on()
         self._on = True
         self.__enter__()  # type: ignore[no-untyped-call]
         return True
@@ -54,12 +58,25 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         """End. A mode that the script has left on top of this one keeps it where it is; it does nothing then."""
         self._off = True
         self._retreat.take_off()
+        self._tensors.take_off()
         if self._on and _get_current_dispatch_mode() is self:
             self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
             self._on = False
 
-    def _give_up(self) -> None:
-        self.given_up = True
+    @contextmanager
+    def _stepped_aside(self) -> Iterator[None]:
+        """Not on, where it is on top."""
+        on_top = _get_current_dispatch_mode() is self
+        if on_top:
+            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        try:
+            yield
+        finally:
+            if on_top and not self._off:
+                self.__enter__()  # type: ignore[no-untyped-call]
+
+    def _give_up(self, is_compiled: bool) -> None:
+        self.given_up = "compiled" if is_compiled else "traced"
         self.leave()
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:

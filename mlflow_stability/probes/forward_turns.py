@@ -2,9 +2,10 @@
 
 In: forward passes of training, from a `ForwardWatch`, and gates, from a survey. Out: what the probes measured, as the
 blocks of that cycle. Promised: a probe is open during one forward pass of a model that trains and never beyond, not
-after an exception and not after Ctrl-C; each fails alone; where anything is compiled the model is not touched. Of one
-that is compiled itself the probes look at the same pass run once more without the compiler, before the real one, where
-that can change nothing; why a model is not looked into is told once.
+after an exception and not after Ctrl-C; each fails alone; what is compiled is not touched. Of a model of which anything
+is, the probes look at the same pass run once more without the compiler, before the real one, where that can change
+nothing; why a model is not looked into is told once. Where compiled code turns up in the middle of a pass, they step
+back before it runs, and have their look at the next pass of that model.
 
 Each model counts its own turns: of the two halves of a GAN each is looked at in its own.
 """
@@ -20,7 +21,7 @@ from torch.nn import Module
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.compile_retreat import CompileRetreat
-from mlflow_stability.probes.flop_refusals import anything_compiled
+from mlflow_stability.probes.compiled_parts import compiled, ran_compiled
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.nesting import depth_of, too_deep
 from mlflow_stability.probes.pass_alive import PassAlive
@@ -96,6 +97,10 @@ class ForwardTurns:
         self._met: set[int] = set()
         """The models that were called in this cycle, by identity."""
         self._open: list[_Seat] = []
+        self._root: weakref.ref[Module] | None = None
+        """The model they look into."""
+        self._missed: weakref.WeakKeyDictionary[Module, list[_Seat]] = weakref.WeakKeyDictionary()
+        """Who had to step back, and looks at the next pass instead."""
         self._broken: list[_Seat] = []
         """Were open in a pass that raised."""
         self._alive: PassAlive | None = None
@@ -112,7 +117,8 @@ class ForwardTurns:
             return
         self._met.add(id(root))
         turn = self._turns[root] = self._turns.get(root, self._step - 1) + 1
-        due = [each for each in self._seats if each.due(turn)]
+        missed = self._missed.pop(root, [])
+        due = [each for each in self._seats if each.due(turn) or each in missed]
         if not due or any(kind.__name__ in UNFIT for kind in type(root).__mro__):
             return
         if too_deep(root):
@@ -120,10 +126,11 @@ class ForwardTurns:
             why += f"{sys.getrecursionlimit():,} calls in each other; sys.setrecursionlimit() makes room"
             self._not_looked_into(root, why)
             return
-        if anything_compiled():
+        if compiled(root) != "no":
             self._run_second_pass(due, root, args, kwargs)
         else:
             self._alive = PassAlive(root)
+            self._root = weakref.ref(root)
             self._retreat.put_on()
             self._open_for(due, root, self._alive)
 
@@ -177,8 +184,12 @@ class ForwardTurns:
             self._open.append(each)  # first, so that one that fails half-way is closed with the others
             each.open(root, self._step, alive)
 
-    def _step_back(self) -> None:
-        """Something is compiled or traced for the first time in the middle of the pass: not with us in it."""
+    def _step_back(self, is_compiled: bool) -> None:
+        """Something compiled runs, or is made or traced, in the middle of the pass: not with us in it."""
+        root = None if self._root is None else self._root()
+        if root is not None and is_compiled:
+            ran_compiled(root)
+            self._missed[root] = self._open[:]
         if self._open:
             self._close(False)
 

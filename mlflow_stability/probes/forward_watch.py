@@ -130,7 +130,7 @@ class ForwardWatch:
             self._patches.patch(torch.jit._recursive, "create_script_module", self._around_scripting)
         hooks = ForwardHooks(root, self._before, self._after, self._failed)
         hooks.put_on()
-        self._on_cuda |= any(each.is_cuda for each in root.parameters())
+        self._on_cuda |= any(each.is_cuda for each in Module.parameters(root))
         self._watched[id(root)] = hooks
         self._uncalled[id(root)] = 0
 
@@ -224,6 +224,7 @@ class ForwardWatch:
 
 def _those_inside(root: Module) -> list[Module]:
     """The modules right inside it that have parameters; none where it has parameters of its own and one of them."""
-    owners = [each for each in root._modules.values() if each is not None and any(True for _ in each.parameters())]
+    inside = [each for each in root._modules.values() if each is not None]
+    owners = [each for each in inside if any(True for _ in Module.parameters(each))]
     alone = len(owners) == 1 and any(each is not None for each in root._parameters.values())
     return [] if alone else list(dict.fromkeys(owners))

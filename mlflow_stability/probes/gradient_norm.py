@@ -18,7 +18,7 @@ _MARKS_OF_FSDP = ("_sharded_size", "_fsdp_flattened")
 def parameters_of(owner: Optimizer | Module) -> list[Tensor]:
     """The parameters of an optimizer or a module."""
     if isinstance(owner, Module):
-        return list(owner.parameters())
+        return list(Module.parameters(owner))
     return [parameter for group in owner.param_groups for parameter in group["params"]]
 
 

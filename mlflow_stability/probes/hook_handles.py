@@ -16,6 +16,9 @@ Around = Callable[..., Any]
 """``around(original, *args, **kwargs)``: what runs in the place of the original."""
 
 
+_INHERITED = object()
+
+
 class HookHandles:
     """The hooks and patches of one watch."""
 
@@ -40,11 +43,20 @@ class HookHandles:
                 return original(*args, **kwargs)
             return around(original, *args, **kwargs)
 
-        setattr(owner, name, patched)
+        self.replace(owner, name, patched)
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Put `value` itself in the place of an attribute; one that was inherited is inherited again afterwards."""
+        before = vars(owner).get(name, _INHERITED)
+        setattr(owner, name, value)
 
         def undo() -> None:
-            if vars(owner).get(name) is patched:
-                setattr(owner, name, original)
+            if vars(owner).get(name) is not value:
+                return
+            if before is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, before)
 
         self._undo.append(undo)
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.flop_refusals import anything_compiled
+from mlflow_stability.probes.compiled_parts import compiled
 from mlflow_stability.probes.gradient_norm import parameters_of
 from mlflow_stability.probes.module_names import WRAPPERS
 
@@ -32,33 +32,12 @@ def model_facts(models: Sequence[Module], optimizers: Sequence[Optimizer]) -> di
         facts[f"{before or 'model'}.compiled"] = compiled(model)
         if wrappers:
             facts[f"{before}.wrapped_by" if before else "wrapped_by"] = ", ".join(wrappers)
-        facts |= {f"{before}.{key}" if before else key: value for key, value in _counts(model.parameters()).items()}
+        facts |= {
+            f"{before}.{key}" if before else key: value for key, value in _counts(Module.parameters(model)).items()
+        }
     if not models:
         facts |= _counts(each for optimizer in optimizers for each in parameters_of(optimizer))
     return facts
-
-
-def compiled(model: Module) -> str:
-    """How much of a model `torch.compile` was asked for: ``whole``, ``in part``, ``no``.
-
-    ``functions only``: something in this process is compiled that is no module; the model, or what calls it, may be.
-    """
-    inner = model
-    while True:
-        if _is_compiled(inner):
-            return "whole"
-        names = inner._modules.keys() & WRAPPERS
-        wrapped = inner._modules[names.pop()] if len(inner._modules) == 1 and names else None
-        if wrapped is None:
-            break
-        inner = wrapped
-    if any(_is_compiled(each) for each in inner.modules()):
-        return "in part"
-    return "functions only" if anything_compiled() else "no"
-
-
-def _is_compiled(module: Module) -> bool:
-    return type(module).__name__ == "OptimizedModule" or getattr(module, "_compiled_call_impl", None) is not None
 
 
 def _unwrapped(model: Module) -> tuple[list[str], Module]:

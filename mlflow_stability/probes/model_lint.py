@@ -146,13 +146,13 @@ def _trained_twice(named: Sequence[tuple[str, Tensor]], optimizers: Sequence[Opt
 
 def _modules(models: Sequence[Module]) -> Iterator[tuple[str, Module]]:
     for model in models:
-        for name, module in model.named_modules():
+        for name, module in Module.named_modules(model):
             yield plain_name(name) or type(module).__name__, module
 
 
 def _named_parameters(model: Module) -> Iterator[tuple[str, Tensor]]:
     """With every name that a parameter has."""
-    for name, each in model.named_parameters(remove_duplicate=False):
+    for name, each in Module.named_parameters(model, remove_duplicate=False):
         yield plain_name(name), each
 
 

@@ -28,7 +28,7 @@ def owners_of_parameters(models: Sequence[Module]) -> dict[int, str]:
     """
     found: dict[int, str] = {}
     for model, names in zip(models, _names_of(models), strict=True):
-        for module, name in zip(model.modules(), names, strict=True):
+        for module, name in zip(Module.modules(model), names, strict=True):
             for parameter in module._parameters.values():
                 if parameter is not None:
                     found.setdefault(id(parameter), name)
@@ -39,7 +39,7 @@ def names_of_modules(models: Sequence[Module]) -> dict[int, str]:
     """Each module, by identity, and its name, as parameters' owners are called."""
     found: dict[int, str] = {}
     for model, names in zip(models, _names_of(models), strict=True):
-        for module, name in zip(model.modules(), names, strict=True):
+        for module, name in zip(Module.modules(model), names, strict=True):
             found.setdefault(id(module), name)
     return found
 
@@ -58,7 +58,7 @@ def _names_of(models: Sequence[Module]) -> list[list[str]]:
 
 def _module_names(model: Module) -> list[str]:
     """Plain names; with the wrappers where two modules with parameters would be called alike."""
-    raw = [(name, bool(module._parameters)) for name, module in model.named_modules()]
+    raw = [(name, bool(module._parameters)) for name, module in Module.named_modules(model)]
     plain = [plain_name(name) for name, _ in raw]
     owners = [name for name, (_, owns) in zip(plain, raw, strict=True) if owns]
     return plain if len(set(owners)) == len(owners) else [name for name, _ in raw]
@@ -66,5 +66,5 @@ def _module_names(model: Module) -> list[str]:
 
 def _innermost_class(model: Module) -> str:
     """The class of the model itself, not of what was wrapped around it."""
-    unwrapped = [type(module) for name, module in model.named_modules() if not plain_name(name)]
+    unwrapped = [type(module) for name, module in Module.named_modules(model) if not plain_name(name)]
     return unwrapped[-1].__name__

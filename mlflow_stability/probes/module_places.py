@@ -30,9 +30,9 @@ class ModulePlaces:
         """The modules in `root`, each once and the outermost left out, in the order of the model."""
         title, path = self._place(root)
         scripted: set[Module] = set()
-        for name, module in root.named_modules():
+        for name, module in Module.named_modules(root):
             if isinstance(module, torch.jit.ScriptModule):  # hooks do not run in what is inside of it
-                scripted.update(module.modules())
+                scripted.update(Module.modules(module))
             plain = ".".join(filter(None, (path, plain_name(name))))
             if plain and module not in scripted:
                 yield title + plain, module
@@ -41,7 +41,7 @@ class ModulePlaces:
         """What the names of its model's modules begin with, and where in it `root` is; mostly it is the model."""
         part = unwrapped(root)
         for model in () if self._models is None else map(unwrapped, self._models()):
-            for name, module in () if model is part else model.named_modules():
+            for name, module in () if model is part else Module.named_modules(model):
                 if module is part or module is root:
                     return self._title(model), plain_name(name)
         return self._title(part), ""

@@ -29,4 +29,4 @@ def too_deep(root: Module) -> bool:
 
 def depth_of(root: Module) -> int:
     """How many modules stand in each other, the root one of them."""
-    return max(name.count(".") + 2 if name else 1 for name, _ in root.named_modules())
+    return max(name.count(".") + 2 if name else 1 for name, _ in Module.named_modules(root))

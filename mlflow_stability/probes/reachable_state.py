@@ -60,7 +60,6 @@ class ReachableState:
         self._with_hooks = with_hooks
         self._code = ScriptCode()
         self._notes: list[Note] = self._code.notes
-        self._compiled = False
         self._seen: dict[int, Any] = {}
         self._room = MOST_ARRAY_BYTES
         self._items = 0
@@ -71,11 +70,6 @@ class ReachableState:
         if with_hooks:
             self._hooks(vars(torch_module), "_global", "everything")
         self._walk()
-
-    @property
-    def is_compiled(self) -> bool:
-        """Whether the model, a module in it, or a function that it calls is compiled."""
-        return self._compiled or self._code.is_compiled
 
     @property
     def remembers(self) -> bool:
@@ -161,10 +155,7 @@ class ReachableState:
 
     def _module(self, module: Module, kind: type, path: str) -> None:
         inside, kinds = vars(module), {each.__name__ for each in kind.__mro__}
-        self._compiled |= inside.get("_compiled_call_impl") is not None
-        if "OptimizedModule" in kinds:  # what else is in it is the compiler's
-            self._compiled = True
-        else:
+        if "OptimizedModule" not in kinds:  # what else is in one is the compiler's
             trained = "LightningModule" in kinds
             self._has_trainer |= trained
             self._attributes(module, path, _TORCHS_OWN | _TRAINERS if trained else _TORCHS_OWN)

@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import random
 import sys
+import threading
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -24,6 +25,18 @@ from mlflow_stability.probes.reachable_state import ReachableState
 from mlflow_stability.probes.written_tensors import NotRunAgain, Undoing, WrittenTensors
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
+
+
+class _Passes(threading.local):
+    again = 0
+
+
+_passes = _Passes()
+
+
+def runs_again() -> bool:
+    """Whether what runs in this thread now is such a pass, and not one of the training."""
+    return _passes.again > 0
 
 
 def unwrapped(module: Module) -> Module:
@@ -51,7 +64,7 @@ def run_again(
     state = state or ReachableState(model, args, kwargs, with_hooks=True)
     if state.refusal:
         raise NotRunAgain(state.refusal)
-    stand_ins = {name: each.detach().clone() for name, each in model.named_buffers()}
+    stand_ins = {name: each.detach().clone() for name, each in Module.named_buffers(model)}
     given, named = tree_map(
         lambda each: each.detach() if isinstance(each, torch.Tensor) else each, (args, dict(kwargs))
     )
@@ -61,7 +74,11 @@ def run_again(
     # Weights that are cast without gradients must not be found in the cache by the pass that needs them.
     precision = torch.autocast(device_type, dtype=dtype, enabled=on, cache_enabled=False)
     with kept(state, written), torch.no_grad(), precision, Undoing(written):
-        return functional_call(model, stand_ins, given, named)
+        _passes.again += 1
+        try:
+            return functional_call(model, stand_ins, given, named)
+        finally:
+            _passes.again -= 1
 
 
 @contextlib.contextmanager
@@ -98,7 +115,7 @@ def random_numbers_kept(devices: Iterable[torch.device]) -> Iterator[None]:
 @contextlib.contextmanager
 def hooks_muted(model: Module) -> Iterator[None]:
     """Without the forward hooks of the script: what they note down, they would note twice. Torch's own are kept."""
-    tables = [getattr(each, name) for each in model.modules() for name in _HOOKS]
+    tables = [getattr(each, name) for each in Module.modules(model) for name in _HOOKS]
     tables += [getattr(torch_module, f"_global{name}") for name in _HOOKS]
     before = [(table, dict(table)) for table in tables]
     try:

@@ -23,7 +23,7 @@ PLAIN, LOGARITHM = "temperature", "log_temperature"
 def temperature_of(chain: Sequence[Module], device: torch.device) -> Tensor | None:
     """A scalar on the device; `chain`: the module, what it stands in, what that stands in, ..."""
     for module in chain:
-        for each in module.modules():
+        for each in Module.modules(module):
             for name in (PLAIN, LOGARITHM):
                 value = _scalar(getattr(each, name, None), device)
                 if value is not None:

@@ -23,7 +23,6 @@ _ALWAYS_RUN = frozenset({"forward", "backward", "setup_context", "jvp", "vmap"})
 _NEVER_RUN = frozenset(
     {"__init__", "__new__", "__repr__", "__del__", "__init_subclass__", "__reduce__", "__set_name__"}
 )
-_FLEX = "torch.nn.attention.flex_attention"
 _LIVELY = (types.FunctionType, types.MethodType, functools.partial, Module)
 
 
@@ -36,8 +35,6 @@ class ScriptCode:
         """What any of them mentions."""
         self.remembers = False
         """Whether one writes down anything that another call may read, or asks for the time."""
-        self.is_compiled = False
-        """Whether one of them is compiled."""
         self.refusal = ""
         """What one of them does that nothing undoes."""
         self._classes: dict[type, None] = {}
@@ -50,9 +47,7 @@ class ScriptCode:
             return []
         original = vars(function).get("_torchdynamo_orig_callable")
         if original is not None:
-            self.is_compiled |= not vars(function).get("_torchdynamo_disable")
             return [(original, function.__name__)]
-        self.is_compiled |= function.__module__ == _FLEX  # compiles itself
         title = function.__qualname__.rpartition("<locals>.")[2]
         installed = is_library(function.__code__.co_filename)
         attributes = AttributesNote(vars(function))

@@ -24,9 +24,6 @@ from mlflow_stability.probes.script_errors import raised_by_script
 from mlflow_stability.probes.script_modes import mode_of_script
 from mlflow_stability.probes.written_tensors import NotRunAgain
 
-ELSEWHERE = "something was compiled in this process that it may call, and compiled code is left alone"
-
-
 MOST_FAILURES = 2
 """A model whose second pass fails so often in a row is not run a second time any more."""
 
@@ -44,11 +41,7 @@ class SecondPass:
     def of(
         self, root: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> Iterator[tuple[Module | None, Callable[[], bool]]]:
-        """The model inside, None where it is not to be run again; and what runs it, and says whether it came through.
-
-        It stands in for a model that is compiled, or in which something is: of any other one it cannot be known
-        what it has to do with what was compiled.
-        """
+        """The model inside, None where it is not to be run again; and what runs it and says whether it came through."""
         failures = self._failures.setdefault(root, [])
         if len(failures) >= MOST_FAILURES:
             self.reason = f"it failed {len(failures)} times in a row when it was run once more without the compiler"
@@ -57,7 +50,7 @@ class SecondPass:
             return
         model = unwrapped(root)
         state = ReachableState(model, args, kwargs, with_hooks=False)
-        self.reason = _refusal(state, state.is_compiled or is_compiled(root))
+        self.reason = _refusal(state)
         if self.reason:
             yield None, lambda: False
             return
@@ -92,7 +85,7 @@ class SecondPass:
             yield model, run
 
 
-def _refusal(state: ReachableState, compiled: bool) -> str:
+def _refusal(state: ReachableState) -> str:
     if (
         torch.distributed.is_available()
         and torch.distributed.is_initialized()
@@ -102,15 +95,4 @@ def _refusal(state: ReachableState, compiled: bool) -> str:
     mode = mode_of_script()
     if mode:
         return f"{mode}, which is on, would see it run twice"
-    if not compiled and not state.refusal:
-        return ELSEWHERE
     return state.refusal and f"running it once more without the compiler might change the training: {state.refusal}"
-
-
-def is_compiled(root: Module) -> bool:
-    """Whether a model, or a module in it, was given to a compiler."""
-    return any(
-        vars(each).get("_compiled_call_impl") is not None
-        or any(kind.__name__ == "OptimizedModule" for kind in type(each).__mro__)
-        for each in Module.modules(root)
-    )

@@ -83,7 +83,7 @@ class WrittenTensors:
             if each.grad_fn is not None:
                 each.detach_()
         for tensor, version in self._versions.values():
-            if tensor._version != version:
+            if version_of(tensor) != version:
                 _set_version(tensor, version)
         for generator, state in self._dice.values():
             generator.set_state(state)
@@ -119,7 +119,7 @@ class WrittenTensors:
         if not tensor.requires_grad:
             self._leaves[id(tensor)] = tensor
         if not tensor.is_inference():
-            self._versions.setdefault(id(tensor), (tensor, tensor._version))
+            self._versions.setdefault(id(tensor), (tensor, version_of(tensor)))
         if key in self._copies:
             return
         storage = tensor.untyped_storage()
@@ -198,6 +198,11 @@ def _is_torchs_own(generator: torch.Generator) -> bool:
     if generator is torch.default_generator:
         return True
     return any(generator is each for each in torch.cuda.default_generators)
+
+
+def version_of(tensor: Tensor) -> int:
+    """How often it was written to; torch does not count that of tensors made in inference mode."""
+    return 0 if tensor.is_inference() else tensor._version
 
 
 def _set_version(tensor: Tensor, version: int) -> None:

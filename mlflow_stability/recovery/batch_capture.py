@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from mlflow_stability.probes.written_tensors import version_of
 from mlflow_stability.recovery.tensor_walk import tensors_in
 
 MOST_BYTES = 256 * 2**20
@@ -61,7 +62,7 @@ class CapturedBatch:
     @property
     def was_changed(self) -> bool:
         """Whether an input was changed in place since."""
-        return self.versions != tuple(each._version for each in tensors_in(self.args, self.kwargs))
+        return self.versions != tuple(map(version_of, tensors_in(self.args, self.kwargs)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +139,7 @@ class BatchCapture:
             device,
             (torch.default_generator.get_state(), _device_random(device)),
             self._step,
-            versions=tuple([each._version for each in inputs]),
+            versions=tuple(map(version_of, inputs)),
             bytes=size,
         )
         self._passes.append(self._open)
@@ -199,7 +200,7 @@ class BatchCapture:
     def _device_of(self, root: Module) -> torch.device:
         device = self._devices.get(root)
         if device is None:
-            device = next((each.device for each in root.parameters()), torch.device("cpu"))
+            device = next((each.device for each in Module.parameters(root)), torch.device("cpu"))
             self._devices[root] = device
         return device
 

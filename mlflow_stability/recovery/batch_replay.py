@@ -22,11 +22,11 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.compiled_parts import compiled
 from mlflow_stability.probes.reachable_state import ReachableState
 from mlflow_stability.probes.replay import kept, random_numbers_kept, unwrapped
 from mlflow_stability.probes.script_errors import raised_by_script
 from mlflow_stability.probes.script_modes import mode_of_script
-from mlflow_stability.probes.second_pass import is_compiled
 from mlflow_stability.probes.written_tensors import MOST_SECONDS, NotRunAgain, WrittenTensors
 from mlflow_stability.recovery.batch_capture import CapturedBatch, LossSeen
 from mlflow_stability.recovery.batch_rerun import Replay, Rerun, sound
@@ -102,8 +102,8 @@ def replay_batch(
         return Replay("cannot tell", f"The batch could not be run again ({why}).", None)
     if found.conclusion != "hardware":
         return found
-    compiled = NOT_COMPILED if state.is_compiled or is_compiled(root) else ""
-    doubt = MOVED_ON if drawn or written.moved or state.remembers else compiled
+    eager = NOT_COMPILED if compiled(root) != "no" else ""
+    doubt = MOVED_ON if drawn or written.moved or state.remembers else eager
     return found if not doubt else _other_numbers(found, doubt)
 
 

@@ -71,7 +71,7 @@ class Rerun:
         """Run it forward, and backward where that is sound."""
         batch = self._batch
         was_finite = all(sound(each) for each in batch.outputs if each is not None)
-        weights: dict[str, Tensor] = dict(self._model.named_parameters())
+        weights: dict[str, Tensor] = dict(Module.named_parameters(self._model))
         with shadowed(self._model, was_finite):
             self._own_buffers()
             broken_weights = self._begin_with_what_is_broken(weights)
@@ -96,7 +96,7 @@ class Rerun:
 
     def _own_buffers(self) -> None:
         """What the copies of buffers take up is no change; but a model that reads it would be another the next time."""
-        for module in self._model.modules():
+        for module in Module.modules(self._model):
             own = [each for each in module._buffers.values() if each is not None]
             self._written.stand_ins(own, watched=not isinstance(module, _BatchNorm))
 
@@ -104,11 +104,11 @@ class Rerun:
         """Inputs, weights and buffers that are not finite; gives the names of the weights."""
         births: list[tuple[Tensor, Birth]] = []
         broken: list[str] = []
-        for name, stand_in in self._model.named_parameters():
+        for name, stand_in in Module.named_parameters(self._model):
             if _has_numbers(stand_in) and not is_finite(stand_in):
                 births.append((stand_in, weight_birth(name, stand_in, self._optimizers, weights.get(name))))
                 broken.append(name)
-        for name, buffer in self._model.named_buffers():
+        for name, buffer in Module.named_buffers(self._model):
             if _has_numbers(buffer) and not is_finite(buffer):
                 facts = facts_of_tensor(name, buffer)
                 module, _, own = name.rpartition(".")
@@ -142,7 +142,7 @@ class Rerun:
             for output, gradient in zip(outputs, gradients, strict=True)
             if output.requires_grad and (gradient is not None or not real)
         ]
-        weights = [each for each in self._model.parameters() if each.requires_grad]
+        weights = [each for each in Module.parameters(self._model) if each.requires_grad]
         if not start or not weights:
             return None, real
         births: list[Birth] = []
@@ -213,7 +213,7 @@ def _first_broken(model: Module) -> Iterator[list[str]]:
 
         return after
 
-    handles = [each.register_forward_hook(watch(name)) for name, each in model.named_modules() if name]
+    handles = [each.register_forward_hook(watch(name)) for name, each in Module.named_modules(model) if name]
     try:
         yield found
     finally:

@@ -105,7 +105,7 @@ class BufferUndo:
         seen: set[int] = set()
         room = self._budget
         for root in [living for each in self._modules if (living := each()) is not None]:
-            for path, module in root.named_modules():
+            for path, module in Module.named_modules(root):
                 for name, buffer in module._buffers.items():
                     if buffer is None or name in module._non_persistent_buffers_set or id(buffer) in seen:
                         continue

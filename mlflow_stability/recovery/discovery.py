@@ -45,7 +45,7 @@ def _is_average(model: Module, shapes: Sequence[_Shape]) -> bool:
 
     A twin that could be trained is left alone: it may be the best model so far, which the script keeps for itself.
     """
-    frozen = not any(each.requires_grad for each in model.parameters())
+    frozen = not any(each.requires_grad for each in Module.parameters(model))
     return (frozen or isinstance(model, AveragedModel)) and _shape_of(model) in shapes
 
 

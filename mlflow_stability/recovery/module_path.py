@@ -31,7 +31,7 @@ class ModulePath:
         """Follow a forward pass of this model."""
         handles: list[RemovableHandle] = []
         try:
-            for name, module in model.named_modules():
+            for name, module in Module.named_modules(model):
                 if name:
                     handles.append(module.register_forward_pre_hook(partial(self._enter, name)))
                     handles.append(module.register_forward_hook(self._leave, always_call=True))

@@ -19,6 +19,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import Module
 from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.errors import RestoreRefused, StabilityError
@@ -260,7 +261,7 @@ def _drop_gradients(parts: TrainingParts) -> None:
 
 
 def _parameters(parts: TrainingParts) -> list[Tensor]:
-    found = {id(each): each for model in parts.models for each in model.parameters()}
+    found = {id(each): each for model in parts.models for each in Module.parameters(model)}
     for optimizer in parts.optimizers:
         found.update((id(each), each) for group in optimizer.param_groups for each in group["params"])
     return list(found.values())

@@ -25,7 +25,7 @@ _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 def shadowed(model: Module, with_gradients: bool) -> Iterator[None]:
     """Inside, the model has stand-ins of its weights, and copies of its buffers."""
     stand_ins: dict[int, Tensor] = {}
-    before = [(each, _Own(each)) for each in model.modules()]
+    before = [(each, _Own(each)) for each in Module.modules(model)]
     try:
         for module, own in before:
             own.replace(module, stand_ins, with_gradients)
@@ -38,7 +38,7 @@ def shadowed(model: Module, with_gradients: bool) -> Iterator[None]:
 @contextmanager
 def unheard(model: Module) -> Iterator[None]:
     """Inside, the hooks of ours do not hear the model being called; those of the script do, and are the same after."""
-    tables = [getattr(each, name) for each in model.modules() for name in _HOOKS]
+    tables = [getattr(each, name) for each in Module.modules(model) for name in _HOOKS]
     tables += [getattr(torch_module, f"_global{name}") for name in _HOOKS]
     before = [(table, dict(table)) for table in tables]
     try:

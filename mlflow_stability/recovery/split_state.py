@@ -6,6 +6,8 @@ other processes.
 
 from __future__ import annotations
 
+from torch.nn import Module
+
 from mlflow_stability.recovery.host_copy import local_part
 from mlflow_stability.recovery.training_parts import TrainingParts
 
@@ -19,10 +21,10 @@ def what_splits(parts: TrainingParts) -> str:
         if type(optimizer).__name__ in _SPLITTING:
             return type(optimizer).__name__
     for model in parts.models:
-        for module in model.modules():
+        for module in Module.modules(model):
             if type(module).__name__ in _SPLITTING:
                 return type(module).__name__
-        for name, parameter in model.named_parameters():
+        for name, parameter in Module.named_parameters(model):
             if local_part(parameter) is not parameter:
                 return f"parameter {name} is a {type(parameter).__name__}"
     return ""

@@ -59,10 +59,10 @@ def tensors_of_model(model: Module) -> list[NamedTensor]:
 
 
 def _raw_tensors(model: Module) -> Iterator[NamedTensor]:
-    for name, parameter in model.named_parameters():
+    for name, parameter in Module.named_parameters(model):
         yield NamedTensor(name, parameter)
     seen: set[int] = set()
-    for path, module in model.named_modules():
+    for path, module in Module.named_modules(model):
         for name, buffer in module._buffers.items():
             if buffer is not None and id(buffer) not in seen:
                 seen.add(id(buffer))

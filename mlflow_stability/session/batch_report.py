@@ -203,7 +203,7 @@ def _layer(batch: CapturedBatch, replay: Replay, optimizers: Sequence[Optimizer]
         return ""
     model = unwrapped(root)
     name = replay.first_broken if birth.source == "input" else birth.module
-    module: Module = dict(model.named_modules(remove_duplicate=False)).get(name, model)
+    module: Module = dict(Module.named_modules(model, remove_duplicate=False)).get(name, model)
     models = models_of(optimizers) or [root]
     return names_of_modules(models).get(id(module)) or names_of_modules([root])[id(module)]
 

@@ -92,6 +92,11 @@ class PartGuard:
 
         return guarded
 
+    def begin_anew(self) -> None:
+        """Another training begins: what failed in the one before may work in this one."""
+        self.off.clear()
+        self._torn.clear()
+
     def _to_be_raised(
         self, part: str, failure: BaseException, forget: Callable[[], None] | None
     ) -> BaseException | None:

@@ -14,6 +14,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+from torch.nn import Module
 
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.decisions import Decision, GoodState, Past, Situation, decide
@@ -214,7 +215,7 @@ def weights_finite(parts: TrainingParts) -> bool:
     """Whether every weight is a finite number; waits for the device, so only where something is wrong already."""
     with torch.no_grad():
         for model in parts.models:
-            for each in model.parameters():
+            for each in Module.parameters(model):
                 local = each.to_local() if hasattr(each, "to_local") else each
                 if not math.isfinite(local.sum().item()) and not bool(torch.isfinite(local).all()):
                     return False

@@ -164,7 +164,10 @@ class Session:
         return PilotedMeter(*hooks, self._flight.pilot_for, self._survey_for)
 
     def _survey_for(self, recording: Recording | None) -> Survey | None:
-        return None if recording is None else survey_of(self.settings, self._guard, recording)
+        if recording is None:
+            return None
+        self._guard.begin_anew()
+        return survey_of(self.settings, self._guard, recording)
 
     def _settle(self) -> None:
         self._meter.settle()

@@ -6,15 +6,16 @@ cost the training seconds. What is known of a run is what the script's own `star
 
 from __future__ import annotations
 
-import gc
 import logging
 import os
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from types import FrameType
 from typing import Any
 
 _logger = logging.getLogger(__name__)
+_LIGHTNING = ("lightning.", "pytorch_lightning.")
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,15 +57,20 @@ def end_fluent_run(status: str) -> None:
 
 
 def lightning_run() -> RunInProgress | None:
-    """The run of the MLFlowLogger of the Lightning trainer that is fitting; it is in no thread's stack of runs."""
+    """The run of the MLFlowLogger of the Lightning trainer that is fitting; it is in no thread's stack of runs.
+
+    A trainer calls the steps of its optimizers: it is among those whose methods are running, and is looked for there.
+    """
     if not any(name in sys.modules for name in ("lightning.pytorch", "pytorch_lightning")):
         return None
-    for each in gc.get_objects():
-        kind = type(each)
-        if kind.__name__ == "Trainer" and kind.__module__.startswith(("lightning.", "pytorch_lightning.")):
-            run_id = _logger_run_id(each)
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        if str(frame.f_globals.get("__name__")).startswith(_LIGHTNING):
+            caller = frame.f_locals.get("self")
+            run_id = _logger_run_id(caller) if any(map(_is_trainer, type(caller).__mro__)) else None
             if run_id:
                 return RunInProgress(run_id)
+        frame = frame.f_back
     return None
 
 
@@ -72,6 +78,10 @@ def announced_run() -> RunInProgress | None:
     """The run that ``MLFLOW_RUN_ID`` names and that the script's first call to MLflow would resume."""
     run_id = os.environ.get("MLFLOW_RUN_ID")
     return RunInProgress(run_id, resumed=True) if run_id else None
+
+
+def _is_trainer(kind: type) -> bool:
+    return kind.__name__ == "Trainer" and kind.__module__.startswith(_LIGHTNING)
 
 
 def _logger_run_id(trainer: Any) -> str | None:

@@ -115,3 +115,29 @@ def test_without_second_moments_nothing_is_said() -> None:
     backward(model, 0)
     optimizer.step()
     assert measured.end() == {}
+
+
+class LowRank(AdamW):
+    """Keeps its moments of matrices in a space of one dimension, as GaLore does."""
+
+    def step(self, closure: Any = None) -> None:
+        for group in self.param_groups:
+            for each in group["params"]:
+                state, gradient = self.state[each], each.grad
+                if gradient.dim() == 2:
+                    gradient = gradient.mean(0, keepdim=True)
+                state["step"] = state.get("step", 0) + 1
+                state["exp_avg_sq"] = state.get("exp_avg_sq", torch.zeros_like(gradient)).lerp(gradient.square(), 0.001)
+
+
+def test_moments_of_another_shape_than_the_gradient_are_left_out() -> None:
+    model = net()
+    optimizer = LowRank(model.parameters(), lr=0.01)
+    measured = Measured([optimizer], [AdamRms(1, 1)])
+    backward(model, 0)
+    optimizer.step()
+    row = measured.end()
+    biases = {name: [p for p in some if p.dim() != 2] for name, some in by_layer(model).items()}
+    for name, some in biases.items():
+        if some:
+            assert row[f"adam_rms@{name}"] == pytest.approx(rms(optimizer, some), rel=1e-4)

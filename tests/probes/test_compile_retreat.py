@@ -115,7 +115,7 @@ def test_a_part_that_is_traced_in_the_middle_has_the_operations_of_the_script_al
 def test_torch_is_afterwards_as_it_was() -> None:
     before = torch.compile, torch._dynamo.optimize, torch.jit._trace.make_module
     calls: list[str] = []
-    retreat = CompileRetreat(lambda: calls.append("back"))
+    retreat = CompileRetreat(lambda compiled: calls.append("back" if compiled else "traced"))
     retreat.put_on()
     torch.compile(lambda x: x + 1, backend="eager")
     retreat.take_off()

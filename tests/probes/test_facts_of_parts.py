@@ -216,9 +216,7 @@ def test_a_batch_is_told_by_types_and_shapes() -> None:
     assert batch_words(tuple(torch.zeros(1) for _ in range(20)), {}).endswith("float32[1], …")
 
 
-def test_how_much_of_a_model_is_compiled_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("mlflow_stability.probes.model_facts.anything_compiled", lambda: False)
-
+def test_how_much_of_a_model_is_compiled_is_told() -> None:
     def told(model: nn.Module) -> str:
         return model_facts([model], [])["model.compiled"]
 
@@ -227,6 +225,4 @@ def test_how_much_of_a_model_is_compiled_is_told(monkeypatch: pytest.MonkeyPatch
     block[0] = torch.compile(block[0])
     assert (told(plain), told(torch.compile(plain)), told(in_place), told(block)) == ("no", "whole", "whole", "in part")
     assert told(nn.DataParallel(torch.compile(plain))) == "whole"
-    monkeypatch.setattr("mlflow_stability.probes.model_facts.anything_compiled", lambda: True)
-    assert told(plain) == "functions only"
     assert model_facts([plain, in_place], [])["model_1.compiled"] == "whole"

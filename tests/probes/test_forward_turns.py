@@ -204,9 +204,11 @@ def test_a_compiled_model_is_looked_at_in_a_second_pass_and_trains_as_if_nobody_
 
 def test_why_a_model_is_not_looked_into_is_told_once() -> None:
     told: list[Event] = []
-    torch.compile(lambda x: x + 1, backend="eager")(torch.ones(2))
+    model = nn.Linear(4, 2)
+    model.compile(backend="eager")
+    model.lines = iter("abc")  # type: ignore[assignment]
     probe = Looker()
-    loop = Loop(nn.Linear(4, 2), probe, told.append)
+    loop = Loop(model, probe, told.append)
     for _ in range(3):
         loop.train(torch.ones(3, 4))
     (event,) = told

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from mlflow_stability.recovery.batch_capture import BatchCapture, CapturedBatch
 from mlflow_stability.recovery.batch_facts import TensorFacts, facts_of, save_batch
+from mlflow_stability.recovery.batch_replay import replay_batch
 
 NAN, INF = float("nan"), float("inf")
 
@@ -221,3 +222,19 @@ def test_a_loss_is_known_until_it_is_let_go() -> None:
     assert torch.equal(capture.loss.value, loss)
     capture.let_loss_go()
     assert capture.loss is None
+
+
+def test_tensors_of_inference_mode_are_held_and_run_again_like_any_other() -> None:
+    class Cloning(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.clone())
+
+    with torch.inference_mode():
+        inputs = torch.full((2, 3), NAN)
+    model = Cloning(3, 1)
+    capture, _ = listening(model)
+    model(inputs).sum().backward()
+    (batch,) = capture.passes(0)
+    assert not batch.was_changed
+    told = replay_batch(batch)
+    assert told.conclusion == "data or numerics"
