@@ -12,6 +12,7 @@ from rich.console import Console
 from mlflow_stability.analysis.diagnose import diagnose
 from mlflow_stability.cli.demo_trainings import train
 from mlflow_stability.cli.demo_view import Story, show
+from mlflow_stability.cli.options import journal_root
 from mlflow_stability.cli.output import present
 from mlflow_stability.cli.terminal import notes_console
 from mlflow_stability.demo.troubles import FEWEST_STEPS, troubles_in
@@ -70,4 +71,6 @@ def told(steps: int, notes: Console) -> Story:
         folder = log_report(run_id, None, {f"report.{form}": render(report, form) for form in ("html", "json")})
         events = tuple(said for _, said in RunReader(run_id).said() if isinstance(said, Event))
         page = run_page(run_id)
-    return Story(trainings, troubles_in(steps), seconds, diagnosis, events, page, folder)
+    journal = journal_root()
+    left = journal if journal.is_dir() else None
+    return Story(trainings, troubles_in(steps), seconds, diagnosis, events, page, folder, left)

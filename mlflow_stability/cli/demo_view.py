@@ -46,6 +46,8 @@ class Story:
     page: RunPage
     reports: Path | None
     """The folder that the report was put into; None where it is not on this machine."""
+    journal: Path | None
+    """The journal folder, where it is still there."""
 
 
 def show(pen: Pen, story: Story) -> None:
@@ -155,8 +157,22 @@ def _report(folder: Path | None) -> str:
     """Where the page can be opened."""
     if folder is None:
         return "stability/report.html, among the artifacts of the run"
+    return str(_from_here(folder) / "report.html")
+
+
+def _from_here(path: Path) -> Path:
     here = Path.cwd()
-    return str((folder.relative_to(here) if folder.is_relative_to(here) else folder) / "report.html")
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _left_on_disk(journal: Path | None) -> list[str]:
+    """What the demo leaves in the directory beside the run, and how to remove it."""
+    if journal is None:
+        return []
+    return [
+        f"{_from_here(journal)}/ (checkpoints and captured batches; git ignores it)",
+        f"rm -r {_from_here(journal)}",
+    ]
 
 
 def _show_way(pen: Pen, story: Story) -> None:
@@ -167,8 +183,9 @@ def _show_way(pen: Pen, story: Story) -> None:
         "The whole diagnosis": [f"mlflow-stability diagnose {run_id}"],
         "Every step, in Python": [f'mlflow_stability.load_run("{run_id}")'],
         "The run in MLflow": [each for each in (story.page.command, story.page.url) if each],
+        "Left on disk": _left_on_disk(story.journal),
     }
-    for title, lines in ways.items():
+    for title, lines in ((title, lines) for title, lines in ways.items() if lines):
         pen.console.print(Padding(pen.text(title, "bold"), (1, 0, 0, 0)))
         for line in lines:
             pen.console.print(Text("  ").append(pen.text(line)), soft_wrap=True)

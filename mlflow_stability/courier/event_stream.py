@@ -21,7 +21,7 @@ from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.record_events import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of
 from mlflow_stability.tracking.run_writer import RunWriter
 from mlflow_stability.vocabulary.event import Event
-from mlflow_stability.vocabulary.milestone import Gap, Reset
+from mlflow_stability.vocabulary.milestone import Gap, Reset, Returned
 from mlflow_stability.vocabulary.observation import StepReading
 
 _READ_AT_ONCE = 500
@@ -79,7 +79,7 @@ class EventStream:
                 if pause is not None:
                     self._lines.append(line_of(_counted(pause, self._delivered.offset)))
                     self._changed = True
-            else:
+            elif not isinstance(entry.record, Returned):
                 self._lines.append(line_of(_counted(entry.record, self._delivered.offset)))
                 self._changed = True
         return len(entries) >= limit

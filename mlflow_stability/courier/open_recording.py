@@ -134,7 +134,7 @@ class OpenRecording:
     def _end(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
         """Everything has arrived: say how it ended, as soon as that is certain."""
         story = self.events.story
-        said = story.closing or _closing(self._last_words)
+        said = story.closing or _closing(self._last_words) or (None if alive else story.returned)
         closing = said or silent_end(killed_for_memory(), story.last_step, story.last_time)
         own = self._opening.run_id is None or self._opening.resumed
         process_first = alive and waits_for_process(closing, own)

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable
+from dataclasses import asdict
 from pathlib import Path
 
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.event import Event, Severity
-from mlflow_stability.vocabulary.milestone import Closing, Fact, Gap, Note
+from mlflow_stability.vocabulary.milestone import Closing, Fact, Gap, Note, Returned
 from mlflow_stability.vocabulary.observation import StepReading
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER
 
@@ -21,6 +22,8 @@ class Story:
         self.last_step = 0
         self.last_time = 0.0
         self.closing: Closing | None = None
+        self.returned: Closing | None = None
+        """How it ended if nothing more comes: the thread that trained has ended since the last step."""
         self.events: Counter[str] = Counter()
         self.stalled: Event | None = None
         """Set while the training hangs."""
@@ -47,6 +50,7 @@ class Story:
             self.last_step = record.step + self._offset
             self.first_step = self.first_step or self.last_step
             self.last_time = record.time
+            self.returned = None
         elif isinstance(record, Event):
             self.events[record.severity.name] += 1
             self._last_event = record
@@ -56,6 +60,8 @@ class Story:
             self.facts.setdefault(record.key, record.value)
         elif isinstance(record, Gap):
             self._gaps.append(record)
+        elif isinstance(record, Returned):
+            self.returned = Closing(**asdict(record))
         elif isinstance(record, Closing):
             self.closing = record
             self.stalled = None  # what came to its own end was no stall

@@ -10,7 +10,8 @@ element says what the line is:
     ["open", {…}]                                        the first line: fields of `Opening`, `schema` among them
     ["layout", number, [[quantity, place], …]]           names, written once; readings refer to them by number
     ["step", step, attempt, time, layout, [value, …]]    one cycle: the values in the order of the layout's names
-    ["event", {…}]  ["note", {…}]  ["fact", {…}]  ["reset", {…}]  ["gap", {…}]  ["close", {…}]
+    ["event", {…}]  ["note", {…}]  ["fact", {…}]  ["reset", {…}]  ["gap", {…}]
+    ["returned", {…}]  ["close", {…}]
 
 A value is a JSON number; NaN and the infinities, which JSON has not, are the strings "nan", "inf" and "-inf". A line
 whose CRC does not fit is not data: it was torn by a full disk or a kill. Fields may be added to the objects and kinds
@@ -28,12 +29,12 @@ from zlib import crc32
 import orjson
 
 from mlflow_stability.vocabulary.event import Event, Severity
-from mlflow_stability.vocabulary.milestone import Closing, Fact, Gap, Note, Opening, Reset
+from mlflow_stability.vocabulary.milestone import Closing, Fact, Gap, Note, Opening, Reset, Returned
 from mlflow_stability.vocabulary.observation import StepReading
 from mlflow_stability.vocabulary.signal import Signal
 
 SCHEMA = 1
-Record: TypeAlias = StepReading | Event | Opening | Note | Fact | Reset | Gap | Closing
+Record: TypeAlias = StepReading | Event | Opening | Note | Fact | Reset | Gap | Returned | Closing
 
 _KINDS: dict[str, type[Any]] = {
     "open": Opening,
@@ -42,6 +43,7 @@ _KINDS: dict[str, type[Any]] = {
     "fact": Fact,
     "reset": Reset,
     "gap": Gap,
+    "returned": Returned,
     "close": Closing,
 }
 _NAMES = {kind: name for name, kind in _KINDS.items()}

@@ -22,6 +22,7 @@ from mlflow_stability.journal.layout import COURIER_LOG, DELIVERED, RELEASED, ST
 LOOK_EVERY = 5.0
 RESTART_PAUSE = 2.0
 Say = Callable[..., None]
+_LAUNCH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:])"
 
 
 class CourierLink:
@@ -30,8 +31,10 @@ class CourierLink:
     def __init__(self, folder: Path, tracking_uri: str | None, warn: Say) -> None:
         self.folder = folder
         self._tracking_uri = tracking_uri
-        self._warn = warn
-        self._process: subprocess.Popen[bytes] | None = None
+        self.warn = warn
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._alive = -1
+        """A pipe that nobody writes to: it ends with the courier, which alone holds its other end."""
         self._directory = Path.cwd()
         """Where MLflow's own defaults are seen from, whatever the script changes to later."""
         self._look_at = 0.0
@@ -56,11 +59,11 @@ class CourierLink:
         if self._tracking_uri is not None:
             environment["MLFLOW_TRACKING_URI"] = self._tracking_uri
         try:
-            self._process = self._spawn(environment)
+            self._spawn(environment)
         except OSError as error:
             if not self._start_failure_said:
                 self._start_failure_said = True
-                self._warn(
+                self.warn(
                     "The courier could not be started (%s). Training goes on and everything is kept in %s; "
                     "`mlflow-stability sync` delivers it.",
                     error,
@@ -68,29 +71,57 @@ class CourierLink:
                 )
         self._start_after = time.monotonic() + RESTART_PAUSE
 
-    def _spawn(self, environment: dict[str, str]) -> subprocess.Popen[bytes]:
+    def _spawn(self, environment: dict[str, str]) -> None:
+        """Start it as nobody's child: who ends this process and its children, as Ray does, leaves it alone."""
+        self._hang_up()
+        courier = [sys.executable, "-m", "mlflow_stability.courier", str(self.folder)]
         log = os.open(self.folder / COURIER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._alive, held = os.pipe()
+        os.set_blocking(self._alive, False)
         try:
-            return subprocess.Popen(
-                [sys.executable, "-m", "mlflow_stability.courier", str(self.folder)],
+            self._launcher = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCH, *courier],
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
                 env=environment,
                 cwd=self._directory if self._directory.is_dir() else None,
                 start_new_session=True,
+                pass_fds=[held],
             )
+        except OSError:
+            self._hang_up()
+            raise
         finally:
+            os.close(held)
             os.close(log)
+
+    def _is_running(self) -> bool:
+        """Whether the courier lives, asked without its pid: that may be another process's by now."""
+        if self._launcher is None or self._alive < 0:
+            return False
+        self._launcher.poll()
+        try:
+            ended = os.read(self._alive, 1) == b""
+        except BlockingIOError:
+            ended = False
+        if ended:
+            self._hang_up()
+        return not ended
+
+    def _hang_up(self) -> None:
+        if self._alive >= 0:
+            os.close(self._alive)
+            self._alive = -1
 
     @property
     def was_started(self) -> bool:
         """Whether there is anybody to wait for."""
-        return self._process is not None
+        return self._launcher is not None
 
     def ensure_started(self) -> None:
         """Start the courier, if it was not started before."""
-        if self._process is None:
+        if self._launcher is None:
             self.start()
 
     def look_after(self) -> None:
@@ -100,7 +131,7 @@ class CourierLink:
             self._look_at = now + LOOK_EVERY
             if not self.folder.exists() and not self._gone_said:
                 self._gone_said = True
-                self._warn(
+                self.warn(
                     "The journal in %s was deleted while training runs. What had not been delivered is lost, and "
                     "nothing more is recorded into this run. Start a new run, or call autolog(disable=True) and "
                     "autolog() again, to go on recording.",
@@ -125,7 +156,7 @@ class CourierLink:
         run's status.
         """
         until = time.monotonic() + seconds
-        while not self._all_arrived():
+        while not self.all_arrived():
             self._revive()
             if time.monotonic() >= until or not self.was_started:
                 return False
@@ -144,15 +175,16 @@ class CourierLink:
 
     def let_go(self) -> None:
         """Leave it to itself: it goes on delivering when this process has ended."""
-        if self._process is not None and self._process.poll() is None:
-            self._process.returncode = 0  # or Popen complains that it still runs, which it is meant to
+        if self._launcher is not None:
+            self._launcher.wait()  # which was done when it had started the courier
+        self._hang_up()
 
-    def _all_arrived(self) -> bool:
+    def all_arrived(self) -> bool:
+        """Whether everything recorded here has been delivered."""
         return all(_read(each / DELIVERED).get("complete") for each in recording_folders(self.folder))
 
     def _revive(self) -> None:
-        gone = self._process is None or self._process.poll() is not None
-        if gone and self.folder.exists() and time.monotonic() >= self._start_after:
+        if not self._is_running() and self.folder.exists() and time.monotonic() >= self._start_after:
             self.start()
 
     def _pass_on(self) -> None:
@@ -160,7 +192,7 @@ class CourierLink:
         since = status.get("away_since")
         if since and not self._away_said:
             self._away_said = True
-            self._warn(
+            self.warn(
                 "The tracking server has not answered since %s (%s). Training goes on and everything is kept in %s; "
                 "it is delivered when the server is back, or by `mlflow-stability sync`.",
                 time.strftime("%H:%M:%S", time.localtime(since)),

@@ -1,12 +1,13 @@
 """Finds out how the training process ends, so that its run can say so.
 
 A process that is killed says nothing; the courier sees to that. Everything else passes here: an exception that nobody
-caught, Ctrl-C, ``sys.exit(3)``, and the normal end.
+caught, in the main thread or in another one, Ctrl-C, ``sys.exit(3)``, and the normal end.
 """
 
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NoReturn
@@ -23,11 +24,13 @@ class EndingWatch:
     def __init__(self) -> None:
         self.closing = Closing("finished")
         """How it would end if it ended now."""
+        self.uncaught: tuple[int, Closing] | None = None
+        """The last thread beside the main one that an exception has ended, and how."""
         self._undo: list[Callable[[], None]] = []
 
     def install(self) -> None:
         """Begin to listen."""
-        excepthook, leave = sys.excepthook, sys.exit
+        excepthook, leave, thread_hook = sys.excepthook, sys.exit, threading.excepthook
 
         def watched_excepthook(
             kind: type[BaseException], error: BaseException, traceback: TracebackType | None
@@ -41,14 +44,27 @@ class EndingWatch:
                 self.closing = Closing("exited", f"sys.exit({code!r})")
             leave(*status)
 
+        def watched_thread_hook(said: threading.ExceptHookArgs) -> None:
+            if said.exc_value is not None:
+                self.uncaught = threading.get_ident(), closing_of(said.exc_value)
+            thread_hook(said)
+
         def undo() -> None:
+            if threading.excepthook is watched_thread_hook:
+                threading.excepthook = thread_hook
             if sys.excepthook is watched_excepthook:
                 sys.excepthook = excepthook
             if sys.exit is watched_exit:
                 sys.exit = leave
 
-        sys.excepthook, sys.exit = watched_excepthook, watched_exit
+        sys.excepthook, sys.exit, threading.excepthook = watched_excepthook, watched_exit, watched_thread_hook
         self._undo.append(undo)
+
+    def of_thread(self, error: BaseException | None) -> Closing:
+        """How the thread that calls has ended; `error`: what its outermost function has caught."""
+        if self.uncaught is not None and self.uncaught[0] == threading.get_ident():
+            return self.uncaught[1]
+        return Closing("finished") if error is None else closing_of(error)
 
     def still_running(self) -> None:
         """Training goes on, so a ``sys.exit`` that somebody caught was not the end."""

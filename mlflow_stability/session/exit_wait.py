@@ -10,7 +10,7 @@ import time
 from collections.abc import Sequence
 from typing import Any
 
-from mlflow_stability.session.courier_link import CourierLink, Say
+from mlflow_stability.session.courier_link import CourierLink
 
 QUIET_SECONDS = 1.0
 
@@ -37,17 +37,17 @@ class _ProgressLine:
             sys.stderr.flush()
 
 
-def wait_for_delivery(links: Sequence[CourierLink], seconds: float, warn: Say) -> bool:
-    """Wait for every courier, `seconds` in all; say so when that was not enough."""
-    until = time.monotonic() + seconds
+def wait_for_delivery(awaited: Sequence[tuple[CourierLink, float]]) -> bool:
+    """Wait for every courier, for each so many seconds and for all at once; say so when that was not enough."""
+    began = time.monotonic()
     line = _ProgressLine()
-    late = [link for link in links if not link.wait(max(0.0, until - time.monotonic()), line)]
+    late = [each for each in awaited if not each[0].wait(max(0.0, began + each[1] - time.monotonic()), line)]
     line.clear()
-    for link in late:
+    for link, seconds in late:
         if not link.was_started:
             continue  # which was said when it happened
         trouble = link.trouble()
-        warn(
+        link.warn(
             "After %.0f s not everything has reached the tracking server%s. What is left is safe in %s, and the "
             "courier goes on delivering it; `mlflow-stability sync` does so too.",
             seconds,

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 
 from mlflow_stability.detectors.detector import Detector
@@ -26,7 +26,7 @@ from mlflow_stability.session.loss_account import NO_LOSS, LossAccount
 from mlflow_stability.session.representation_summary import RepresentationAccount
 from mlflow_stability.vocabulary.attention_map import AttentionMap
 from mlflow_stability.vocabulary.event import Event
-from mlflow_stability.vocabulary.milestone import Closing, Fact, Note, Opening, Reset
+from mlflow_stability.vocabulary.milestone import Closing, Fact, Note, Opening, Reset, Returned
 from mlflow_stability.vocabulary.observation import StepReading
 from mlflow_stability.vocabulary.one_layout import one_layout
 from mlflow_stability.vocabulary.signal import Signal
@@ -148,6 +148,11 @@ class Recording:
     def keep_attention(self, attention: AttentionMap) -> None:
         """Keep a map of attention beside the journal."""
         write_attention_map(self.folder, replace(attention, attempt=self.attempt))
+
+    def returned(self, closing: Closing) -> None:
+        """The thread that trained has ended; if another step comes, it was not the end."""
+        if not self.closed:
+            self._journal.append(Returned(**asdict(replace(closing, step=self.step, time=time.time()))))
 
     def close(self, closing: Closing) -> None:
         """End it; what comes later belongs to another recording."""

@@ -106,10 +106,19 @@ class RunBinding:
     def close(self, closing: Closing) -> None:
         """End the recording in progress."""
         if self.recording is not None:
-            still_active = not self._fluent or fluent_run_id() == self._run_id
-            self._end_recording(replace(closing, run_was_active=closing.run_was_active and still_active))
+            self._end_recording(self._with_run(closing))
         self._join.remove()
         self._heard.remove()
+
+    def returned(self, closing: Closing) -> None:
+        """The thread that trained has ended: say so before anybody can kill the process."""
+        if self.recording is not None:
+            self._hear()
+            self.recording.returned(self._with_run(closing))
+
+    def _with_run(self, closing: Closing) -> Closing:
+        still_active = not self._fluent or fluent_run_id() == self._run_id
+        return replace(closing, run_was_active=closing.run_was_active and still_active)
 
     def _changed_run(self, new_optimizer: bool) -> RunInProgress | None:
         """The run that must be switched to; None: stay. Leaving a run for none at all ends the recording here."""

@@ -6,9 +6,10 @@ trains. `stop` takes everything off again.
 
 from __future__ import annotations
 
-import atexit
 import logging
 import os
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 from torch import Tensor
@@ -23,9 +24,11 @@ from mlflow_stability.probes.torch_watch import BACKWARDS_WITHOUT_STEP, TorchWat
 from mlflow_stability.session.ending import EndingWatch
 from mlflow_stability.session.exit_wait import wait_for_delivery
 from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.process_exit import Awaited, process_exit
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_binding import RunBinding
 from mlflow_stability.session.survey_plan import survey_of
+from mlflow_stability.session.thread_end import ThreadEnd
 from mlflow_stability.tracking.active_run import end_fluent_run, fluent_run_id
 from mlflow_stability.vocabulary.event import Event, Severity
 from mlflow_stability.vocabulary.milestone import Closing
@@ -48,7 +51,11 @@ class Session:
         self._meter = self._new_meter()
         self._watch = TorchWatch(self._guard, self._meter, self._foreign_thread, self._no_steps_seen)
         self._ending = EndingWatch()
-        self._started = False
+        self._exit_number = 0
+        """By which the end of the process knows us; 0 before the first step."""
+        self._thread_end = ThreadEnd(self._guard("the end of the training's thread", self._returned))
+        self._of_thread: Closing | None = None
+        """How the thread that trained has ended; None while one trains."""
         self._disk_said = False
 
     @property
@@ -134,20 +141,24 @@ class Session:
         self._watch.remove()
         self._finish(closing or Closing("finished", run_was_active=False))
         self._ending.remove()
-        for link in self._binding.links.values():
+        links = self._binding.links.values()
+        for link in links:
             self._guard("release of the courier", link.release)()
+            link.warn = _say_nothing if self.settings.silent else logger.warning  # nothing that it says needs us
+        process_exit.over(self._exit_number, [Awaited(link, self.settings.exit_wait) for link in links])
 
     def wait(self, seconds: float) -> bool:
         """Wait until everything is delivered; False if it takes longer, as it does while a run is in progress."""
         self._guard("the last readings", self._meter.drain)()
         self._guard("the end of the recording", self._binding.leave_ended_run)()
-        return wait_for_delivery(list(self._binding.links.values()), seconds, self._warn)
+        return wait_for_delivery([(link, seconds) for link in self._binding.links.values()])
 
     def _at_gate(self, optimizer: Any) -> Recording | None:
-        if not self._started:
-            self._started = True
+        if not self._exit_number:
             self._ending.install()
-            atexit.register(self._at_exit)
+            self._exit_number = process_exit.begin(self._at_exit)
+        self._thread_end.watch()
+        self._of_thread = None
         self._ending.still_running()
         return self._binding.at_gate(optimizer)
 
@@ -204,15 +215,26 @@ class Session:
             self._flight.close()
         self._guard("the end of the recording", self._binding.close)(closing)
 
-    def _at_exit(self) -> None:
-        if os.getpid() != self._pid:
-            return
-        closing = self._ending.closing
+    def _at_exit(self, closing: Closing | None) -> Callable[[], None]:
+        """End with the process, as an exception has ended it, or as it ends; gives what is left after the delivery."""
+        if closing is None:
+            closing = self._ending.closing
+        if closing.outcome == "finished" and self._of_thread is not None:
+            closing = self._of_thread
         run_id = self._guard("the run's id", self._binding.current_run_id)()
         self.stop(closing)
-        self._guard("delivery at the end", self.wait)(self.settings.exit_wait)
-        if closing.outcome != "finished" and run_id is not None and fluent_run_id() == run_id:
-            self._guard("the run's status", end_fluent_run)(RUN_STATUS[closing.outcome])
+        return partial(self._guard("the run's status", self._end_run), run_id, closing.outcome)
+
+    def _end_run(self, run_id: str | None, outcome: str) -> None:
+        """MLflow's own exit calls a run finished that is still in progress."""
+        if outcome != "finished" and run_id is not None and fluent_run_id() == run_id:
+            end_fluent_run(RUN_STATUS[outcome])
+
+    def _returned(self, error: BaseException | None) -> None:
+        """The thread that trained has ended; whoever trains in threads may kill the process now."""
+        self._of_thread = self._ending.of_thread(error)
+        self._meter.drain()
+        self._binding.returned(self._of_thread)
 
     def _foreign_thread(self) -> None:
         self._warn(
@@ -251,3 +273,7 @@ class Session:
     def _warn(self, message: str, *args: Any) -> None:
         if not self.settings.silent:
             logger.warning(message, *args)
+
+
+def _say_nothing(message: str, *args: Any) -> None:
+    """What a silent session's courier is told to say."""

@@ -98,3 +98,15 @@ class Closing:
     time: float = 0.0
     run_was_active: bool = True
     """Whether the run was still in progress then: one that its owner had ended keeps its status."""
+
+
+@dataclass(frozen=True, slots=True)
+class Returned:
+    """The thread that trained has ended and its process lives on: how the recording ended, if no other step comes."""
+
+    outcome: str
+    """As in `Closing`."""
+    detail: str = ""
+    step: int = 0
+    time: float = 0.0
+    run_was_active: bool = True

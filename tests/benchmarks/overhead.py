@@ -228,8 +228,8 @@ def spread(values: list[float]) -> str:
 
 def courier_processes() -> list[psutil.Process]:
     """One for each session."""
-    children = psutil.Process().children()
-    return [each for each in children if any("mlflow_stability.courier" in part for part in each.cmdline())]
+    said = ((each, each.info["cmdline"] or [""]) for each in psutil.process_iter(["cmdline"]))
+    return [each for each, words in said if "mlflow_stability.courier" in words and f"-{os.getpid()}-" in words[-1]]
 
 
 def cpu_of(process: psutil.Process) -> float:

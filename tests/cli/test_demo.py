@@ -89,7 +89,8 @@ def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp
     assert "Unstable" in (tmp_path / report).read_text(encoding="utf-8")
     assert f"mlflow-stability diagnose {run_id}" in shown.stdout
     assert cli("-m", "mlflow_stability", "diagnose", run_id, MLFLOW_TRACKING_URI=sqlite_uri).returncode == 1
-    assert [each.name for each in (tmp_path / ".mlflow-stability").iterdir()] == ["batches"]
+    assert sorted(each.name for each in (tmp_path / ".mlflow-stability").iterdir()) == [".gitignore", "batches"]
+    assert "rm -r .mlflow-stability" in shown.stdout
 
 
 @pytest.mark.scenario

@@ -15,7 +15,6 @@ from mlflow.entities import Run
 
 import mlflow_stability
 
-SCRIPT = Path(__file__).with_name("train.py")
 ARRIVES_WITHIN = 10.0
 # What Python itself needs to start is no part of what is promised, and these machines have two slow cores.
 STARTS_WITHIN = 120.0
@@ -31,12 +30,13 @@ class Training:
         *arguments: object,
         before: Sequence[str] = (),
         environment: Mapping[str, str] | None = None,
+        script: str = "train.py",
     ) -> None:
         self.directory, self.uri = directory, uri
         self.journal = directory / ".mlflow-stability"
         self.steps = 0
         self.process = subprocess.Popen(
-            [*before, sys.executable, str(SCRIPT), *map(str, arguments)],
+            [*before, sys.executable, str(Path(__file__).with_name(script)), *map(str, arguments)],
             cwd=directory,
             env={**os.environ, "MLFLOW_TRACKING_URI": uri, **(environment or {})},
             stdout=subprocess.PIPE,

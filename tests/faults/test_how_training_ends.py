@@ -11,6 +11,7 @@ from pathlib import Path
 
 import psutil
 import pytest
+from courier.processes import couriers_of
 from faults.endings import Training, wait_until
 from mlflow import MlflowClient
 
@@ -40,6 +41,22 @@ def test_everything_arrives_and_the_run_tells_the_truth(
     assert run.info.status == status
     assert detail in run.data.tags.get("stability.outcome_detail", "")
     assert training.steps == STEPS
+    training.must_have_arrived_once()
+
+
+@pytest.mark.parametrize(
+    ("how", "outcome", "status", "detail"),
+    [("normal", "finished", "FINISHED", ""), ("exception", "crashed", "FAILED", "ValueError: the data ran out")],
+)
+@pytest.mark.parametrize("method", ["fork", "spawn"])
+def test_a_child_of_multiprocessing_has_delivered_everything_when_it_ends(
+    method: str, how: str, outcome: str, status: str, detail: str, sqlite_uri: str, tmp_path: Path
+) -> None:
+    training = Training(tmp_path, sqlite_uri, method, how, STEPS, script="in_a_child.py")
+    training.end()
+    run = training.delivered()
+    assert (run.info.status, run.data.tags["stability.outcome"]) == (status, outcome)
+    assert detail in run.data.tags.get("stability.outcome_detail", "")
     training.must_have_arrived_once()
 
 
@@ -133,8 +150,8 @@ def outcomes(client: MlflowClient) -> dict[str, str]:
 def kill_all_of(training: Training) -> None:
     """What a batch system does at the end of a job: training, courier and all."""
     process = psutil.Process(training.process.pid)
-    family = [process, *process.children(recursive=True)]
-    assert len(family) >= 2  # the courier among them
-    for each in family:
+    couriers = couriers_of(process.pid)
+    assert couriers
+    for each in [process, *process.children(recursive=True), *couriers]:
         each.kill()
     training.end()

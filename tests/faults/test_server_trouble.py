@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -9,6 +12,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from courier.processes import couriers_of
 from faults.endings import Training, wait_until
 from mlflow import MlflowClient
 from servers.troubled_server import TroubledServer
@@ -171,3 +175,21 @@ def test_credentials_of_the_tracking_uri_are_written_nowhere(
     assert secret not in errors
     tags = MlflowClient(tracking_uri=rest_server).get_run(run_id).data.tags
     assert not [name for name, value in tags.items() if secret in value]
+
+
+def test_many_attached_trainings_wait_for_a_dead_server_at_once(tmp_path: Path) -> None:
+    wait = 5.0
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).with_name("attached.py")), "3", str(wait)],
+        cwd=tmp_path,
+        env={**os.environ, "MLFLOW_TRACKING_URI": "http://127.0.0.1:9"},
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=True,
+    )
+    assert wait <= float(done.stdout) < 2 * wait
+    assert len(list((tmp_path / ".mlflow-stability").glob("*/*/journal"))) == 3
+    for path in (tmp_path / ".mlflow-stability").iterdir():
+        for courier in couriers_of(int(path.name.split("-")[2])) if path.is_dir() else ():
+            courier.kill()

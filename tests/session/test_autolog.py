@@ -1,10 +1,13 @@
 from __future__ import annotations
 
+import atexit
+import gc
 import logging
 import os
 import shutil
 import sys
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -221,6 +224,36 @@ def test_a_loop_attached_by_hand_is_recorded_while_the_hooks_rest(monkeypatch: p
     assert all({Signal("grad_norm"), Signal("learning_rate")} <= set(each.signals) for each in readings)
     assert isinstance(records[-1], Closing)
     assert records[-1].outcome == "finished"
+
+
+def test_attach_takes_settings_as_autolog_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    without_a_courier(monkeypatch)
+    model = tiny_model()
+    given = {"journal_dir": "j", "representations": "0", "stop_on": (), "detectors": ["loss_spike"]}
+    with mlflow_stability.attach(model, strict=True, silent=True, exit_wait=0, **given) as watching:
+        mse(model, next(iter(batches(1)))).backward()
+        watching.step()
+    assert watching.session is not None
+    assert watching.session.settings.representations == ("0",)
+    assert list((tmp_path / "j").glob("*/*/journal"))
+
+
+def test_an_attached_loop_leaves_nothing_in_the_process(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_a_courier(monkeypatch)
+    registered: list[object] = []
+    monkeypatch.setattr(atexit, "register", registered.append)
+    model = tiny_model()
+    sessions = []
+    for _ in range(5):
+        with mlflow_stability.attach(model, strict=True, silent=True, exit_wait=0) as watching:
+            mse(model, next(iter(batches(1)))).backward()
+            watching.step()
+        assert watching.session is not None
+        sessions.append(weakref.ref(watching.session))
+        del watching
+    gc.collect()
+    assert [each() for each in sessions] == [None] * 5
+    assert len(set(map(id, (each.__self__ for each in registered)))) == 1  # type: ignore[attr-defined]
 
 
 def test_an_attached_loop_that_raises_says_so_and_gives_the_hooks_back(monkeypatch: pytest.MonkeyPatch) -> None:

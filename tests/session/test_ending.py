@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 
 import pytest
@@ -63,13 +64,12 @@ def test_an_exit_that_somebody_caught_was_not_the_end(ending: EndingWatch) -> No
 
 
 def test_afterwards_sys_is_as_it_was() -> None:
-    before = sys.excepthook, sys.exit
+    before = sys.excepthook, sys.exit, threading.excepthook
     watch = EndingWatch()
     watch.install()
     assert sys.exit is not before[1]
     watch.remove()
-    assert sys.excepthook is before[0]
-    assert sys.exit is before[1]
+    assert (sys.excepthook, sys.exit, threading.excepthook) == before
 
 
 def test_a_hook_of_somebody_else_on_top_stays(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from typing import Any
 
 import psutil
 import torch
+from courier.processes import couriers_of
 from zoo.catalog import failure_named
 from zoo.loop import Notes
 
@@ -72,11 +73,10 @@ def run(trial: Trial, folder: Path) -> Result:
 
 def end_the_courier() -> None:
     """Delivery is not what is tried here, and the next trial wants the processor."""
-    for child in psutil.Process().children(recursive=True):
-        with contextlib.suppress(psutil.NoSuchProcess):  # also one that has ended and was not waited for
-            if "mlflow_stability.courier" in child.cmdline():
-                child.kill()
-                child.wait()
+    for each in couriers_of(os.getpid()):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
+            each.wait()
 
 
 def events_in(journals: Path) -> list[Event]:
