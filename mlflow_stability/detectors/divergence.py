@@ -10,6 +10,7 @@ from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.loss_fall import Beginning
+from mlflow_stability.detectors.players import RISE, Turns
 from mlflow_stability.detectors.rate_restart import RateRestart
 from mlflow_stability.detectors.slow_rise import SlowRise
 from mlflow_stability.detectors.whole_model import ALL
@@ -36,8 +37,7 @@ class Courses:
     """The trainings of one recording, by place."""
 
     by_place: dict[str, Course] = field(default_factory=dict)
-    players: bool = False
-    """Whether several trainings take turns, as the halves of a GAN do."""
+    turns: Turns = field(default_factory=Turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,7 @@ class Divergence:
     """Among how many losses they are counted."""
     smallest_rise: float = 1.10
     """The least value of a high loss, as a multiple of the level."""
-    smallest_rise_of_players: float = 10.0
+    smallest_rise_of_players: float = RISE
     """The same where several trainings take turns."""
     slow_threshold: float = 7.0
     """The least slow rise, in errors of a mean of 32 steps."""
@@ -111,8 +111,9 @@ class Divergence:
         course = state.by_place.get(point.place)
         if course is None:
             course = state.by_place[point.place] = Course()
-            state.players = state.players or point.place.startswith("track_")
-        return state, self._look(course, point, state.players)
+        if point.quantity == "loss":
+            state.turns.take(point.place)
+        return state, self._look(course, point, state.turns.taken)
 
     def _look(self, state: Course, point: Point, players: bool) -> Event | None:
         if not point.finite:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.players import RISE, Turns
 from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
 
@@ -33,13 +34,22 @@ class Start:
     """Whether there is nothing to look at any more: the start is over, or it was said."""
 
 
+@dataclass(slots=True)
+class Starts:
+    """The trainings of one recording, by place."""
+
+    by_place: dict[str, Start] = field(default_factory=dict)
+    turns: Turns = field(default_factory=Turns)
+
+
 @dataclass(frozen=True, slots=True)
 class DivergenceStart:
     """The training left the place where it began upwards: its first steps were far too large.
 
     What it sees: among the first 32 steps, a loss and a gradient norm that both stand at 3 times their first value or
     more: 3 steps in a row after an update of 0.3 of the weights' norm, or 8 in a row after one of 0.05. Without
-    measured updates it says nothing, for with tiny batches a lucky first loss looks the same.
+    measured updates it says nothing, for with tiny batches a lucky first loss looks the same. Where several trainings
+    take turns, as the halves of a GAN do, 10 times are asked for.
 
     Why it matters: no later step comes back from there, and there is no good state before it to go back to: the
     learning rate is simply too high.
@@ -56,6 +66,8 @@ class DivergenceStart:
     """How many losses are the start; from then on the loss has a level of its own."""
     smallest_rise: float = 3.0
     """The least loss and gradient norm as a multiple of the first."""
+    smallest_rise_of_players: float = RISE
+    """The same where several trainings take turns."""
     huge_update: float = 0.3
     """After an update of this share of the weights ..."""
     huge_row: int = 3
@@ -69,7 +81,7 @@ class DivergenceStart:
     rule: ClassVar[str] = "start"
     quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm", "update_ratio")
     compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
+    across_places: ClassVar[bool] = True
     places: ClassVar[str] = WHOLE
     severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
     experimental: ClassVar[bool] = False
@@ -79,33 +91,42 @@ class DivergenceStart:
         "Clip gradients at 1.0.",
     )
 
-    def begin(self) -> Start:
+    def begin(self) -> Starts:
         """Start afresh, knowing nothing."""
-        return Start()
+        return Starts()
 
-    def step(self, state: Start, point: Point) -> tuple[Start, Event | None]:
+    def step(self, state: Starts, point: Point) -> tuple[Starts, Event | None]:
         """Look at the next loss, gradient norm or update."""
-        if state.over or not point.finite:
+        start = state.by_place.get(point.place)
+        if start is None:
+            start = state.by_place[point.place] = Start()
+        if start.over or not point.finite:
             return state, None
+        if point.quantity == "loss":
+            state.turns.take(point.place)
+        rise = self.smallest_rise_of_players if state.turns.taken else self.smallest_rise
+        return state, self._look(start, point, rise)
+
+    def _look(self, state: Start, point: Point, rise: float) -> Event | None:
         if point.quantity == "update_ratio":
             state.update = max(state.update, point.value)
-            return state, self._judged(state, point)
+            return self._judged(state, point)
         if point.quantity == "loss":
             state.seen += 1
             state.over = state.seen > self.steps or (state.seen == 1 and point.value <= 0)
             state.first_loss = state.first_loss or point.value
             state.step, state.loss = point.step, point.value
-            return state, None
+            return None
         if point.step != state.step:
-            return state, None
+            return None
         state.first_norm = state.first_norm or point.value
-        high = state.loss >= state.first_loss * self.smallest_rise
-        if not high or point.value < state.first_norm * self.smallest_rise:
+        high = state.loss >= state.first_loss * rise
+        if not high or point.value < state.first_norm * rise:
             state.row = 0
-            return state, None
+            return None
         state.row += 1
         state.onset = point.step if state.row == 1 else state.onset
-        return state, self._judged(state, point)
+        return self._judged(state, point)
 
     def _judged(self, state: Start, point: Point) -> Event | None:
         needed = self.huge_row if state.update >= self.huge_update else self.large_row

@@ -8,13 +8,15 @@ tracking store turned into the largest float is infinite again.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.loss_fall import FIRST, LITTLE, began_at
+from mlflow_stability.detectors.players import take_turns
+from mlflow_stability.detectors.whole_model import of_the_whole
 from mlflow_stability.vocabulary.run_history import Metric, RunHistory
 
 LARGEST_STORED = 1.79e308
@@ -50,7 +52,8 @@ class Curve:
     part: bool = False
     """Whether the loss of the whole model is logged beside it."""
     game: bool = False
-    """Whether its level says nothing about progress: one side of a game, a policy's objective."""
+    """Whether its level says nothing about progress: one side of a game, a training that takes turns with another, a
+    policy's objective."""
     valued: bool = False
     """Whether it is the error of an estimate of returns while returns rise: then it grows as the policy gets better."""
 
@@ -143,20 +146,28 @@ def curves_of(history: RunHistory, quantity: str, starts: Mapping[int, int] | No
     rewards = [metric for metric in history.metrics if REWARD_WORDS.search(metric.name.lower())]
     learns_by_reward, pays = bool(rewards), any(map(_rises, rewards))
     whole = any(not metric.meaning.place for metric in metrics)
+    sides = _sides(metrics) if quantity != "grad_norm" else frozenset()
     starts = starts_of(history) if starts is None else starts
     found = []
     for metric in metrics:
         place = metric.meaning.place
-        game = quantity != "grad_norm" and (learns_by_reward or bool(GAME_WORDS.search(metric.name.lower())))
+        named = learns_by_reward or bool(GAME_WORDS.search(metric.name.lower()))
+        game = quantity != "grad_norm" and (named or place in sides)
+        part = whole and place != "" and place not in sides
         for start, chosen in _pieces(metric, starts):
             steps, values = metric.series.steps[chosen], decoded(metric.series.values[chosen])
-            found.append(
-                Curve(metric.name, quantity, place, start, steps, values, whole and place != "", game, game and pays)
-            )
+            found.append(Curve(metric.name, quantity, place, start, steps, values, part, game, game and pays))
     sums = list(_sums(found)) if not whole and quantity != "grad_norm" else []
     summed = {curve.attempt for curve in sums}
     parts = [replace(each, part=True) if each.attempt in summed and not each.game else each for each in found]
     return (*sums, *parts)
+
+
+def _sides(metrics: Sequence[Metric]) -> frozenset[str]:
+    """The places of whole trainings that take turns; empty where there is one, or one follows upon the other."""
+    own = [metric for metric in metrics if of_the_whole(metric.meaning.place)]
+    spans = [(int(metric.series.steps.min()), int(metric.series.steps.max())) for metric in own]
+    return frozenset(metric.meaning.place for metric in own) if take_turns(spans) else frozenset()
 
 
 def _rises(metric: Metric) -> bool:

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.divergence import Divergence
+from mlflow_stability.detectors.players import RISE
 from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.levels import Levels, coarser, levels_of, noise_of
 from mlflow_stability.vocabulary.episode import Episode
@@ -36,7 +37,7 @@ class DivergenceRule:
 
     When it is wrong: a curriculum, a longer sequence length, a penalty that is switched on: the loss then means
     something else than before. Losses of adversarial players and of policies move without meaning, so such must rise
-    tenfold.
+    tenfold, and end above where they began.
 
     Reference: Chowdhery et al. 2022, PaLM, section 5.1; Page 1954, Continuous inspection schemes (the onset).
     """
@@ -49,7 +50,7 @@ class DivergenceRule:
     """Shorter curves are not judged."""
     smallest_rise: float = math.log(1.10)
     """The mean rise of the end above the best level, in nats: 10 %."""
-    smallest_rise_of_a_game: float = math.log(10)
+    smallest_rise_of_a_game: float = math.log(RISE)
     """The same for one side of a game and for the objective of a policy."""
     smallest_rise_in_spreads: float = 8.0
     """The same for a curve that reaches zero or below, in units of its own spread."""
@@ -112,7 +113,8 @@ class DivergenceRule:
         wandering = (self.wandering / 2 if lost >= 0.5 else self.wandering) * _wandered(levels, len(x) - count - best)
         by_chance = max((self.chance / math.sqrt(count) + self.luck) * noise, wandering)
         stayed = float(end.min()) - floor >= max(noise, rise / 4)
-        if stayed and rise >= by_chance and lost >= self.lost_progress:
+        least = 1.0 if curve.game else self.lost_progress  # what one player gained, another may win back
+        if stayed and rise >= by_chance and lost >= least:
             limit = floor + min(3 * noise, max(1.5 * noise, rise / 6))
             return [self._episode(curve, levels, best, limit, rise >= self.critical_rise or lost >= 1)]
         return []

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.divergence import Divergence
+from mlflow_stability.detectors.players import RISE
 from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.levels import noise_of, scaled
 from mlflow_stability.vocabulary.episode import Episode
@@ -45,7 +46,7 @@ class FinalRiseRule:
     """So many points at the end are high."""
     smallest_rise: float = math.log(2)
     """How far each of them is above the level before, in nats."""
-    smallest_rise_of_a_game: float = math.log(10)
+    smallest_rise_of_a_game: float = math.log(RISE)
     """The same for one side of a game and for the objective of a policy."""
     deviations: float = 10.0
     """And how far in deviations of the noise of single points."""

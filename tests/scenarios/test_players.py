@@ -1,0 +1,88 @@
+"""Two networks that train against each other: their losses rise and fall as the other one learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from scenarios.flown_history import logged, recorded
+from scenarios.flying import Flown, flying
+from torch import Tensor, nn
+from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
+
+from mlflow_stability.detectors.players import Turns, take_turns
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.event import Severity
+
+MODES = 8
+
+
+def half_of_a_gan(inputs: int, outputs: int) -> nn.Sequential:
+    layers = (nn.Linear(inputs, 64), nn.LeakyReLU(0.1), nn.Linear(64, 64), nn.LeakyReLU(0.1), nn.Linear(64, outputs))
+    return nn.Sequential(*layers)
+
+
+def ring(count: int) -> Tensor:
+    """Points of eight Gaussians that stand in a ring."""
+    angle = torch.randint(MODES, (count,)) * (2 * torch.pi / MODES)
+    return 2 * torch.stack([angle.cos(), angle.sin()], 1) + 0.05 * torch.randn(count, 2)
+
+
+def train_a_gan(iterations: int, rate: float) -> nn.Module:
+    """Binary cross-entropy, and a generator that does not saturate."""
+    torch.manual_seed(0)
+    generator, judge = half_of_a_gan(16, 2), half_of_a_gan(2, 1)
+    of_generator = torch.optim.Adam(generator.parameters(), lr=rate, betas=(0.5, 0.999))
+    of_judge = torch.optim.Adam(judge.parameters(), lr=rate, betas=(0.5, 0.999))
+    yes, no = torch.ones(128, 1), torch.zeros(128, 1)
+    for _ in range(iterations):
+        made = generator(torch.randn(128, 16))
+        loss = cross_entropy(judge(ring(128)), yes) + cross_entropy(judge(made.detach()), no)
+        of_judge.zero_grad()
+        loss.backward()
+        of_judge.step()
+        loss = cross_entropy(judge(made), yes)
+        of_generator.zero_grad()
+        loss.backward()
+        of_generator.step()
+    return generator
+
+
+def critical(flown: Flown) -> list[str]:
+    """The kinds of what is critical: live, in the record, and in the log that the script might have kept."""
+    live = [each.kind for each in flown.events() if each.severity is Severity.CRITICAL]
+    seen = (recorded(flown), logged(flown, "loss", "loss@track_1"), logged(flown, "loss", "loss@track_1", every=10))
+    return live + [
+        each.kind for run in seen for each in diagnosis_of(run).episodes if each.severity is Severity.CRITICAL
+    ]
+
+
+def test_a_gan_that_hits_every_mode_has_nothing_critical(tmp_path: Path) -> None:
+    with flying(tmp_path) as flown:
+        generator = train_a_gan(1200, 1e-3)
+    made = generator(torch.randn(2000, 16)).detach()
+    near = made[(made.norm(dim=1) - 2).abs() < 0.5]
+    nearest = (torch.atan2(near[:, 1], near[:, 0]) / (2 * torch.pi / MODES)).round().long() % MODES
+    assert len(nearest.unique()) == MODES
+    assert critical(flown) == []
+    assert diagnosis_of(recorded(flown)).outcome not in ("diverged", "broken")
+
+
+def test_a_gan_that_diverges_is_found(tmp_path: Path) -> None:
+    with flying(tmp_path) as flown:
+        train_a_gan(600, 0.1)
+    assert "divergence" in critical(flown)
+
+
+@pytest.mark.parametrize(
+    ("places", "expected"),
+    [("aaaa", False), ("aabb", False), ("abab", True), ("aaba", True), ("abcc", False)],
+)
+def test_trainings_take_turns_where_one_comes_again_after_another(places: str, expected: bool) -> None:
+    turns = Turns()
+    for place in places:
+        turns.take(place)
+    assert turns.taken is expected
+    spans = [(places.index(place), places.rindex(place)) for place in set(places)]
+    assert take_turns(spans) is expected
