@@ -25,6 +25,8 @@ class Fading:
     faded: int = 0
     """For how many steps in a row it has been below its share of the start."""
     said: bool = False
+    measured: bool = False
+    """Whether any norm has been above zero."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,7 +35,8 @@ class GradientVanishing:
 
     What it sees: a norm below 1e-5 for 10 steps, unless the loss has fallen to half of its start; or a norm below a
     tenth of its start for 200 steps while the loss has fallen by less than 2 %. A loss below a hundredth of its first
-    value has been learnt: a tiny gradient belongs to it. One finding until the norm is back.
+    value has been learnt: a tiny gradient belongs to it. A norm that was exactly 0 from the first step on counts after
+    200 steps in which the loss has not fallen: else it was not measured. One finding until the norm is back.
 
     Why it matters: the weights no longer move; more steps change nothing.
 
@@ -91,6 +94,7 @@ class GradientVanishing:
             state.first_norms.append(norm)
             if len(state.first_norms) == self.start:
                 state.start_norm = median(state.first_norms)
+        state.measured = state.measured or norm > 0
         start = state.start_norm
         tiny, faded = norm < self.smallest, start is not None and norm < start * self.share_of_start
         share = state.fall.share() if tiny or faded else None
@@ -101,10 +105,16 @@ class GradientVanishing:
         state.faded = state.faded + 1 if faded and share is not None and share >= self.stuck else 0
         if not tiny and not faded:
             state.said = False
+        elif not state.measured and not self._stands_still(state, share):
+            pass  # a log that writes 0 for what it does not measure
         elif not state.said and (state.tiny >= self.steps or state.faded >= self.faded_steps):
             state.said = True
             return state, self._vanished(state, point)
         return state, None
+
+    def _stands_still(self, state: Fading, share: float | None) -> bool:
+        """Whether a loss has stood where it began for so long that even a norm of exactly 0 from the start is one."""
+        return state.tiny >= self.faded_steps and share is not None and share >= self.stuck
 
     def _vanished(self, state: Fading, point: Point) -> Event:
         evidence = {"grad_norm": point.value, "limit": self.smallest}

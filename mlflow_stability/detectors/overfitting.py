@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
 
+from mlflow_stability.detectors.chance import stays_at_chance
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.whole_model import ALL
@@ -38,7 +39,8 @@ class Overfitting:
     """The validation loss rises while the training loss still falls.
 
     What it sees: three validation losses in a row at least 10 % above the best one, and by more than their noise makes
-    likely, while the training loss has fallen by 2 % since the best. One finding until the validation loss is back.
+    likely, while the training loss has fallen by 2 % since the best and is not what guessing costs. One finding until
+    the validation loss is back.
 
     Why it matters: from the best step on the model learns its training data by heart; what is kept from later steps is
     worse.
@@ -117,6 +119,8 @@ class Overfitting:
         noise = median(state.bends) * (1 + self.few_bends / len(state.bends))
         high = lowest >= best * self.smallest_rise and lowest - best >= self.beyond_noise * noise
         if not high or not 0 < train <= state.train_at_best * self.train_fell:
+            return state, None
+        if stays_at_chance(state.train_at_best, train):
             return state, None
         state.said = True
         return state, finding(

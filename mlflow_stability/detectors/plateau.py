@@ -9,20 +9,11 @@ from itertools import pairwise
 from statistics import median
 from typing import ClassVar
 
+from mlflow_stability.detectors.chance import classes_of
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
-
-FEW = range(2, 25)
-"""Numbers of classes that lie so far apart that each may be meant."""
-# The alphabets, data sets and vocabularies that people use. Not all numbers: the logarithm of some is near to any loss.
-# 26-28 letters; 47 and 62 EMNIST; 65 tiny Shakespeare; 200 Tiny ImageNet; 365 Places. 101, 102 and 1024 lie so near to
-# 100 and 1000 that a loss does not tell them apart.
-MANY: tuple[int, ...] = (
-    *(26, 27, 28, 32, 47, 62, 64, 65, 100, 128, 200, 256, 365, 512, 1000, 2048, 4096, 8192),
-    *(10_000, 16_384, 21_841, 30_522, 32_000, 32_768, 50_257, 50_304, 65_536, 100_277, 128_256, 151_936),
-)
 
 
 @dataclass(slots=True)
@@ -131,7 +122,7 @@ class Plateau:
         if self._fall_at_most(list(means)) >= self.fall:
             return None
         state.said = True
-        classes = _classes_of(recent, self.chance_within)
+        classes = classes_of(recent, self.chance_within)
         chance = f", the chance level of {classes:,} classes" if classes else ""
         return finding(
             self,
@@ -152,9 +143,3 @@ class Plateau:
         if before - after > room:
             return math.inf  # it falls, if slowly: that alone is no plateau
         return 2 * (before - after + room) / before  # between the middles of the halves lies half of the fall
-
-
-def _classes_of(loss: float, within: float) -> int:
-    """The number of classes among which guessing gives this loss; 0 if there is none that people use."""
-    away, classes = min((abs(loss / math.log(each) - 1), each) for each in (*FEW, *MANY))
-    return classes if away <= within else 0

@@ -87,6 +87,8 @@ class RunCurves:
     norms: tuple[Curve, ...]
     scores: tuple[Curve, ...]
     """Accuracies and the like, which rise from 0 to 1."""
+    skips: tuple[Curve, ...] = ()
+    """How many steps have been skipped so far."""
 
 
 def run_curves(history: RunHistory) -> RunCurves:
@@ -99,6 +101,7 @@ def run_curves(history: RunHistory) -> RunCurves:
         curves_of(history, "val_loss", starts),
         curves_of(history, "grad_norm", starts),
         tuple(curve for quantity in list(scores)[:MOST_SCORES] for curve in curves_of(history, quantity, starts)),
+        curves_of(history, "skipped_steps", starts),
     )
 
 

@@ -9,14 +9,12 @@ called healthy.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
 
 import numpy as np
 
 from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.detectors.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.loss_spike import LossSpike
+from mlflow_stability.diagnosis.asked_rules import changed_kinds, found_by
 from mlflow_stability.diagnosis.causes import deciding_cause, with_causes
 from mlflow_stability.diagnosis.curve_reading import reading_of
 from mlflow_stability.diagnosis.curves import RunCurves, run_curves, starts_of
@@ -30,11 +28,9 @@ from mlflow_stability.diagnosis.reconcile import reconciled
 from mlflow_stability.diagnosis.remedies import remedies_of
 from mlflow_stability.diagnosis.replay import replayed
 from mlflow_stability.diagnosis.resumes import joined, resumed_in
-from mlflow_stability.diagnosis.rule import Rule
 from mlflow_stability.diagnosis.rules import OF_VALIDATIONS, RULES, WHERE_JUDGED_LIVE
 from mlflow_stability.diagnosis.silence import silence_of, single_loss
 from mlflow_stability.diagnosis.sketch import sketch_of
-from mlflow_stability.diagnosis.spike_rule import SpikeRule
 from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
 from mlflow_stability.vocabulary.diagnosis import JUDGED_LIVE, Diagnosis
 from mlflow_stability.vocabulary.episode import Episode
@@ -89,43 +85,18 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
 def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector], span: int) -> tuple[Episode, ...]:
     """What detectors and rules say of it, each trouble once."""
     live = history.events is not None
-    rules = [_as_asked(rule(), detectors) for rule in (WHERE_JUDGED_LIVE if live else RULES)]
-    found = [episode for rule in rules for episode in rule.find(curves)]
+    found = found_by(WHERE_JUDGED_LIVE if live else RULES, curves, detectors)
     if live:
-        unseen = RunCurves((), curves.validations, (), ())
-        found += [episode for rule in OF_VALIDATIONS for episode in rule().find(unseen)]
+        found += found_by(OF_VALIDATIONS, RunCurves((), curves.validations, (), ()), detectors)
     if history.events is not None:
         events = list(history.events)
     else:
         events = replayed(history, curves, detectors) if history.complete else []
     seen = episodes_of(events, history, curves, starts_of(history), (*default_detectors(), *detectors))
     if not live:
-        seen = in_hindsight(seen, found, curves, _asked_for(detectors))
+        seen = in_hindsight(seen, found, curves, changed_kinds(detectors))
     episodes = reconciled([*seen, *found], span)
     return episodes if live else passed(episodes, curves)
-
-
-def _asked_for(detectors: Sequence[Detector]) -> set[str]:
-    """The kinds that somebody set a threshold of."""
-    usual = {LossSpike.kind: LossSpike(), GradientExplosion.kind: GradientExplosion()}
-    own = [each for each in detectors if isinstance(each, LossSpike | GradientExplosion)]
-    return {each.kind for each in own if each != usual[each.kind]}
-
-
-def _as_asked(rule: Rule, detectors: Sequence[Detector]) -> Rule:
-    """The rule for spikes, as far from the usual as the detector of spikes is."""
-    spike = next((each for each in detectors if isinstance(each, LossSpike)), None)
-    if not isinstance(rule, SpikeRule) or spike is None:
-        return rule
-    factor = spike.threshold / LossSpike().threshold
-    few, many = rule.deviations
-    agreeing, with_gradient = rule.agreeing, rule.agreeing_with_gradient
-    return replace(
-        rule,
-        deviations=(factor * few, factor * many),
-        agreeing=(factor * agreeing[0], agreeing[1]),
-        agreeing_with_gradient=(factor * with_gradient[0], with_gradient[1]),
-    )
 
 
 def _notes(history: RunHistory, curves: RunCurves, resumed: int | None) -> tuple[str, ...]:

@@ -9,6 +9,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
+from mlflow_stability.detectors.chance import stays_at_chance
 from mlflow_stability.detectors.overfitting import Overfitting
 from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.levels import noise_of
@@ -22,7 +23,7 @@ class OverfittingRule:
 
     What it sees: a training loss and the validation loss of the same place. The last fifth of the validations, at least
     three of them, lies 10 % above the best of the smoothed curve, by more than chance, most of its points one by one,
-    and the training loss is lower at the end than it was at that best step.
+    and the training loss is lower at the end than it was at that best step, and is not what guessing costs.
 
     Why it matters: the model learns its training data by heart; the weights of the best step were better than the last.
 
@@ -77,14 +78,14 @@ class OverfittingRule:
         above = float((late > level + self.smallest_rise / 2).mean())
         if rise < max(self.smallest_rise, self._by_chance(x, len(late), width)) or above < self.most_above:
             return []
-        fall = _fall(training, int(steps[best]), int(steps[-1]))
-        if fall < self.smallest_fall:
+        before, now = _from_to(training, int(steps[best]), int(steps[-1]))
+        if not 0 < now < before * math.exp(-self.smallest_fall) or stays_at_chance(before, now):
             return []
         peak = best + int(np.argmax(x[best:]))
         lowest, last = math.exp(level), math.exp(float(np.median(late)))
         message = (
             f"{validation.name} rose from {lowest:.4g} at step {int(steps[best])} to {last:.4g} at the end "
-            f"(+{last / lowest - 1:.0%}) while {training.name} fell by {1 - math.exp(-fall):.0%}."
+            f"(+{last / lowest - 1:.0%}) while {training.name} fell by {1 - now / before:.0%}."
         )
         return [
             Episode(
@@ -115,15 +116,15 @@ def _belongs(training: Curve, validation: Curve) -> bool:
     return training.place == validation.place and training.attempt == validation.attempt
 
 
-def _fall(training: Curve, best_step: int, last_step: int) -> float:
-    """How much the training loss fell from the best validation to the end, in nats; below 0: it rose."""
+def _from_to(training: Curve, best_step: int, last_step: int) -> tuple[float, float]:
+    """The training loss around the best validation and at the end; zeros where that cannot be said."""
     values, steps = training.values[training.finite], training.steps[training.finite]
     if len(values) < 4 or values.min() <= 0:
-        return -math.inf
+        return 0.0, 0.0
     reach = max(1, len(values) // 10)
     there = int(np.searchsorted(steps, best_step))
     before = values[max(0, there - reach) : there + reach]
     after = values[steps <= max(last_step, int(steps[0]))][-2 * reach :]
     if not len(before) or not len(after):
-        return -math.inf
-    return float(np.log(np.median(before)) - np.log(np.median(after)))
+        return 0.0, 0.0
+    return float(np.median(before)), float(np.median(after))

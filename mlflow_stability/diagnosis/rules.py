@@ -12,6 +12,7 @@ from mlflow_stability.diagnosis.plateau_rule import PlateauRule
 from mlflow_stability.diagnosis.resume_rule import ResumeRule
 from mlflow_stability.diagnosis.rule import Rule
 from mlflow_stability.diagnosis.score_rule import ScoreRule
+from mlflow_stability.diagnosis.skipped_end_rule import SkippedEndRule
 from mlflow_stability.diagnosis.spike_rule import SpikeRule
 
 RULES: tuple[type[Rule], ...] = (
@@ -25,6 +26,7 @@ RULES: tuple[type[Rule], ...] = (
     PlateauRule,
     ScoreRule,
     OverfittingRule,
+    SkippedEndRule,
 )
 
 WHERE_JUDGED_LIVE: tuple[type[Rule], ...] = (
@@ -36,6 +38,7 @@ WHERE_JUDGED_LIVE: tuple[type[Rule], ...] = (
     PlateauRule,
     ScoreRule,
     OverfittingRule,
+    SkippedEndRule,
 )
 """What is still asked where detectors watched the training: what only the whole curve shows."""
 
