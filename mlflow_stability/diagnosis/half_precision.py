@@ -1,6 +1,7 @@
 """Says whether a training computed in fp16, whose numbers end at 65504.
 
-In: a run. Out: yes, no, or that it cannot be known. Promised: bf16 is no fp16, though both are half as wide.
+In: a run. Out: yes, no, or that it cannot be known. Promised: bf16 is no fp16, though both are half as wide; a run
+whose parameters ask for another type does not compute in fp16 unless something else says so.
 """
 
 from __future__ import annotations
@@ -12,6 +13,8 @@ import numpy as np
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 FP16 = re.compile(r"(?<![a-z])(?:fp16|float16|half|16-mixed|16-true)\b")
+OTHER = re.compile(r"^(?:no|(?:32|64|bf16)(?:-true|-mixed)?|(?:torch\.)?(?:fp32|float32|tf32|bfloat16|float64))$")
+"""What else can be asked for."""
 SAID_BY = ("stability.autocast", "stability.parameter_types")
 """Where a recording says in which types it computes; the second is always there."""
 ASKED_FOR = ("precision", "mixed_precision", "dtype", "torch_dtype", "amp_dtype")
@@ -27,7 +30,7 @@ def in_half_precision(history: RunHistory) -> bool | None:
         return True
     if any("dtype.float16" in each.evidence for each in history.events or ()):
         return True
-    return False if SAID_BY[1] in params else None
+    return False if SAID_BY[1] in params or any(map(_asks_for_another, params, params.values())) else None
 
 
 def _asks(key: str, value: str) -> bool:
@@ -35,6 +38,13 @@ def _asks(key: str, value: str) -> bool:
     if name in ("fp16", "use_fp16"):
         return value in ("true", "1", "yes")
     return name in ASKED_FOR and (bool(FP16.search(value)) or value == "16")
+
+
+def _asks_for_another(key: str, value: str) -> bool:
+    name = re.split(r"[./]", key)[-1]
+    if name in ("fp16", "use_fp16"):
+        return value in ("false", "0", "no")
+    return name in ASKED_FOR and OTHER.search(value) is not None
 
 
 def _scaled(scale: object) -> bool:

@@ -67,11 +67,11 @@ AGAINST: dict[str, tuple[str, ...]] = {
 
 
 def remedies_of(episodes: Sequence[Episode], cause: Cause | None, outcome: str) -> tuple[str, ...]:
-    """What to change."""
+    """What to change; of the cause and the episodes the remedies that fit the run, as they bear them."""
     serious = [each for each in episodes if each.severity >= Severity.WARNING]
     deciding = deciding_of(outcome, serious)
     ranked = sorted(serious, key=lambda each: (each is not deciding, -each.severity, each.attempt, each.start))
-    against = cause.remedies or AGAINST.get(cause.name, ()) if cause is not None else ()
+    against = cause.remedies if cause is not None else ()
     kept: dict[str, frozenset[str]] = {}
     every = (*against, *(remedy for each in ranked for remedy in each.remedies))
     for remedy in one_of_each(every, "" if cause is None else cause.name):

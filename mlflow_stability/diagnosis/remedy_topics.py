@@ -21,7 +21,7 @@ TOPICS = (
     re.compile(r"^(?:look at|inspect) (?:the loss and )?the batch (?:of|at) (?:this )?step\b"),
     re.compile(r"^(?:open|look at|inspect) the saved batch\b"),
     re.compile(r"^look at (?:the|its|the learning rate's) schedule\b"),
-    re.compile(r"^(?:train in bf16 instead|start with a loss scale)\b"),
+    re.compile(r"^(?:if it trains in fp16: )?(?:train in bf16 instead|start with a loss scale)\b"),
     re.compile(r"^raise the temperature\b"),
     re.compile(r"^clip (?:the )?updates\b"),
     re.compile(r"^normalise queries and keys\b"),

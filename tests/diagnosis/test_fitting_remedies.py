@@ -1,15 +1,24 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
+from mlflow_stability.detectors.catalog import documentation
+from mlflow_stability.detectors.divergence import Divergence
+from mlflow_stability.detectors.loss_scale_collapse import LossScaleCollapse
 from mlflow_stability.detectors.nan_detected import NanDetected
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.fitting_remedies import with_fitting_remedies
 from mlflow_stability.diagnosis.half_precision import in_half_precision
+from mlflow_stability.diagnosis.remedies import remedies_of
+from mlflow_stability.vocabulary.cause import Cause
+from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Event, Severity
 from mlflow_stability.vocabulary.run_history import RunHistory
 
@@ -52,7 +61,7 @@ def born(source: str, *remedies: str, **numbers: float) -> Event:
         ({**FLOAT32, "precision": "16-mixed"}, None, True),
         ({**FLOAT32, "precision": "bf16-mixed"}, None, False),
         ({"fp16": "True"}, None, True),
-        ({"fp16": "False"}, None, None),
+        ({"fp16": "False"}, None, False),
         ({}, None, None),
     ],
 )
@@ -109,3 +118,80 @@ def test_a_nan_that_nobody_looked_into_is_still_to_be_found() -> None:
     first, second = [each for each in diagnosis_of(history).episodes if each.kind == "nan_detected"]
     assert NanDetected.remedies[0] not in first.remedies
     assert NanDetected.remedies[0] in second.remedies
+
+
+@pytest.mark.parametrize("kind", ["nan_detected", "step_skipped"])
+def test_a_batch_without_targets_is_not_met_by_a_lower_learning_rate(kind: str) -> None:
+    remedies = documentation(kind).remedies
+    assert any("Lower the learning rate" in each for each in remedies)
+    seen = Event(AT, kind, Severity.WARNING, "It broke.", remedies=remedies)
+    exact = born("loss", "Leave out batches that have no target to learn from: the mean over none is 0/0.")
+    for params in (FLOAT32, {**FLOAT32, "stability.autocast": "cuda float16"}, {}):
+        found = diagnosis_of(broken(NAN, seen, exact, params=params))
+        assert found.cause is not None
+        assert found.cause.name == "loss_function"
+        for each in found.episodes:
+            assert not any(re.search("learning rate|lip gradients|fp16", one) for one in each.remedies), each
+
+
+def diverged(*events: Event, params: dict[str, str] | None = None, tags: dict[str, str] | None = None) -> Diagnosis:
+    losses = falling(400)
+    losses[AT:] *= 1 + np.minimum(4, (np.arange(AT, 400) - AT) / 10)
+    attempts = np.zeros(400)
+    for each in events:
+        attempts[each.step + 1 :] += each.kind == "rollback"
+    rose = Event(AT, "divergence", Severity.CRITICAL, "loss rose.", remedies=Divergence.remedies)
+    history = run_of(metric_of("loss", losses, attempts=attempts), events=[rose, *events], params=params)
+    return diagnosis_of(replace(history, tags=tags or {}))
+
+
+def of_going_back(found: Diagnosis) -> list[str]:
+    every = [remedy for each in found.episodes for remedy in each.remedies] + list(found.remedies)
+    return [each for each in every if re.search("Go back|checkpoint|set back", each)]
+
+
+def test_nobody_is_told_to_go_back_where_a_rollback_followed() -> None:
+    assert of_going_back(diverged())
+    assert not of_going_back(diverged(Event(AT + 30, "rollback", Severity.INFO, "Set back.")))
+
+
+def test_going_back_names_the_step_and_is_a_condition_where_no_checkpoint_is_known() -> None:
+    start = next(each.start for each in diverged().episodes if each.kind == "divergence")
+    assert f"Restart from a checkpoint before step {start}, if there is one." in of_going_back(diverged())
+    kept = diverged(tags={"stability.checkpoints": ".mlflow-stability/checkpoints/1"})
+    assert f"Restart from a checkpoint before step {start}." in of_going_back(kept)
+
+
+def test_nobody_is_told_to_go_back_to_a_state_before_the_training() -> None:
+    rose = Event(3, "divergence", Severity.CRITICAL, "loss rose.", remedies=Divergence.remedies)
+    losses = np.concatenate([[2.3, 2.3, 2.3], np.full(397, 50.0)])
+    assert not of_going_back(diagnosis_of(run_of(metric_of("loss", losses), events=[rose])))
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({}, "Clip gradients at 1.0."),
+        ({"stability.clipping.max_norm": "1.0"}, "Clip gradients at 0.5 instead of 1."),
+        ({"stability.clipping.max_norm": "10.0"}, "Clip gradients at 1 instead of 10."),
+    ],
+)
+def test_nobody_is_told_to_clip_at_the_norm_at_which_it_clips(params: dict[str, str], said: str) -> None:
+    assert said in diverged(params=params).remedies
+
+
+def test_a_cause_all_of_whose_remedies_do_not_fit_has_none() -> None:
+    why = Cause("fp16_scale", "")
+    skipped = Episode("step_skipped", Severity.WARNING, 9, 9, 9, "", cause=why)
+    (found,) = with_fitting_remedies([skipped], run_of(params=FLOAT32))
+    assert found.cause is not None
+    assert not any("fp16" in each for each in remedies_of([found], found.cause, "unstable"))
+
+
+def test_what_is_said_of_fp16_is_a_condition_where_the_run_does_not_say_in_what_it_computes() -> None:
+    collapsed = Episode("loss_scale_collapse", Severity.CRITICAL, 9, 9, 9, "", remedies=LossScaleCollapse.remedies)
+    (found,) = with_fitting_remedies([collapsed], run_of())
+    assert found.remedies[:2] == (
+        "If it trains in fp16: train in bf16 instead.",
+        "If it trains in fp16: start with a loss scale of 1024 that grows by 1.5 every 200 steps.",
+    )
