@@ -7,10 +7,10 @@ StabilityError
  |- JournalError          a journal that cannot be read, written or delivered
  |- RestoreRefused        a saved state does not fit the training it should be put into; nothing was changed
  |- CheckpointsRefused    a folder of checkpoints belongs to another run, or holds nothing that can be used
- |- TrainingDiverged      a training ends here, as the user asked: ``stop_on``, ``on_give_up="raise"``
+ |- TrainingDiverged      a training ends here: ``stop_on``, or rollbacks that did not help
  `- UnreadableLogError    a file or folder that is no training log, or one that cannot be read
 
-Nothing here is ever raised into a training loop, unless the user asked for ``strict=True`` or for it to be ended.
+Nothing here is ever raised into a training loop, unless the user asked for ``strict=True``, ``stop_on`` or rollbacks.
 """
 
 from __future__ import annotations
@@ -55,4 +55,4 @@ class UnreadableLogError(StabilityError):
 
 
 class TrainingDiverged(StabilityError):  # noqa: N818 - what happened to the training, not an error of ours
-    """A training was ended because it diverged, as the user had asked."""
+    """A training was ended because it diverged, by ``stop_on`` or because rollbacks did not help."""

@@ -40,7 +40,8 @@ class GiveUp:
     a return that failed, here or in another process of the training: then all keep the weights that they have, and
     none tries again.
 
-    Why it matters: from here on broken steps are only skipped; the training will not mend by itself.
+    Why it matters: the training will not recover by itself. It is stopped where rollbacks were tried and did not help,
+    unless `on_give_up="continue"`; else broken steps are only skipped from here on.
 
     What to try: stop it; mend the cause, most often the learning rate; go on from the last good checkpoint. After a
     return that failed: build models and optimizers once, and let all processes hold the same ones.

@@ -51,8 +51,8 @@ class DivergenceStart:
     measured updates it says nothing, for with tiny batches a lucky first loss looks the same. Where several trainings
     take turns, as the halves of a GAN do, 10 times are asked for.
 
-    Why it matters: no later step comes back from there, and there is no good state before it to go back to: the
-    learning rate is simply too high.
+    Why it matters: no later step comes back from there, and only the initial weights are before it: the learning rate
+    is simply too high.
 
     What to try: lower the learning rate 3-10 times; warm it up over 1-5 % of the steps; clip the gradients.
 

@@ -29,6 +29,8 @@ class GoodState:
 
     step: int
     loss: float
+    initial: bool = False
+    """It is from before the first step, and has proved nothing."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +78,8 @@ class Past:
     """A mean loss above this, soon after going back, says that the restored state did not hold."""
     losses: tuple[float, ...] = ()
     """The last losses since then."""
+    share: float = 1.0
+    """Of the learning rate, for the rest of the training: below 1 after going back to the initial weights."""
     gave_up: bool = False
     """Whether we do not go back any more; broken steps are skipped on, for weights that are finite are worth more."""
 
@@ -95,8 +99,12 @@ class Decision:
     """The step of the state to go back to; of giving up: that of weights which had been left in vain, if any."""
     easing_factor: float = 1.0
     easing_steps: int = 0
+    lasting_share: float = 1.0
+    """The share of the learning rate that stays for the rest of the training."""
     final: bool = False
     """Of giving up: whether there is no going back from now on; else only this trouble is not answered."""
+    in_vain: bool = False
+    """Of giving up: whether going back was tried and did not help, or there was nothing to be tried."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,8 +118,8 @@ class _Trouble:
     """All its steps were skipped, so that the weights are still those from before it."""
     may_repeat: bool = False
     """Whether going back to the same state once more may do."""
-    rewinds: bool = True
-    """Whether the state must be some way before the onset: a broken step says itself where it began."""
+    one_step: bool = False
+    """One broken step that was taken: it says itself where it began, and does not speak against the learning rate."""
 
 
 def decide(policy: RollbackPolicy, past: Past, situation: Situation) -> tuple[Past, Decision]:
@@ -128,28 +136,36 @@ def decide(policy: RollbackPolicy, past: Past, situation: Situation) -> tuple[Pa
             past = replace(past, waiting=trouble.onset, why_waiting=trouble.reason)
         return past, Decision()
     past = replace(past, waiting=None, why_waiting="")
-    again = trouble.may_repeat and last is not None and any(each.step == last.to for each in situation.good)
+    proven = {each.step for each in situation.good if not each.initial}
+    again = trouble.may_repeat and last is not None and last.to in proven
     level = last.level if again and last is not None else _level(policy, past, trouble)
-    rewind = policy.rewind * 2 ** min(level, DOUBLINGS) if trouble.rewinds or level else 0
+    rewind = policy.rewind * 2 ** min(level, DOUBLINGS) if not trouble.one_step or level else 0
     target = last.to if again and last is not None else _target(policy, past, situation.good, trouble, rewind)
     hopeless = trouble.skipped and last is not None and trouble.onset <= last.at + 1
-    if hopeless or _spent(policy, past, situation.step):
+    spent = _spent(policy, past, situation.step)
+    if spent and not hopeless and (first := _last_resort(policy, past, situation, trouble)) is not None:
+        target, spent = first, False
+    if hopeless or spent:
         why = f"Going back did not help {len(past.returns)} times; the cause is still there."
+        if past.share < 1:
+            why = f"Going back to the initial weights did not help, not even at {past.share:g} of the learning rate."
         if hopeless:
             why = "The state that was gone back to broke at its first step: the cause is not in the weights."
         reason = f"{trouble.reason} {why}"
         left = last.at if hopeless and last is not None and last.skipped else -1
-        return replace(past, gave_up=True), Decision("give_up", reason, trouble.onset, target=left, final=True)
+        given_up = Decision("give_up", reason, trouble.onset, target=left, final=True, in_vain=True)
+        return replace(past, gave_up=True), given_up
     if target is None:
         unanswered = past.unanswered + 1
         final = unanswered > policy.max_rollbacks
         reason = f"{trouble.reason} There is no good state from before step {trouble.onset} to go back to."
         past = replace(past, unanswered=unanswered, gave_up=final)
-        return past, Decision("give_up", reason, trouble.onset, final=final)
+        return past, Decision("give_up", reason, trouble.onset, final=final, in_vain=trouble.skipped)
     returns = (*past.returns, Return(situation.step, target, level, again, trouble.skipped))
     # The same trouble again: what was known of the level still holds.
     limit = _limit(trouble.event, situation, target) or (past.limit if level or again else None)
-    past = replace(past, returns=returns, unanswered=0, limit=limit, losses=())
+    share = _lasting_share(policy, past, trouble, level, target in proven)
+    past = replace(past, returns=returns, unanswered=0, limit=limit, losses=(), share=share)
     return past, Decision(
         "rollback",
         trouble.reason,
@@ -158,6 +174,7 @@ def decide(policy: RollbackPolicy, past: Past, situation: Situation) -> tuple[Pa
         target,
         policy.easing_factor ** (level + 1),
         policy.easing_steps * 2 ** min(level, DOUBLINGS),
+        share,
     )
 
 
@@ -168,7 +185,7 @@ def _trouble(policy: RollbackPolicy, past: Past, now: Situation) -> _Trouble | N
         return _Trouble(onset, f"Weights are not finite after step {now.step}.", urgent=True)
     if now.broken_step_taken:
         reason = f"Step {now.step} was taken with a loss or gradients that are not finite."
-        return _Trouble(now.step, reason, urgent=True, rewinds=False)
+        return _Trouble(now.step, reason, urgent=True, one_step=True)
     if now.skips_in_a_row and now.skips_in_a_row % policy.rollback_after_skips == 0:
         onset = now.step - now.skips_in_a_row + 1
         return _Trouble(
@@ -230,6 +247,8 @@ def _target(
 ) -> int | None:
     """The step of the state to go back to; the oldest from before the onset where none is old enough."""
     before = [each for each in good if each.step < trouble.onset and not _abandoned(past, each.step)]
+    if trouble.skipped:  # nothing has changed since: no step was taken
+        before = [each for each in before if not each.initial or each.step < trouble.onset - 1]
     if not before:
         return None
     enough = [each for each in before if each.step <= trouble.onset - max(rewind, 1)]
@@ -240,8 +259,33 @@ def _target(
     if not enough:
         return min(each.step for each in before)
     if policy.select == "best":
-        return min(enough, key=lambda each: (each.loss, -each.step)).step
+        return min(enough, key=lambda each: (math.inf if math.isnan(each.loss) else each.loss, -each.step)).step
     return max(each.step for each in enough)
+
+
+def _lasting_share(policy: RollbackPolicy, past: Past, trouble: _Trouble, level: int, proven: bool) -> float:
+    """The share of the learning rate from now on: smaller with each return to the initial weights, and after one with
+    each time that the trouble repeats.
+    """
+    if (proven and past.share >= 1) or not (level or (not proven and not trouble.one_step)):
+        return past.share
+    change = trouble.event.evidence.get("update_ratio", 1.0) if trouble.event else 1.0
+    # A step that changed the weights by many times their norm was too large by about as much.
+    return past.share * policy.initial_factor * max(policy.initial_factor**2, 1.0 / max(1.0, change))
+
+
+def _last_resort(policy: RollbackPolicy, past: Past, now: Situation, trouble: _Trouble) -> int | None:
+    """The initial weights, where all else did not help and they were not tried yet."""
+    if len(past.returns) >= policy.max_rollbacks_in_all:
+        return None
+    return next(
+        (
+            each.step
+            for each in now.good
+            if each.initial and each.step < trouble.onset and all(one.to != each.step for one in past.returns)
+        ),
+        None,
+    )
 
 
 def _abandoned(past: Past, step: int) -> bool:

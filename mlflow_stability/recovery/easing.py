@@ -29,6 +29,8 @@ class EasingPlan:
     """The learning rate then, as a share of the script's own."""
     steps: int = 200
     """Over how many steps it comes back."""
+    lasting: float = 1.0
+    """What it comes back to, as a share of the script's own."""
     held: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
     """For each optimizer, by identity, what the learning rate of each group is held down to; None: that one is free."""
     hold_doubles_in: int = 500
@@ -63,14 +65,14 @@ class Easing:
 
     def is_over(self, step: int) -> bool:
         """Whether nothing is left to ease."""
-        return step >= self.plan.start + self.plan.steps and not any(
-            rate is not None for rates in self._held.values() for rate in rates
-        )
+        lasts = self.plan.lasting < 1 or any(rate is not None for rates in self._held.values() for rate in rates)
+        return step >= self.plan.start + self.plan.steps and not lasts
 
     def at_gate(self, optimizer: Optimizer, step: int) -> None:
         """Make this optimizer's next step smaller."""
         self.step_ended(optimizer)  # where a step ended in an exception, ours is still there
-        share, held = self.plan.share(step), self._held.get(id(optimizer))
+        share, lasting = self.plan.share(step), self.plan.lasting
+        held = self._held.get(id(optimizer))
         written: dict[int, _Written] = {}
         for number, group in enumerate(optimizer.param_groups):
             rate = group.get("lr")
@@ -79,12 +81,13 @@ class Easing:
             limit = held[number] if held is not None and number < len(held) else None
             if limit is not None:
                 limit = self.plan.ceiling(limit, step)
-                if float(rate) <= limit:  # held are only rates that lie on the host
+                if float(rate) * lasting <= limit:  # held are only rates that lie on the host
                     # The script asks for no more than is allowed: the jump is over.
                     held[number] = limit = None  # type: ignore[index]
-            if share >= 1 and limit is None:
+            if share * lasting >= 1 and limit is None:
                 continue
-            written[number] = _write(group, rate, share, limit)
+            # The limit is one on what lasts: it was taken from rates that were eased already.
+            written[number] = _write(group, rate, share * lasting, None if limit is None else limit / lasting)
         if written:
             self._written[optimizer] = written
 
@@ -121,11 +124,13 @@ def rates_of(optimizer: Optimizer) -> tuple[float, ...]:
     return tuple(math.nan if each is None or not getattr(each, "is_cpu", True) else float(each) for each in rates)
 
 
-def held_rates(optimizer: Optimizer, before: tuple[float, ...], times: float) -> tuple[float | None, ...]:
+def held_rates(
+    optimizer: Optimizer, before: tuple[float, ...], times: float, lasting: float = 1.0
+) -> tuple[float | None, ...]:
     """What to hold the groups' learning rates down to: those of a restored state, where they have jumped since.
 
     `before` are the rates that the restored state was really trained at, as `rates_of` told them; `times` says from
-    which multiple of them on the script's own is a jump.
+    which multiple of them on the script's own is a jump, of which only the share `lasting` is used.
     """
     pairs = zip(rates_of(optimizer), before, strict=False)
-    return tuple(then if then > 0 and now > times * then else None for now, then in pairs)
+    return tuple(then if then > 0 and now * lasting > times * then else None for now, then in pairs)

@@ -19,7 +19,13 @@ def rollback_event(
     """We went back. `attempt` is the one that ends with it, `returns` how often we went back, this time included."""
     lost = step - decision.target
     eased = ""
-    if decision.easing_factor < 1:
+    share = decision.lasting_share
+    if share < 1:
+        eased = (
+            f" The learning rate is {share:g} of its own for the rest of the training, reached from "
+            f"{share * decision.easing_factor:g} over {decision.easing_steps} steps."
+        )
+    elif decision.easing_factor < 1:
         eased = (
             f" The learning rate is {decision.easing_factor:g} of its own, released over {decision.easing_steps} steps."
         )
@@ -35,6 +41,7 @@ def rollback_event(
             "steps_lost": float(lost),
             "seconds": seconds,
             "rollbacks": float(returns),
+            **({"learning_rate_share": share} if share < 1 else {}),
         },
         remedies=("Watch the next 1000 steps.", "Fix the cause: the first event before this one says where to look."),
         attempt=attempt,
@@ -71,9 +78,13 @@ def not_restored_event(decision: Decision, step: int, why: str, *, returns: int,
     )
 
 
-def give_up_event(decision: Decision, step: int, *, attempt: int, returns: int, time: float = 0.0) -> Event:
-    """There is trouble, and we do not go back."""
+def give_up_event(
+    decision: Decision, step: int, *, attempt: int, returns: int, time: float = 0.0, ends: bool = False
+) -> Event:
+    """There is trouble, and we do not go back; `ends`: the training is stopped for it."""
     after = " Broken steps are skipped on; otherwise the training is left to itself." if decision.final else ""
+    if ends:
+        after = " The training is stopped: TrainingDiverged is raised."
     return Event(
         step,
         GIVE_UP,

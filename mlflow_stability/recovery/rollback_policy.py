@@ -24,6 +24,8 @@ from mlflow_stability.vocabulary.argument import (
 from mlflow_stability.vocabulary.event import Severity
 from mlflow_stability.vocabulary.settings import PRESETS
 
+GiveUp = Literal["continue", "raise"]
+
 
 @made_with_known_names
 @dataclass(frozen=True, slots=True)
@@ -83,8 +85,14 @@ class RollbackPolicy:
     """After how many steps without going back the count begins anew."""
     max_rollbacks_in_all: int = field(default=20, metadata=whole_number(0))
     """How many times we go back in one training, forgiven or not."""
-    on_give_up: Literal["continue", "raise"] = field(default="continue", metadata=one_of("continue", "raise"))
-    """Then: do no more than skip broken steps, or raise `TrainingDiverged`."""
+    on_give_up: GiveUp | None = field(default=None, metadata=one_of("continue", "raise", optional=True))
+    """Then: do no more than skip broken steps, or raise `TrainingDiverged`. None: raise it where going back was tried
+    and did not help, or no step was taken for long; continue where there was no room for a state, or it could not be
+    put back."""
+    initial_factor: float = field(default=0.1, metadata=number(above=0, most=1))
+    """The learning rate after going back to the initial weights, as a share of the script's own and for the rest of
+    the training; taken to a power each time, and up to its cube at once where a step had changed the weights by
+    more than their norm. They are the last resort, for trouble from the first steps on."""
 
     easing_factor: float = field(default=0.5, metadata=number(above=0, most=1))
     """The learning rate after going back, as a share of the script's own; taken to a power when trouble repeats."""

@@ -42,6 +42,9 @@ class SnapshotRing:
         self._clock = clock
         self._good: list[Snapshot] = []
         self._waiting: Snapshot | None = None
+        self._first: Snapshot | None = None
+        self.initial_step: int | None = None
+        """The step of the state from before the first step, which is good if it is finite; it is the first to leave."""
         self._began = clock()
         self._cost = 0.0
         self._last_step: int | None = None
@@ -54,6 +57,12 @@ class SnapshotRing:
     @property
     def good(self) -> tuple[Snapshot, ...]:
         """The states that can be gone back to, oldest first."""
+        first, self._first = self._first, None
+        if first is not None:
+            self._cost += first.copy.seconds()
+            if self.is_finite(first.copy):
+                self._good.insert(0, first)
+                self.initial_step = first.step
         return tuple(each for each in self._good if each.step not in self._lent)
 
     @property
@@ -68,9 +77,7 @@ class SnapshotRing:
 
     def is_due(self, step: int, nbytes: int) -> bool:
         """Whether a state of this size should be taken after this step."""
-        if self._budget is None:
-            self._budget = free_memory() // 4
-        self.places = min(self._policy.snapshots, self._budget // max(nbytes, 1))
+        self.places = min(self._policy.snapshots, self._known_budget() // max(nbytes, 1))
         if self.places < 2 or self._waiting is not None:
             return False
         if self._last_step is None:
@@ -78,6 +85,14 @@ class SnapshotRing:
         if step - self._last_step < self._policy.snapshot_every:
             return False
         return self._cost <= self._policy.snapshot_share * (self._clock() - self._began)
+
+    def has_room_for_initial(self, nbytes: int) -> bool:
+        """Whether the state from before the first step fits the budget; none of an optimizer may be in it yet."""
+        return nbytes <= self._known_budget()
+
+    def add_initial(self, copy: StateCopy) -> None:
+        """Take in the state from before the first step: what it leads to is seen only if it is gone back to."""
+        self._first = Snapshot(copy, math.nan)
 
     def add(self, copy: StateCopy, loss: float) -> None:
         """Take the newest state in; it has to prove itself."""
@@ -129,7 +144,13 @@ class SnapshotRing:
     def clear(self) -> None:
         """Forget all: it is another training from here on."""
         self._good, self._waiting, self._last_step, self._usual = [], None, None, None
+        self._first = self.initial_step = None
         self._lent.clear()
+
+    def _known_budget(self) -> int:
+        if self._budget is None:
+            self._budget = free_memory() // 4
+        return self._budget
 
     def _settle(self) -> None:
         """The newest waits no longer, and by now its cost is known on a device too."""

@@ -67,6 +67,7 @@ class Autopilot:
         self._evaluated = guard("the guard", self._gates.guard.evaluated_again)
         self._snapshot = guard("snapshots", self._keep_state)
         self._complete = guard("snapshots", self._keeping.complete)
+        self._begin_states = guard("snapshots", self._keeping.take_initial)
         self._prove = guard("snapshots", self._keeping.prove)
         self._decide = guard("decisions", self._decided)
         self._settle_scale = guard("the loss scale", self._listener.settle_scale)
@@ -197,6 +198,7 @@ class Autopilot:
             if parts is not None:
                 self._gates.parts_changed(parts)
                 self._keeping.parts_changed(parts)
+                self._begin_states(parts, self.step - 1)
 
     def _decided(self, facts: CycleFacts, reading: StepReading, events: Sequence[Event]) -> None:
         orders = self._listener.hear(facts, reading, events, self._parts.alive())
@@ -212,6 +214,8 @@ class Autopilot:
         if self._plan.keeps:
             self._prove(orders, self.step)
         if orders.ending is not None:
+            if orders.rollback is not None:
+                self._go_back(orders.rollback)
             if self._recording is not None:
                 self._hands.guard("checkpoints", self._keeping.save_last_good)(SAVE_SECONDS)
             raise orders.ending

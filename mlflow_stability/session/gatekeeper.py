@@ -121,8 +121,13 @@ class Gatekeeper:
         if self.easing is not None and self.easing.is_over(facts.step):
             self.easing = None
 
+    @property
+    def lasting(self) -> float:
+        """The share of the learning rate that the training is held at for its rest."""
+        return 1.0 if self.easing is None else self.easing.plan.lasting
+
     def is_easing(self, step: int) -> bool:
-        """Whether a training is being eased back in at this step."""
+        """Whether a training is being eased back in at this step, or held at smaller steps for its rest."""
         return self.easing is not None and not self.easing.is_over(step)
 
     def went_back(self, plan: EasingPlan) -> None:
@@ -131,7 +136,7 @@ class Gatekeeper:
             limit.forget()
         if self._adaptive is not None:
             self._adaptive.forget()
-        self.easing = Easing(plan) if plan.factor < 1 or plan.held else None
+        self.easing = Easing(plan) if plan.factor < 1 or plan.held or plan.lasting < 1 else None
 
     def _take_note(
         self, verdict: Verdict, optimizer: Optimizer, cycle: Cycle, facts: CycleFacts, still_open: bool

@@ -81,6 +81,11 @@ class Keeping:
         self._rates.clear()
         self._early = self._nbytes = self.aside = None
 
+    def take_initial(self, parts: TrainingParts, step: int) -> None:
+        """Copy the state as it is before the first step: the last resort."""
+        if self._policy.rollback and self.ring.has_room_for_initial(bytes_of_state(parts)):
+            self.ring.add_initial(copy_state(parts, step))
+
     def is_due(self, parts: TrainingParts, step: int) -> tuple[bool, bool]:
         """Whether the ring and the disk want this step's state."""
         if self._early is not None:
@@ -140,7 +145,7 @@ class Keeping:
 
     def good(self, with_disk: bool) -> tuple[GoodState, ...]:
         """The states that can be gone back to, oldest first."""
-        near = [GoodState(each.step, each.loss) for each in self.ring.good]
+        near = [GoodState(each.step, each.loss, each.step == self.ring.initial_step) for each in self.ring.good]
         if not with_disk or self.directory is None or not self._alone:
             return tuple(near)
         there = {each.step for each in near}
@@ -194,7 +199,7 @@ class Keeping:
 
     def save_last_good(self, seconds: float) -> Path | None:
         """Make sure that the newest good state is on the disk; gives the directory."""
-        good = self.ring.good
+        good = [each for each in self.ring.good if each.step != self.ring.initial_step]
         if good and not self._split:
             self._begin()
             if self._writer is not None and self._writer.drain(seconds):

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.decisions import Decision
 
-FIELDS = 8
+FIELDS = 9
 
 
 @dataclass(slots=True)
@@ -43,17 +43,21 @@ class Orders:
         The reason stays with the one who decides, for only that one records.
         """
         back = self.rollback
-        where = [0.0, 1.0, 0.0] if back is None else [1.0 + step - back.target, back.easing_factor, back.easing_steps]
+        where = [0.0, 1.0, 0.0, 1.0]
+        if back is not None:
+            where = [1.0 + step - back.target, back.easing_factor, back.easing_steps, back.lasting_share]
         flags = [self.healthy, self.trouble, self.snapshot, self.checkpoint, self.ending is not None]
         return [*map(float, flags), *map(float, where)]
 
     @classmethod
     def from_numbers(cls, numbers: list[float], step: int) -> Orders:
         """Read them where they arrive."""
-        healthy, trouble, snapshot, checkpoint, ends, back, factor, steps = numbers
+        healthy, trouble, snapshot, checkpoint, ends, back, factor, steps, lasting = numbers
         decision = None
         if back > 0:
             target = step - (round(back) - 1)
-            decision = Decision("rollback", target=target, easing_factor=factor, easing_steps=round(steps))
+            decision = Decision(
+                "rollback", target=target, easing_factor=factor, easing_steps=round(steps), lasting_share=lasting
+            )
         ending = TrainingDiverged("Training was ended by the first of its processes.") if ends > 0 else None
         return cls(healthy > 0, trouble > 0, snapshot > 0, checkpoint > 0, decision, ending)

@@ -30,6 +30,10 @@ from mlflow_stability.session.keeping import Keeping
 from mlflow_stability.session.orders import Orders
 from mlflow_stability.vocabulary.event import Event, Severity
 
+WHAT_TO_CHANGE = (
+    "Lower the learning rate 3-10 times or warm it up longer, and inspect the first bad batch. "
+    'To go on without rollbacks instead: rollback=RollbackPolicy(on_give_up="continue").'
+)
 HARMFUL = frozenset(
     {
         "divergence",
@@ -90,7 +94,7 @@ class Rescue:
 
     @property
     def ends_training(self) -> bool:
-        """Whether the training is to be ended where we can do no more."""
+        """Whether the training is to be ended where it could not be set back for a reason of ours."""
         return self._policy.on_give_up == "raise"
 
     @property
@@ -193,22 +197,26 @@ class Rescue:
         return not_restored_event(decision, step, why, returns=self.returns, torn=torn)
 
     def _easing(self, decision: Decision, step: int, parts: TrainingParts) -> EasingPlan:
+        lasting = min(decision.lasting_share, self._gates.lasting)
         rates, times = self._keeping.rates_at(decision.target), self._policy.hold_learning_rate_above
         held = {
-            id(each): held_rates(each, rates[id(each)], times)
+            id(each): held_rates(each, rates[id(each)], times, lasting)
             for each in parts.optimizers
             if times is not None and id(each) in rates
         }
-        return EasingPlan(step + 1, decision.easing_factor, decision.easing_steps, held, self._policy.hold_doubles_in)
+        return EasingPlan(
+            step + 1, decision.easing_factor, decision.easing_steps, lasting, held, self._policy.hold_doubles_in
+        )
 
     def _give_up(self, decision: Decision, step: int, orders: Orders) -> None:
-        self._tell(give_up_event(decision, step, attempt=0, returns=self.returns))
+        ends = decision.final and (self.ends_training or (self._policy.on_give_up is None and decision.in_vain))
+        self._tell(give_up_event(decision, step, attempt=0, returns=self.returns, ends=ends))
         if self._keeping.aside is not None and self._keeping.aside.step == decision.target:
             in_vain = self._past.returns[-1].to
             reason = f"Going back to step {in_vain} did not help; the weights are again those from before it."
             orders.rollback = Decision("rollback", reason, decision.onset, target=decision.target, easing_steps=1)
-        if decision.final and self.ends_training:
-            orders.ending = TrainingDiverged(f"Training was ended at step {step}: {decision.reason}")
+        if ends:
+            orders.ending = TrainingDiverged(f"Training was ended at step {step}: {decision.reason} {WHAT_TO_CHANGE}")
 
 
 def weights_finite(parts: TrainingParts) -> bool:

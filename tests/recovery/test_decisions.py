@@ -271,3 +271,62 @@ def test_whatever_happens_returns_are_bounded_and_lead_to_states_from_before_the
                 assert decision.target > last.at or decision.target < last.to or not older
             last = past.returns[-1]
     assert len(past.returns) <= policy.max_rollbacks_in_all
+
+
+INITIAL = GoodState(0, float("nan"), initial=True)
+
+
+def at_the_start(step: int, update_ratio: float = 0.5) -> Situation:
+    return Situation(step, (divergence(step, onset=step - 3, update_ratio=update_ratio),), good=(INITIAL,))
+
+
+def test_trouble_from_the_first_steps_on_leads_to_the_initial_weights_with_smaller_steps_for_good() -> None:
+    past, decision = decide(POLICY, Past(), at_the_start(5))
+    assert (decision.action, decision.target) == ("rollback", 0)
+    assert decision.lasting_share == pytest.approx(0.1)
+    past, decision = decide(POLICY, past, at_the_start(40))
+    assert decision.lasting_share == pytest.approx(0.01)
+    past, decision = decide(POLICY, past, at_the_start(80))
+    assert decision.lasting_share == pytest.approx(0.001)
+    _, decision = decide(POLICY, past, at_the_start(120))
+    assert (decision.action, decision.final, decision.in_vain) == ("give_up", True, True)
+    assert "not even at 0.001 of the learning rate" in decision.reason
+
+
+def test_a_step_that_changed_the_weights_by_many_times_their_norm_was_too_large_by_as_much() -> None:
+    assert decide(POLICY, Past(), at_the_start(5, 5.0))[1].lasting_share == pytest.approx(0.02)
+    assert decide(POLICY, Past(), at_the_start(5, 1e30))[1].lasting_share == pytest.approx(0.001)
+    assert decide(POLICY, Past(), at_the_start(5, float("nan")))[1].lasting_share == pytest.approx(0.1)
+
+
+def test_one_broken_step_does_not_speak_against_the_learning_rate() -> None:
+    _, decision = decide(POLICY, Past(), Situation(10, broken_step_taken=True, good=(INITIAL,)))
+    assert (decision.target, decision.lasting_share) == (0, 1.0)
+
+
+def test_what_is_learnt_of_the_learning_rate_holds_for_later_returns_to_proven_states() -> None:
+    past, _ = decide(POLICY, Past(), at_the_start(5))
+    later = Situation(5000, (divergence(5000, onset=4990),), good=(INITIAL, *states(4000, 4900)))
+    past, decision = decide(POLICY, past, later)
+    assert (decision.target, decision.lasting_share) == (4900, pytest.approx(0.1))
+    again = Situation(5100, (divergence(5100, onset=5090),), good=(INITIAL, *states(4000, 4900)))
+    assert decide(POLICY, past, again)[1].lasting_share == pytest.approx(0.01)
+
+
+def test_the_initial_weights_are_tried_before_giving_up_where_nothing_else_helped() -> None:
+    past, good = Past(), (INITIAL, *states(50))
+    targets = []
+    for step in (100, 200, 300, 400):
+        past, decision = decide(POLICY, past, Situation(step, (divergence(step, onset=step - 5),), good=good))
+        targets.append((decision.action, decision.target))
+    assert 0 in [target for _, target in targets]
+    assert targets[0] == ("rollback", 50)
+
+
+def test_where_no_step_was_taken_the_initial_weights_are_still_there() -> None:
+    past = Past()
+    for skips in (25, 50, 75):
+        past, decision = decide(POLICY, past, Situation(skips, skips_in_a_row=skips, good=(INITIAL,)))
+        assert (decision.action, decision.final) == ("give_up", False)
+    _, decision = decide(POLICY, past, Situation(100, skips_in_a_row=100, good=(INITIAL,)))
+    assert (decision.action, decision.final, decision.in_vain) == ("give_up", True, True)

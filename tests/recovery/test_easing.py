@@ -176,3 +176,28 @@ def test_a_hold_lets_go_by_itself() -> None:
     assert plan.ceiling(1e-3, 0) == 1e-3
     assert plan.ceiling(1e-3, 1000) == pytest.approx(1.024)
     assert math.isfinite(plan.ceiling(1e-3, 10**9))
+
+
+def test_a_share_that_lasts_is_reached_smoothly_and_never_ends() -> None:
+    parameter = nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([parameter], lr=0.5)
+    easing = Easing(EasingPlan(10, factor=0.5, steps=20, lasting=0.1))
+    used = []
+    for step in (10, 20, 30, 10_000):
+        easing.at_gate(optimizer, step)
+        used.append(optimizer.param_groups[0]["lr"])
+        easing.step_ended(optimizer)
+        assert optimizer.param_groups[0]["lr"] == 0.5
+    assert used[0] == pytest.approx(0.025)
+    assert used[0] < used[1] < used[2] == used[3] == pytest.approx(0.05)
+    assert not easing.is_over(10_000)
+
+
+def test_a_jump_is_judged_by_the_share_that_lasts() -> None:
+    optimizer = torch.optim.SGD([nn.Parameter(torch.ones(1))], lr=0.5)
+    assert held_rates(optimizer, (0.05,), 3.0, lasting=0.1) == (None,)
+    optimizer.param_groups[0]["lr"] = 5.0
+    (held,) = held_rates(optimizer, (0.05,), 3.0, lasting=0.1)
+    easing = Easing(EasingPlan(10, factor=1.0, steps=1, lasting=0.1, held={id(optimizer): (held,)}))
+    easing.at_gate(optimizer, 11)
+    assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05, rel=0.01)

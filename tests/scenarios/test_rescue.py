@@ -122,11 +122,19 @@ def test_nothing_of_us_is_in_the_way_of_a_healthy_training(tmp_path: Path) -> No
 
 
 def test_what_going_back_cannot_help_is_given_up(tmp_path: Path) -> None:
-    with flying(tmp_path, rollback=dataclasses.replace(HOPELESS, max_rollbacks=2)) as flown:
+    with flying(tmp_path, rollback=dataclasses.replace(HOPELESS, max_rollbacks=2, on_give_up="continue")) as flown:
         train(steps=900, jump=(200, 900))
     assert len(flown.events("rollback")) <= 2
     (final,) = [each for each in flown.events("give_up") if each.severity.name == "CRITICAL"]
     assert final.step > 200
+
+
+def test_what_going_back_cannot_help_is_stopped_by_default_with_what_to_change(tmp_path: Path) -> None:
+    policy = dataclasses.replace(HOPELESS, max_rollbacks=1)
+    with flying(tmp_path, rollback=policy) as flown, pytest.raises(TrainingDiverged, match="Lower the learning rate"):
+        train(steps=900, jump=(200, 900))
+    (final,) = [each for each in flown.events("give_up") if each.severity.name == "CRITICAL"]
+    assert "The training is stopped" in final.message
 
 
 def test_a_training_can_be_ended_where_we_give_up(tmp_path: Path) -> None:

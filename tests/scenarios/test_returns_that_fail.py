@@ -31,9 +31,13 @@ def bits(model: torch.nn.Module, optimizer: AdamW) -> list[Tensor]:
     return [each.detach().clone() for each in (*model.parameters(), *moments)]
 
 
-def skipping_from(broken: int, steps: int, look: Callable[[int, list[Tensor]], None]) -> list[float]:
-    """Every loss from a step on is NaN, for a reason that is not in the weights."""
+def skipping_from(
+    broken: int, steps: int, look: Callable[[int, list[Tensor]], None], kept: list[torch.nn.Module] | None = None
+) -> list[float]:
+    """Every loss from a step on is NaN, for a reason that is not in the weights; the model is added to `kept`."""
     model, next_loss = task()
+    if kept is not None:
+        kept.append(model)
     optimizer = AdamW(model.parameters(), lr=0.01)
     losses = []
     for number in range(1, steps + 1):
@@ -48,7 +52,7 @@ def skipping_from(broken: int, steps: int, look: Callable[[int, list[Tensor]], N
 
 def test_weights_that_were_left_in_vain_are_put_back(tmp_path: Path) -> None:
     seen: dict[int, list[Tensor]] = {}
-    with flying(tmp_path, rollback=AT_ONCE) as flown:
+    with flying(tmp_path, rollback=dataclasses.replace(AT_ONCE, on_give_up="continue")) as flown:
         skipping_from(121, 140, seen.__setitem__)
     there, back = flown.events("rollback")
     (final,) = [each for each in flown.events("give_up") if each.severity is Severity.CRITICAL]
@@ -60,6 +64,20 @@ def test_weights_that_were_left_in_vain_are_put_back(tmp_path: Path) -> None:
     for step in (124, 130, 140):
         assert all(map(torch.equal, seen[step], seen[120])), f"step {step} has other weights than step 120"
     assert flown.session.parts_off == {}
+
+
+def test_a_training_that_is_stopped_has_the_weights_that_were_left_in_vain(tmp_path: Path) -> None:
+    seen: dict[int, list[Tensor]] = {}
+    kept: list[torch.nn.Module] = []
+
+    def look(number: int, now: list[Tensor]) -> None:
+        seen[number] = now
+
+    with flying(tmp_path, rollback=AT_ONCE) as flown, pytest.raises(TrainingDiverged, match="not in the weights"):
+        skipping_from(121, 140, look, kept)
+    assert max(seen) == 129
+    assert [each.evidence["target"] for each in flown.events("rollback")][-1] == 125
+    assert all(map(torch.equal, kept[0].parameters(), seen[120]))
 
 
 def breaks_off(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
