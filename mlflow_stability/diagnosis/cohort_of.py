@@ -93,7 +93,7 @@ def _halves(feature: Feature, judged: Sequence[RunCard]) -> Mapping[str, Sequenc
 
 
 def _plots(found: Found) -> tuple[ParamPlot, ...]:
-    """Those that are named first, then the others in the order of their names."""
+    """Those that are named first, then the others: first what people choose."""
     named = [name for each in found.associations for name in each.params]
     order = sorted(found.features, key=lambda each: named.index(each.name) if each.name in named else len(named))
     return tuple(

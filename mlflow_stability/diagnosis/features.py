@@ -15,7 +15,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.setting import number_of, setting_of
+from mlflow_stability.diagnosis.parameter_order import place_of
+from mlflow_stability.diagnosis.setting import number_of, settings_of
 from mlflow_stability.vocabulary.run_card import RunCard
 
 FEWEST_NUMBERS = 3
@@ -60,10 +61,10 @@ _NOTHING = frozenset({NOT_SET, "0", "false"})
 
 
 def features_of(cards: Sequence[RunCard]) -> tuple[list[Feature], list[str]]:
-    """The features, and what could not be made one, as sentences."""
-    params = [setting_of(card) for card in cards]
+    """The features, those that people choose first, and what could not be made one, as sentences."""
+    params = settings_of(cards)
     features, wordy = [], []
-    for name in sorted({name for each in params for name in each}):
+    for name in sorted({name for each in params for name in each}, key=lambda name: (place_of(name), name)):
         told = [each.get(name, NOT_SET) for each in params]
         if len(set(told)) < 2:
             continue

@@ -13,7 +13,7 @@ import numpy as np
 
 from mlflow_stability.diagnosis.confounding import rank_correlation
 from mlflow_stability.diagnosis.seed_groups import stopped_early
-from mlflow_stability.diagnosis.setting import number_of, setting_of
+from mlflow_stability.diagnosis.setting import number_of, settings_of
 from mlflow_stability.vocabulary.run_card import RunCard
 
 Rated = tuple[float, RunCard]
@@ -23,7 +23,7 @@ FEWEST_RATES = 3
 
 def sweeps_of(known: Sequence[Rated], name: str) -> list[list[Rated]]:
     """Runs that are alike in all but the rate, which ``name`` holds; each with at least three different rates."""
-    settings = [setting_of(card) for _, card in known]
+    settings = settings_of([card for _, card in known])
     rates = np.array([rate for rate, _ in known])
     moving = {each for each in _differing(settings) if each == name or _moves_with(rates, settings, each)}
     groups: dict[tuple[tuple[str, str], ...], list[Rated]] = {}

@@ -1,8 +1,8 @@
 """Finds the parameters and tags in which runs differ.
 
-In: cards. Out: for each that is not the same in all of them its values, those that differ in most runs last. Promised:
-what only names a run (its id, its folders, its time, our own tags) is left out; a command line tells what no parameter
-does.
+In: cards. Out: for each that is not the same in all of them its values, those that people choose first. Promised: what
+only names a run (its id, its folders, its time, our own tags) is left out, and so are an optimizer's own defaults; a
+command line tells what no parameter does.
 """
 
 from __future__ import annotations
@@ -11,7 +11,9 @@ import re
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 
+from mlflow_stability.diagnosis.parameter_order import place_of
 from mlflow_stability.diagnosis.seed import is_seed
+from mlflow_stability.diagnosis.told_once import told_otherwise
 from mlflow_stability.vocabulary.comparison import Difference
 from mlflow_stability.vocabulary.run_card import RunCard
 
@@ -23,29 +25,27 @@ IDENTITY = re.compile(
 """Parameters that say where a run lies or what it is called, and nothing about what it does."""
 OF_THE_MACHINE = frozenset({"system", "processors", "threads", "device_name"})
 """Parameters that say on what kind of machine a run was, which is no part of what is repeated."""
-RATE = "learning_rate"
-"""The parameter that holds the rate of the optimizer, which is recorded whether the script tells it or not."""
 COMMAND = "argv"
 """The parameter that holds how the training was started."""
 TAGS_THAT_SAY_SOMETHING = ("mlflow.source.name", "mlflow.source.git.commit", "mlflow.source.git.branch", "mlflow.user")
 """Of MLflow's own tags those that may explain a difference."""
 _OPTION = re.compile(r"(?:--?|\+{1,2})?(?P<name>[A-Za-z][\w./-]*)(?:=(?P<value>.*))?", re.DOTALL)
-_ALSO_A_RATE = re.compile(r"(?:^|[._/ -])(?:(?:base|max|peak|init|initial)[_-]?)?lr$|[._/ -]learning_?rate$", re.I)
 _VALUE = re.compile(r"(?!-)|-[\d.]")
 
 
 def differences_of(cards: Sequence[RunCard]) -> tuple[Difference, ...]:
-    """Parameters first, then tags; those with the fewest different values first."""
-    params = _differing([{**_of_the_machine(card), **told_params(card)} for card in cards], is_tag=False)
-    tags = _differing([_told_tags(card.tags) for card in cards], is_tag=True)
+    """Parameters first, those that people choose before all others; then tags, the fewest different values first."""
+    told = [told_params(card) for card in cards]
+    twice = told_otherwise(told)
+    once = [{name: value for name, value in each.items() if name not in twice} for each in told]
+    params = _differing([{**_of_the_machine(card), **each} for card, each in zip(cards, once, strict=True)])
+    tags = _differing([_told_tags(card.tags) for card in cards], are_tags=True)
     return (*params, *tags)
 
 
 def told_params(card: RunCard) -> dict[str, str]:
-    """The parameters that say what a run does, each thing once; of its command line what no other of them says."""
+    """The parameters that say what a run does; of its command line what no other of them says."""
     told = {n: value for n, value in card.params.items() if not IDENTITY.search(n) and n not in OF_THE_MACHINE}
-    if any(_ALSO_A_RATE.search(name) and _same(value, told.get(RATE)) for name, value in told.items()):
-        del told[RATE]
     if COMMAND in told:
         others = {name: value for name, value in card.params.items() if name != COMMAND}
         told[COMMAND] = " ".join(_unsaid(_words(told[COMMAND]), others))
@@ -86,14 +86,6 @@ def _unsaid(words: Sequence[str], params: Mapping[str, str]) -> Iterator[str]:
         yield from taken
 
 
-def _same(one: str, other: str | None) -> bool:
-    """Whether they are the same number."""
-    try:
-        return other is not None and float(one) == float(other)
-    except ValueError:
-        return False
-
-
 def _plain(name: str) -> str:
     return name.lower().replace("-", "_")
 
@@ -115,8 +107,8 @@ def _told_tags(tags: Mapping[str, str]) -> dict[str, str]:
     }
 
 
-def _differing(found: Sequence[Mapping[str, str]], *, is_tag: bool) -> list[Difference]:
+def _differing(found: Sequence[Mapping[str, str]], *, are_tags: bool = False) -> list[Difference]:
     names = dict.fromkeys(name for each in found for name in each)
-    rows = [Difference(name, tuple(each.get(name) for each in found), is_tag) for name in names]
+    rows = [Difference(name, tuple(each.get(name) for each in found), are_tags) for name in names]
     rows = [row for row in rows if len(set(row.values)) > 1]
-    return sorted(rows, key=lambda row: (len(set(row.values)), row.name))
+    return sorted(rows, key=lambda row: (0 if are_tags else place_of(row.name), len(set(row.values)), row.name))

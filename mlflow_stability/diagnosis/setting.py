@@ -8,10 +8,12 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Sequence
 from functools import lru_cache
 
 from mlflow_stability.diagnosis.parameter_difference import told_params
 from mlflow_stability.diagnosis.seed import is_seed
+from mlflow_stability.diagnosis.told_once import told_otherwise
 from mlflow_stability.vocabulary.run_card import RunCard
 
 OF_ONE_RUN = re.compile(
@@ -34,6 +36,13 @@ def setting_of(card: RunCard) -> dict[str, str]:
     """What was set for this run; what is ``None`` is left out."""
     told = {name: spelled(value) for name, value in sorted(told_params(card).items()) if not _of_one_run(name, value)}
     return {name: value for name, value in told.items() if value}
+
+
+def settings_of(cards: Sequence[RunCard]) -> list[dict[str, str]]:
+    """The setting of each, without what another parameter tells in all of them."""
+    told = [setting_of(card) for card in cards]
+    twice = told_otherwise(told)
+    return [{name: value for name, value in each.items() if name not in twice} for each in told]
 
 
 def spelled(value: str) -> str:

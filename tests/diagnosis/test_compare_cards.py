@@ -64,12 +64,12 @@ def test_only_what_differs_is_listed_and_nothing_that_only_names_a_run() -> None
     other = RunCard("b", params={"lr": "2", "width": "8", "output_dir": "/b", "depth": "3"}, tags={"team": "blue"})
     found = differences_of([one, other])
     assert [(each.name, each.is_tag) for each in found] == [
-        ("depth", False),
         ("lr", False),
+        ("depth", False),
         ("mlflow.source.git.commit", True),
         ("team", True),
     ]
-    assert found[0].values == (None, "3")
+    assert found[1].values == (None, "3")
 
 
 @pytest.mark.parametrize(
