@@ -33,6 +33,7 @@ from mlflow_stability.tracking.recorded_history import (
 )
 from mlflow_stability.tracking.run_reader import RunReader
 from mlflow_stability.tracking.store_trouble import store_trouble
+from mlflow_stability.tracking.stored_numbers import whole_number
 from mlflow_stability.vocabulary.attempts import attempts_of, in_order
 from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.metric_names import Meaning, meanings_of
@@ -144,7 +145,9 @@ def _history(client: MlflowClient, run_id: str, key: str) -> _History:
     """The points in the order in which they were logged."""
     with store_trouble(f"read metric {key}"):
         history: list[StoredMetric] = client.get_metric_history(run_id, key)
-    points = np.fromiter(((each.timestamp, each.step, each.value) for each in history), _POINT, len(history))
+    points = np.fromiter(
+        ((whole_number(each.timestamp), whole_number(each.step), each.value) for each in history), _POINT, len(history)
+    )
     return points[np.argsort(points["time"], kind="stable")]
 
 

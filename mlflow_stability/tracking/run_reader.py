@@ -33,6 +33,7 @@ from mlflow_stability.tracking.record_parts import RECORD_FOLDER, part_order, re
 from mlflow_stability.tracking.run_record import RunRecord, joined
 from mlflow_stability.tracking.server_answer import not_mlflow
 from mlflow_stability.tracking.store_trouble import sentence, store_trouble
+from mlflow_stability.tracking.stored_numbers import whole_number
 from mlflow_stability.vocabulary.signal import Signal
 
 _T = TypeVar("_T")
@@ -150,7 +151,8 @@ class RunReader:
                 history = self._client.get_metric_history(self.run_id, key)
             number = signals.setdefault(signal, len(signals))
             rows.extend(
-                (recording, each.step, each.timestamp / 1000, number, _infinite(each.value)) for each in history
+                (recording, whole_number(each.step), whole_number(each.timestamp) / 1000, number, _infinite(each.value))
+                for each in history
             )
         if not rows:
             return None

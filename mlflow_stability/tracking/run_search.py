@@ -87,7 +87,10 @@ def _head(run: Run, client: MlflowClient) -> RunHead:
     """With the last point of each metric, whose step grows also where the value stays."""
     info, data = run.info, run.data
     known = [strip_credentials(client.tracking_uri), info.status, info.end_time, info.lifecycle_stage, info.run_name]
-    last = sorted((each.key, each.step, each.timestamp, each.value) for each in data.to_proto().metrics)
+    try:
+        last = sorted((each.key, each.step, each.timestamp, each.value) for each in data.to_proto().metrics)
+    except TypeError:  # NumPy's integers, of which SQLite makes blobs that no message of MLflow holds
+        last = sorted((key, 0, 0, value) for key, value in data.metrics.items())
     said = [last, *(sorted(each.items()) for each in (data.params, data.tags))]
     state = hashlib.sha256(json.dumps([known, said], default=str).encode()).hexdigest()
     return RunHead(str(info.run_id), str(info.run_name or info.run_id), info.status in _OVER, state)
