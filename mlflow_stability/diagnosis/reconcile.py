@@ -1,13 +1,15 @@
 """Makes one list of episodes out of what detectors and rules saw of the same trouble.
 
 In: the episodes of both. Out: each trouble once: episodes of one kind that touch are one, the spikes at the onset of a
-divergence belong to it, a plateau is none where the loss rose for good.
+divergence belong to it, a plateau is none where the loss rose for good. NaN that comes again and again, the steps that
+were skipped for it, and the operation in which it was born, are one.
 """
 
 from __future__ import annotations
 
 from dataclasses import replace
 
+from mlflow_stability.diagnosis.one_trouble import joined_by_trouble, with_births, with_what_was_skipped
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
 
@@ -25,7 +27,7 @@ def reconciled(episodes: list[Episode], span: int) -> tuple[Episode, ...]:
             merged.append(each)
         else:
             merged[twin] = _joined(merged[twin], each)
-    merged = _overflowed(merged, reach)
+    merged = with_births(with_what_was_skipped(_overflowed(joined_by_trouble(merged), reach)))
     lasting = [each for each in merged if each.kind == "divergence"]
     kept = [
         _with_spikes(each, merged, reach) for each in merged if not any(_belongs(each, one, reach) for one in lasting)

@@ -10,6 +10,8 @@ from collections.abc import Sequence
 
 from mlflow_stability.diagnosis.deciding import NON_FINITE, deciding_of
 from mlflow_stability.diagnosis.nouns import listed
+from mlflow_stability.diagnosis.origin_reading import KIND as BIRTH
+from mlflow_stability.diagnosis.origin_reading import said_of
 from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.diagnosis import CurveReading
 from mlflow_stability.vocabulary.episode import Episode
@@ -71,7 +73,7 @@ def verdict_of(
     if outcome == "unstable":
         first = min(each.start for each in bad)
         where = f"at step {first}" if all(each.start == first for each in bad) else f"from step {first} on"
-        return f"Unstable: {listed(each.kind for each in bad)} {where}; {_rescued(episodes)}{course}."
+        return f"Unstable: {listed(each.kind for each in bad)} {where}; {_rescued(episodes)}{course}.{_born(episodes)}"
     others = len(bad) - 1
     more = f" {others} more finding{'s' if others > 1 else ''} above INFO." if others else ""
     return f"{title}: {deciding.message}{more}"
@@ -81,6 +83,12 @@ def _rescued(episodes: Sequence[Episode]) -> str:
     """That the training was set back and went on."""
     times = sum(each.events for each in episodes if each.kind == "rollback")
     return f"set back {'once' if times == 1 else f'{times} times'}, it went on; " if times else ""
+
+
+def _born(episodes: Sequence[Episode]) -> str:
+    """Where the first number that is not finite was born, where that was found: nothing tells more."""
+    births = sorted((each for each in episodes if each.kind == BIRTH), key=lambda each: (each.attempt, each.start))
+    return f" Step {births[0].start}: {said_of(births[0].message)}" if births else ""
 
 
 def _gone(episode: Episode) -> bool:

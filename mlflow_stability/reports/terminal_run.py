@@ -63,7 +63,7 @@ def _numbered(pen: Pen, diagnosis: Diagnosis) -> _Numbered:
     places = [place for place, each in enumerate(episodes) if pen.verbose or each.severity > Severity.INFO]
     if not pen.verbose:
         places = sorted(places, key=lambda place: -episodes[place].severity)[:FEW_EPISODES]
-        births = [place for place, each in enumerate(episodes) if wording.is_unsaid_birth(each, diagnosis.cause)]
+        births = [place for place, each in enumerate(episodes) if wording.is_unsaid_birth(each, diagnosis)]
         places = sorted({*places, *births[:FEW_BIRTHS]})
     return [(number, episodes[place]) for number, place in enumerate(places, start=1)]
 

@@ -114,12 +114,15 @@ def weighed(cause: Cause) -> list[tuple[str, str]]:
     return ruled_out + [("not checked", each) for each in cause.not_checked]
 
 
-def is_unsaid_birth(episode: Episode, cause: Cause | None) -> bool:
-    """Whether an episode tells where the first number that is not finite was born, and the cause does not."""
+def is_unsaid_birth(episode: Episode, diagnosis: Diagnosis) -> bool:
+    """Whether an episode tells where the first number that is not finite was born, and nothing else does."""
     if episode.kind != "nan_origin":
         return False
     said = episode.message.partition(": ")[2][1:] or episode.message
-    return cause is None or not any(said in each for each in (cause.statement, *cause.evidence))
+    cause = diagnosis.cause
+    told = () if cause is None else (cause.statement, *cause.evidence)
+    others = (each.message for each in diagnosis.episodes if each is not episode)
+    return not any(said in each for each in (*told, *others))
 
 
 def evidence(episode: Episode) -> str:
