@@ -13,7 +13,7 @@ from collections.abc import Callable
 import torch
 from torch.optim import Optimizer
 
-_nodes_made: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
+nodes_made: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
 """How many nodes of graphs this thread has made so far; without it only optimizers that are made are known."""
 
 
@@ -45,10 +45,10 @@ class SinceLastStep:
             return
         if self._made:
             self._made.clear()
-        self._nodes = _nodes_made()
+        self._nodes = nodes_made()
 
     def anything_new(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer is new since then, or anything was computed that has gradients."""
         if self._in_backward:
             return False
-        return _nodes_made() != self._nodes or any(each() is optimizer for each in self._made)
+        return nodes_made() != self._nodes or any(each() is optimizer for each in self._made)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -43,6 +44,20 @@ BACKWARDS_WITHOUT_STEP = 200
 """From how many backward passes on it is odd that no optimizer step was seen: more than anybody accumulates."""
 
 
+@dataclass(slots=True)
+class Counts:
+    """What was seen of a training so far."""
+
+    backwards: int = 0
+    steps: int = 0
+    optimizers: int = 0
+    """How many were made."""
+
+    def clear(self) -> None:
+        """Count anew."""
+        self.backwards = self.steps = self.optimizers = 0
+
+
 class TorchWatch:
     """The hooks of one meter."""
 
@@ -51,13 +66,13 @@ class TorchWatch:
         guard: Guard,
         meter: CycleMeter,
         on_foreign_thread: Callable[[], None] = lambda: None,
-        on_no_steps: Callable[[], None] = lambda: None,
+        counts: Counts | None = None,
+        on_signs: Callable[[], None] = lambda: None,
     ) -> None:
         self._thread = TrainingThread(on_foreign_thread)
         self._handles = HookHandles()
-        self._gates = 0
-        self._backwards = 0
-        self._no_steps = guard("cycles", on_no_steps)
+        self._counts = Counts() if counts is None else counts
+        self._signs = guard("unseen training", on_signs)
         self._in_backward = False
         self._backward = guard("cycles", meter.backward)
         self._backward_over = guard("cycles", meter.backward_ended)
@@ -126,7 +141,7 @@ class TorchWatch:
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         if is_nested_step() or _is_dry_run(optimizer):
             return None
-        self._gates += 1
+        self._counts.steps += 1
         by_name = kwargs.get("closure")
         closure = by_name if by_name is not None else args[1] if len(args) > 1 and takes_closure(optimizer) else None
         if closure is None:
@@ -145,6 +160,9 @@ class TorchWatch:
         original(optimizer, *args, **kwargs)  # by whichever thread: it need not be the one that trains
         if not torch.compiler.is_compiling():
             self._made(optimizer)
+            self._counts.optimizers += 1
+            if not self._counts.steps:
+                self._signs()
 
     @contextmanager
     def _evaluated(self, optimizer: Optimizer, first: bool) -> Iterator[None]:
@@ -165,9 +183,10 @@ class TorchWatch:
             tensors = tuple(tensors)
             args, kwargs = ((tensors, *args[1:]), kwargs) if args else (args, {**kwargs, "tensors": tensors})
         self._in_backward = True
-        self._backwards += 1
-        if self._backwards == BACKWARDS_WITHOUT_STEP and not self._gates:
-            self._no_steps()
+        counts = self._counts
+        counts.backwards += 1
+        if not counts.steps and counts.backwards in (1, BACKWARDS_WITHOUT_STEP):
+            self._signs()
         try:
             self._backward(tensors)
             return original(*args, **kwargs)
@@ -210,9 +229,9 @@ class TorchWatch:
     def _around_scaler_step(
         self, original: Callable[..., Any], scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
     ) -> Any:
-        gates = self._gates
+        steps = self._counts.steps
         result = original(scaler, optimizer, *args, **kwargs)
-        if self._gates == gates and scaler.is_enabled():
+        if self._counts.steps == steps and scaler.is_enabled():
             self._swallowed(scaler, optimizer)
         return result
 

@@ -20,7 +20,7 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.probes.cycle_meter import CycleMeter
 from mlflow_stability.probes.reading import CycleReading
 from mlflow_stability.probes.survey import Survey
-from mlflow_stability.probes.torch_watch import BACKWARDS_WITHOUT_STEP, TorchWatch
+from mlflow_stability.probes.torch_watch import TorchWatch
 from mlflow_stability.session.ending import EndingWatch
 from mlflow_stability.session.exit_wait import wait_for_delivery
 from mlflow_stability.session.guard import PartGuard
@@ -29,6 +29,7 @@ from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_binding import RunBinding
 from mlflow_stability.session.survey_plan import survey_of
 from mlflow_stability.session.thread_end import ThreadEnd
+from mlflow_stability.session.unseen_training import UnseenTraining
 from mlflow_stability.tracking.active_run import end_fluent_run, fluent_run_id
 from mlflow_stability.vocabulary.event import Event, Severity
 from mlflow_stability.vocabulary.milestone import Closing
@@ -49,7 +50,8 @@ class Session:
         """The `Flight`, where an autopilot was asked for: else its part of the package is not even imported."""
         self._binding = RunBinding(settings, self._guard, self._tell, self._warn, self._settle)
         self._meter = self._new_meter()
-        self._watch = TorchWatch(self._guard, self._meter, self._foreign_thread, self._no_steps_seen)
+        self._unseen = UnseenTraining(lambda message: self._warn("%s", message))
+        self._watch = self._new_watch()
         self._ending = EndingWatch()
         self._exit_number = 0
         """By which the end of the process knows us; 0 before the first step."""
@@ -92,6 +94,7 @@ class Session:
     def install(self) -> None:
         """Begin to watch torch."""
         self._watch.install()
+        self._unseen.install()
 
     def reconfigure(self, settings: Settings) -> None:
         """From now on, these settings; what a recording began with holds until its end."""
@@ -106,7 +109,7 @@ class Session:
         if self._flight is not None:
             self._flight.close()
         self._meter = self._new_meter()
-        self._watch = TorchWatch(self._guard, self._meter, self._foreign_thread, self._no_steps_seen)
+        self._watch = self._new_watch()
         if was_on:
             self._watch.install()
 
@@ -124,13 +127,15 @@ class Session:
 
     def record_step(self, loss: Any, model: Module, optimizer: Any) -> None:
         """Measure and keep one step of a loop that no hook can see."""
+        self._unseen.recorded_by_hand()
         gradients: list[Tensor] = [each.grad for each in model.parameters() if each.grad is not None]
         by_hand = self._guard("cycles", self._meter.manual_step)
         by_hand(loss, gradients, optimizer if isinstance(optimizer, Optimizer) else None)
 
     def pause(self) -> None:
-        """Take the hooks off for a while."""
+        """Take the hooks off for a while: the script records by hand meanwhile."""
         self._watch.remove()
+        self._unseen.recorded_by_hand()
 
     def resume(self) -> None:
         """Put them back."""
@@ -139,6 +144,7 @@ class Session:
     def stop(self, closing: Closing | None = None) -> None:
         """Take everything off; the courier delivers what was recorded, and nobody waits before the process ends."""
         self._watch.remove()
+        self._guard("unseen training", self._unseen.remove)()
         self._finish(closing or Closing("finished", run_was_active=False))
         self._ending.remove()
         links = self._binding.links.values()
@@ -173,6 +179,9 @@ class Session:
         self._flight = Flight(self.settings, self._guard, self._settle, self._binding.current_run_id)
         hooks = self._guard, self._at_gate, self._on_reading
         return PilotedMeter(*hooks, self._flight.pilot_for, self._survey_for)
+
+    def _new_watch(self) -> TorchWatch:
+        return TorchWatch(self._guard, self._meter, self._foreign_thread, self._unseen.counts, self._unseen.look)
 
     def _survey_for(self, recording: Recording | None) -> Survey | None:
         if recording is None:
@@ -240,14 +249,6 @@ class Session:
         self._warn(
             "Two threads train at once, and their steps cannot be told apart. Only those of the first are recorded; "
             "train in processes of their own to have both."
-        )
-
-    def _no_steps_seen(self) -> None:
-        self._warn(
-            "Gradients were computed %d times and no optimizer step was seen, so nothing is recorded. A step inside "
-            "torch.compile runs no hooks, and neither does an optimizer that is no torch.optim.Optimizer: use "
-            "`with mlflow_stability.attach(model, optimizer) as session: ... session.step(loss)`.",
-            BACKWARDS_WITHOUT_STEP,
         )
 
     def _part_failed(self, part: str, error: Exception) -> None:

@@ -6,6 +6,7 @@ cost the training seconds. What is known of a run is what the script's own `star
 
 from __future__ import annotations
 
+import functools
 import logging
 import os
 import sys
@@ -146,3 +147,42 @@ class ImplicitRunJoin:
         if self._undo is not None:
             self._undo()
             self._undo = None
+
+
+class RunEndWatch:
+    """Tells when the script ends its run, before MLflow does so; whatever goes wrong there is not the script's."""
+
+    def __init__(self, on_end: Callable[[], None]) -> None:
+        self._on_end = on_end
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Begin, once the script has imported MLflow."""
+        places: list[Any] = [sys.modules.get("mlflow.tracking.fluent"), sys.modules.get("mlflow")]
+        original = getattr(places[0], "end_run", None)
+        if self._undo or original is None:
+            return
+
+        @functools.wraps(original)
+        def end_run(*args: Any, **kwargs: Any) -> Any:
+            if fluent_run_id() is not None:
+                try:
+                    self._on_end()
+                except Exception as error:  # the run ends all the same
+                    _logger.debug("What was not seen of the run is not said: %s", error)
+            return original(*args, **kwargs)
+
+        for place in places:
+            if getattr(place, "end_run", None) is original:
+                place.end_run = end_run
+                self._undo.append(functools.partial(_put_back, place, "end_run", end_run, original))
+
+    def remove(self) -> None:
+        """Leave MLflow as it was."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def _put_back(owner: Any, name: str, ours: Any, original: Any) -> None:
+    if getattr(owner, name, None) is ours:
+        setattr(owner, name, original)

@@ -1,0 +1,104 @@
+"""A training whose steps no hook sees says so once; nothing is said of any other process."""
+
+from __future__ import annotations
+
+import logging
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+from session import unseen
+from zoo.trial import end_the_courier
+
+import mlflow_stability
+
+SAID = "and no optimizer step, so nothing is recorded"
+SCRIPT = Path(unseen.__file__)
+
+
+def output_of(kind: str, folder: Path) -> str:
+    environment = {**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"}
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), kind, str(folder / "journals")],
+        env=environment,
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
+    assert done.returncode == (1 if kind == "crashed" else 0), done.stderr
+    return done.stderr
+
+
+@pytest.mark.parametrize(
+    ("kind", "signs"),
+    [
+        ("own_optimizer", "autolog() saw 20 backward passes"),
+        ("compiled_step", "autolog() saw an optimizer being made"),
+        ("by_torch_func", "autolog() saw forward passes with gradients"),
+    ],
+)
+def test_a_training_that_nobody_sees_says_so_once_at_the_end_of_the_process(
+    tmp_path: Path, kind: str, signs: str
+) -> None:
+    said = output_of(kind, tmp_path)
+    assert said.count(SAID) == 1
+    (line,) = [each for each in said.splitlines() if SAID in each]
+    assert line.startswith(signs)
+    assert "mlflow_stability.attach(model, optimizer)" in line
+
+
+@pytest.mark.parametrize("kind", ["crashed", "by_hand", "prediction"])
+def test_nothing_is_said_of_what_is_recorded_broke_off_or_trains_nothing(tmp_path: Path, kind: str) -> None:
+    assert SAID not in output_of(kind, tmp_path)
+
+
+@pytest.fixture
+def lines(
+    tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[pytest.LogCaptureFixture]:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+    caplog.set_level(logging.WARNING, "mlflow_stability")
+    end_run = mlflow.end_run
+    mlflow_stability.autolog(journal_dir=tmp_path / "journals", exit_wait=0, strict=True)
+    yield caplog
+    mlflow_stability.autolog(disable=True)
+    end_the_courier()
+    assert mlflow.end_run is end_run
+    assert mlflow.tracking.fluent.end_run is end_run
+
+
+def said(lines: pytest.LogCaptureFixture) -> int:
+    return sum(SAID in each.getMessage() for each in lines.records)
+
+
+def test_it_is_said_at_200_backward_passes_and_not_again(lines: pytest.LogCaptureFixture) -> None:
+    unseen.own_optimizer(199)
+    assert said(lines) == 0
+    unseen.own_optimizer(300)
+    mlflow_stability.autolog(disable=True)
+    assert said(lines) == 1
+
+
+def test_it_is_said_at_the_end_of_the_run_that_has_nothing(lines: pytest.LogCaptureFixture) -> None:
+    for train, count in ((unseen.own_optimizer, 1), (unseen.healthy, 1)):
+        with mlflow.start_run():
+            train()
+            assert said(lines) <= count
+        assert said(lines) == count
+
+
+def test_gradients_that_are_computed_after_a_training_are_no_training(lines: pytest.LogCaptureFixture) -> None:
+    with mlflow.start_run():
+        unseen.healthy()
+    model = torch.nn.Linear(4, 1)
+    for _ in range(30):
+        unseen.loss_of(model).backward()
+    mlflow_stability.autolog(disable=True)
+    assert said(lines) == 0

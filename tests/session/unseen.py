@@ -1,0 +1,103 @@
+"""A training script whose steps no hook sees, or one that has nothing to be said of: `python unseen.py KIND FOLDER`."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+import mlflow_stability
+
+
+class OwnOptimizer:
+    """Of no class of torch's, as Keras and fastai have theirs."""
+
+    def __init__(self, parameters: Any) -> None:
+        self.parameters = list(parameters)
+
+    @torch.no_grad()
+    def step(self) -> None:
+        for each in self.parameters:
+            each -= 0.01 * each.grad
+            each.grad = None
+
+
+def loss_of(model: nn.Module) -> Tensor:
+    return nn.functional.mse_loss(model(torch.randn(8, 4)), torch.randn(8, 1))
+
+
+def own_optimizer(steps: int = 20) -> None:
+    model = nn.Linear(4, 1)
+    optimizer = OwnOptimizer(model.parameters())
+    for _ in range(steps):
+        loss_of(model).backward()
+        optimizer.step()
+
+
+def compiled_step() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+
+    @torch.compile(backend="aot_eager")
+    def train_step(inputs: Tensor, targets: Tensor) -> Tensor:
+        loss = nn.functional.mse_loss(model(inputs), targets)
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        return loss
+
+    for _ in range(5):
+        train_step(torch.randn(8, 4), torch.randn(8, 1))
+
+
+def by_torch_func() -> None:
+    values = {"weight": torch.zeros(1, 4), "bias": torch.zeros(1)}
+
+    def loss(values: dict[str, Tensor]) -> Tensor:
+        return nn.functional.mse_loss(nn.functional.linear(torch.randn(8, 4), **values), torch.randn(8, 1))
+
+    for _ in range(500):
+        gradients = torch.func.grad(loss)(values)
+        values = {name: each - 0.01 * gradients[name] for name, each in values.items()}
+
+
+def healthy() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(5):
+        loss_of(model).backward()
+        optimizer.step()
+
+
+def crashed() -> None:
+    torch.optim.SGD(nn.Linear(4, 1).parameters(), lr=0.01)
+    loss_of(nn.Linear(4, 1))
+    raise RuntimeError("before the first step")
+
+
+def by_hand() -> None:
+    model = nn.Linear(4, 1)
+    optimizer = OwnOptimizer(model.parameters())
+    with mlflow_stability.attach(model, journal_dir=sys.argv[2], exit_wait=0, strict=True) as session:
+        for _ in range(300):
+            loss = loss_of(model)
+            loss.backward()
+            session.step(loss)
+            optimizer.step()
+
+
+def prediction() -> None:
+    with torch.no_grad():
+        nn.Linear(4, 1)(torch.ones(2, 4))
+
+
+KINDS: dict[str, Callable[[], None]] = {
+    each.__name__: each for each in (own_optimizer, compiled_step, by_torch_func, healthy, crashed, by_hand, prediction)
+}
+
+if __name__ == "__main__":
+    mlflow_stability.autolog(journal_dir=sys.argv[2], exit_wait=0, strict=True)
+    KINDS[sys.argv[1]]()
