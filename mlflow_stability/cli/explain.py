@@ -45,7 +45,7 @@ def _listed(pen: Pen, found: list[KindDocumentation]) -> Rows:
 def _explain(pen: Pen, about: KindDocumentation) -> None:
     pen.console.print(Text.assemble(pen.text(about.name, "bold"), ": ", pen.text(about.sentence)))
     pen.paragraph("Severity", _severity(about))
-    pen.paragraph("Looks at", ", ".join(about.quantities))
+    pen.paragraph("Looks at", ", ".join(about.quantities), names=True)
     pen.paragraph("What it sees", about.sees)
     pen.paragraph("Why it matters", about.why)
     pen.paragraph("What to try", about.try_)

@@ -25,6 +25,8 @@ OPTIONS = frozenset(
     }
 )
 """What optimizers take beside the numbers that people choose."""
+OF_A_SCHEDULE = frozenset({"base_momentum", "max_momentum", "min_lr"})
+"""What OneCycleLR leaves in the groups of its optimizer."""
 _OPTIMIZER = re.compile(r"(?P<which>optimizer_\d+)?\.?(?P<name>\w+)")
 _SCHEDULE = re.compile(r"(?P<owner>(?:optimizer_\d+\.)?scheduler(?:_\d+)?)\.\w+")
 _ALSO_A_RATE = re.compile(r"(?:^|[._/ -])(?:(?:base|max|peak|init|initial)[_-]?)?lr$|[._/ -]learning_?rate$", re.I)
@@ -79,6 +81,8 @@ def _owner(name: str) -> str | None:
     if schedule is not None:
         return None if is_chosen(name) else schedule["owner"]
     option = _OPTIMIZER.fullmatch(name)
+    if option is not None and option["name"] in OF_A_SCHEDULE:
+        return f"{option['which']}.scheduler" if option["which"] else "scheduler"
     return (option["which"] or "optimizer") if option is not None and option["name"] in OPTIONS else None
 
 

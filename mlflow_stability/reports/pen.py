@@ -48,12 +48,12 @@ class Pen:
             Rule(self.text(title, "bold"), align="left", characters="─" if self.unicode else "-", style="dim")
         )
 
-    def paragraph(self, title: str, said: str) -> None:
-        """A title, and a sentence or more beneath it; nothing for nothing."""
+    def paragraph(self, title: str, said: str, *, names: bool = False) -> None:
+        """A title, and a sentence or more beneath it, or `names` from a program; nothing for nothing."""
         if said:
             self.console.print()
             self.console.print(self.text(title, "bold"))
-            self.console.print(Padding(self.text(capitalised(said)), (0, 0, 0, 2)))
+            self.console.print(Padding(self.text(said if names else capitalised(said)), (0, 0, 0, 2)))
 
     def section(self, title: str, rows: Iterable[tuple[RenderableType, RenderableType]], *, space: bool = True) -> None:
         """A title, and beneath it rows of two columns, the second of which wraps within itself; nothing for no rows."""

@@ -113,7 +113,7 @@ def test_the_same_is_drawn_as_a_figure(sqlite_uri: str, tmp_path: Path) -> None:
     assert [axes.get_title(loc="left") for axes in figure.axes[:2]] == ["calm", "wild"]
     with pytest.raises(SettingsError, match=r"calm has no attention entropy by head.*Both have grad_norm"):
         compare_layers(calm, wild, "attention_entropy", tracking_uri=sqlite_uri)
-    with pytest.raises(SettingsError, match="quantity must be .grad_norm., "):
+    with pytest.raises(SettingsError, match=r"^quantity must be .grad_norm., "):
         compare_layers(calm, wild, "loss", tracking_uri=sqlite_uri)
     with pytest.raises(SettingsError, match="could not be read"):
         compare_layers(calm, "0123456789abcdef" * 2, tracking_uri=sqlite_uri)

@@ -73,6 +73,8 @@ def test_a_name_from_a_program_keeps_its_small_letters(kind: str, capsys: pytest
     text = capsys.readouterr().out
     assert "Http" not in text
     assert not re.search(r"^ *[A-Z][a-z]+_[a-z_]+", text, re.MULTILINE)
+    quantities = ", ".join(documentation(kind).quantities)
+    assert f"Looks at {quantities}" in words(text) or not quantities
 
 
 def test_a_kind_is_listed_and_suggested_once(capsys: pytest.CaptureFixture[str]) -> None:

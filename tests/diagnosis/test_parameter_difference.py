@@ -95,6 +95,12 @@ def test_what_a_schedule_is_made_with_is_told_by_it_unless_it_differs() -> None:
     assert [each.name for each in found] == ["scheduler.total_iters"]
 
 
+def test_what_a_schedule_leaves_with_the_optimizer_is_told_by_it_but_for_its_peak() -> None:
+    cycle = {"scheduler": "OneCycleLR", "max_lr": 0.003, "min_lr": 1.2e-8, "base_momentum": 0.85, "max_momentum": 0.95}
+    found = differences_of([made("a", {"learning_rate": 0.00012, **cycle}), made("b", {"learning_rate": 0.001})])
+    assert [each.name for each in found] == ["learning_rate", "max_lr", "scheduler"]
+
+
 def test_trained_parameters_are_told_beside_all_of_them_where_some_are_frozen() -> None:
     whole = [made(str(n), {"parameters_total": n, "parameters_trainable": n}) for n in (10, 20)]
     assert [each.name for each in differences_of(whole)] == ["parameters_total"]
