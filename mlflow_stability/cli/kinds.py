@@ -8,11 +8,17 @@ from difflib import get_close_matches
 import click
 from click.shell_completion import CompletionItem
 
-from mlflow_stability.detectors.catalog import KINDS, ON_REQUEST, name_of
+from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, name_of
+from mlflow_stability.diagnosis.cause_catalog import BY_NAME
 from mlflow_stability.reports.harmless import plain
 
 RULES_ON_REQUEST = tuple(name_of(each) for each in ON_REQUEST)
 """The names of rules that look only when they are asked for."""
+RULES_BESIDE = tuple(name_of(each) for each in DETECTORS if each.rule)
+"""The names of rules that look beside the usual one of their kind: ``divergence:start``."""
+CAUSES = tuple(BY_NAME)
+EXPLAINED = tuple(dict.fromkeys((*KINDS, *RULES_BESIDE, *RULES_ON_REQUEST, *CAUSES)))
+"""Every name that a report may print of a finding, a rule or a cause."""
 
 
 def checked_kind(typed: str, known: Sequence[str] = KINDS) -> str:
@@ -38,10 +44,15 @@ def checked_kind_if_any(_context: click.Context, _option: click.Parameter, typed
 
 
 def checked_rule_if_any(_context: click.Context, _option: click.Parameter, typed: str | None) -> str | None:
-    """One, which may also be a rule that looks on request: ``loss_spike:classic``."""
-    return None if typed is None else checked_kind(typed, tuple(dict.fromkeys((*KINDS, *RULES_ON_REQUEST))))
+    """One, which may also be a rule, ``loss_spike:classic``, or a cause, ``bad_batch``."""
+    return None if typed is None else checked_kind(typed, EXPLAINED)
 
 
 def complete_kinds(_context: click.Context, _option: click.Parameter, begun: str) -> list[CompletionItem]:
     """What a shell may offer."""
     return [CompletionItem(kind) for kind in KINDS if kind.startswith(begun.replace("-", "_"))]
+
+
+def complete_explained(_context: click.Context, _option: click.Parameter, begun: str) -> list[CompletionItem]:
+    """What a shell may offer where rules and causes are known, too."""
+    return [CompletionItem(name) for name in EXPLAINED if name.startswith(begun.replace("-", "_"))]

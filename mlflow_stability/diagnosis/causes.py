@@ -158,15 +158,22 @@ def _cause_of(
     one: Looked, every: Sequence[Looked], history: RunHistory, curves: RunCurves, attempts: RunAttempts
 ) -> Cause | None:
     """The likeliest cause of one episode, found by looking at it and at what is the same trouble, seen elsewhere."""
-    span = attempts.around(one.episode.attempt, one.episode.start)
-    trouble = [each for each in _same_trouble(one.episode, every, curves) if each.episode.start in span]
+    span, reach = attempts.around(one.episode.attempt, one.episode.start), _reach(curves)
+    trouble = [each for each in _same_trouble(one.episode, every, reach) if each.episode.start in span]
     found = [(each, look.cause) for each in trouble for look in each.looks if look.cause is not None]
     if not found:
         return None
-    # How the process ended is certain, and mostly what came of the trouble before it.
-    source, cause = min(
-        found, key=lambda each: (each[0].episode.kind in OF_THE_PROCESS, CERTAINTIES.index(each[1].certainty))
-    )
+
+    def order(each: tuple[Looked, Cause]) -> tuple[bool, bool, bool, int]:
+        """How the process ended is certain, and mostly what came of the trouble before it; and what was going on long
+        before, as a divergence before a NaN, is where it came from, unless its own cause was seen directly.
+        """
+        episode, cause = each[0].episode, each[1]
+        long_before = episode.start < one.episode.start - reach
+        sure = CERTAINTIES.index(cause.certainty)
+        return episode.kind in OF_THE_PROCESS, not cause.certain, not long_before, sure
+
+    source, cause = min(found, key=order)
     first = min((each.episode for each in trouble), key=lambda each: each.start)
     cause = _with_birth(cause, surroundings_of(first, history, curves, attempts), source.episode)
     asked = LOOKS[source.episode.kind]
@@ -195,15 +202,19 @@ def _with_birth(cause: Cause, around: Surroundings, explained: Episode) -> Cause
     return replace(cause, evidence=(*cause.evidence, born), remedies=against)
 
 
-def _same_trouble(episode: Episode, every: Sequence[Looked], curves: RunCurves) -> list[Looked]:
+def _reach(curves: RunCurves) -> float:
+    """How many steps before a finding another one may have begun to be taken for the same trouble."""
+    losses = [curve for curve in curves.losses if len(curve.steps) > 1]
+    span = max((int(curve.steps[-1] - curve.steps[0]) for curve in losses), default=0)
+    return min(SAME_TROUBLE * span, SAME_POINTS * max((curve.distance for curve in losses), default=1.0))
+
+
+def _same_trouble(episode: Episode, every: Sequence[Looked], reach: float) -> list[Looked]:
     """What the episode came of, the earliest first: itself, and what began before it and was still going on.
 
     What had passed by then is another trouble. A jump of the learning rate comes last, for what it did is what there is
     to explain.
     """
-    losses = [curve for curve in curves.losses if len(curve.steps) > 1]
-    span = max((int(curve.steps[-1] - curve.steps[0]) for curve in losses), default=0)
-    reach = min(SAME_TROUBLE * span, SAME_POINTS * max((curve.distance for curve in losses), default=1.0))
     same = [each for each in every if each.episode is episode or _led_to(each.episode, episode, reach)]
     return sorted(same, key=lambda each: (each.episode.kind == "learning_rate_jump", each.episode.start))
 

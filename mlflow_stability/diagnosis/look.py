@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlflow_stability.diagnosis.cause_catalog import BY_NAME
 from mlflow_stability.vocabulary.cause import Cause
 
 CERTAINTIES = ("certain", "likely", "possible")
@@ -34,6 +35,8 @@ def is_it(
     remedies: tuple[str, ...] = (),
 ) -> Look:
     """This is the cause; ``since``: the step from which on its evidence is seen, None for what has none of its own."""
+    if name not in BY_NAME:
+        raise ValueError(f"The cause {name!r} is not in the catalog, so nobody could look up what it means.")
     said = tuple(each for each in evidence if each)
     return Look(Cause(name, statement, said, certainty=certainty, place=place, since=since, remedies=remedies))
 

@@ -11,7 +11,7 @@ from mlflow_stability.diagnosis.deciding import deciding_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.episode import Episode
-from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.event import Event, Severity
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 COUNT = 500
@@ -78,3 +78,42 @@ def test_of_findings_that_are_equally_bad_the_first_whose_cause_is_known_decides
     assert deciding_of("unstable", [first, known]) is known
     assert deciding_of("unstable", [first, known, worse]) is worse
     assert deciding_of("healthy", []) is None
+
+
+def gradients_that_pile_up(*, events: bool) -> RunHistory:
+    """Gradients are summed from step 200 on; the loss is lost from 230 on, and at 400 the gradient breaks."""
+    dice = np.random.default_rng(3)
+    losses, norms = falling(COUNT), np.exp(dice.normal(0, 0.1, COUNT))
+    norms[200:230] = 1 + 0.3 * np.arange(30)
+    norms[230:] = 10 * np.exp((np.arange(230, COUNT) - 230) / 20)
+    losses[230:] *= np.exp(np.minimum(5, (np.arange(230, COUNT) - 229) / 25))
+    norms[400:], losses[430:] = math.nan, math.nan
+    origin = Event(
+        400, "nan_origin", Severity.INFO, "Step 400: the batch was not finite.", evidence={"from.input": 1.0}
+    )
+    told = [
+        Event(235, "divergence", Severity.CRITICAL, "loss rose."),
+        Event(
+            400, "nan_detected", Severity.CRITICAL, "grad_norm is NaN at step 400.", evidence={"grad_norm": math.nan}
+        ),
+        *([origin] if events else []),
+    ]
+    return run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=told)
+
+
+def test_what_a_nan_came_of_explains_it_before_what_is_seen_of_it_in_its_own_step() -> None:
+    found = diagnosis_of(gradients_that_pile_up(events=False))
+    (nan,) = [each for each in found.episodes if each.kind == "nan_detected"]
+    before = next(each for each in found.episodes if each.kind == "divergence")
+    assert found.outcome == "broken"
+    assert before.cause is not None
+    assert nan.start - before.start > 100
+    assert found.cause is not None
+    assert found.cause == nan.cause
+    assert found.cause.name == before.cause.name == "gradients_not_cleared"
+
+
+def test_what_was_seen_directly_explains_it_whatever_came_before() -> None:
+    found = diagnosis_of(gradients_that_pile_up(events=True))
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.certainty) == ("bad_batch", "certain")
