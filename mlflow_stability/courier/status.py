@@ -39,7 +39,7 @@ class StatusPage:
 
     def show(self, status: CourierStatus) -> None:
         """Put this on the page."""
-        now = time.time()
+        now = time.monotonic()
         if status != self._last or now - self._written_at >= _AT_LEAST_EVERY:
             self._last, self._written_at = status, now
-            write_page(self._file, {"pid": os.getpid(), "time": now, **asdict(status)})
+            write_page(self._file, {"pid": os.getpid(), "time": time.time(), **asdict(status)})

@@ -173,10 +173,14 @@ class CourierLink:
         if self.folder.is_dir():
             (self.folder / RELEASED).touch(mode=0o600)
 
+    def detach(self) -> None:
+        """Make sure that it is nobody's child: a few hundredths of a second after its start it is."""
+        if self._launcher is not None:
+            self._launcher.wait()
+
     def let_go(self) -> None:
         """Leave it to itself: it goes on delivering when this process has ended."""
-        if self._launcher is not None:
-            self._launcher.wait()  # which was done when it had started the courier
+        self.detach()
         self._hang_up()
 
     def all_arrived(self) -> bool:

@@ -244,6 +244,8 @@ class Session:
         self._of_thread = self._ending.of_thread(error)
         self._meter.drain()
         self._binding.returned(self._of_thread)
+        for link in self._binding.links.values():
+            link.detach()
 
     def _foreign_thread(self) -> None:
         self._warn(
