@@ -18,6 +18,7 @@ from rich.text import Text
 
 from mlflow_stability.cli.demo_trainings import Training, Trainings
 from mlflow_stability.demo.troubles import TOO_HIGH, Troubles
+from mlflow_stability.diagnosis.final_loss import final_loss
 from mlflow_stability.reports.curve import draw, number_text
 from mlflow_stability.reports.pen import Pen
 from mlflow_stability.reports.terminal_run import show_gist
@@ -27,8 +28,6 @@ from mlflow_stability.vocabulary.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.event import Event
 
 CURVE_ROWS = 4
-JUDGED_STEPS = 20
-"""The final loss is the mean over so many steps at the end."""
 ACTS = ("rollback", "step_skipped")
 """The kinds of events in which the autopilot says what it did."""
 
@@ -63,9 +62,10 @@ def show(pen: Pen, story: Story) -> None:
     _show_way(pen, story)
 
 
-def final_loss(training: Training) -> float:
-    """The mean of the last steps; NaN where one of them was."""
-    return sum(training.losses[-JUDGED_STEPS:]) / JUDGED_STEPS
+def final_of(training: Training) -> float:
+    """What the training ended at; NaN where its last step was."""
+    final = final_loss(np.array(training.losses))
+    return math.nan if final is None else final
 
 
 def dead_from(training: Training) -> int | None:
@@ -97,7 +97,7 @@ def _show_table(pen: Pen, story: Story) -> None:
     table.add_column("what became of it", overflow="fold")
     became = (_of_the_twin(), _of_the_bare(story), _of_the_rescued(story))
     for training, (said, style) in zip(story.trainings.all, became, strict=True):
-        table.add_row(pen.text(training.title), pen.text(number_text(final_loss(training))), pen.text(said, style))
+        table.add_row(pen.text(training.title), pen.text(number_text(final_of(training))), pen.text(said, style))
     pen.console.print(Padding(table, (1, 0, 0, 0)))
 
 
@@ -130,7 +130,7 @@ def _end(training: Training, twin: Training) -> str:
     dead = dead_from(training)
     if dead is not None:
         return f"{number_text(training.losses[-1])} from step {dead} on"
-    ratio = final_loss(training) / final_loss(twin) - 1
+    ratio = final_of(training) / final_of(twin) - 1
     return f"Ends {abs(ratio):.1%} {'above' if ratio >= 0 else 'below'} its twin"
 
 
@@ -139,7 +139,7 @@ def _show_curve(pen: Pen, training: Training) -> None:
     finite = losses[np.isfinite(losses)]
     logarithmic = bool(finite.size and finite.min() > 0)
     head, width = pen.text(training.title, "bold cyan"), pen.console.width - 2
-    last = f"{number_text(losses[-1])} at step {losses.size}" + (", log scale" if logarithmic else "")
+    last = f"final loss {number_text(final_of(training))}" + (", log scale" if logarithmic else "")
     pen.console.print()
     pen.console.print(Text.assemble(head, " " * max(1, width - head.cell_len - len(last)), last))
     steps = np.arange(1, losses.size + 1)

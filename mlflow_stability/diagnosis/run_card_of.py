@@ -12,6 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.curves import Curve, decoded, run_curves
+from mlflow_stability.diagnosis.final_loss import final_loss, last_part
 from mlflow_stability.diagnosis.levels import levels_of
 from mlflow_stability.diagnosis.nouns import noun_of
 from mlflow_stability.diagnosis.resumes import joined, resumed_in
@@ -22,10 +23,6 @@ from mlflow_stability.vocabulary.event import Severity
 from mlflow_stability.vocabulary.run_card import LOST, OF_THE_PROCESS, Course, Mark, RunCard
 from mlflow_stability.vocabulary.run_history import RunHistory
 
-PART = 20
-"""A final loss is that of the last so-manieth of the points, a best loss the lowest of any."""
-FEWEST = 3
-"""Points that such a part has at least."""
 OURS = "stability."
 """What the names of our own parameters begin with."""
 
@@ -64,7 +61,7 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
         loss="" if main is None else main.name,
         finite_share=1.0 if main is None or not len(main.finite) else float(main.finite.mean()),
         first_loss=None if main is None or not main.finite.any() else float(main.values[main.finite][0]),
-        final_loss=None if main is None else _final(main.values),
+        final_loss=None if main is None else final_loss(main.values),
         best_loss=None if main is None else _best(main, diagnosis),
         spike_score=None if reading is None else reading.spike_score,
         steps_per_second=_speed(history, main),
@@ -132,23 +129,12 @@ def _skipped(history: RunHistory) -> int:
     return counted or sum(each.kind == "step_skipped" for each in history.reported)
 
 
-def _part(values: NDArray[np.float64]) -> int:
-    return min(len(values), max(FEWEST, len(values) // PART))
-
-
-def _final(values: NDArray[np.float64]) -> float | None:
-    if not len(values):
-        return None
-    last = values[-_part(values) :]
-    return float(np.median(last)) if np.isfinite(last[-1]) else float(last[-1])
-
-
 def _best(main: Curve, diagnosis: Diagnosis) -> float | None:
-    """The lowest level; where a divergence is told by a lower one that was held for less long, that one."""
+    """The lowest level of as many points as make a final loss; where a divergence tells of a lower one, that one."""
     known = main.values[main.finite]
     if not len(known):
         return None
-    size = _part(known)
+    size = last_part(known)
     starts = range(0, len(known) - size + 1, max(1, size // 2))
     told = [
         each.evidence["best"]
