@@ -8,6 +8,7 @@ StabilityError
  |- RestoreRefused        a saved state does not fit the training it should be put into; nothing was changed
  |- CheckpointsRefused    a folder of checkpoints belongs to another run, or holds nothing that can be used
  |- TrainingDiverged      a training ends here: ``stop_on``, or rollbacks that did not help
+ |- TorchLacksError       this torch has not what a part of us needs; that part is off
  `- UnreadableLogError    a file or folder that is no training log, or one that cannot be read
 
 Nothing here is ever raised into a training loop, unless the user asked for ``strict=True``, ``stop_on`` or rollbacks.
@@ -24,6 +25,10 @@ TORCH_IS_MISSING = (
 
 class StabilityError(Exception):
     """Something that mlflow-stability has to say in one sentence."""
+
+
+class TorchLacksError(StabilityError):
+    """This torch has not what a part of us needs: that part is off."""
 
 
 class SettingsError(StabilityError, ValueError):

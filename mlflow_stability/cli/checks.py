@@ -56,18 +56,18 @@ def check_torch() -> Iterator[Finding]:
         yield Finding("torch", Severity.WARNING, "not installed", advice)
         return
     try:
-        from mlflow_stability.probes.patch_points import OLDEST_TORCH, missing_patch_points, torch_version
+        from mlflow_stability.probes.torch_api import OLDEST_TORCH, missing, torch_version
 
-        version, missing = torch_version(), missing_patch_points()
+        version, lacking = torch_version(), missing(load=True)
     except (ImportError, OSError) as error:
         yield Finding("torch", Severity.CRITICAL, f"cannot be loaded: {error}", "Install it again.")
         return
-    if missing:
-        unseen = ", ".join(dict.fromkeys(missing.values()))
-        advice = f"Not seen: {unseen}. Needed: torch {OLDEST_TORCH} or later. pip install -U 'mlflow-stability[torch]'"
-        yield Finding("torch", Severity.CRITICAL, f"{version} lacks {', '.join(missing)}", advice)
+    if lacking:
+        unseen = "; ".join(dict.fromkeys(lacking.values()))
+        advice = f"Off without it: {unseen}. Needed: torch {OLDEST_TORCH} or later."
+        yield Finding("torch", Severity.CRITICAL, f"{version} lacks {', '.join(lacking)}", advice)
     else:
-        yield Finding("torch", FINE, f"{version}, every hook and patch point is there")
+        yield Finding("torch", FINE, f"{version}, every symbol that is used of it is there")
 
 
 def check_mlflow(uri: str | None) -> Iterator[Finding]:

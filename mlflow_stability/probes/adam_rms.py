@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Adam, Optimizer
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.adam_moments import SecondMoments, second_moments
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.cycle_parts import CycleParts
@@ -117,14 +118,14 @@ class AdamRms:
 
 def _squares_of_turn(found: SecondMoments, turn: Sequence[Piece]) -> Tensor | None:
     copies = flat_copies([piece.of(found.moments) for piece in turn])
-    torch._foreach_sqrt_(copies)
+    torch_api.foreach_sqrt_(copies)
     corrections = [found.corrections[piece.column] for piece in turn]
-    torch._foreach_mul_(
+    torch_api.foreach_mul_(
         copies, [each.to(copy.device, non_blocking=True) for each, copy in zip(corrections, copies, strict=True)]
     )
-    torch._foreach_clamp_min_(copies, [found.epsilons[piece.column] for piece in turn])
-    torch._foreach_reciprocal_(copies)
-    torch._foreach_mul_(copies, [piece.of(found.gradients) for piece in turn])
+    torch_api.foreach_clamp_min_(copies, [found.epsilons[piece.column] for piece in turn])
+    torch_api.foreach_reciprocal_(copies)
+    torch_api.foreach_mul_(copies, [piece.of(found.gradients) for piece in turn])
     return squares(copies)
 
 

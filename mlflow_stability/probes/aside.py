@@ -13,11 +13,11 @@ import torch
 from torch import Tensor
 from torch.nn import Parameter
 
-from mlflow_stability.probes import thread_state
+from mlflow_stability.probes import thread_state, torch_api
 
 _PLAIN = (Tensor, Parameter)
 _DEVICES = ("cpu", "cuda")
-_OPERATIONS = (torch._C.DispatchKey.Python, torch._C.DispatchKey.PythonTLSSnapshot)
+_OPERATIONS = ("Python", "PythonTLSSnapshot")
 """What leads an operation to modes; torch passes by what is excluded."""
 
 
@@ -30,16 +30,18 @@ class aside:  # noqa: N801 # it is used as `contextlib.suppress` is
         self._begun = False
 
     def __enter__(self) -> None:
+        torch_api.need("set_dispatch_key_excluded")  # to be undone by it
         self._gradients = torch.is_grad_enabled()
         self._autocast = [each for each in _DEVICES if torch.is_autocast_enabled(each)]
-        self._operations = [each for each in _OPERATIONS if not torch._C._dispatch_tls_is_dispatch_key_excluded(each)]
-        self._functions = torch._C.DisableTorchFunction()
+        keys = [getattr(torch_api.DispatchKey, each) for each in _OPERATIONS]
+        self._operations = [each for each in keys if not torch_api.is_dispatch_key_excluded(each)]
+        self._functions = torch_api.DisableTorchFunction()
         thread_state.remember(self)
         self._begun = True
         self._functions.__enter__()
         for each in self._operations:
-            torch._C._dispatch_tls_set_dispatch_key_excluded(each, True)
-        torch._C._set_grad_enabled(False)
+            torch_api.set_dispatch_key_excluded(each, True)
+        torch_api.set_grad_enabled(False)
         for device in self._autocast:
             torch.set_autocast_enabled(device, False)
 
@@ -53,9 +55,9 @@ class aside:  # noqa: N801 # it is used as `contextlib.suppress` is
             return
         for device in self._autocast:
             torch.set_autocast_enabled(device, True)
-        torch._C._set_grad_enabled(self._gradients)
+        torch_api.set_grad_enabled(self._gradients)
         for each in self._operations:
-            torch._C._dispatch_tls_set_dispatch_key_excluded(each, False)
+            torch_api.set_dispatch_key_excluded(each, False)
         self._functions.__exit__(None, None, None)
 
 
@@ -70,5 +72,5 @@ def is_measurable(value: object) -> TypeGuard[Tensor]:
         and value.numel() > 0
         and not value.is_complex()
         and not value.is_quantized
-        and not torch._C._functorch.is_functorch_wrapped_tensor(value)
+        and not torch_api.is_functorch_wrapped_tensor(value)
     )

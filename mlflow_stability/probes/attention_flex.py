@@ -13,9 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch._dynamo._trace_wrapped_higher_order_op import TransformGetItemToIndex
-from torch.overrides import _enable_torch_function
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.attention_numbers import BLOCK, rows_of
 from mlflow_stability.probes.attention_scores import ProductScores, Shape, in_wide
 
@@ -48,7 +47,7 @@ class FlexScores:
         parts = zip(self.shape, (samples, slice(None), queries, keys), strict=True)
         places = [torch.arange(size, device=self.device)[part] for size, part in parts]
         # A tensor that a function captures is looked up in by place: this mode of torch's own lets it do so.
-        with _enable_torch_function(), TransformGetItemToIndex():
+        with torch_api.enable_torch_function(), torch_api.TransformGetItemToIndex():
             changed = _of_all(self.score_mod, 1)(scores, *places)
             allowed = _of_all(self.mask_mod, 0)(*places)
         return torch.where(allowed, in_wide(changed), -torch.inf)

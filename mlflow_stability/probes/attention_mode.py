@@ -13,9 +13,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch._C import _push_on_torch_function_stack
 
-from mlflow_stability.probes.thread_state import OwnMode, function_modes, take_off
+from mlflow_stability.probes import torch_api
+from mlflow_stability.probes.thread_state import FUNCTION_STACK, OwnMode, function_modes, take_off
 
 
 class AttentionMode(OwnMode):
@@ -33,8 +33,9 @@ class AttentionMode(OwnMode):
 
     def enter(self) -> None:
         """Begin."""
+        torch_api.need(*FUNCTION_STACK)
         self.on = True
-        _push_on_torch_function_stack(self)
+        torch_api.push_on_torch_function_stack(self)
 
     def leave(self) -> None:
         """End, wherever on the stack of modes this one is, and forget who listened. Once more does no harm."""
@@ -58,7 +59,7 @@ class AttentionMode(OwnMode):
     def come_back(self) -> None:
         """After `step_aside`."""
         if self.on and not any(each is self for each in function_modes()):
-            _push_on_torch_function_stack(self)
+            torch_api.push_on_torch_function_stack(self)
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = {} if kwargs is None else kwargs

@@ -14,17 +14,13 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.hook_handles import HookHandles
 
-_REGION = ("torch._dynamo.eval_frame", "set_eval_frame")
-"""The module and the name by which a compiled region begins."""
-_COMPILING = (("torch", "compile"), ("torch._dynamo", "optimize"))
-_TRACING = (
-    ("torch.jit._trace", "make_module"),
-    ("torch._C", "_create_function_from_trace"),
-    ("torch._C", "_create_function_from_trace_with_dict"),
-    ("torch._C", "_create_graph_by_tracing"),
-)
+_REGION = "set_eval_frame"
+"""What begins a compiled region."""
+_COMPILING = ("compile", "dynamo_optimize")
+_TRACING = ("make_traced_module", "function_from_trace", "function_from_trace_with_dict", "graph_by_tracing")
 """Likewise, what begins to compile and to trace."""
 
 StepBack = Callable[[bool], None]
@@ -43,11 +39,13 @@ class CompileRetreat:
     def put_on(self) -> None:
         """Begin."""
         if not self._on:
-            self._patch(*_REGION, _before_region)
-            for owner, name in _COMPILING:
-                self._patch(owner, name, _before_compiling)
-            for owner, name in _TRACING:
-                self._patch(owner, name, _before_tracing)
+            if torch_api.is_dynamo_loaded():
+                torch_api.need(_REGION)  # compiled code could not be seen
+            self._handles.patch_symbol(_REGION, _before_region)
+            for each in _COMPILING:
+                self._handles.patch_symbol(each, _before_compiling)
+            for each in _TRACING:
+                self._handles.patch_symbol(each, _before_tracing)
         if self not in self._on:
             self._on.append(self)
 
@@ -63,11 +61,6 @@ class CompileRetreat:
         """Have everybody step back, the last one first."""
         for each in reversed(cls._on[:]):
             each._step_back(compiled)
-
-    def _patch(self, owner: str, name: str, around: Callable[..., Any]) -> None:
-        module = sys.modules.get(owner)
-        if hasattr(module, name):
-            self._handles.patch(module, name, around)
 
 
 def _before_region(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

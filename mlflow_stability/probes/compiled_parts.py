@@ -11,7 +11,6 @@ dictionary say, is seen when it runs: whoever looks into forward passes then ste
 from __future__ import annotations
 
 import functools
-import sys
 import weakref
 from collections import deque
 from collections.abc import Iterable, Iterator
@@ -20,6 +19,7 @@ from typing import Any
 
 from torch.nn import Module
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.code_names import names_in
 from mlflow_stability.probes.module_names import WRAPPERS
 
@@ -66,7 +66,7 @@ def is_compiled_function(function: FunctionType) -> bool:
 
 
 def _names_compiled_function(root: Module) -> bool:
-    if "torch._dynamo" not in sys.modules:  # without it nothing can be
+    if not torch_api.is_dynamo_loaded():
         return False
     modules = list(Module.modules(root))
     methods = _methods_of({kind: None for each in modules for kind in type(each).__mro__})

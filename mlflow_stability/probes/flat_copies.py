@@ -11,7 +11,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch._utils import _unflatten_dense_tensors
+
+from mlflow_stability.probes import torch_api
 
 SHARE_OF_MEMORY = 0.01
 MOST_BYTES = 256 * 2**20
@@ -44,8 +45,8 @@ def _rows(tensors: Sequence[Tensor]) -> list[tuple[list[int], Tensor, Sequence[T
             size = sum([each.numel() for each in some])
             row = torch.empty(size, device=device, dtype=torch.promote_types(dtype, torch.float32))
             # One call for all views: made one by one they take longer than the copies.
-            copies: Sequence[Tensor] = _unflatten_dense_tensors(row, some)  # type: ignore[no-untyped-call]
-            torch._foreach_copy_(list(copies), some)
+            copies: Sequence[Tensor] = torch_api.unflatten_dense_tensors(row, some)
+            torch_api.foreach_copy_(list(copies), some)
             found.append((places, row, copies))
     return found
 

@@ -14,10 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from torch._ops import HigherOrderOperator
-from torch.utils._python_dispatch import TorchDispatchMode, _get_current_dispatch_mode
 from torch.utils.flop_counter import flop_registry
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.compile_retreat import CompileRetreat
 from mlflow_stability.probes.fragile_tensors import FragileTensors
 
@@ -27,13 +26,13 @@ KNOWN_NAMESPACES = frozenset({"aten", "prim", "prims", "profiler", "c10d", "_c10
 Formula = Callable[..., int]
 
 
-class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class FlopCounter(torch_api.TorchDispatchMode):  # type: ignore[misc]
     """Counts what goes by between `enter` and `leave`."""
 
     supports_higher_order_operators = True
 
     def __init__(self) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self.flops = 0
         self.unknown: dict[str, None] = {}
         """Kernels without a formula: with them `flops` is the least it can be."""
@@ -46,12 +45,13 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def enter(self) -> bool:
         """Begin; False where somebody else counts or changes operations already."""
-        if _get_current_dispatch_mode() is not None:
+        torch_api.need("current_dispatch_mode", "HigherOrderOperator")
+        if torch_api.current_dispatch_mode() is not None:
             return False
         self._retreat.put_on()
         self._tensors.put_on()
         self._on = True
-        self.__enter__()  # type: ignore[no-untyped-call]
+        self.__enter__()
         return True
 
     def leave(self) -> None:
@@ -59,21 +59,21 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         self._off = True
         self._retreat.take_off()
         self._tensors.take_off()
-        if self._on and _get_current_dispatch_mode() is self:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        if self._on and torch_api.current_dispatch_mode() is self:
+            self.__exit__(None, None, None)
             self._on = False
 
     @contextmanager
     def _stepped_aside(self) -> Iterator[None]:
         """Not on, where it is on top."""
-        on_top = _get_current_dispatch_mode() is self
+        on_top = torch_api.current_dispatch_mode() is self
         if on_top:
-            self.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+            self.__exit__(None, None, None)
         try:
             yield
         finally:
             if on_top and not self._off:
-                self.__enter__()  # type: ignore[no-untyped-call]
+                self.__enter__()
 
     def _give_up(self, is_compiled: bool) -> None:
         self.given_up = "compiled" if is_compiled else "traced"
@@ -84,7 +84,7 @@ class FlopCounter(TorchDispatchMode):  # type: ignore[no-untyped-call]
         outputs = func(*args, **kwargs)
         if self._off:
             return outputs
-        packet = func if isinstance(func, HigherOrderOperator) else func._overloadpacket
+        packet = func if isinstance(func, torch_api.HigherOrderOperator) else func._overloadpacket
         own = _OWN.get(packet)
         if own is not None:
             self.flops += own(*args)

@@ -13,10 +13,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, Protocol, runtime_checkable
 
 import torch
-import torch.jit._recursive
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.forward_hooks import ForwardHooks, drop_idle_hooks
 from mlflow_stability.probes.hook_handles import HookHandles
 from mlflow_stability.probes.probe import Guard
@@ -127,7 +127,7 @@ class ForwardWatch:
         if id(root) in self._watched and self._watched[id(root)].root is root:
             return
         if not self._patches.hold_anything:
-            self._patches.patch(torch.jit._recursive, "create_script_module", self._around_scripting)
+            self._patches.patch_symbol("create_script_module", self._around_scripting)
         hooks = ForwardHooks(root, self._before, self._after, self._failed)
         hooks.put_on()
         self._on_cuda |= any(each.is_cuda for each in Module.parameters(root))
@@ -203,7 +203,7 @@ class ForwardWatch:
         return (
             root.training
             and torch.is_grad_enabled()
-            and not torch._C._get_tracing_state()
+            and not torch_api.get_tracing_state()
             and not self._in_backward
             and not (self._on_cuda and torch.cuda.is_current_stream_capturing())
         )

@@ -12,6 +12,8 @@ from typing import Any
 
 from torch.utils.hooks import RemovableHandle
 
+from mlflow_stability.probes import torch_api
+
 Around = Callable[..., Any]
 """``around(original, *args, **kwargs)``: what runs in the place of the original."""
 
@@ -44,6 +46,12 @@ class HookHandles:
             return around(original, *args, **kwargs)
 
         self.replace(owner, name, patched)
+
+    def patch_symbol(self, name: str, around: Around) -> None:
+        """Put `around` in the place of a symbol of torch; nothing is done where that one is not there."""
+        place = torch_api.owner_of(name)
+        if place is not None:
+            self.patch(*place, around)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Put `value` itself in the place of an attribute; one that was inherited is inherited again afterwards."""

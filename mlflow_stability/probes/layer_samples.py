@@ -14,6 +14,7 @@ from math import gcd
 import torch
 from torch import Tensor
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.tensor_sums import flat_view
 
 MOST = 16_384
@@ -83,7 +84,7 @@ class LayerSamples:
                     flat = flat_view(tensor)
                     sources.append(flat if place.stride == 1 else flat[:: place.stride])
             if targets:
-                torch._foreach_copy_(targets, sources, non_blocking=True)
+                torch_api.foreach_copy_(targets, sources, non_blocking=True)
             parts = torch.split(whole, [rows * width for rows, width in self.shapes])
             return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.dense_gradients import dense_gradients
 from mlflow_stability.probes.device_numbers import on_device
@@ -63,6 +64,6 @@ def _counts(gradients: Sequence[Tensor], budget_bytes: int | None) -> tuple[Tens
 def _counts_of(pieces: Sequence[Tensor]) -> Tensor:
     """A function of its own, so that the copies of one turn are gone before those of the next are made."""
     copies = flat_copies(pieces)
-    torch._foreach_mul_(copies, 0.0)  # what is finite becomes 0, all else NaN, which is no zero
+    torch_api.foreach_mul_(copies, 0.0)  # what is finite becomes 0, all else NaN, which is no zero
     counts = scalars(copies, nonzeros_of)
     return torch.zeros(0, dtype=torch.float32) if counts is None else counts

@@ -15,6 +15,7 @@ import torch
 from torch.nn import Module
 from torch.utils.hooks import RemovableHandle
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.forward_hooks import Hook
 
 Before = Callable[[Module, tuple[Any, ...], dict[str, Any]], None]
@@ -58,7 +59,7 @@ class PassHooks:
 
     def _while_on(self, body: Callable[..., None]) -> Callable[..., None]:
         def run(*args: Any) -> None:
-            if self._on and not torch.compiler.is_compiling() and not torch._C._get_tracing_state():
+            if self._on and not torch.compiler.is_compiling() and not torch_api.get_tracing_state():
                 body(*args)
 
         return run

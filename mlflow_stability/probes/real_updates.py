@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.cycle_parts import CycleParts, Joined
 from mlflow_stability.probes.flat_copies import bytes_of_copy, copy_budget, flat_copies
@@ -92,7 +93,7 @@ class RealUpdates:
         if rotation is None:
             return
         with torch.no_grad():
-            torch._foreach_sub_(before.copies, before.pieces)
+            torch_api.foreach_sub_(before.copies, before.pieces)
             updates = squares(before.copies)
             if updates is None:
                 return

@@ -18,8 +18,8 @@ import torch
 from torch.func import functional_call
 from torch.nn import Module
 from torch.nn.modules import module as torch_module
-from torch.utils._pytree import tree_map
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.module_names import WRAPPERS
 from mlflow_stability.probes.reachable_state import ReachableState
 from mlflow_stability.probes.written_tensors import NotRunAgain, Undoing, WrittenTensors
@@ -65,7 +65,7 @@ def run_again(
     if state.refusal:
         raise NotRunAgain(state.refusal)
     stand_ins = {name: each.detach().clone() for name, each in Module.named_buffers(model)}
-    given, named = tree_map(
+    given, named = torch_api.tree_map(
         lambda each: each.detach() if isinstance(each, torch.Tensor) else each, (args, dict(kwargs))
     )
     written = WrittenTensors()

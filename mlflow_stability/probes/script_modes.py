@@ -8,15 +8,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch.overrides import _get_current_function_mode_stack
-from torch.utils._device import DeviceContext
-from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
-
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.opaque_kinds import OURS
 
 
 def mode_of_script() -> str:
     """The class of a mode that is on; empty: there is none."""
-    modes: list[Any] = [*_get_current_function_mode_stack(), *_get_current_dispatch_mode_stack()]  # type: ignore[no-untyped-call]
-    kinds = [type(each) for each in modes if not isinstance(each, DeviceContext)]
+    modes: list[Any] = [*torch_api.function_mode_stack(), *torch_api.dispatch_mode_stack()]
+    kinds = [type(each) for each in modes if not isinstance(each, torch_api.DeviceContext)]
     return next((each.__name__ for each in kinds if str(each.__module__).partition(".")[0] != OURS), "")

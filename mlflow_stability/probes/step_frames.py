@@ -9,10 +9,10 @@ from __future__ import annotations
 import sys
 from types import CodeType, FrameType
 
-from torch.optim import Optimizer
+from mlflow_stability.probes import torch_api
 
 # Every step that torch hooks runs inside a frame of this one function.
-_STEP_CODE: CodeType = Optimizer.profile_hook_step(lambda: None).__code__
+_STEP_CODE: CodeType = torch_api.profile_hook_step(lambda: None).__code__
 
 
 def is_nested_step() -> bool:

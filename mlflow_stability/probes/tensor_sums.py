@@ -13,6 +13,7 @@ from typing import TypeAlias
 import torch
 from torch import Tensor
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.crowds import crowd_row
 from mlflow_stability.probes.device_numbers import on_device, widest
 
@@ -39,7 +40,7 @@ def norms_of(tensors: list[Tensor]) -> Tensor:
     """
     wide = torch.float32 if tensors[0].dtype in HALVES else None
     if not tensors[0].is_cpu:
-        return torch.stack(torch._foreach_norm(tensors, 2.0, wide))
+        return torch.stack(torch_api.foreach_norm(tensors, 2.0, wide))
     return crowd_row(
         tensors,
         lambda matrix: torch.linalg.vector_norm(matrix, 2.0, 1, dtype=wide),
@@ -50,7 +51,7 @@ def norms_of(tensors: list[Tensor]) -> Tensor:
 def nonzeros_of(tensors: list[Tensor]) -> Tensor:
     """How many values of each are not zero."""
     if not tensors[0].is_cpu:
-        return torch.stack(torch._foreach_norm(tensors, 0.0, torch.float32 if tensors[0].dtype in HALVES else None))
+        return torch.stack(torch_api.foreach_norm(tensors, 0.0, torch.float32 if tensors[0].dtype in HALVES else None))
     # Single precision cannot count beyond some millions, one after another: no norm does for this.
     return crowd_row(
         tensors,
@@ -62,7 +63,7 @@ def nonzeros_of(tensors: list[Tensor]) -> Tensor:
 def largest_of(tensors: list[Tensor]) -> Tensor:
     """The largest absolute value of each."""
     if not tensors[0].is_cpu:
-        return torch.stack(torch._foreach_norm(tensors, torch.inf))
+        return torch.stack(torch_api.foreach_norm(tensors, torch.inf))
     # The ends take a tenth of what the norm takes on the CPU.
     return crowd_row(
         tensors,
@@ -99,7 +100,7 @@ def flat_view(tensor: Tensor) -> Tensor:
 
 def _norms_on_cpu(tensors: list[Tensor], wide: torch.dtype | None) -> Tensor:
     small = [each for each in tensors if each.numel() < LARGE]
-    found = list(torch._foreach_norm(small, 2.0, wide)) if small else []
+    found = list(torch_api.foreach_norm(small, 2.0, wide)) if small else []
     if len(small) < len(tensors):
         few = iter(found)
         found = [next(few) if each.numel() < LARGE else _norm_in_chunks(each, wide) for each in tensors]

@@ -13,21 +13,22 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Protocol, TypeAlias
 
-import torch
-from torch._C import (
-    _get_function_stack_at,
-    _len_torch_function_stack,
-    _pop_torch_function_stack,
-    _push_on_torch_function_stack,
-    is_grad_enabled,
-)
+from torch import is_grad_enabled
 from torch.overrides import TorchFunctionMode
-from torch.utils._python_dispatch import _get_current_dispatch_mode
+
+from mlflow_stability.probes import torch_api
 
 ThreadState: TypeAlias = tuple[bool, tuple[Any, ...]]
 """Whether gradients are recorded, and the modes that see functions."""
 
 _NONE: tuple[Any, ...] = ()
+FUNCTION_STACK = (
+    "len_torch_function_stack",
+    "get_function_stack_at",
+    "pop_torch_function_stack",
+    "push_on_torch_function_stack",
+)
+"""What it takes to change the modes of a thread."""
 _PACKAGE = __name__.partition(".")[0] + "."
 
 
@@ -71,7 +72,7 @@ def noted() -> ThreadState:
 
     This runs before every piece of our code, so it asks torch two questions and no more.
     """
-    return is_grad_enabled(), _modes() if _len_torch_function_stack() else _NONE
+    return is_grad_enabled(), _modes() if torch_api.len_torch_function_stack() else _NONE
 
 
 def _modes() -> tuple[Any, ...]:
@@ -84,7 +85,9 @@ def _modes() -> tuple[Any, ...]:
 
 def function_modes() -> list[Any]:
     """The modes of this thread that see functions, the one on top last."""
-    return [_get_function_stack_at(at) for at in range(_len_torch_function_stack())]
+    if not torch_api.has(*FUNCTION_STACK):
+        return []  # none of ours can be among them then
+    return [torch_api.get_function_stack_at(at) for at in range(torch_api.len_torch_function_stack())]
 
 
 def take_off(mode: OwnMode) -> None:
@@ -110,15 +113,15 @@ def _put_right(state: ThreadState, interrupted: bool) -> None:
         made[-1].undo()
         made.pop()
     if is_grad_enabled() is not gradients:
-        torch._C._set_grad_enabled(gradients)
+        torch_api.set_grad_enabled(gradients)
     now = function_modes()
     if len(now) != len(modes) or any(mine is not theirs for mine, theirs in zip(now, modes, strict=True)):
         _restack(_wanted(modes))
     while interrupted:
-        top = _get_current_dispatch_mode()
+        top = torch_api.current_dispatch_mode() if torch_api.has("current_dispatch_mode") else None
         if top is None or not type(top).__module__.startswith(_PACKAGE):
             break
-        top.__exit__(None, None, None)  # type: ignore[no-untyped-call]
+        top.__exit__(None, None, None)
 
 
 def _wanted(modes: Sequence[Any]) -> tuple[Any, ...]:
@@ -127,7 +130,7 @@ def _wanted(modes: Sequence[Any]) -> tuple[Any, ...]:
 
 def _restack(modes: Sequence[Any]) -> None:
     """Have exactly these modes on the stack; they are not told."""
-    while _len_torch_function_stack():
-        _pop_torch_function_stack()
+    while torch_api.len_torch_function_stack():
+        torch_api.pop_torch_function_stack()
     for each in modes:
-        _push_on_torch_function_stack(each)
+        torch_api.push_on_torch_function_stack(each)

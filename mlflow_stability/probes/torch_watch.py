@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any
 
 import torch
-import torch.nn.utils.clip_grad
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
@@ -27,17 +26,14 @@ from mlflow_stability.probes.training_thread import TrainingThread
 
 # The modules that hold a name for the norm that `clip_grad_norm_` takes. A script that imported `clip_grad_norm_`
 # itself before us still looks the norm up here at each call.
-_NORM_NAMES = (
-    (torch.nn.utils.clip_grad, "_get_total_norm"),
-    (torch.nn.utils, "get_total_norm"),
-)
+_NORM_NAMES = ("get_total_norm", "public_get_total_norm")
 # Those that hold a name for the clipping itself, by what limits it. Nobody sees `clip_grad_value_` in a script that
 # imported it before us.
 _CLIP_NAMES = (
-    (torch.nn.utils.clip_grad, "_clip_grads_with_norm_", "max_norm"),
-    (torch.nn.utils, "clip_grads_with_norm_", "max_norm"),
-    (torch.nn.utils.clip_grad, "clip_grad_value_", "clip_value"),
-    (torch.nn.utils, "clip_grad_value_", "clip_value"),
+    ("clip_grads_with_norm_", "max_norm"),
+    ("public_clip_grads_with_norm_", "max_norm"),
+    ("clip_grad_value_", "clip_value"),
+    ("public_clip_grad_value_", "clip_value"),
 )
 
 BACKWARDS_WITHOUT_STEP = 200
@@ -96,19 +92,19 @@ class TorchWatch:
         handles.hold(register_optimizer_step_pre_hook(self._where_watched(self._before_step)))
         handles.hold(register_optimizer_step_post_hook(self._where_watched(self._after_step)))
         handles.patch(Optimizer, "__init__", self._around_making)
-        self._patch(torch.autograd, "backward", self._around_backward)
-        for kind in (Optimizer, torch.nn.Module):
-            self._patch(kind, "zero_grad", self._around_zero_grad)
-        for owner, name in _NORM_NAMES:
-            self._patch(owner, name, self._around_norm)
-        for owner, name, limit in _CLIP_NAMES:
-            self._patch(owner, name, partial(self._around_clip, limit))
+        self._patch("backward", self._around_backward)
+        for name in ("zero_grad_of_optimizer", "zero_grad_of_module"):
+            self._patch(name, self._around_zero_grad)
+        for name in _NORM_NAMES:
+            self._patch(name, self._around_norm)
+        for name, limit in _CLIP_NAMES:
+            self._patch(name, partial(self._around_clip, limit))
         for name, around in (
             ("scale", self._around_scale),
             ("unscale_", self._around_unscale),
-            ("step", self._around_scaler_step),
+            ("scaler_step", self._around_scaler_step),
         ):
-            self._patch(torch.amp.GradScaler, name, around)
+            self._patch(name, around)
 
     @property
     def is_installed(self) -> bool:
@@ -120,15 +116,15 @@ class TorchWatch:
         self._handles.remove()
         self._look_away()
 
-    def _patch(self, owner: Any, name: str, around: Callable[..., Any]) -> None:
-        """Put `around` in the place of a function, where it is called by the training that is watched."""
+    def _patch(self, symbol: str, around: Callable[..., Any]) -> None:
+        """Put `around` in the place of a function of torch, where it is called by the training that is watched."""
 
         def watched(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
             if self._unwatchable():
                 return original(*args, **kwargs)
             return around(original, *args, **kwargs)
 
-        self._handles.patch(owner, name, watched)
+        self._handles.patch_symbol(symbol, watched)
 
     def _where_watched(self, hook: Callable[..., Any]) -> Callable[..., Any]:
         """The hook, run only in the training that is watched."""

@@ -13,7 +13,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
+
+from mlflow_stability.probes import torch_api
 
 MOST_BYTES = 256 * 2**20
 """So much is copied in one run at most."""
@@ -31,6 +32,7 @@ class WrittenTensors:
     """What one run has written to so far."""
 
     def __init__(self, seconds: float = MOST_SECONDS, most_bytes: int = MOST_BYTES) -> None:
+        torch_api.need("TorchDispatchMode", "DisableTorchDispatch", "unsafe_set_version_counter", "tree_map")
         self._seconds = seconds
         self._until = time.perf_counter() + seconds
         self._room = most_bytes
@@ -76,7 +78,7 @@ class WrittenTensors:
 
     def put_back(self) -> None:
         """Everything is as it was before the run."""
-        with torch._C._DisableTorchDispatch(), torch.no_grad():
+        with torch_api.DisableTorchDispatch(), torch.no_grad():
             for whole, copy in self._copies.values():
                 whole.copy_(copy)
         for each in self._leaves.values():
@@ -126,7 +128,7 @@ class WrittenTensors:
         self._room -= storage.nbytes()
         if self._room < 0:
             raise NotRunAgain("it writes into tensors that are too large to be copied")
-        with torch._C._DisableTorchDispatch(), torch.no_grad():
+        with torch_api.DisableTorchDispatch(), torch.no_grad():
             whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             self._copies[key] = whole, whole.clone()
 
@@ -145,13 +147,13 @@ class WrittenTensors:
         return found
 
 
-class Undoing(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class Undoing(torch_api.TorchDispatchMode):  # type: ignore[misc]
     """Inside it, what is written is noted."""
 
     supports_higher_order_operators = True
 
     def __init__(self, written: WrittenTensors) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._written = written
 
     @classmethod
@@ -206,7 +208,7 @@ def version_of(tensor: Tensor) -> int:
 
 
 def _set_version(tensor: Tensor, version: int) -> None:
-    setter: Any = torch._C._autograd._unsafe_set_version_counter
+    setter: Any = torch_api.unsafe_set_version_counter
     try:
         setter((tensor,), (version,))
     except TypeError:  # before PyTorch 2.7 it took one tensor

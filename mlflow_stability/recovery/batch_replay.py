@@ -22,6 +22,7 @@ import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.compiled_parts import compiled
 from mlflow_stability.probes.reachable_state import ReachableState
 from mlflow_stability.probes.replay import kept, random_numbers_kept, unwrapped
@@ -131,7 +132,7 @@ def _as_it_was(batch: CapturedBatch, model: Module) -> Iterator[None]:
     devices = [batch.device, *(each.device for each in (*Module.parameters(model), *Module.buffers(model)))]
     with warnings.catch_warnings(), random_numbers_kept(devices), contextlib.ExitStack() as stack:
         warnings.simplefilter("ignore")  # they were given the first time
-        if "torch._dynamo" in sys.modules:
+        if torch_api.is_dynamo_loaded():
             stack.enter_context(torch.compiler.set_stance("force_eager"))
         torch.set_rng_state(host)
         if device is not None:

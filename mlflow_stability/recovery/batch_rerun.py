@@ -15,9 +15,9 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 from torch.nn import Module
-from torch.nn.modules.batchnorm import _BatchNorm
 from torch.optim import Optimizer
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.written_tensors import WrittenTensors
 from mlflow_stability.recovery.batch_capture import CapturedBatch, LossSeen
 from mlflow_stability.recovery.batch_facts import facts_of_tensor, inputs_of
@@ -98,7 +98,7 @@ class Rerun:
         """What the copies of buffers take up is no change; but a model that reads it would be another the next time."""
         for module in Module.modules(self._model):
             own = [each for each in module._buffers.values() if each is not None]
-            self._written.stand_ins(own, watched=not isinstance(module, _BatchNorm))
+            self._written.stand_ins(own, watched=not isinstance(module, torch_api.BatchNorm))
 
     def _begin_with_what_is_broken(self, weights: dict[str, Tensor]) -> list[str]:
         """Inputs, weights and buffers that are not finite; gives the names of the weights."""

@@ -15,6 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from mlflow_stability.probes import torch_api
+
 BUDGET = 64 * 2**20
 """How many bytes of the device the copy may take."""
 
@@ -68,7 +70,7 @@ class BufferUndo:
             return False
         with torch.no_grad():
             for bucket in self._buckets:
-                torch._foreach_copy_([each.data for each in bucket.buffers], bucket.parts)
+                torch_api.foreach_copy_([each.data for each in bucket.buffers], bucket.parts)
         return True
 
     def settle(self, flag: Tensor) -> None:
@@ -79,7 +81,7 @@ class BufferUndo:
             for bucket in self._buckets:
                 broken = flag.to(bucket.copy.device, non_blocking=True) > 0
                 bucket.copy.copy_(torch.where(broken, bucket.copy, _row(bucket)))
-                torch._foreach_copy_([each.data for each in bucket.buffers], bucket.parts)
+                torch_api.foreach_copy_([each.data for each in bucket.buffers], bucket.parts)
 
     @property
     def has_copy(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.recovery.host_copy import HostCopies, local_part
 
 _NARROW = (torch.float16, torch.bfloat16)
@@ -69,7 +70,7 @@ def _norms(tensors: Sequence[Tensor]) -> list[Tensor]:
         if end < len(tensors) and tensors[end].dtype is first.dtype and tensors[end].device == first.device:
             continue
         wide = torch.float32 if first.dtype in _NARROW else None
-        rows.append(torch.stack(list(torch._foreach_norm(list(tensors[start:end]), 2.0, wide))))
+        rows.append(torch.stack(list(torch_api.foreach_norm(list(tensors[start:end]), 2.0, wide))))
         start = end
     return rows
 

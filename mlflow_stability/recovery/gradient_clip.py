@@ -11,6 +11,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.recovery.gate_check import local_part
 
 
@@ -27,5 +28,5 @@ def clip_in_place(gradients: Sequence[Tensor], norm: Tensor, largest: Tensor | f
             part = each._values() if each.is_sparse else local_part(each)
             buckets.setdefault((part.device, part.dtype), []).append(part)
         for (device, _), bucket in buckets.items():
-            torch._foreach_mul_(bucket, factor.to(device, non_blocking=True))
+            torch_api.foreach_mul_(bucket, factor.to(device, non_blocking=True))
         return factor

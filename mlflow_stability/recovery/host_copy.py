@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlflow_stability.probes import torch_api
+
 _Key = tuple[Any, ...]
 
 
@@ -28,7 +30,7 @@ class HostCopies:
             devices = {source.device for source, _ in pairs if source.device.type != "cpu"}
             self._began = [_event(each) for each in devices]
             if pairs:
-                torch._foreach_copy_([copy for _, copy in pairs], [source for source, _ in pairs], non_blocking=True)
+                torch_api.foreach_copy_([copy for _, copy in pairs], [source for source, _ in pairs], non_blocking=True)
             self._arrived = [_event(each) for each in devices]
 
     def of(self, tensor: Tensor) -> Tensor:

@@ -20,8 +20,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._python_dispatch import TorchDispatchMode
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.written_tensors import WrittenTensors, storage_of
 from mlflow_stability.recovery.batch_facts import TensorFacts, facts_of_tensor
 from mlflow_stability.recovery.module_path import ModulePath
@@ -43,13 +43,13 @@ class _Place:
     line: str
 
 
-class NanTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
+class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
     """Follows numbers that are not finite from operation to operation."""
 
     supports_higher_order_operators = True
 
     def __init__(self, path: ModulePath, written: WrittenTensors) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
+        super().__init__()
         self._path = path
         self._written = written
         self._bad: dict[int, Birth] = {}
@@ -87,7 +87,7 @@ class NanTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
         kwargs = kwargs or {}
         inputs = tensors_in(args, kwargs)
         before = _facts(inputs) if _writes(func) else None  # they are not what they were once it is run
-        node = torch._C._current_autograd_node()
+        node = torch_api.current_autograd_node()
         self._note_place()
         result = self._written.run(func, args, kwargs)
         name = func.__name__.partition(".")[0]
@@ -149,7 +149,7 @@ class NanTrace(TorchDispatchMode):  # type: ignore[no-untyped-call]
 
     def _note_place(self) -> None:
         """The operation that runs now belongs to the node that was made last."""
-        number = torch._C._autograd._get_sequence_nr() - 1
+        number = torch_api.get_sequence_nr() - 1
         if number not in self._places:
             self._places[number] = _Place(self._path.name, user_line(NanTrace.run.__code__))
 

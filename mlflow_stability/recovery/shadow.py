@@ -14,8 +14,8 @@ from typing import Any
 from torch import Tensor
 from torch.nn import Module, Parameter
 from torch.nn.modules import module as torch_module
-from torch.utils._pytree import tree_map
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.forward_hooks import Hook
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
@@ -56,7 +56,7 @@ def unheard(model: Module) -> Iterator[None]:
 
 def apart(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
     """What a model is called with, apart from the graph of gradients that it came with."""
-    detached: tuple[tuple[Any, ...], dict[str, Any]] = tree_map(_apart, (args, dict(kwargs)))
+    detached: tuple[tuple[Any, ...], dict[str, Any]] = torch_api.tree_map(_apart, (args, dict(kwargs)))
     return detached
 
 

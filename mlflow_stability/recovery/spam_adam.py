@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.probes import torch_api
 from mlflow_stability.recovery.spike_limits import limit_coordinates, limit_norms
 
 
@@ -143,12 +144,12 @@ class SPAMAdam(Optimizer):
         second = [each["exp_avg_sq"] for each in states]
         gradients = [each.grad for each in parameters if each.grad is not None]
         if group["maximize"]:
-            gradients = list(torch._foreach_neg(gradients))
+            gradients = list(torch_api.foreach_neg(gradients))
         every = group["reset_every"]
         since = (count - 1) % every + 1 if every else count
         if every and since == 1 and count > 1:
-            torch._foreach_zero_(first)
-            torch._foreach_zero_(second)
+            torch_api.foreach_zero_(first)
+            torch_api.foreach_zero_(second)
         beta1, beta2 = group["betas"]
         if group["clip"] == "coordinate":
             if since > 1:
@@ -158,14 +159,14 @@ class SPAMAdam(Optimizer):
             gradients = limit_norms(gradients, usual, count, group["norm_threshold"], group["norm_decay"])
         rate = float(group["lr"]) * (_warm_up(since, group["warm_up"]) if count > every > 0 else 1.0)
         if group["weight_decay"]:
-            torch._foreach_mul_(parameters, 1 - rate * group["weight_decay"])
-        torch._foreach_lerp_(first, gradients, 1 - beta1)
-        torch._foreach_mul_(second, beta2)
-        torch._foreach_addcmul_(second, gradients, gradients, 1 - beta2)
-        root = torch._foreach_sqrt(second)
-        torch._foreach_div_(root, math.sqrt(1 - beta2**since))
-        torch._foreach_add_(root, group["eps"])
-        torch._foreach_addcdiv_(parameters, first, root, -rate / (1 - beta1**since))
+            torch_api.foreach_mul_(parameters, 1 - rate * group["weight_decay"])
+        torch_api.foreach_lerp_(first, gradients, 1 - beta1)
+        torch_api.foreach_mul_(second, beta2)
+        torch_api.foreach_addcmul_(second, gradients, gradients, 1 - beta2)
+        root = torch_api.foreach_sqrt(second)
+        torch_api.foreach_div_(root, math.sqrt(1 - beta2**since))
+        torch_api.foreach_add_(root, group["eps"])
+        torch_api.foreach_addcdiv_(parameters, first, root, -rate / (1 - beta1**since))
 
 
 def _warm_up(since: int, steps: int) -> float:

@@ -9,16 +9,18 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from mlflow_stability.probes import torch_api
+
 
 def limit_coordinates(gradients: list[Tensor], second: list[Tensor], times: float) -> list[Tensor]:
     """Clip each coordinate g where g² is above `times` its second moment, to the root of that."""
-    limits = torch._foreach_mul(second, times)
-    torch._foreach_sqrt_(limits)
+    limits = torch_api.foreach_mul(second, times)
+    torch_api.foreach_sqrt_(limits)
     for limit in limits:
         # A coordinate that has had no gradient yet, such as a rare word's, would be held at zero for ever.
         limit.masked_fill_(limit == 0, torch.inf)
-    limited = torch._foreach_minimum(gradients, limits)
-    torch._foreach_maximum_(limited, torch._foreach_neg(limits))
+    limited = torch_api.foreach_minimum(gradients, limits)
+    torch_api.foreach_maximum_(limited, torch_api.foreach_neg(limits))
     return list(limited)
 
 
@@ -28,7 +30,7 @@ def limit_norms(gradients: list[Tensor], usual: list[Tensor], count: int, times:
     `count` is the number of this step, from 1 on: the running mean is divided by the share of it that is filled.
     """
     wide = torch.float32 if gradients[0].dtype in (torch.float16, torch.bfloat16) else None
-    norms = torch._foreach_norm(gradients, 2.0, wide)
+    norms = torch_api.foreach_norm(gradients, 2.0, wide)
     filled = 1 - decay ** (count - 1)
     limited = []
     for gradient, norm, mean in zip(gradients, norms, usual, strict=True):

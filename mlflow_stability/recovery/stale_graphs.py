@@ -10,8 +10,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Any
 
-import torch
 from torch import Tensor
+
+from mlflow_stability.probes import torch_api
 
 LOOKED_AT = 16
 """So many backward passes after a restore are looked at: older graphs are used up by then, or never."""
@@ -26,7 +27,7 @@ class StaleGraphs:
 
     def restored(self) -> None:
         """Runs right after a restore, in the thread that trains."""
-        self._first_new = int(torch._C._autograd._get_sequence_nr())
+        self._first_new = int(torch_api.get_sequence_nr())
         self._left = LOOKED_AT
 
     def is_stale(self, losses: Any) -> bool:

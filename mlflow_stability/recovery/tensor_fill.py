@@ -9,7 +9,8 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.autograd.grad_mode import _unsafe_preserve_version_counter
+
+from mlflow_stability.probes import torch_api
 
 
 def fill(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
@@ -26,12 +27,12 @@ def fill(pairs: Sequence[tuple[Tensor, Tensor]]) -> None:
         targets.append(target)
         sources.append(source)
     if targets:
-        torch._foreach_copy_(targets, sources, non_blocking=False)
+        torch_api.foreach_copy_(targets, sources, non_blocking=False)
 
 
 def _fill_sparse(target: Tensor, source: Tensor) -> None:
     # `.data` of a sparse tensor is another one: what it points to is changed in the tensor itself.
-    with _unsafe_preserve_version_counter(target), torch.no_grad():
+    with torch_api.unsafe_preserve_version_counter(target), torch.no_grad():
         if target._nnz() != source._nnz() and target.layout is not torch.sparse_coo:
             target.resize_as_sparse_(source)
         target.copy_(source)

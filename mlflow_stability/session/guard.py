@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.errors import TorchLacksError, TrainingDiverged
 from mlflow_stability.probes.script_errors import raised_by_script
 from mlflow_stability.probes.thread_state import ThreadState, noted, put_right
 
@@ -115,6 +115,9 @@ class PartGuard:
         assert isinstance(failure, Exception)
         if self._torn.get(part, 0):
             self._torn[part] -= 1
+            return None
+        if isinstance(failure, TorchLacksError):  # said when watching began, with all else that this torch lacks
+            self.off[part] = str(failure)
             return None
         if self.strict:
             return failure

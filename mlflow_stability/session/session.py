@@ -17,6 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.cycle_meter import CycleMeter
 from mlflow_stability.probes.reading import CycleReading
 from mlflow_stability.probes.survey import Survey
@@ -59,6 +60,7 @@ class Session:
         self._of_thread: Closing | None = None
         """How the thread that trained has ended; None while one trains."""
         self._disk_said = False
+        self._say_what_torch_lacks()
 
     @property
     def is_inherited(self) -> bool:
@@ -267,6 +269,16 @@ class Session:
         recording = self._binding.recording
         if recording is not None and not recording.closed:
             recording.note("degraded", f"{part}: {type(error).__name__}: {error} (step {recording.step})"[:1000])
+
+    def _say_what_torch_lacks(self) -> None:
+        lacking = torch_api.missing()
+        if lacking:
+            self._warn(
+                "torch %s lacks %s. Off without it: %s. Training continues unchanged.",
+                torch_api.torch_version(),
+                ", ".join(lacking),
+                "; ".join(dict.fromkeys(lacking.values())),
+            )
 
     def _tell(self, event: Event) -> None:
         if event.severity >= Severity.WARNING:

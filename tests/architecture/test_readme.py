@@ -11,7 +11,7 @@ from architecture.repository import PACKAGE, ROOT, tree_of
 
 import mlflow_stability
 from mlflow_stability.cli.main import Commands, commands
-from mlflow_stability.probes.patch_points import OLDEST_TORCH
+from mlflow_stability.probes.torch_api import OLDEST_TORCH
 
 PAGE = README.read_text(encoding="utf-8")
 MAP = (PACKAGE / "README.md").read_text(encoding="utf-8")

@@ -3,16 +3,15 @@ from __future__ import annotations
 import socket
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from courier.staging import Training
 
-import mlflow_stability
 from mlflow_stability.cli.main import run
-from mlflow_stability.probes.hook_handles import HookHandles
-from mlflow_stability.probes.patch_points import PATCH_POINTS, missing_patch_points
+from mlflow_stability.probes import torch_api
 
 HERE = Path(".mlflow-stability")
 
@@ -100,31 +99,20 @@ def test_the_kill_switch_is_seen(
     assert "MLFLOW_STABILITY_DISABLE is set" in capsys.readouterr().out
 
 
-def test_this_torch_has_every_patch_point() -> None:
-    assert missing_patch_points() == {}
+def test_this_torch_has_every_symbol() -> None:
+    assert torch_api.missing(load=True) == {}
 
 
-def test_every_name_that_watching_patches_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    patched: list[tuple[object, str]] = []
-    patch = HookHandles.patch
-
-    def noted(handles: HookHandles, owner: object, name: str, around: object) -> None:
-        patched.append((owner, name))
-        patch(handles, owner, name, around)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(HookHandles, "patch", noted)
-    mlflow_stability.autolog()
-    mlflow_stability.autolog(disable=True)
-    asked = {(_owner(where), where.rpartition(".")[2].rpartition(":")[2]) for where in PATCH_POINTS}
-    assert patched
-    assert {(id(owner), name) for owner, name in patched} <= {(id(owner), name) for owner, name in asked}
-
-
-def _owner(where: str) -> object:
-    from importlib import import_module
-
-    module, _, path = where.partition(":")
-    owner: object = import_module(module)
-    for name in path.split(".")[:-1]:
-        owner = getattr(owner, name)
-    return owner
+def test_doctor_says_what_is_off_without_a_symbol(
+    sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lacking = replace(torch_api.SYMBOLS["get_total_norm"], where="torch.nn.utils.clip_grad:_gone")
+    monkeypatch.setitem(torch_api.SYMBOLS, "get_total_norm", lacking)
+    torch_api.forget()
+    try:
+        assert run(["doctor", "--tracking-uri", sqlite_uri]) == 2
+    finally:
+        torch_api.forget()
+    said = " ".join(capsys.readouterr().out.split())
+    assert "lacks torch.nn.utils.clip_grad:_gone" in said
+    assert "Off without it: the gradient norm before clipping." in said

@@ -1,0 +1,242 @@
+"""Every private symbol of torch that this package uses, and every one that it patches: looked up here and nowhere else.
+
+In: nothing. Out: the symbols, as attributes of this module, `torch_api.foreach_norm`; which of them this torch lacks,
+and what is off without each. Promised: a symbol is looked up when it is used first, and once; one that torch lacks has
+a stand-in, or raises `TorchLacksError`, at which the part of us that needs it is switched off and the training goes on.
+
+The oldest torch that has them all is 2.6: before it, clipping took its norm inside `clip_grad_norm_`, where nobody
+could see it, and there was no `torch.accelerator`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib import import_module
+from typing import Any
+
+import torch
+
+from mlflow_stability.errors import TorchLacksError
+
+OLDEST_TORCH = "2.6"
+_MISSING = object()
+
+
+@dataclass(frozen=True, slots=True)
+class Symbol:
+    """One symbol."""
+
+    where: str
+    """Where torch has it, as `module:name`."""
+    lost: str
+    """What is off where torch lacks it."""
+    instead: Any = None
+    """What stands in for it, if anything can."""
+
+
+def _one_by_one(name: str) -> Callable[..., list[Any]]:
+    """What `torch._foreach_` functions do, tensor by tensor."""
+
+    def of_each(tensors: Sequence[Any], *args: Any, **kwargs: Any) -> list[Any]:
+        return [
+            _on_one(name, each, *(a[at] if isinstance(a, list | tuple) else a for a in args), **kwargs)
+            for at, each in enumerate(tensors)
+        ]
+
+    return of_each
+
+
+def _on_one(name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
+    if name == "norm":
+        order, dtype = (*args, None, None)[:2]
+        return torch.linalg.vector_norm(tensor, 2 if order is None else order, dtype=dtype)
+    if name in ("addcmul_", "addcdiv_") and len(args) == 3:
+        return getattr(tensor, name)(*args[:2], value=args[2])
+    if name == "maximum_":
+        return tensor.copy_(torch.maximum(tensor, args[0]))
+    return getattr(tensor, name)(*args, **kwargs)
+
+
+def _is_tracing() -> bool:
+    return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
+
+
+class _NoMode:
+    """In the place of torch's class of modes that see operations."""
+
+    def __init__(self) -> None:
+        need("TorchDispatchMode")
+
+
+_FOREACH = (
+    *("add_", "addcdiv_", "addcmul_", "clamp_min_", "copy_", "div_", "lerp_", "maximum_", "minimum", "mul", "mul_"),
+    *("neg", "norm", "reciprocal_", "sqrt", "sqrt_", "sub_", "zero_"),
+)
+_SLOWER = "nothing, but norms and copies are made tensor by tensor, which takes longer"
+_INSIDE = "activations, attention, representations and what else is measured inside a forward pass"
+_ATTENTION = "attention"
+_FLOPS = "FLOPs and MFU"
+_AGAIN = "a look into compiled models, and running the batch of a broken step again"
+_ORIGIN = "the name of the operation in which a NaN was born"
+_COPIES = "update norms and AdamW's RMS"
+_NORM = "the gradient norm before clipping"
+_LIMIT = "the limit at which gradients are clipped"
+_COMPILED = "a look inside forward passes where torch's compiler is loaded"
+
+SYMBOLS: dict[str, Symbol] = {
+    **{f"foreach_{each}": Symbol(f"torch:_foreach_{each}", _SLOWER, _one_by_one(each)) for each in _FOREACH},
+    # of steps
+    "profile_hook_step": Symbol(
+        "torch.optim.optimizer:Optimizer.profile_hook_step", "telling steps inside steps apart", lambda step: step
+    ),
+    "backward": Symbol("torch.autograd:backward", "the loss"),
+    "zero_grad_of_optimizer": Symbol("torch.optim.optimizer:Optimizer.zero_grad", "gradients that are thrown away"),
+    "zero_grad_of_module": Symbol("torch.nn:Module.zero_grad", "gradients that are thrown away"),
+    "get_total_norm": Symbol("torch.nn.utils.clip_grad:_get_total_norm", _NORM),
+    "public_get_total_norm": Symbol("torch.nn.utils:get_total_norm", _NORM),
+    "clip_grads_with_norm_": Symbol("torch.nn.utils.clip_grad:_clip_grads_with_norm_", _LIMIT),
+    "public_clip_grads_with_norm_": Symbol("torch.nn.utils:clip_grads_with_norm_", _LIMIT),
+    "clip_grad_value_": Symbol("torch.nn.utils.clip_grad:clip_grad_value_", _LIMIT),
+    "public_clip_grad_value_": Symbol("torch.nn.utils:clip_grad_value_", _LIMIT),
+    "scale": Symbol("torch.amp:GradScaler.scale", "the loss before scaling"),
+    "unscale_": Symbol("torch.amp:GradScaler.unscale_", "gradients whose scale was taken off"),
+    "scaler_step": Symbol("torch.amp:GradScaler.step", "steps that a loss scaler skipped"),
+    # of what torch keeps for a thread
+    "set_grad_enabled": Symbol("torch._C:_set_grad_enabled", "nothing", torch.set_grad_enabled),
+    "get_tracing_state": Symbol("torch._C:_get_tracing_state", "nothing", _is_tracing),
+    "len_torch_function_stack": Symbol("torch._C:_len_torch_function_stack", _ATTENTION, lambda: 0),
+    "get_function_stack_at": Symbol("torch._C:_get_function_stack_at", _ATTENTION),
+    "pop_torch_function_stack": Symbol("torch._C:_pop_torch_function_stack", _ATTENTION),
+    "push_on_torch_function_stack": Symbol("torch._C:_push_on_torch_function_stack", _ATTENTION),
+    "DispatchKey": Symbol("torch._C:DispatchKey", _INSIDE),
+    "DisableTorchFunction": Symbol("torch._C:DisableTorchFunction", _INSIDE),
+    "is_dispatch_key_excluded": Symbol("torch._C:_dispatch_tls_is_dispatch_key_excluded", _INSIDE),
+    "set_dispatch_key_excluded": Symbol("torch._C:_dispatch_tls_set_dispatch_key_excluded", _INSIDE),
+    "is_functorch_wrapped_tensor": Symbol("torch._C:_functorch.is_functorch_wrapped_tensor", _ATTENTION),
+    # of modes that see operations
+    "TorchDispatchMode": Symbol("torch.utils._python_dispatch:TorchDispatchMode", f"{_FLOPS}; {_AGAIN}", _NoMode),
+    "current_dispatch_mode": Symbol("torch.utils._python_dispatch:_get_current_dispatch_mode", _FLOPS),
+    "HigherOrderOperator": Symbol("torch._ops:HigherOrderOperator", _FLOPS),
+    "DisableTorchDispatch": Symbol("torch._C:_DisableTorchDispatch", _AGAIN),
+    "unsafe_set_version_counter": Symbol("torch._C:_autograd._unsafe_set_version_counter", _AGAIN),
+    "function_mode_stack": Symbol("torch.overrides:_get_current_function_mode_stack", _AGAIN),
+    "dispatch_mode_stack": Symbol("torch.utils._python_dispatch:_get_current_dispatch_mode_stack", _AGAIN),
+    "DeviceContext": Symbol("torch.utils._device:DeviceContext", _AGAIN),
+    "tree_map": Symbol("torch.utils._pytree:tree_map", _AGAIN),
+    "current_autograd_node": Symbol("torch._C:_current_autograd_node", _ORIGIN),
+    "get_sequence_nr": Symbol(
+        "torch._C:_autograd._get_sequence_nr", f"{_ORIGIN}; graphs from before a rollback are not told", lambda: 0
+    ),
+    "BatchNorm": Symbol(
+        "torch.nn.modules.batchnorm:_BatchNorm",
+        "nothing",
+        (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm),
+    ),
+    # of copies
+    "unflatten_dense_tensors": Symbol("torch._utils:_unflatten_dense_tensors", _COPIES),
+    "unsafe_preserve_version_counter": Symbol(
+        "torch.autograd.grad_mode:_unsafe_preserve_version_counter", "nothing", contextlib.nullcontext
+    ),
+    # of compilers; dynamo is never loaded for it
+    "set_eval_frame": Symbol("torch._dynamo.eval_frame:set_eval_frame", _COMPILED),
+    "compile": Symbol("torch:compile", _COMPILED),
+    "dynamo_optimize": Symbol("torch._dynamo:optimize", _COMPILED),
+    "make_traced_module": Symbol("torch.jit._trace:make_module", _COMPILED),
+    "function_from_trace": Symbol("torch._C:_create_function_from_trace", _COMPILED),
+    "function_from_trace_with_dict": Symbol("torch._C:_create_function_from_trace_with_dict", _COMPILED),
+    "graph_by_tracing": Symbol("torch._C:_create_graph_by_tracing", _COMPILED),
+    "create_script_module": Symbol("torch.jit._recursive:create_script_module", "scripting a model that is watched"),
+    "enable_torch_function": Symbol("torch.overrides:_enable_torch_function", "flex attention"),
+    "TransformGetItemToIndex": Symbol(
+        "torch._dynamo._trace_wrapped_higher_order_op:TransformGetItemToIndex", "flex attention"
+    ),
+    # public, and younger than some torch
+    "is_compiling": Symbol("torch.compiler:is_compiling", "code that is being compiled"),
+    "current_stream": Symbol("torch.accelerator:current_stream", "one copy to the host that nobody waits for"),
+    "get_device_module": Symbol("torch:get_device_module", "one copy to the host that nobody waits for"),
+}
+_known: dict[str, Any] = {}
+
+
+def __getattr__(name: str) -> Any:
+    """A symbol; from then on it is a plain attribute of this module."""
+    if name not in SYMBOLS:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = _look_up(name)
+    if found is _MISSING:
+        found = SYMBOLS[name].instead
+    if found is None:
+        need(name)
+    globals()[name] = _known[name] = found
+    return found
+
+
+def has(*names: str) -> bool:
+    """Whether this torch has all of these; a stand-in does not count."""
+    return all(_look_up(name) is not _MISSING for name in names)
+
+
+def need(*names: str) -> None:
+    """Raise where torch lacks one of these: asked before anything is begun that could not be ended without it."""
+    lacking = [SYMBOLS[name].where for name in names if _look_up(name) is _MISSING]
+    if lacking:
+        lost = "; ".join(dict.fromkeys(SYMBOLS[name].lost for name in names if SYMBOLS[name].where in lacking))
+        raise TorchLacksError(f"torch {torch_version()} lacks {', '.join(lacking)}. Off without it: {lost}")
+
+
+def owner_of(name: str) -> tuple[Any, str] | None:
+    """The module or class that has a symbol, and what it is called there; None where it is not there, or not loaded."""
+    module, _, path = SYMBOLS[name].where.partition(":")
+    owner: Any = sys.modules.get(module)
+    *way, last = path.split(".")
+    for each in way:
+        owner = getattr(owner, each, None)
+    # In this order: what is not loaded is not to be loaded by looking it up.
+    return (owner, last) if hasattr(owner, last) and _look_up(name) is not _MISSING else None
+
+
+def missing(load: bool = False) -> dict[str, str]:
+    """The symbols that this torch lacks, with what is off. Those of modules that are not loaded only with `load`."""
+    lacking: dict[str, str] = {}
+    for name, symbol in SYMBOLS.items():
+        if (load or symbol.where.partition(":")[0] in sys.modules) and _look_up(name) is _MISSING:
+            lacking[symbol.where] = symbol.lost
+    return lacking
+
+
+def torch_version() -> str:
+    """The torch that is installed."""
+    return str(torch.__version__)
+
+
+def is_dynamo_loaded() -> bool:
+    """Whether torch's compiler is: without it nothing can be compiled."""
+    return "torch._dynamo" in sys.modules
+
+
+def _look_up(name: str) -> Any:
+    if name in _found:
+        return _found[name]
+    module, _, path = SYMBOLS[name].where.partition(":")
+    try:
+        found: Any = import_module(module)
+        for each in path.split("."):
+            found = getattr(found, each)
+    except (ImportError, AttributeError):
+        found = _MISSING
+    _found[name] = found
+    return found
+
+
+_found: dict[str, Any] = {}
+
+
+def forget() -> None:
+    """Look everything up anew. For tests of this package."""
+    for name in _known:
+        globals().pop(name, None)
+    _known.clear()
+    _found.clear()

@@ -1,0 +1,61 @@
+"""Private symbols of torch are looked up in one file, where it says what is off without each of them."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import mlflow_stability
+
+PACKAGE = Path(mlflow_stability.__file__).parent
+HOME = PACKAGE / "probes" / "torch_api.py"
+
+
+def private_symbols(source: str) -> Iterator[str]:
+    """What a file takes of torch that begins with an underscore, whatever way it takes it."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Attribute):
+            names = [dotted(node)]
+        elif isinstance(node, ast.ImportFrom):
+            names = [f"{node.module}.{each.name}" for each in node.names]
+        elif isinstance(node, ast.Import):
+            names = [each.name for each in node.names]
+        else:
+            continue
+        for name in names:
+            first, *parts = name.split(".")
+            if first == "torch" and any(part.startswith("_") and not part.startswith("__") for part in parts):
+                yield name
+
+
+def dotted(node: ast.expr) -> str:
+    if isinstance(node, ast.Attribute):
+        return f"{dotted(node.value)}.{node.attr}"
+    return node.id if isinstance(node, ast.Name) else ""
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "import torch\ntorch._foreach_norm([])",
+        "from torch._C import is_grad_enabled",
+        "from torch.overrides import _enable_torch_function",
+        "import torch._dynamo",
+        "import torch.jit._recursive as scripting",
+    ],
+)
+def test_a_private_symbol_is_seen_however_it_is_taken(source: str) -> None:
+    assert list(private_symbols(source))
+    assert not list(private_symbols("import torch\ntorch.__version__\nmodule._parameters"))
+
+
+def test_no_other_file_takes_a_private_symbol_of_torch() -> None:
+    taken = {
+        str(file.relative_to(PACKAGE)): found
+        for file in PACKAGE.rglob("*.py")
+        if file != HOME and (found := sorted(set(private_symbols(file.read_text(encoding="utf-8")))))
+    }
+    assert taken == {}
