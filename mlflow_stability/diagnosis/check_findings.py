@@ -75,19 +75,20 @@ def _overflow(case: Case) -> Found:
 
 
 def _data(case: Case) -> Found:
-    if case.around.loss is None:
+    loss = case.around.whole_loss
+    if loss is None:
         return Found("No loss was logged.", "unknown")
     spikes = [each for each in _of(case.diagnosis, "loss_spike") if each.severity >= Severity.WARNING]
     if spikes:
         listed = ", ".join(str(each.start) for each in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
         return Found(f"{len(spikes)} spike{'s' if len(spikes) > 1 else ''} of the loss, at step {listed}.", "bad")
-    return Found(f"No spike among the {len(case.around.loss.values)} points of {case.around.loss.name}.", "ok")
+    return Found(f"No spike among the {len(loss.values)} points of {loss.name}.", "ok")
 
 
 def _labels(case: Case) -> Found:
-    if case.around.loss is None or not case.around.loss.finite.any():
+    if case.around.whole_loss is None or not case.around.whole_loss.finite.any():
         return Found("No loss was logged.", "unknown")
-    values = case.around.loss.values[case.around.loss.finite]
+    values = case.around.whole_loss.values[case.around.whole_loss.finite]
     last = float(np.median(values[-max(1, len(values) // 10) :]))
     stuck = _of(case.diagnosis, "plateau")
     classes = chance_of(last) if last > 0 else 0
@@ -198,12 +199,13 @@ def _at(episode: Episode) -> str:
 
 
 def _finite(around: Surroundings) -> tuple[str, State]:
-    if around.loss is None:
+    loss = around.whole_loss
+    if loss is None:
         return "No loss was logged.", "unknown"
-    count = int((~around.loss.finite).sum())
+    count = int((~loss.finite).sum())
     if count:
-        return f"{count} of the {len(around.loss.values)} points of {around.loss.name} are not finite.", "bad"
-    return f"All {len(around.loss.values)} points of {around.loss.name} are finite.", "ok"
+        return f"{count} of the {len(loss.values)} points of {loss.name} are not finite.", "bad"
+    return f"All {len(loss.values)} points of {loss.name} are finite.", "ok"
 
 
 def _answer(look: Look) -> Found:

@@ -29,7 +29,8 @@ class Cause:
     step: int | None = None
     """The first step of that finding."""
     since: int | None = None
-    """From which step on its evidence is seen, never after what it explains; None for what has no step of its own."""
+    """From which step on its evidence is seen: never after what it explains began, of a plateau within its first third;
+    None for what has no step of its own."""
     remedies: tuple[str, ...] = ()
     """What goes against it, where more is known than its name; empty: what goes against all causes of this name."""
 

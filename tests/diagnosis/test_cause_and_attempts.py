@@ -11,6 +11,7 @@ from diagnosis.histories import falling, metric_of, run_of
 
 from mlflow_stability.diagnosis.attempt_span import attempts_of_run
 from mlflow_stability.diagnosis.causes import looks_at
+from mlflow_stability.diagnosis.checklist import checklist_of
 from mlflow_stability.diagnosis.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.recorded_settings import EXCLUDES, excluded, settings_of
@@ -197,3 +198,10 @@ def test_each_exclusion_has_a_setting_that_does_not_exclude_it() -> None:
         assert excluded(name, none), name
         assert not excluded(name, known), name
         assert not excluded(name, settings_of(run_of())), name
+
+
+def test_the_checklist_counts_the_points_of_all_attempts() -> None:
+    history = rolled_back()
+    items = checklist_of("loss_spike", history, diagnosis_of(history))
+    said = " ".join(each.finding for each in items)
+    assert f"All {COUNT} points of loss are finite." in said
