@@ -20,7 +20,7 @@ MOST_LOSSES = 1024
 class Clip:
     """A norm that the script itself computed over gradients, before it clipped them."""
 
-    norm: Tensor
+    norm: Tensor | float
     order: float
     """The p of the norm; only 2 can stand for ``grad_norm``."""
     gradients: frozenset[int]
@@ -73,6 +73,10 @@ class Cycle:
     """What the cycle belongs to, as the session said at its gate."""
     scaler: Any = None
     """The loss scaler that scaled a loss of this cycle."""
+    engine: Any = None
+    """What has copied the gradients, clips them itself and says what their norm was."""
+    copied: bool = False
+    """Whether the optimizer's gradients are copies that something has made of those of the backward pass."""
     unscaled: bool = False
     """Whether that scaler has divided the gradients by its scale already."""
     blocks: Sequence[Block] = ()

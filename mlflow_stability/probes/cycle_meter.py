@@ -19,8 +19,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.cycle import Cycle
+from mlflow_stability.probes.cycle import Clip, Cycle
 from mlflow_stability.probes.cycle_takes import UnscaledLoss, take_clip, take_limit, take_losses, take_rates, take_scale
+from mlflow_stability.probes.engine_norms import EngineNorms, norm_before_clipping
 from mlflow_stability.probes.gradient_norm import parameters_of, total_norm, whole_gradients_of
 from mlflow_stability.probes.held_gradients import HeldGradients
 from mlflow_stability.probes.optimizer_tracks import OptimizerTracks
@@ -58,7 +59,9 @@ class CycleMeter:
         self._unscaled_loss: UnscaledLoss | None = None
         self._ended_at: float | None = None
         self._skips = Skips({})
-        self._held = HeldGradients()
+        self._held, self._engines = HeldGradients(), EngineNorms()
+        self._take_engine = guard("norm before clipping", self._engine_found)
+        self._ask_engine = guard("norm before clipping", self._engine_asked)
         self._take_losses = guard("loss", take_losses)
         self._look_back = guard("discarded gradients", self._discarded)
         self._note_held = guard("discarded gradients", self._held.backward_ended)
@@ -158,6 +161,7 @@ class CycleMeter:
         cycle.stepped.append(id(optimizer))
         self._take_scale(cycle, optimizer)
         self._follow(optimizer)
+        self._take_engine(cycle, optimizer)
         unscale = getattr(optimizer, "grad_scale", None)
         self._take_norm(whole_gradients_of(optimizer), unscale)
         self._take_learning_rates(cycle, optimizer, self._tracks)
@@ -183,8 +187,24 @@ class CycleMeter:
         cycle.ended.add(id(optimizer))
         unscale, place = getattr(optimizer, "grad_scale", None), self._tracks.track_place(cycle.track)
         self._survey.after_step(optimizer, unscale, place, self._swallowing)
-        if self._order.is_complete(cycle.track, cycle.ended):
+        if cycle.engine is None and self._is_complete:  # an engine can be asked only when its own step is over
             self._end_cycle()
+
+    @property
+    def _is_complete(self) -> bool:
+        """Whether all optimizers have stepped that are expected to."""
+        return self._order.is_complete(self._cycle.track, self._cycle.ended)
+
+    def _engine_found(self, cycle: Cycle, optimizer: Optimizer) -> None:
+        engine = self._engines.engine_of(optimizer)
+        cycle.engine = cycle.engine if engine is None else engine
+        cycle.copied = cycle.copied or (bool(cycle.micro_batches) and self._held.reaches(optimizer) is False)
+
+    @staticmethod
+    def _engine_asked(cycle: Cycle) -> None:
+        norm = None if cycle.clips else norm_before_clipping(cycle.engine)
+        if norm is not None:
+            cycle.clips.append(Clip(norm, 2.0, frozenset(cycle.gradients), None))
 
     def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Optimizer | None) -> None:
         """A whole cycle at once, for a loop that no hook can see."""
@@ -265,6 +285,9 @@ class CycleMeter:
     def _end_cycle(self) -> None:
         cycle, self._cycle = self._cycle, Cycle()
         self._last = cycle
+        if cycle.engine is not None:
+            self._ask_engine(cycle)
+            cycle.engine = None
         self._order.cycle_ended(cycle.track, cycle.stepped)
         ended, when = time.perf_counter(), time.time()
         step_time = None if self._ended_at is None else ended - self._ended_at

@@ -24,6 +24,10 @@ MOST = 16
 """So many optimizers are followed, those that came last; a script may make one for every sample."""
 
 
+SURE_AFTER = 4
+"""After so many gates it is known that no backward pass reaches an optimizer."""
+
+
 @dataclass(frozen=True, slots=True)
 class Left:
     """What the backward passes of an open step have left, right before the next one begins."""
@@ -86,13 +90,17 @@ class HeldGradients:
     def reaches(self, optimizer: Optimizer) -> bool | None:
         """Whether backward passes give this optimizer its gradients, and nothing copies them; None: not known yet."""
         known = self._witnesses.get(id(optimizer))
-        return None if known is None or known.optimizer() is not optimizer else known.reached
+        if known is None or known.optimizer() is not optimizer:
+            return None
+        known.gates += 1
+        known.ever_reached = known.ever_reached or known.reached
+        return known.ever_reached or (None if known.gates < SURE_AFTER else False)
 
 
 class _Witness:
     """The one parameter of an optimizer."""
 
-    __slots__ = ("gradient", "optimizer", "parameter", "reached", "version")
+    __slots__ = ("ever_reached", "gates", "gradient", "optimizer", "parameter", "reached", "version")
 
     def __init__(self, optimizer: Optimizer, parameter: Tensor) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -103,6 +111,8 @@ class _Witness:
         """How often that had been written to in place."""
         self.reached = False
         """Whether a backward pass of this step has given it a gradient."""
+        self.ever_reached = False
+        self.gates = 0
 
     def note(self) -> None:
         """Keep how its gradient is now."""

@@ -104,7 +104,7 @@ class PilotedMeter(CycleMeter):
         self._swallowing = self._pilot.step_ending(optimizer) or was_swallowing
         super().step_ended(optimizer)
         self._swallowing = was_swallowing
-        self._pilot.step_over(not self._cycle.has_gate)
+        self._pilot.step_over(not self._cycle.has_gate or self._is_complete)
 
     def _belongs_to(self, owner: Any) -> None:
         if owner is not self._owner or self._pilot is None:

@@ -15,6 +15,9 @@ from mlflow_stability.probes.layer_statistics import Table
 from mlflow_stability.vocabulary.one_layout import one_layout
 from mlflow_stability.vocabulary.signal import Signal
 
+UNCLIPPED = "no clipping seen"
+COPIED = "as the optimizer was given it, from copies of the gradients: clipping of them cannot be seen"
+
 
 @dataclass(frozen=True, slots=True)
 class CycleReading:
@@ -25,7 +28,7 @@ class CycleReading:
     values: tuple[float, ...]
     time: float
     norm_basis: str
-    """What ``grad_norm`` stands for: ``before clipping``, ``after clipping`` or ``no clipping seen``; empty: none."""
+    """What ``grad_norm`` stands for: ``before clipping``, ``after clipping``, `UNCLIPPED` or `COPIED`; empty: none."""
     tables: tuple[tuple[Table, Sequence[float]], ...] = ()
     """How gradients and weights were spread in each layer, where that was measured, and the numbers of each."""
     discarded: tuple[float, ...] = ()
@@ -115,7 +118,8 @@ def reading_of(
     if norms:
         at_gate = _root_of_squares(norms)
         before = _before_clipping(cycle, clips)
-        basis = "no clipping seen" if not clips else "after clipping" if before is None else "before clipping"
+        unclipped = COPIED if cycle.copied else UNCLIPPED
+        basis = unclipped if not clips else "after clipping" if before is None else "before clipping"
         add("grad_norm", at_gate if before is None else before)
         if clips:
             add("grad_norm_clipped", at_gate)

@@ -17,7 +17,7 @@ from mlflow_stability.journal.attention_maps import write_attention_map
 from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.probes.layer_statistics import Table
-from mlflow_stability.probes.reading import CycleReading
+from mlflow_stability.probes.reading import COPIED, UNCLIPPED, CycleReading
 from mlflow_stability.probes.running_numbers import RunningNumbers
 from mlflow_stability.session.batch_report import BatchReport
 from mlflow_stability.session.guard import PartGuard
@@ -195,6 +195,8 @@ class Recording:
         place = next(each.place for each in reading.signals if each.quantity == "grad_norm")
         known = self._norm_bases.setdefault(place, [])
         if reading.norm_basis not in known:
+            if reading.norm_basis == COPIED and UNCLIPPED in known:  # at the first steps that was not known
+                known.remove(UNCLIPPED)
             known.append(reading.norm_basis)
             self.note(f"grad_norm.{place}" if place else "grad_norm", ", ".join(known))
 
