@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import sqlite3
 import sys
 from collections.abc import Iterator
@@ -25,14 +26,26 @@ _OURS = (
     "MLFLOW_STABILITY_EXIT_WAIT",
     "MLFLOW_STABILITY_TRACEBACK",
 )
-_THEIRS = ("MLFLOW_TRACKING_URI", "MLFLOW_RUN_ID", "MLFLOW_EXPERIMENT_ID", "MLFLOW_EXPERIMENT_NAME")
+_THEIRS = (
+    "MLFLOW_TRACKING_URI",
+    "MLFLOW_RUN_ID",
+    "MLFLOW_EXPERIMENT_ID",
+    "MLFLOW_EXPERIMENT_NAME",
+    # Set by the courier, and by commands that deliver.
+    "MLFLOW_HTTP_REQUEST_MAX_RETRIES",
+    "MLFLOW_HTTP_REQUEST_TIMEOUT",
+    "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT",
+)
+# A shell that starts the tests in the background has them ignore Ctrl-C, which some of them send.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 @pytest.fixture(autouse=True)
-def clean_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def clean_place(gives_back: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing of one test is left for the next, and nothing in the checkout."""
     for name in (*_OURS, *_THEIRS):
-        monkeypatch.delenv(name, raising=False)
+        monkeypatch.setenv(name, "")  # so that it is taken away after the test, too
+        monkeypatch.delenv(name)
     monkeypatch.chdir(tmp_path)
     if (counted := sys.modules.get("torch._dynamo.utils")) is not None:
         counted.counters.clear()  # where anything was compiled, operations are not counted

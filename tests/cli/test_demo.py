@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import signal
@@ -45,7 +46,12 @@ def cli(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]
 
 
 def trainings_of(pid: int) -> list[psutil.Process]:
-    return [each for each in psutil.Process(pid).children() if "mlflow_stability.demo.training" in each.cmdline()]
+    found = []
+    for each in psutil.Process(pid).children():
+        with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
+            if "mlflow_stability.demo.training" in each.cmdline():
+                found.append(each)
+    return found
 
 
 _T = TypeVar("_T")

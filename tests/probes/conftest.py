@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 
 import pytest
@@ -10,3 +11,12 @@ from scenarios.watching import Watched, watching
 def watched() -> Iterator[Watched]:
     with watching() as seen:
         yield seen
+
+
+@pytest.fixture
+def usual_recursion_limit() -> Iterator[int]:
+    """Python's own, whatever a library has made of it: torch's compiler raises it."""
+    before = sys.getrecursionlimit()
+    sys.setrecursionlimit(1000)
+    yield 1000
+    sys.setrecursionlimit(before)

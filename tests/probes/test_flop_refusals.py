@@ -33,7 +33,7 @@ def test_a_module_that_is_compiled_in_place_is_known_before_it_ran() -> None:
     assert refusal(model).startswith("a part of it is compiled")
 
 
-def test_a_model_nested_to_the_limit_is_not_counted() -> None:
+def test_a_model_nested_to_the_limit_is_not_counted(usual_recursion_limit: int) -> None:
     model: nn.Module = nn.Linear(2, 2)
     for _ in range(200):
         model = nn.Sequential(model)

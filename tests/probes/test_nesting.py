@@ -34,17 +34,17 @@ def test_the_depth_is_that_of_the_innermost_module() -> None:
     assert depth_of(nn.Sequential(nn.Tanh(), dolls(5), nn.Tanh())) == 7
 
 
-def test_what_people_train_is_not_too_deep() -> None:
+def test_what_people_train_is_not_too_deep(usual_recursion_limit: int) -> None:
     assert not too_deep(nn.Transformer(8, 2, 2, 2, 16, batch_first=True))
     assert not too_deep(dolls(40))
 
 
-def test_it_is_too_deep_where_the_stack_is_full_already() -> None:
+def test_it_is_too_deep_where_the_stack_is_full_already(usual_recursion_limit: int) -> None:
     def below(calls: int) -> bool:
         return below(calls - 1) if calls else too_deep(dolls(40))
 
     assert not below(10)
-    assert below(sys.getrecursionlimit() // 2)
+    assert below(usual_recursion_limit // 2)
 
 
 @pytest.mark.parametrize("limit", [1000, 3000])
