@@ -1,0 +1,34 @@
+"""All trainers of the table, in its order."""
+
+from __future__ import annotations
+
+from importlib import import_module
+
+from trainers.script import Trainer
+
+FILES = (
+    "raw",
+    "lightning_trainers",
+    "hugging_face",
+    "fine_tuning",
+    "training_libraries",
+    "reinforcement_learning",
+    "detection",
+    "several_processes",
+    "clusters",
+    "sweeps",
+)
+
+
+def trainers() -> dict[str, Trainer]:
+    """By name."""
+    found = [each for name in FILES for each in import_module(f"trainers.frameworks.{name}").TRAINERS]
+    return {each.name: each for each in found}
+
+
+def trainer_named(name: str) -> Trainer:
+    """The one of this name."""
+    known = trainers()
+    if name not in known:
+        raise SystemExit(f"No such trainer: {name!r}. There are: {', '.join(known)}.")
+    return known[name]

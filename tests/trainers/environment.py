@@ -1,0 +1,69 @@
+"""An environment for the packages of one trainer, over the one that this process runs in.
+
+In: what a trainer needs beyond `[test]`, and a folder outside the checkout. Out: a Python that has it. The environment
+sees the packages of this one and has those of the trainer in front of them; torch stays the one that is here, so that
+no other build of it is fetched. It is kept, and made anew only when what is asked for has changed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import re
+import shutil
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+from trainers.script import Trainer
+
+
+class NotInstallableError(Exception):
+    """Pip refused, and said this."""
+
+
+def usual_folder() -> Path:
+    """Below the user's cache."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "mlflow-stability" / "trainers"
+
+
+def python_for(trainer: Trainer, folder: Path) -> Path:
+    """A Python in which this trainer can be imported."""
+    if not (trainer.packages or trainer.alone):
+        return Path(sys.executable)
+    place = folder / re.sub(r"\W+", "-", "-".join((*trainer.packages, *trainer.alone)).lower())
+    python, done = place / "bin" / "python", place / "installed.txt"
+    asked = "\n".join([sys.version, sys.prefix, *_constraints(), *trainer.packages, "--no-deps", *trainer.alone])
+    if not done.exists() or done.read_text(encoding="utf-8") != asked:
+        shutil.rmtree(place, ignore_errors=True)
+        _make(place, python, trainer)
+        done.write_text(asked, encoding="utf-8")
+    return python
+
+
+def _make(place: Path, python: Path, trainer: Trainer) -> None:
+    _run([sys.executable, "-m", "venv", "--without-pip", str(place)])
+    packages = Path(_run([str(python), "-c", "import sysconfig; print(sysconfig.get_path('purelib'))"]).strip())
+    here = sorted({sysconfig.get_path("purelib"), sysconfig.get_path("platlib")})
+    lines = "".join(f"import site; site.addsitedir({each!r})\n" for each in here)
+    (packages / "the_environment_below.pth").write_text(lines, encoding="utf-8")
+    constraints = place / "constraints.txt"
+    constraints.write_text("".join(f"{each}\n" for each in _constraints()), encoding="utf-8")
+    pip = [sys.executable, "-m", "pip", "--python", str(python), "install", "--quiet", "-c", str(constraints)]
+    if trainer.alone:
+        _run([*pip, "--no-deps", *trainer.alone])
+    if trainer.packages:
+        _run([*pip, *trainer.packages])
+
+
+def _constraints() -> list[str]:
+    """Torch as it is here; MLflow too, for it is what reads the run back."""
+    return [f"{name}=={importlib.metadata.version(name).partition('+')[0]}" for name in ("torch", "mlflow")]
+
+
+def _run(command: list[str]) -> str:
+    done = subprocess.run(command, text=True, capture_output=True, check=False)
+    if done.returncode:
+        raise NotInstallableError((done.stderr.strip().splitlines() or ["no reason given"])[-1])
+    return done.stdout

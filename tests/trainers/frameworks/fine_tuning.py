@@ -1,0 +1,140 @@
+"""Fine-tuning: TRL's SFT with LoRA adapters, and sentence-transformers. Tiny models with random weights."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+from trainers.script import NAN_AT, STEPS, Script, Trainer, norm_of
+
+WORDS = [f"word{number}" for number in range(60)]
+
+
+def tokenizer() -> Any:
+    """One token a word: a tokenizer that was not fetched."""
+    from tokenizers import Tokenizer, models, pre_tokenizers
+    from transformers import PreTrainedTokenizerFast
+
+    vocabulary = {word: number for number, word in enumerate(["[PAD]", "[UNK]", "[EOS]", *WORDS])}
+    plain = Tokenizer(models.WordLevel(vocabulary, unk_token="[UNK]"))
+    plain.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(
+        tokenizer_object=plain, pad_token="[PAD]", unk_token="[UNK]", eos_token="[EOS]", model_max_length=32
+    )
+
+
+def sentence(number: int, length: int = 10) -> str:
+    return " ".join(WORDS[(number * 7 + place * place) % len(WORDS)] for place in range(length))
+
+
+def sft(script: Script) -> None:
+    from datasets import Dataset
+    from peft import LoraConfig
+    from transformers import GPT2Config, GPT2LMHeadModel
+    from trl import SFTConfig, SFTTrainer
+
+    script.autolog()
+    words = tokenizer()
+    config = GPT2Config(vocab_size=len(words), n_positions=32, n_embd=16, n_layer=2, n_head=2, eos_token_id=2)
+
+    class OwnTrainer(SFTTrainer):  # type: ignore[misc]
+        def training_step(self, model: nn.Module, *args: Any, **named: Any) -> torch.Tensor:
+            loss: torch.Tensor = super().training_step(model, *args, **named)
+            script.step(model, loss, norm_of(model.parameters()))
+            return loss
+
+        def compute_loss(self, *args: Any, **named: Any) -> Any:
+            found = super().compute_loss(*args, **named)
+            broken = script.nan(self.state.global_step)
+            if isinstance(found, tuple):
+                return (found[0] * float("nan"), *found[1:]) if broken else found
+            return found * float("nan") if broken else found
+
+    trainer = OwnTrainer(
+        model=GPT2LMHeadModel(config),
+        args=SFTConfig(
+            output_dir="out",
+            max_steps=STEPS,
+            per_device_train_batch_size=4,
+            learning_rate=0.01,
+            logging_steps=5,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            bf16=False,
+            max_length=16,
+            gradient_checkpointing=False,
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_dict({"text": [sentence(number) for number in range(STEPS * 4)]}),
+        processing_class=words,
+        peft_config=LoraConfig(r=4, target_modules=["c_attn"], fan_in_fan_out=True, task_type="CAUSAL_LM"),
+    )
+    trainer.train()
+    script.end(trainer.model)
+
+
+def sentence_transformers(script: Script) -> None:
+    from datasets import Dataset
+    from sentence_transformers import (
+        SentenceTransformer,
+        SentenceTransformerTrainer,
+        SentenceTransformerTrainingArguments,
+        losses,
+    )
+    from transformers import BertConfig, BertModel
+
+    script.autolog()
+    words = tokenizer()
+    config = BertConfig(
+        vocab_size=len(words), hidden_size=16, num_hidden_layers=2, num_attention_heads=2, intermediate_size=32
+    )
+    BertModel(config).save_pretrained("tiny")
+    words.save_pretrained("tiny")
+    model = SentenceTransformer(str(Path("tiny").absolute()), device="cpu")
+
+    class OwnTrainer(SentenceTransformerTrainer):  # type: ignore[misc]
+        def training_step(self, model: nn.Module, *args: Any, **named: Any) -> torch.Tensor:
+            loss: torch.Tensor = super().training_step(model, *args, **named)
+            script.step(model, loss, norm_of(model.parameters()))
+            return loss
+
+    scores = [float(number % 5) / 4 for number in range(STEPS * 4)]
+    if script.nan(NAN_AT):
+        scores[NAN_AT * 4] = float("nan")
+    pairs = {
+        "first": [sentence(number) for number in range(STEPS * 4)],
+        "second": [sentence(number + 3) for number in range(STEPS * 4)],
+        "score": scores,
+    }
+    trainer = OwnTrainer(
+        model=model,
+        args=SentenceTransformerTrainingArguments(
+            output_dir="out",
+            max_steps=STEPS,
+            per_device_train_batch_size=4,
+            learning_rate=1e-3,
+            logging_steps=5,
+            report_to=[],
+            save_strategy="no",
+            use_cpu=True,
+            disable_tqdm=True,
+        ),
+        train_dataset=Dataset.from_dict(pairs),
+        loss=losses.CosineSimilarityLoss(model),
+    )
+    trainer.train()
+    script.end(model)
+
+
+TRAINERS = [
+    Trainer("TRL SFT + LoRA", sft, packages=("trl", "peft", "datasets"), shown=("trl", "peft", "transformers")),
+    Trainer(
+        "sentence-transformers",
+        sentence_transformers,
+        packages=("sentence-transformers", "datasets"),
+        shown=("sentence-transformers", "transformers"),
+    ),
+]

@@ -1,0 +1,182 @@
+"""What a row of the table says: the trials of one trainer, compared.
+
+In: the trials, by mode. Out: texts for the table. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from trainers.script import Mode, Trainer
+from trainers.trials import Noted, Recorded, Series, Trial
+
+HEAD = (
+    "trainer",
+    "steps seen / real",
+    "loss",
+    "gradient norm",
+    "bit-identical",
+    "guard",
+    "rollback",
+    "run",
+    "versions",
+)
+NOT_TRIED = "–"
+NOT_RECORDED = "not recorded !"
+RESCUES: tuple[Mode, ...] = ("guard", "rollback")
+CLOSE = 1e-4
+"""A relative difference above this is marked: an ordinary one is that of sums in another order."""
+EXPECTED = ("nan_detected: ", "step_skipped: ", "After 0 s ")
+"""How warnings begin that the NaN, and not waiting for the delivery of its trial, must lead to."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """The cells, and what was said beside them."""
+
+    name: str
+    cells: tuple[str, ...] = ("",) * (len(HEAD) - 1)
+    remarks: list[str] = field(default_factory=list)
+    good: bool = False
+
+
+def failed(name: str, why: str) -> Row:
+    """A trainer that could not even be tried."""
+    return Row(name, ("", "", "", "", "", "", "", ""), [why])
+
+
+def row_of(trainer: Trainer, trials: Mapping[Mode, Trial], again: Trial | None = None) -> Row:
+    """Compare. ``again`` is a second bare training, where the first and the watched one differ."""
+    bare, watched = trials["bare"], trials["watched"]
+    remarks = [f"{mode}: {trial.error}" for mode, trial in trials.items() if trial.error]
+    said = [line for trial in trials.values() for line in trial.said if not line.startswith(EXPECTED)]
+    remarks += list(dict.fromkeys(said))
+    steps, loss, norm, names = _against_the_script(watched.noted, watched.recorded)
+    identical = _identical(bare.noted, watched.noted, again.noted if again else None)
+    rescued = [skipped(trials[mode].noted) if mode in trials else NOT_TRIED for mode in RESCUES]
+    run = ", ".join(watched.recorded.status) if watched.recorded else ""
+    versions = ", ".join(f"{each} {version}" for each, version in bare.versions.items() if each != "torch")
+    if trainer.split and norm == NOT_RECORDED:
+        norm = "not recorded: split"
+    cells = (steps, loss, norm, identical, *rescued, run or "none")
+    good = _is_good(cells) and not any(trial.error for trial in trials.values())
+    if names:
+        remarks.insert(0, f"tracks: {names}")
+    return Row(trainer.name, (*cells, versions), remarks, good)
+
+
+def _is_good(cells: tuple[str, ...]) -> bool:
+    steps, loss, norm, identical, guard, rollback, run = cells
+    counts = [each.partition(" / ") for each in steps.split(", ")]
+    right = all(seen == real for seen, _, real in counts) and "!" not in loss + norm
+    rescued = {guard, rollback} <= {"skipped", NOT_TRIED}
+    return right and identical == "yes" and rescued and set(run.split(", ")) == {"FINISHED"}
+
+
+def _against_the_script(noted: Noted | None, recorded: Recorded | None) -> tuple[str, str, str, str]:
+    """Steps, loss and norm, each track with the recorded one that is most like it."""
+    if noted is None:
+        return "", "", "", ""
+    steps, losses, norms, names = [], [], [], []
+    left = dict(recorded.tracks) if recorded else {}
+    for track, real in noted.tracks.items():
+        count = len(real.weights) - 1
+        found = min(left, key=lambda each: _unlike(left[each], real), default=None)
+        seen = left.pop(found) if found is not None else Series([], [])
+        steps.append(f"{max(len(seen.losses), len(seen.norms))} / {count}")
+        losses.append(_difference(seen.losses, real.losses))
+        norms.append(_difference(seen.norms, real.norms))
+        if len(noted.tracks) > 1:
+            names.append(f"{track} = {_place(found) if found else 'not recorded'}")
+    for name, more in left.items():
+        steps.append(f"{max(len(more.losses), len(more.norms))} / 0")
+        names.append(f"{_place(name)} is no track of the script")
+    return ", ".join(steps), ", ".join(losses), ", ".join(norms), ", ".join(names)
+
+
+def _place(name: str) -> str:
+    """How a recorded track is called in its run."""
+    return name.split(":", 2)[2] or "the first"
+
+
+def _unlike(seen: Series, real: Series) -> tuple[float, int]:
+    def distance(one: list[float], other: list[float]) -> float:
+        return _largest(one, other) if one and other else 1.0
+
+    return distance(seen.losses, real.losses) + distance(seen.norms, real.norms), abs(
+        len(seen.losses) - len(real.losses)
+    )
+
+
+def _largest(seen: list[float], real: list[float]) -> float:
+    """The largest relative difference, of the steps that both have."""
+    pairs = list(zip(seen, real, strict=False))
+    scale = max((abs(value) for _, value in pairs if math.isfinite(value)), default=0.0) * 1e-6 or 1e-12
+    different = [
+        abs(one - other) / max(abs(other), scale) if math.isfinite(one) and math.isfinite(other) else math.inf
+        for one, other in pairs
+        if not (math.isnan(one) and math.isnan(other))
+    ]
+    return max(different, default=0.0)
+
+
+def _difference(seen: list[float], real: list[float]) -> str:
+    if not real:
+        return "not seen by the script"
+    if not seen:
+        return NOT_RECORDED
+    largest = _largest(seen, real)
+    return f"{largest:.0e}{' !' if largest > CLOSE else ''}"
+
+
+def _identical(bare: Noted | None, watched: Noted | None, again: Noted | None) -> str:
+    if bare is None or watched is None:
+        return ""
+    if bare == watched:
+        return "yes"
+    if again is not None and again != bare:
+        return "not repeatable itself"
+    places = [
+        text
+        for text, same in {
+            "weights": [each.weights for each in bare.tracks.values()]
+            == [each.weights for each in watched.tracks.values()],
+            "losses": [each.losses for each in bare.tracks.values()]
+            == [each.losses for each in watched.tracks.values()],
+            "norms": [each.norms for each in bare.tracks.values()] == [each.norms for each in watched.tracks.values()],
+            "buffers": bare.state == watched.state,
+            "random generators": bare.random == watched.random,
+        }.items()
+        if not same
+    ]
+    return f"no: {', '.join(places)}"
+
+
+def skipped(noted: Noted | None) -> str:
+    """Whether the step with the NaN, and it alone, left the weights as they were."""
+    if noted is None:
+        return ""
+    told = [_skipped(series) for series in noted.tracks.values() if _broken(series)]
+    if not told:
+        return "no NaN reached the loss"
+    return (next((each for each in told if each), "") or "skipped") + ("" if noted.finite else ", NaN at the end")
+
+
+def _broken(series: Series) -> list[int]:
+    return [step for step, value in enumerate(series.losses or series.norms) if not math.isfinite(value)]
+
+
+def _skipped(series: Series) -> str:
+    """What is wrong with it, if anything is."""
+    kept = [step for step, (now, then) in enumerate(pairwise(series.weights)) if now == then]
+    if kept == _broken(series) and len(kept) == 1:
+        return ""
+    return f"NaN at {_steps(_broken(series))}, weights unchanged by {_steps(kept)}"
+
+
+def _steps(steps: list[int]) -> str:
+    few = ", ".join(map(str, steps[:4])) or "none"
+    return few + (f", … ({len(steps)})" if len(steps) > 4 else "")

@@ -1,0 +1,146 @@
+"""What a training script of the table is given, and what it notes of itself.
+
+In: the way it is to be run. Out: a JSON file with the losses and gradient norms that the script computed, a fingerprint
+of its weights before every update, and one of everything at its end. The script knows nothing of what was recorded.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import logging
+import random
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+
+Mode = Literal["bare", "watched", "guard", "rollback"]
+MODES: tuple[Mode, ...] = ("bare", "watched", "guard", "rollback")
+STEPS, NAN_AT = 24, 12
+"""How many steps a script trains for, and which of them, counted from 0, gets the NaN."""
+SEED = 7
+
+
+@dataclass
+class Script:
+    """Handed to a training script: where it would call `autolog()`, and where it notes what it sees itself."""
+
+    mode: Mode
+    out: Path
+    losses: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    norms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
+    weights: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+
+    def autolog(self) -> None:
+        """The line that a user adds to the script; nothing if the training is to be bare."""
+        _seed()
+        if self.mode == "bare":
+            return
+        import mlflow_stability
+
+        logging.getLogger("mlflow_stability").addHandler(logging.FileHandler(self.out.with_suffix(".log")))
+        mlflow_stability.autolog(guard=self.mode == "guard" or None, rollback=self.mode == "rollback")
+
+    def nan(self, step: int) -> bool:
+        """Whether the batch of this step is to be a broken one."""
+        return self.mode in ("guard", "rollback") and step == NAN_AT
+
+    def batch(self, numbers: Tensor, step: int) -> Tensor:
+        """The batch of this step: its own, or NaN."""
+        return numbers * float("nan") if self.nan(step) else numbers
+
+    def step(
+        self,
+        model: nn.Module | Iterable[Tensor],
+        loss: float | Tensor | None = None,
+        norm: float | Tensor | None = None,
+        track: str = "",
+    ) -> None:
+        """Note a step, after its backward and before its update; each track with the model that it trains."""
+        self.weights[track].append(fingerprint(_parameters(model)))
+        self.note(loss, norm, track)
+
+    def note(self, loss: float | Tensor | None = None, norm: float | Tensor | None = None, track: str = "") -> None:
+        """Note what the script learns of a step only later."""
+        if loss is not None:
+            self.losses[track].append(_number(loss))
+        if norm is not None:
+            self.norms[track].append(_number(norm))
+
+    def end(self, *models: nn.Module | Iterable[Tensor], tracks: tuple[str, ...] = ("",)) -> None:
+        """Note what the training leaves: weights, buffers, random generators."""
+        for model, track in zip(models, tracks, strict=True):
+            self.weights[track].append(fingerprint(_parameters(model)))
+        left = {
+            "losses": self.losses,
+            "norms": self.norms,
+            "weights": self.weights,
+            "state": [fingerprint(each.state_dict().values()) for each in models if isinstance(each, nn.Module)],
+            "finite": all(bool(_local(each).isfinite().all()) for model in models for each in _parameters(model)),
+            "random": hashlib.blake2b(repr(_random_states()).encode()).hexdigest(),
+        }
+        self.out.write_text(json.dumps(left), encoding="utf-8")
+
+
+@dataclass(frozen=True)
+class Trainer:
+    """A row of the table: a script, and what it takes to run it."""
+
+    name: str
+    train: Callable[[Script], None]
+    packages: tuple[str, ...] = ()
+    """What pip has to install beyond the extra `[test]`."""
+    alone: tuple[str, ...] = ()
+    """Likewise, but without what these ask for."""
+    shown: tuple[str, ...] = ()
+    """The distributions whose version the row tells."""
+    processes: int = 1
+    """Started as torchrun would."""
+    split: bool = False
+    """Whether parameters are split over processes: of those no gradient norm is recorded, and the run says so."""
+
+
+def norm_of(parameters: Iterable[Tensor]) -> float:
+    """The L2 norm of all gradients, in double precision."""
+    squares = [_local(each.grad).detach().double().square().sum() for each in parameters if each.grad is not None]
+    return float(torch.stack(squares).sum().sqrt())
+
+
+def fingerprint(tensors: Iterable[Any]) -> str:
+    """Differs where a single bit does."""
+    digest = hashlib.blake2b(digest_size=16)
+    for each in tensors:
+        if isinstance(each, Tensor):
+            digest.update(_local(each).detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
+
+
+def _number(value: float | Tensor) -> float:
+    return float(value.detach() if isinstance(value, Tensor) else value)
+
+
+def _parameters(model: nn.Module | Iterable[Tensor]) -> list[Tensor]:
+    return list(model.parameters() if isinstance(model, nn.Module) else model)
+
+
+def _local(tensor: Any) -> Tensor:
+    """Of a tensor that several processes share, the part that is here."""
+    here: Tensor = tensor.to_local() if hasattr(tensor, "to_local") else tensor
+    return here
+
+
+def _seed() -> None:
+    random.seed(SEED)
+    np.random.seed(SEED)
+    torch.manual_seed(SEED)
+
+
+def _random_states() -> tuple[Any, ...]:
+    name, keys, *rest = np.random.get_state()
+    return torch.get_rng_state().numpy().tobytes(), random.getstate(), name, np.asarray(keys).tobytes(), *rest

@@ -1,0 +1,48 @@
+"""The rows of the table whose packages are here. All rows: `python tests/trainers/table.py`."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+from trainers.catalog import trainers
+from trainers.row import row_of, skipped
+from trainers.script import Mode, Trainer
+from trainers.trials import Noted, Series, run_trial
+
+HERE = [each for each in trainers().values() if not (each.packages or each.alone)]
+MODES: tuple[Mode, ...] = ("bare", "watched", "rollback")
+NAN = float("nan")
+
+
+@pytest.mark.scenario
+@pytest.mark.parametrize("trainer", HERE, ids=lambda each: each.name)
+def test_a_trainer_is_recorded_as_it_is_and_rescued(trainer: Trainer, template_database: Path, tmp_path: Path) -> None:
+    python = Path(sys.executable)
+    row = row_of(
+        trainer, {mode: run_trial(trainer, mode, python, tmp_path / mode, template_database) for mode in MODES}
+    )
+    assert row.good, row
+    assert [each for each in row.remarks if not (trainer.split and "are split over processes" in each)] == []
+
+
+def noted(losses: list[float], weights: list[str], *, finite: bool = True) -> Noted:
+    return Noted({"": Series(losses, losses, weights)}, [], "", finite)
+
+
+@pytest.mark.parametrize(
+    ("seen", "told"),
+    [
+        (noted([1.0, NAN, 1.0], ["a", "b", "b", "c"]), "skipped"),
+        (noted([1.0, NAN, 1.0], ["a", "b", "c", "d"]), "NaN at 1, weights unchanged by none"),
+        (noted([1.0, NAN, 1.0], ["a", "b", "b", "b"]), "NaN at 1, weights unchanged by 1, 2"),
+        (
+            noted([1.0, NAN, NAN], ["a", "b", "b", "c"], finite=False),
+            "NaN at 1, 2, weights unchanged by 1, NaN at the end",
+        ),
+        (noted([1.0, 1.0, 1.0], ["a", "b", "c", "d"]), "no NaN reached the loss"),
+    ],
+)
+def test_only_the_step_with_the_nan_may_leave_the_weights_alone(seen: Noted, told: str) -> None:
+    assert skipped(seen) == told
