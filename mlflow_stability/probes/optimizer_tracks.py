@@ -1,7 +1,8 @@
 """Names optimizers, and tells the optimizers of one training from those of another beside it.
 
 Muon and AdamW that share a model step in one cycle and are one track. The two halves of a GAN step in cycles of their
-own and are two. A new optimizer for parameters that are known already goes on with their track.
+own and are two, named by what they train; the largest model has the plain names.
+A new optimizer for parameters that are known already goes on with their track.
 """
 
 from __future__ import annotations
@@ -11,6 +12,8 @@ from collections.abc import MutableMapping
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
+
+from mlflow_stability.probes.track_names import leads, name_of
 
 MOST = 16
 """How many of them have names of their own; a script that makes an optimizer for every sample has the rest in one."""
@@ -25,6 +28,7 @@ class OptimizerTracks:
         self._track_of_parameter = _by_identity()
         self._optimizers_seen = 0
         self._tracks_seen = 0
+        self._places: dict[int, str] = {}
 
     def join(self, optimizer: Optimizer, track: int) -> int:
         """The track of an optimizer; a new one joins `track`, or opens one where that is -1."""
@@ -38,6 +42,8 @@ class OptimizerTracks:
         if track < 0:
             track = min(self._tracks_seen, MOST - 1)
             self._tracks_seen += 1
+            if track not in self._places:
+                self._places[track] = self._new_place(optimizer, track)
         for each in parameters:
             self._track_of_parameter[each] = track
         self._tracks[optimizer] = track
@@ -60,10 +66,21 @@ class OptimizerTracks:
         words = ([f"optimizer_{number}"] if number else []) + ([f"group_{group}"] if group else [])
         return ".".join(words)
 
-    @staticmethod
-    def track_place(track: int) -> str:
-        """Where the loss and the norms of a track belong: nothing is said of the first."""
-        return f"track_{track}" if track > 0 else ""
+    def track_place(self, track: int) -> str:
+        """Where the loss and the norms of a track belong: nothing is said of the main one."""
+        return self._places.get(track, "")
+
+    def _new_place(self, optimizer: Optimizer, track: int) -> str:
+        """Decided before anything of a track is written, and never changed.
+
+        The main one is the first, or a larger one that is held beside it and steps later.
+        """
+        taken = set(self._places.values())
+        if "" not in taken and leads(optimizer):
+            return ""
+        name = name_of(optimizer) if track < MOST - 1 else ""
+        place = f"track_{name or track}"
+        return place if place not in taken else f"{place}_{track}"
 
 
 def _by_identity() -> MutableMapping[object, int]:
