@@ -65,8 +65,10 @@ def _is_rival(other: Optimizer, optimizer: Optimizer, modules: Sequence[Module])
     if root is its_root and not (path and its_path):
         return False
     here, there = _belongings(optimizer, root, path), _belongings(other, its_root, its_path)
-    # Where local variables alone hold both, nothing more is known, and they are taken for halves of one training.
-    return bool(here & there) or not (here or there)
+    if here or there:
+        return bool(here & there)
+    # Local variables alone hold both, and nothing more is known: halves of one training have classes of their own.
+    return bool(name_of(optimizer) and name_of(other))
 
 
 def _owner(optimizer: Optimizer, modules: Sequence[Module]) -> tuple[Module | None, str]:
