@@ -357,7 +357,7 @@ def test_a_training_whose_steps_cannot_be_seen_is_told_so_once(caplog: pytest.Lo
                     parameter -= 0.01 * parameter.grad
                     parameter.grad = None
     (said,) = [record.getMessage() for record in caplog.records]
-    assert "200 times" in said
+    assert "200 backward passes" in said
     assert "attach" in said
 
 
