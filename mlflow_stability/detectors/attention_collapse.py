@@ -10,8 +10,9 @@ from typing import ClassVar
 from mlflow_stability.detectors.attention_heads import Heads, and_others, heads_in_words
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
-from mlflow_stability.detectors.whole_model import ALL, of_the_whole
+from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
+from mlflow_stability.vocabulary.signal import of_the_whole
 
 _RECENT = 10
 

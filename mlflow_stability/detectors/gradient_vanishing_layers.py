@@ -11,8 +11,9 @@ from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.layer_round import LayerRound
 from mlflow_stability.detectors.loss_fall import FIRST, Beginning, LossFall
 from mlflow_stability.detectors.streak import Streak
-from mlflow_stability.detectors.whole_model import LAYERS, of_the_whole
+from mlflow_stability.detectors.whole_model import LAYERS
 from mlflow_stability.vocabulary.event import Event, Severity
+from mlflow_stability.vocabulary.signal import of_the_whole
 
 
 @dataclass(slots=True)

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.detector import Point
-from mlflow_stability.detectors.whole_model import of_the_whole
+from mlflow_stability.vocabulary.signal import of_the_whole
 
 
 @dataclass(slots=True)

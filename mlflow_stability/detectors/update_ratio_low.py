@@ -9,8 +9,9 @@ from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.loss_fall import LossFalls
 from mlflow_stability.detectors.place_streaks import PlaceStreaks
-from mlflow_stability.detectors.whole_model import ALL, of_the_whole
+from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
+from mlflow_stability.vocabulary.signal import of_the_whole
 
 
 @dataclass(slots=True)

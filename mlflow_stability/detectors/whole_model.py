@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_stability.vocabulary.signal import Signal
+from mlflow_stability.vocabulary.signal import Signal, of_the_whole
 
 BY_LAYER = frozenset({"adam_rms", "grad_norm", "param_norm", "update_ratio"})
 """What is measured by layer; of all other quantities no place is a layer."""
@@ -15,8 +15,3 @@ def is_wanted(places: str, signal: Signal) -> bool:
     if places == ALL or signal.quantity not in BY_LAYER:
         return True
     return (places == WHOLE) == of_the_whole(signal.place)
-
-
-def of_the_whole(place: str) -> bool:
-    """Whether values of this place are of a whole model: the only one, or one of several that train side by side."""
-    return not place or place.startswith("track_")

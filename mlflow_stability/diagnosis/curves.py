@@ -16,8 +16,8 @@ from numpy.typing import NDArray
 
 from mlflow_stability.detectors.loss_fall import FIRST, LITTLE, began_at
 from mlflow_stability.detectors.players import take_turns
-from mlflow_stability.detectors.whole_model import of_the_whole
 from mlflow_stability.vocabulary.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.signal import of_the_whole
 
 LARGEST_STORED = 1.79e308
 """MLflow's SQL stores keep an infinity as the largest float."""

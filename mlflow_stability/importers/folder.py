@@ -52,7 +52,7 @@ def read_folder(folder: Path, read_file: Reader) -> list[RunHistory]:
     if not found:
         why = f" {walk.trouble[0]}" if walk.trouble else ""
         raise UnreadableLogError(
-            f"There is no training log in {shown_path(folder)}{walk.searched}.{why} "
+            f"There is no training log in {shown_path(folder)!r}{walk.searched}.{why} "
             "Give the file itself if it has an unusual name."
         )
     notes = tuple(walk.notes())

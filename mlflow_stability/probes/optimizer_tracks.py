@@ -14,6 +14,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.track_names import leads, name_of
+from mlflow_stability.vocabulary.signal import TRACK
 
 MOST = 16
 """How many of them have names of their own; a script that makes an optimizer for every sample has the rest in one."""
@@ -79,7 +80,7 @@ class OptimizerTracks:
         if "" not in taken and leads(optimizer):
             return ""
         name = name_of(optimizer) if track < MOST - 1 else ""
-        place = f"track_{name or track}"
+        place = f"{TRACK}{name or track}"
         return place if place not in taken else f"{place}_{track}"
 
 

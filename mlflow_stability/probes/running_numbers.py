@@ -18,7 +18,7 @@ from collections import deque
 from collections.abc import Sequence
 from statistics import fmean
 
-from mlflow_stability.vocabulary.signal import Signal
+from mlflow_stability.vocabulary.signal import Signal, of_the_whole
 
 WINDOW = 100
 FEWEST = 10
@@ -59,7 +59,7 @@ class RunningNumbers:
     def _learn(self, signals: tuple[Signal, ...]) -> None:
         wanted = []
         for position, signal in enumerate(signals):
-            if signal.quantity in ("loss", "grad_norm", "grad_norm_clipped") and _is_whole(signal.place):
+            if signal.quantity in ("loss", "grad_norm", "grad_norm_clipped") and of_the_whole(signal.place):
                 track = self._tracks.setdefault(signal.place, _Track(signal.place))
                 wanted.append((position, track, signal.quantity))
         self._layout, self._wanted = signals, tuple(wanted)
@@ -122,7 +122,3 @@ def _slope(values: Sequence[float]) -> float:
     return sum((at - middle) * each for at, each in enumerate(values)) / sum(
         (at - middle) ** 2 for at in range(len(values))
     )
-
-
-def _is_whole(place: str) -> bool:
-    return not place or place.startswith("track_")

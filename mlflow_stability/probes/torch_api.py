@@ -217,6 +217,12 @@ def is_dynamo_loaded() -> bool:
     return "torch._dynamo" in sys.modules
 
 
+def has_compiled() -> bool:
+    """Whether `torch.compile` has made any code, without loading it."""
+    counters = getattr(sys.modules.get("torch._dynamo.utils"), "counters", {})
+    return bool(counters.get("stats", {}).get("unique_graphs"))
+
+
 def _look_up(name: str) -> Any:
     if name in _found:
         return _found[name]

@@ -12,6 +12,7 @@ import os
 import sys
 from collections.abc import Callable
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.since_last_step import nodes_made
 from mlflow_stability.probes.torch_watch import BACKWARDS_WITHOUT_STEP, Counts
 from mlflow_stability.tracking.active_run import RunEndWatch
@@ -94,12 +95,6 @@ class UnseenTraining:
         counts, nodes = self.counts, nodes_made() - self._nodes
         if counts.backwards >= FEWEST_BACKWARDS and not self._recorded:
             return f"autolog() saw {counts.backwards} backward passes"
-        if counts.optimizers and (nodes > 0 or _anything_compiled()):
+        if counts.optimizers and (nodes > 0 or torch_api.has_compiled()):
             return "autolog() saw an optimizer being made, forward passes"
         return "autolog() saw forward passes with gradients" if nodes >= FEWEST_NODES and not self._recorded else ""
-
-
-def _anything_compiled() -> bool:
-    """Whether `torch.compile` has made any code, without loading it."""
-    utils = sys.modules.get("torch._dynamo.utils")
-    return utils is not None and bool(getattr(utils, "counters", {}).get("stats", {}).get("unique_graphs"))

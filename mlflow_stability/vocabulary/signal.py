@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+TRACK = "track_"
+"""How the places of trainings begin that go on beside the main one."""
+
+
+def of_the_whole(place: str) -> bool:
+    """Whether values of this place are of a whole model: the only one, or one of several that train side by side."""
+    return not place or place.startswith(TRACK)
+
 
 @dataclass(frozen=True, slots=True, order=True)
 class Signal:

@@ -31,10 +31,15 @@ def test_a_path_object_is_always_a_path() -> None:
         asked_for(Path(SOME_ID))
 
 
-@pytest.mark.parametrize("typed", ["gone.csv", "", "a\x00b", "x" * 5000, SOME_ID[:-1]])
+@pytest.mark.parametrize("typed", ["gone.csv", "a\x00b", "x" * 5000, SOME_ID[:-1]])
 def test_what_is_neither_is_said_in_one_sentence(typed: str) -> None:
     with pytest.raises(UnreadableLogError, match="32 hexadecimal digits"):
         asked_for(typed)
+
+
+def test_an_empty_text_names_nothing() -> None:
+    with pytest.raises(SettingsError, match="must be the id of an MLflow run or the path of a log; got ''"):
+        asked_for("")
 
 
 def test_a_healthy_log_is_healthy() -> None:
