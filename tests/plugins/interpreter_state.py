@@ -29,6 +29,7 @@ FOREIGN_VARIABLES = {
     "KMP_DUPLICATE_LIB_OK",  # torch
     "KMP_INIT_AT_FORK",  # torch
     "PYTORCH_NVML_BASED_CUDA_CHECK",  # Lightning
+    "_MLFLOW_LIGHTNING_AUTOLOGGING_TMP_DIR",  # MLflow's autologging of Lightning
     "TORCHINDUCTOR_CACHE_DIR",  # torch's compiler, at its first use
     "TRITON_CACHE_DIR",  # likewise
     "_TORCHINDUCTOR_PYOBJECT_TENSOR_DATA_PTR",  # likewise

@@ -13,7 +13,7 @@ from trainers.script import STEPS, Script, Trainer, norm_of
 
 
 def deepspeed(script: Script, stage: int) -> None:
-    os.environ["DS_ACCELERATOR"] = "cpu"
+    os.environ |= {"DS_ACCELERATOR": "cpu", "LOCAL_RANK": "0"}
     import deepspeed
 
     script.autolog()
@@ -34,9 +34,11 @@ def deepspeed(script: Script, stage: int) -> None:
         inputs = script.batch(torch.randn(8, 6), step)
         loss = nn.functional.mse_loss(engine(inputs), torch.ones(8, 1))
         engine.backward(loss)
-        script.step(model, loss)
+        # ZeRO has taken the gradients out of the parameters, and tells their norm after the step.
+        script.step(model, loss, None if stage else norm_of(model.parameters()))
         engine.step()
-        script.note(norm=engine.get_global_grad_norm())
+        if stage:
+            script.note(norm=engine.get_global_grad_norm())
     script.end(model)
     torch.distributed.destroy_process_group()
 

@@ -46,6 +46,9 @@ def ultralytics(script: Script) -> None:
             self.batches += 1
             return found
 
+        def validate(self) -> tuple[dict[str, float], float]:
+            return {}, 0.0  # it needs operators of torchvision
+
         def optimizer_step(self) -> None:
             script.step(self.model, self.loss, norm_of(self.model.parameters()))
             super().optimizer_step()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 from typing import Any
 
@@ -43,6 +44,7 @@ def optuna(script: Script) -> None:
 
 
 def hydra(script: Script) -> None:
+    os.environ["HYDRA_MAIN_MODULE"] = "__main__"  # this file stands for the user's
     import hydra
     from hydra.core.config_store import ConfigStore
 
