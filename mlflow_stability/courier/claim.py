@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from mlflow_stability.journal.layout import COURIER, STATUS
@@ -23,7 +24,10 @@ class Claim:
 
     def __init__(self, folder: Path) -> None:
         self._file = folder / COURIER
-        self._mine = {**own_identity().said(), "claim": time.time_ns()}
+        me = own_identity()
+        if me.boot:  # tells the machine too; a claim must be so short that it fits on a full disk
+            me = replace(me, host="", machine="")
+        self._mine = {**me.said(), "claim": time.time_ns()}
 
     def take(self) -> bool:
         """Claim the session; False if a living courier has it."""
@@ -48,7 +52,7 @@ class Claim:
 
     def _create(self) -> bool:
         try:
-            self._file.symlink_to(json.dumps(self._mine))
+            self._file.symlink_to(json.dumps(self._mine, separators=(",", ":")))
         except FileExistsError:
             return False
         return True

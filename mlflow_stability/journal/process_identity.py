@@ -26,9 +26,11 @@ from typing import Any
 import psutil
 
 _PROC = Path("/proc")
-_FIRST_NAMESPACE = "pid:[4026531836]"
+_FIRST_NAMESPACE = "4026531836"
 """The namespace that sees the processes of all others: Linux has given it this number since there are such numbers."""
 _CLOCK_SLACK = 2.0
+_BOOT_DIGITS = 13
+"""So much of a boot's random name tells it from all others; a claim must be short."""
 
 
 class Life(Enum):
@@ -50,8 +52,8 @@ class ProcessIdentity:
     machine: str = ""
     """The machine's own id, which tells a reboot from another machine of the same name; empty where there is none."""
     namespaces: str = ""
-    """Where its pid and its start mean what they say: the namespaces of pids and of time; empty where there are none.
-    """
+    """Where its pid and its start mean what they say: the numbers of the namespaces of pids and of time; empty where
+    there are none."""
     start: str = ""
     """When it began, as the system itself counts; empty where that is not known."""
     started: float = 0.0
@@ -69,12 +71,13 @@ class ProcessIdentity:
 
 def identity_from(said: Mapping[str, Any]) -> ProcessIdentity | None:
     """The process that a page names; None where it names none. Pages of older versions are understood."""
-    known = {each.name: said[each.name] for each in fields(ProcessIdentity) if each.name in said}
+    known: dict[str, Any] = {each.name: said[each.name] for each in fields(ProcessIdentity) if each.name in said}
     if isinstance(started := known.get("started"), str):  # the owner of a folder of checkpoints, as it was kept before
         del known["started"]
         if started.count(" ") == 1:
             known["boot"], known["start"] = started.split()
     try:
+        known["boot"] = str(known.get("boot", ""))[:_BOOT_DIGITS]
         known = {**known, "pid": int(known["pid"]), "started": float(known.get("started", 0.0))}
     except (KeyError, TypeError, ValueError):
         return None
@@ -84,7 +87,7 @@ def identity_from(said: Mapping[str, Any]) -> ProcessIdentity | None:
 def identity_in_link(link: Path) -> dict[str, Any]:
     """What a link says whose target is no path; nothing where there is none.
 
-    A link's target is kept where its name is: it is there at once and whole, and fits on a full disk.
+    A link is there at once and whole. A short target is kept where its name is, and fits on a full disk.
     """
     try:
         said = json.loads(os.readlink(link))  # noqa: PTH115 - a Path would tidy the text up
@@ -197,7 +200,7 @@ def _folders_of(pid: int, namespace: str) -> Iterator[Path]:
     for folder in _PROC.glob("[0-9]*"):
         try:
             status = (folder / "status").read_text()
-            if re.search(rf"^NSpid:.*\t{pid}$", status, re.MULTILINE) and _link(folder / "ns/pid") == namespace:
+            if re.search(rf"^NSpid:.*\t{pid}$", status, re.MULTILINE) and _namespace(folder / "ns/pid") == namespace:
                 yield folder
         except OSError:  # it has gone, or belongs to another user
             continue
@@ -215,9 +218,9 @@ def _surroundings(pid: int) -> ProcessIdentity:
     return ProcessIdentity(
         pid,
         socket.gethostname(),
-        _text(_PROC / "sys/kernel/random/boot_id") or _said_by("sysctl", "-n", "kern.bootsessionuuid"),
+        (_text(_PROC / "sys/kernel/random/boot_id") or _said_by("sysctl", "-n", "kern.bootsessionuuid"))[:_BOOT_DIGITS],
         _text(Path("/etc/machine-id")),
-        f"{_link(_PROC / 'self/ns/pid')} {_link(_PROC / 'self/ns/time')}".strip(),
+        f"{_namespace(_PROC / 'self/ns/pid')} {_namespace(_PROC / 'self/ns/time')}".strip(),
     )
 
 
@@ -241,6 +244,11 @@ def _link(link: Path) -> str:
         return os.readlink(link)  # noqa: PTH115 - it is no path
     except OSError:
         return ""
+
+
+def _namespace(link: Path) -> str:
+    """Its number, out of ``pid:[4026531836]``."""
+    return "".join(filter(str.isdigit, _link(link)))
 
 
 def _said_by(*command: str) -> str:

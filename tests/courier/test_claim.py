@@ -57,3 +57,8 @@ def test_a_courier_of_an_older_version_keeps_its_claim_while_it_lives(tmp_path):
     process.kill()
     process.wait()
     assert not holder_lives(tmp_path)
+
+
+def test_a_claim_is_so_short_that_a_file_system_keeps_it_beside_its_name(tmp_path):
+    assert Claim(tmp_path).take()
+    assert len(str((tmp_path / COURIER).readlink())) < 128  # tmpfs keeps more only in a page of its own
