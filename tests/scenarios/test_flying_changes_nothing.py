@@ -30,6 +30,9 @@ def session(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -
         mlflow_stability.autolog(rollback=POLICY, strict=True, exit_wait=0, silent=True, journal_dir=folder / "journal")
         session = mlflow_stability.current_session()
         assert session is not None
+        TRAININGS[
+            "SGD"
+        ]()  # what begins with the first steps and lasts as long as the session is there before the tests
         session.pause()
         yield session
         mlflow_stability.autolog(disable=True)

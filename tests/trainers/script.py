@@ -109,7 +109,7 @@ class Trainer:
 def norm_of(parameters: Iterable[Tensor]) -> float:
     """The L2 norm of all gradients, in double precision."""
     squares = [_local(each.grad).detach().double().square().sum() for each in parameters if each.grad is not None]
-    return float(torch.stack(squares).sum().sqrt())
+    return float(torch.stack(squares).sum().sqrt()) if squares else float("nan")
 
 
 def fingerprint(tensors: Iterable[Any]) -> str:
