@@ -76,7 +76,8 @@ class Cycle:
     engine: Any = None
     """What has copied the gradients, clips them itself and says what their norm was."""
     copied: bool = False
-    """Whether the optimizer's gradients are copies that something has made of those of the backward pass."""
+    """Whether the optimizer's gradients are copies of those of the backward pass, or come from an engine that does not
+    say what their norm was: they may have been clipped where no hook sees it."""
     unscaled: bool = False
     """Whether that scaler has divided the gradients by its scale already."""
     blocks: Sequence[Block] = ()

@@ -205,6 +205,7 @@ class CycleMeter:
         norm = None if cycle.clips else norm_before_clipping(cycle.engine)
         if norm is not None:
             cycle.clips.append(Clip(norm, 2.0, frozenset(cycle.gradients), None))
+        cycle.copied = cycle.copied or not cycle.clips
 
     def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Optimizer | None) -> None:
         """A whole cycle at once, for a loop that no hook can see."""

@@ -16,7 +16,7 @@ from mlflow_stability.vocabulary.one_layout import one_layout
 from mlflow_stability.vocabulary.signal import Signal
 
 UNCLIPPED = "no clipping seen"
-COPIED = "as the optimizer was given it, from copies of the gradients: clipping of them cannot be seen"
+COPIED = "as the optimizer was given it: clipping by an engine, or of copies of the gradients, cannot be seen"
 
 
 @dataclass(frozen=True, slots=True)

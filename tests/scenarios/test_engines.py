@@ -10,6 +10,7 @@ import torch
 from scenarios.flat_engine import FlatEngine
 from scenarios.flying import flying
 from scenarios.watching import Watched, batches, mse, tiny_model
+from torch import nn
 from torch.optim import AdamW
 
 from mlflow_stability.journal.record import Record
@@ -23,6 +24,23 @@ class SilentEngine(FlatEngine):
     """Says nothing of its norm."""
 
     get_global_grad_norm: Any = None
+
+
+class InPlaceEngine:
+    """Clips the gradients themselves, where no hook sees it, and says nothing of their norm: DeepSpeed without ZeRO."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.optimizer, self.parameters = AdamW(model.parameters(), lr=0.01), list(model.parameters())
+
+    def get_global_grad_norm(self) -> None:
+        return None
+
+    def step(self) -> None:
+        for each in self.parameters:
+            assert each.grad is not None
+            each.grad.data.mul_(0.1)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
 
 
 def train(kind: type[FlatEngine], steps: int = 8, accumulate: int = 1) -> tuple[FlatEngine, list[float]]:
@@ -56,6 +74,15 @@ def test_the_run_says_that_clipping_of_copies_cannot_be_seen(tmp_path: Path) -> 
     with flying(tmp_path) as flown:
         train(SilentEngine)
     assert notes_of(flown.records)[-1] == COPIED
+
+
+def test_the_run_says_that_an_engine_may_have_clipped_that_does_not_tell_its_norm(tmp_path: Path) -> None:
+    engine = InPlaceEngine(model := tiny_model())
+    with flying(tmp_path) as flown:
+        for batch in batches(8):
+            mse(model, batch).backward()
+            engine.step()
+    assert notes_of(flown.records) == [COPIED]
 
 
 def test_under_the_autopilot_an_engine_trains_as_without_it(tmp_path: Path) -> None:

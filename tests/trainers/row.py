@@ -26,6 +26,8 @@ HEAD = (
 )
 NOT_TRIED = "–"
 NOT_RECORDED = "not recorded !"
+AFTER_CLIPPING = "as the optimizer was given it"
+"""How the tag begins where an engine clips unseen."""
 RESCUES: tuple[Mode, ...] = ("guard", "rollback")
 CLOSE = 1e-4
 """A relative difference above this is marked: an ordinary one is that of sums in another order."""
@@ -59,6 +61,8 @@ def row_of(trainer: Trainer, trials: Mapping[Mode, Trial], again: Trial | None =
     rescued = [skipped(trials[mode].noted) if mode in trials else NOT_TRIED for mode in RESCUES]
     run = ", ".join(watched.recorded.status) if watched.recorded else ""
     versions = ", ".join(f"{each} {version}" for each, version in bare.versions.items() if each != "torch")
+    if watched.recorded and watched.recorded.tags.get("stability.grad_norm", "").startswith(AFTER_CLIPPING):
+        norm = "after clipping, as the run says"
     if trainer.split and norm == NOT_RECORDED:
         norm = "not recorded: split"
     cells = (steps, loss, norm, identical, *rescued, run or "none")
