@@ -75,6 +75,7 @@ def remove_empty_root(root: Path) -> None:
 
 def _keep_out_of_git(root: Path) -> None:
     with contextlib.suppress(OSError):  # a full disk is told of by what needs the room
+        (root / GITIGNORE).touch(mode=0o600)  # private as all that is kept here
         (root / GITIGNORE).write_text("*\n")
 
 
