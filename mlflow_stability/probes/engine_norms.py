@@ -2,7 +2,8 @@
 
 DeepSpeed and its like copy gradients into flat buffers, clip them there and then step an optimizer of their own; no
 hook sees that. What offers ``get_global_grad_norm`` and is on the call stack of the step is asked once its step is
-over. Promised: the stack is looked at once for each optimizer; engines are not kept alive.
+over. Promised: the stack is looked at once for each optimizer; neither engines nor variables of the script are kept
+alive, and a dictionary that the script got from ``locals()`` stays as it is.
 """
 
 from __future__ import annotations
@@ -50,8 +51,21 @@ def _engine_on_stack() -> Any:
     for _ in range(DEEPEST):
         if frame is None:
             return None
-        owner = frame.f_locals.get("self")
-        if owner is not None and callable(getattr(type(owner), _NAME, None)):
-            return owner
+        if _may_be_an_engines(frame):
+            owner = frame.f_locals.get("self")
+            if callable(getattr(type(owner), _NAME, None)):
+                return owner
         frame = frame.f_back
     return None
+
+
+def _may_be_an_engines(frame: FrameType) -> bool:
+    """Whether this is a method in a module that has a class of engines.
+
+    Asked first, for until Python 3.13 reading a frame's variables keeps them alive until it ends, and writes into what
+    the script has from ``locals()``: https://peps.python.org/pep-0667/
+    """
+    if frame.f_code.co_varnames[:1] != ("self",):
+        return False
+    there = list(frame.f_globals.values())
+    return any(isinstance(each, type) and any(_NAME in vars(base) for base in each.__mro__) for each in there)

@@ -18,7 +18,7 @@ from servers.troubled_server import TroubledServer
 
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.analysis.dask_cluster import GONE, cards_from_dask
-from mlflow_stability.errors import SettingsError
+from mlflow_stability.errors import RunNotFoundError, SettingsError
 
 pytest.importorskip("distributed")
 
@@ -78,10 +78,8 @@ def test_cards_that_a_cluster_made_by_other_rules_are_neither_shown_nor_remember
     with (other / "diagnosis" / "verdict.py").open("a") as rule:
         rule.write("# another one\n")
     run_id = store_run(sqlite_uri, falling()[:200])
-    with cluster(other.parent) as address:
-        found = compare([run_id], tracking_uri=sqlite_uri, dask=address)
-    assert found.runs == ()
-    assert "judges by other rules" in found.unread[0].error
+    with cluster(other.parent) as address, pytest.raises(RunNotFoundError, match="judges by other rules"):
+        compare([run_id], tracking_uri=sqlite_uri, dask=address)
     assert not list((tmp_path / "cache").rglob("*.json"))
 
 
