@@ -148,7 +148,7 @@ INTERPRETER = (
     Part("loggers", _loggers, _put_loggers_back, grows=True),
     Part("logging.disable", lambda: logging.root.manager.disable, logging.disable),
     Part("logging.captureWarnings", lambda: bool(vars(logging)["_warnings_showwarning"]), logging.captureWarnings),
-    Part("threads", _threads, lambda before: None),
+    Part("threads", _threads, lambda before: None, shrinks=True),
     Part(
         "the start method of processes",
         # The first process that is started makes the default one that was chosen.

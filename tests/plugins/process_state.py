@@ -27,6 +27,8 @@ class Part:
     """Which has to be imported for it to be read."""
     grows: bool = False
     """Whether a key that was not there before is no change."""
+    shrinks: bool = False
+    """Whether an item that is not there any more is no change: what an earlier test was told to have left may end."""
 
 
 Snapshot = Mapping[Part, Any]
@@ -43,6 +45,7 @@ def changes(before: Snapshot, after: Snapshot) -> list[tuple[Part, str]]:
     for part, was in before.items():
         if part in after:
             now = {key: after[part][key] for key in was if key in after[part]} if part.grows else after[part]
+            now = now | was if part.shrinks else now
             if was != now:
                 told.append((part, f"{part.name}: {'; '.join(_difference(was, now))}"))
     return told

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import inspect
 import sys
 from collections.abc import Iterator
@@ -50,6 +51,8 @@ class Moments:
     def _profile(self, frame: FrameType, event: str, _arg: Any) -> None:
         if frame.f_code.co_flags & inspect.CO_GENERATOR:
             return  # it may be one that is thrown away: nobody hears what is raised in there
+        if any(getattr(each, "__code__", None) is frame.f_code for each in gc.callbacks):
+            return  # nor in there; when objects are collected is another matter in every run
         above = frame.f_back
         files = (frame.f_code.co_filename, "" if above is None else above.f_code.co_filename)
         if event in ("call", "c_return") and any(each.startswith(OURS) for each in files):
