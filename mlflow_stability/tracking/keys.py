@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 from hashlib import blake2b
 
-from mlflow_stability.vocabulary.signal import Signal
+from mlflow_stability.vocabulary.signal import Signal, of_the_whole
 
 SECTION = "stability"
 LONGEST_KEY = 250  # what MLflow's stores take
@@ -19,8 +19,8 @@ _LONGEST_QUANTITY = 80
 # MLflow draws one section per prefix up to the last slash, so the quantity comes before the place.
 _BY_LAYER = "_by_layer"
 _BY_GROUP = "_by_group"
-# These places are no modules: a second training beside the first, an optimizer's parameter group.
-_GROUP = re.compile(r"(?:track|optimizer|group)_\d+(?:\.group_\d+)?")
+# These places are no modules, as those of a second training beside the first are none: an optimizer's parameter group.
+_GROUP = re.compile(r"(?:optimizer|group)_\d+(?:\.group_\d+)?")
 
 _UNFIT = re.compile(r"[^\w.\-]")
 _KEY = re.compile(r"(?P<section>stability(?:_[2-9]|_[1-9]\d+)?)/(?P<quantity>[^/]+)(?:/(?P<place>[^/]+))?")
@@ -33,7 +33,7 @@ def section_of(number: int) -> str:
 
 def is_group(place: str) -> bool:
     """Whether a place is one of a few that belong to the whole model, and not one of many layers."""
-    return _GROUP.fullmatch(place) is not None
+    return place != "" and (of_the_whole(place) or _GROUP.fullmatch(place) is not None)
 
 
 def metric_key(signal: Signal, section: str = SECTION) -> str:

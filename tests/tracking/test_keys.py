@@ -38,6 +38,8 @@ def test_the_quantity_comes_before_the_place_so_that_mlflow_draws_one_section_fo
     assert metric_key(Signal("loss")) == "stability/loss"
     assert metric_key(Signal("grad_norm", "blocks.0.attn")) == "stability/grad_norm_by_layer/blocks.0.attn"
     assert metric_key(Signal("learning_rate", "group_1")) == "stability/learning_rate_by_group/group_1"
+    assert metric_key(Signal("loss", "track_1")) == "stability/loss_by_group/track_1"
+    assert metric_key(Signal("loss", "track_critic")) == "stability/loss_by_group/track_critic"
 
 
 def test_a_quantity_that_looks_like_a_folder_of_places_is_not_its_own_folder():
