@@ -21,6 +21,8 @@ class Ratios:
     small: PlaceStreaks = field(default_factory=PlaceStreaks)
     step: int = -1
     """The step whose learning rates have been seen."""
+    time: float = 0.0
+    """And when; those of another training in that step come later."""
     rate: float = 0.0
     highest_rate: float = 0.0
     falls: LossFalls = field(default_factory=LossFalls)
@@ -77,9 +79,10 @@ class UpdateRatioLow:
             state.falls.take(point.place, point.value)
             return state, None
         if point.quantity == "learning_rate":
-            # The highest of the step's groups counts.
-            state.rate = max(state.rate, point.value) if point.step == state.step else point.value
-            state.step, state.highest_rate = point.step, max(state.highest_rate, point.value)
+            # The highest of the step's groups counts, but of trainings side by side each for itself.
+            is_same = point.step == state.step and not point.time > state.time
+            state.rate = max(state.rate, point.value) if is_same else point.value
+            state.step, state.time, state.highest_rate = point.step, point.time, max(state.highest_rate, point.value)
             return state, None
         if point.value == 0.0 and not of_the_whole(point.place):
             return state, None  # a layer that took no part

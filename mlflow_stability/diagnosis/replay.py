@@ -39,7 +39,7 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
     starts = starts_of(history)
     events: list[Event] = []
     start = None
-    for reading in _readings(shown):
+    for reading in _readings(shown, by_time=history.format == "recorded"):
         if starts.get(reading.attempt, reading.attempt) != start:
             start = starts.get(reading.attempt, reading.attempt)
             panel.reset()
@@ -47,8 +47,11 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
     return events
 
 
-def _readings(metrics: list[Metric]) -> Iterator[StepReading]:
-    """The values of several metrics, step by step."""
+def _readings(metrics: list[Metric], by_time: bool) -> Iterator[StepReading]:
+    """The values of several metrics, step by step.
+
+    `by_time`: where times say what was measured together, trainings side by side are told apart within a step.
+    """
     metrics = [metric for metric in metrics if len(metric.series)]
     if not metrics:
         return
@@ -59,8 +62,9 @@ def _readings(metrics: list[Metric]) -> Iterator[StepReading]:
     values = np.concatenate([decoded(metric.series.values) for metric in metrics])
     times = np.concatenate([metric.series.times for metric in metrics])
     turn = np.concatenate([_turns(metric) for metric in metrics])
-    order = np.lexsort((which, turn, steps, attempts))
-    keys = np.stack([attempts[order], steps[order], turn[order]])
+    moments = np.unique(times, return_inverse=True)[1].reshape(-1) if by_time else np.zeros(len(times), np.int64)
+    order = np.lexsort((which, turn, moments, steps, attempts))
+    keys = np.stack([attempts[order], steps[order], moments[order], turn[order]])
     edges = np.flatnonzero(np.any(np.diff(keys, axis=1) != 0, axis=0)) + 1
     bounds = [0, *edges.tolist(), len(order)]
     columns = [each[order].tolist() for each in (attempts, steps, which, values, times)]

@@ -1,8 +1,9 @@
 """Keeps the tables of layers beside a journal, one file each, for they are too large for its lines.
 
 In: a `LayerTable` and the folder of a recording. Out: `layers/<step>-<what>.npz` in it, or `<step>-<what>-full.npz`
-where it has histograms, mode 0600 in 0700; and the table back. Promised: a file is there whole or not at all; a full
-disk leaves no litter and raises nothing; what is read is what was written, and nothing in a file is ever executed.
+where it has histograms, mode 0600 in 0700; a second training in that step has `…-2.npz`; and the table back. Promised:
+a file is there whole or not at all; a full disk leaves no litter and raises nothing; what is read is what was written,
+and nothing in a file is ever executed.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ import json
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import chain, count
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +23,7 @@ from mlflow_stability.journal.array_file import read_arrays, write_arrays
 from mlflow_stability.vocabulary.layer_table import LayerTable
 
 FOLDER = "layers"
-_NAME = re.compile(r"(\d{12,})-([a-z]+)(-full)?\.npz")
+_NAME = re.compile(r"(\d{12,})-([a-z]+)(-full)?(?:-\d+)?\.npz")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -37,7 +39,9 @@ class LayerTableFile:
 def write_layer_table(recording: Path, table: LayerTable) -> Path | None:
     """Keep a table; None where there was no room for it."""
     folder = recording / FOLDER
-    file = folder / f"{table.step:012d}-{table.what}{'-full' if table.has_histograms else ''}.npz"
+    name = f"{table.step:012d}-{table.what}{'-full' if table.has_histograms else ''}"
+    names = chain([name], (f"{name}-{number}" for number in count(2)))
+    file = next(file for each in names if not (file := folder / f"{each}.npz").exists())
     arrays: dict[str, NDArray[Any]] = {
         "head": _bytes([table.step, table.attempt, table.what, *table.layers]),
         "statistics": table.statistics,

@@ -29,6 +29,7 @@ from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.readback import Readback
 from mlflow_stability.probes.reading import CycleReading, Skips, reading_of, rows_of, scalars_of
 from mlflow_stability.probes.since_last_step import SinceLastStep
+from mlflow_stability.probes.step_count import StepCount
 from mlflow_stability.probes.step_order import StepOrder
 from mlflow_stability.probes.survey import NoSurvey, Survey
 
@@ -52,7 +53,7 @@ class CycleMeter:
         self._readback, self._tracks, self._cycle = Readback(), OptimizerTracks(), Cycle()
         self._last: Cycle | None = None
         self._owner: Any = None
-        self._order, self._since = StepOrder(), SinceLastStep()
+        self._order, self._since, self._steps = StepOrder(), SinceLastStep(), StepCount()
         self._losses_before = self._evaluating = 0
         self._evaluated = False
         """Whether the closure of this step was evaluated before: LBFGS asks again and again."""
@@ -75,6 +76,7 @@ class CycleMeter:
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Runs when the script has made an optimizer."""
         self._since.optimizer_made(optimizer)
+        self._steps.optimizer_made(optimizer)
 
     def backward(self, tensors: Any) -> None:
         """Runs right before gradients are computed."""
@@ -157,7 +159,10 @@ class CycleMeter:
                 return
             self._belongs_to(owner)
             cycle.drop_discarded(optimizer)
+        is_first = not cycle.has_gate
         cycle.track = self._tracks.join(optimizer, cycle.track)
+        if is_first:
+            cycle.begins_step = self._steps.begins(cycle.track, optimizer)
         cycle.stepped.append(id(optimizer))
         self._take_scale(cycle, optimizer)
         self._follow(optimizer)
@@ -165,7 +170,8 @@ class CycleMeter:
         unscale = getattr(optimizer, "grad_scale", None)
         self._take_norm(whole_gradients_of(optimizer), unscale)
         self._take_learning_rates(cycle, optimizer, self._tracks)
-        self._survey.at_gate(optimizer, unscale, self._tracks.track_place(cycle.track), cycle.norms, cycle.limits)
+        place = self._tracks.track_place(cycle.track)
+        self._survey.at_gate(optimizer, unscale, place, cycle.norms, cycle.limits, begins_step=cycle.begins_step)
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
         """Runs when a loss scaler was asked for a step and no optimizer was seen to make one."""
@@ -182,6 +188,7 @@ class CycleMeter:
         """Runs after a top-level step."""
         cycle = self._cycle
         self._since.step_ended()
+        self._steps.step_ended()
         if not cycle.has_gate:
             return
         cycle.ended.add(id(optimizer))
@@ -212,6 +219,7 @@ class CycleMeter:
         cycle = self._cycle
         self._belongs_to(self._on_gate(optimizer))
         cycle.track, cycle.micro_batches = 0, 1
+        cycle.begins_step = self._steps.begins(0)
         if loss is not None:
             self._take_losses(cycle, torch.as_tensor(loss), None)
         self._take_norm(gradients, None)
@@ -266,6 +274,7 @@ class CycleMeter:
             self._owner, self._last, self._ended_at = owner, None, None
             self._tracks, self._skips = OptimizerTracks(), Skips({})
             self._order.clear()
+            self._steps.begin_training()
             self._survey.close()
             self._survey = self._survey_for(owner) or NoSurvey()
 
@@ -294,7 +303,7 @@ class CycleMeter:
         step_time = None if self._ended_at is None else ended - self._ended_at
         self._ended_at = ended
         place, skips = self._tracks.track_place(cycle.track), self._skips
-        cycle.blocks, cycle.tables = self._survey.end()
+        cycle.blocks, cycle.tables = self._survey.end(cycle.begins_step)
 
         def read(values: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
             self._on_reading(cycle.owner, reading_of(cycle, values, rows, place, step_time, when, skips))

@@ -38,6 +38,7 @@ class Memory:
 
     def __init__(self) -> None:
         self._devices: dict[torch.device, None] = {}
+        self._told_at = 0
 
     def due(self, step: int) -> bool:
         """Every ten steps."""
@@ -51,8 +52,11 @@ class Memory:
     def after_step(self, _view: GateView) -> None:
         """Runs right after a step."""
 
-    def blocks(self, _step: int) -> Sequence[Block]:
-        """Bytes now."""
+    def blocks(self, step: int) -> Sequence[Block]:
+        """Bytes now, once a step."""
+        if step == self._told_at:
+            return ()
+        self._told_at = step
         found = [Block(whole_signals(HOST, ""), (process_memory(),))]
         several = len(self._devices) > 1
         for device in sorted(self._devices, key=str):

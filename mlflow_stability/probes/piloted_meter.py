@@ -41,8 +41,11 @@ class Pilot(Protocol):
     def step_ending(self, optimizer: Optimizer) -> bool:
         """Runs right after a step; whether it was skipped."""
 
-    def step_over(self, cycle_over: bool) -> None:
-        """Runs after that, when all is as the script expects it."""
+    def step_over(self, cycle_over: bool, is_whole: bool) -> None:
+        """Runs after that, when all is as the script expects it. `is_whole`: no other training is expected in it."""
+
+    def was_set_back(self) -> bool:
+        """Whether it set the training back since this was asked last."""
 
     def cycle_ended(self) -> None:
         """Runs before the reading of a cycle is asked for."""
@@ -85,6 +88,8 @@ class PilotedMeter(CycleMeter):
     def gate(self, optimizer: Optimizer) -> None:
         """Runs when the gradients are complete and not used yet."""
         self._norm_now = None
+        if self._pilot is not None and self._pilot.was_set_back():
+            self._steps.begin_anew()
         super().gate(optimizer)
         cycle = self._cycle if id(optimizer) in self._cycle.stepped else self._last
         if self._pilot is None or cycle is None:
@@ -104,7 +109,7 @@ class PilotedMeter(CycleMeter):
         self._swallowing = self._pilot.step_ending(optimizer) or was_swallowing
         super().step_ended(optimizer)
         self._swallowing = was_swallowing
-        self._pilot.step_over(not self._cycle.has_gate or self._is_complete)
+        self._pilot.step_over(not self._cycle.has_gate or self._is_complete, self._steps.is_whole)
 
     def _belongs_to(self, owner: Any) -> None:
         if owner is not self._owner or self._pilot is None:

@@ -33,6 +33,8 @@ class CycleReading:
     """How gradients and weights were spread in each layer, where that was measured, and the numbers of each."""
     discarded: tuple[float, ...] = ()
     """Losses that were not finite and belong to no step: the script discarded their gradients."""
+    begins_step: bool = True
+    """Whether a step begins with this cycle; else it belongs to the step of the one before, as a GAN's second half."""
 
 
 @dataclass(slots=True)
@@ -133,7 +135,9 @@ def reading_of(
         _add_blocks(cycle, rows, not_taken, signals, found)
     behind = len(rows) - len(cycle.tables)
     tables = tuple(zip(cycle.tables, rows[behind:], strict=True))
-    return CycleReading(one_layout(signals), tuple(found), when, basis, tables, tuple(discarded))
+    return CycleReading(
+        one_layout(signals), tuple(found), when, basis, tables, tuple(discarded), begins_step=cycle.begins_step
+    )
 
 
 def _add_blocks(

@@ -40,27 +40,30 @@ class RunningNumbers:
     def take(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> list[tuple[Signal, float]]:
         """Take a step in; what is to be said after it."""
         if signals is not self._layout:
-            self._learn(signals)
+            self._learn(signals, step)
         try:
             for position, track, quantity in self._wanted:
                 track.take(quantity, values[position])
         except BaseException:  # Ctrl-C: what was taken in by halves would tell wrong numbers for long
             self.reset()
             raise
-        if step % self.every:
-            return []
-        return [pair for track in self._tracks.values() for pair in track.say()]
+        found: list[tuple[Signal, float]] = []
+        for _, track, _ in self._wanted:
+            if step // self.every > track.said_at // self.every:
+                track.said_at = step
+                found += track.say()
+        return found
 
     def reset(self) -> None:
         """Forget everything: the training was set back."""
         self._tracks.clear()
         self._layout = ()
 
-    def _learn(self, signals: tuple[Signal, ...]) -> None:
+    def _learn(self, signals: tuple[Signal, ...], step: int) -> None:
         wanted = []
         for position, signal in enumerate(signals):
             if signal.quantity in ("loss", "grad_norm", "grad_norm_clipped") and of_the_whole(signal.place):
-                track = self._tracks.setdefault(signal.place, _Track(signal.place))
+                track = self._tracks.setdefault(signal.place, _Track(signal.place, step - 1))
                 wanted.append((position, track, signal.quantity))
         self._layout, self._wanted = signals, tuple(wanted)
 
@@ -68,7 +71,9 @@ class RunningNumbers:
 class _Track:
     """One training."""
 
-    def __init__(self, place: str) -> None:
+    def __init__(self, place: str, said_at: int) -> None:
+        self.said_at = said_at
+        """Up to which step all was said: a training that has no cycle in the very step says it in its next one."""
         self._names = {
             name: Signal(name, place)
             for name in ("loss_ema", "loss_trend", "loss_zscore", "grad_variance", "clip_fraction")

@@ -48,6 +48,8 @@ class StepClock:
         self._events_for = events_for
         self._split = StepSplit()
         self._steps = 0
+        """How many cycles there were since the parts were told."""
+        self._told_at = 0
         self._sums: dict[str, tuple[float, int]] = {}
         """Seconds of each part, and in how many steps it was seen."""
         self._device: torch.device | None = None
@@ -104,8 +106,9 @@ class StepClock:
             elif place == EVERY - EVENTS_BEFORE:
                 events.end()
         self._add_up()
-        if step % EVERY:
+        if step % EVERY or step == self._told_at:
             return ()
+        self._told_at = step
         steps, self._steps = self._steps, 0
         own = self._own_seconds()
         found = [_block((OWN,), ((own - self._own_before) / steps,))]

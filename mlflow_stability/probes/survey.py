@@ -65,7 +65,7 @@ class Survey:
 
     def __init__(self, guard: Guard, probes: Probes, pace: TrainingPace, first_step: int) -> None:
         self.step = first_step - 1
-        """The cycle that came to its gate last."""
+        """The step whose gate came last; the cycles of a GAN's halves are of one step."""
         self.backward_began = pace.backward_began
         """Runs right before a backward pass."""
         self.backward_ended = pace.backward_ended
@@ -100,10 +100,11 @@ class Survey:
         place: str,
         norms: Sequence[Tensor],
         limits: Mapping[str, float] = NO_LIMITS,
+        begins_step: bool = True,
     ) -> None:
         """Runs at each gate; the first one of a cycle begins it. `place`: where signals of the whole model belong."""
         if self._due is None:
-            self._due = self._begin(place)
+            self._due = self._begin(place, begins_step)
         if self._due:
             by_step = GateView(optimizer, self.step, self._layers, unscale, place=place, limits=limits)
             by_turn = by_step if self._turn == self.step else replace(by_step, step=self._turn)
@@ -131,10 +132,11 @@ class Survey:
             for each in reversed(self._due):  # as with brackets: who was first at the gate is last here
                 each.after_step(by_turn if each.by_turn else by_step)
 
-    def end(self) -> tuple[list[Block], Sequence[Table]]:
+    def end(self, begins_step: bool = True) -> tuple[list[Block], Sequence[Table]]:
         """The cycle is over."""
         due, self._due = self._due, None
-        self.step += due is None  # it is a step as others are, where Ctrl-C has come before its gate was reached here
+        # It is a step as others are, where Ctrl-C has come before its gate was reached here.
+        self.step += due is None and begins_step
         found, self._counted = self._counted, []
         tables: Sequence[Table] = ()
         for each in due or ():
@@ -164,9 +166,9 @@ class Survey:
         for each in self._probes:
             each.forget()
 
-    def _begin(self, place: str) -> list[_Seat]:
-        """A cycle of this training begins. The halves of a GAN alternate: by steps alone only one would be measured."""
-        step = self.step + 1
+    def _begin(self, place: str, begins_step: bool) -> list[_Seat]:
+        """A cycle of this training begins: a critic with five cycles for one of its generator is in every step."""
+        step = self.step + begins_step
         turn = self._turns.get(place, 0 if self._turns else self.step) + 1
         self.step, self._turn, self._turns[place] = step, turn, turn
         return [each for each in self._probes if each.due(turn if each.by_turn else step)]
@@ -188,13 +190,14 @@ class NoSurvey:
         place: str,
         norms: Sequence[Tensor],
         limits: Mapping[str, float] = NO_LIMITS,
+        begins_step: bool = True,
     ) -> None:
         """Nothing to do."""
 
     def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
         """Nothing to do."""
 
-    def end(self) -> tuple[Sequence[Block], Sequence[Table]]:
+    def end(self, _begins_step: bool = True) -> tuple[Sequence[Block], Sequence[Table]]:
         """Nothing was measured."""
         return (), ()
 

@@ -42,7 +42,7 @@ class CapturedBatch:
     random: tuple[Tensor, Tensor | None]
     """The state of the random numbers of the host and of the device, right before."""
     step: int = 0
-    """The step it belongs to."""
+    """Which step it belongs to, counted by gates: trainings side by side have several in what is recorded as one."""
     outputs: tuple[Tensor | None, ...] = ()
     """The numbers that came out, in order; None where one was too large to be held."""
     ended: bool = False

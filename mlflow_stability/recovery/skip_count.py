@@ -46,6 +46,8 @@ class SkipCount:
         self.total = 0
         """How many steps were skipped so far."""
         self._row = 0
+        self._last_skipped = -1
+        """The step that was skipped last: of trainings side by side each may skip in it, and it counts once."""
         self._recent: deque[bool] = deque(maxlen=policy.skip_window)
         self._often_said = False
         self._scale: float | None = None
@@ -70,8 +72,11 @@ class SkipCount:
             if self._often_said and 2 * self._share() <= self._policy.critical_skip_share:
                 self._often_said = False
             return SkipRow()
+        if step == self._last_skipped and self._row:
+            return SkipRow(self._row)
         self._row += 1
         self.total += 1
+        self._last_skipped = step
         policy, row = self._policy, self._row
         searching = skipped == "scaler" and not self._grown and row <= policy.search_skips
         cut = row % policy.cut_after_skips == 0 and loss_scale is not None and not (searching and self._is_falling())

@@ -44,8 +44,10 @@ class Autopilot:
         self._hands = hands
         self._crew = Crew(hands.vote, recording is not None)
         self.step = recording.step if recording is not None else 0
-        """The step of the cycle that came to its gate last."""
-        self._first_step = self.step + 1
+        """The step of the cycle that came to its gate last; the cycles of a GAN's halves are of one step."""
+        self._cycles = 0
+        """How many came to their gates."""
+        self._is_whole = self._was_set_back = False
         self._parts = KnownParts()
         self._gates = Gatekeeper(plan.policy, plan.adaptive_clip, hands.vote)
         self._keeping = Keeping(plan.policy, hands.guard, hands.open_shelf, self.step + 1, self._crew.is_alone)
@@ -101,7 +103,7 @@ class Autopilot:
         votes = self._crew.announce(cycle, self.step, self._due)
         self._judge(optimizer, cycle, facts, norm, companions, facts not in self._pending)
         if self._batches is not None:
-            self._batches.judged(self.step, facts.skipped_by, facts.flag is not None, self._parts.optimizers())
+            self._batches.judged(facts.skipped_by, facts.flag is not None, self._parts.optimizers())
         if votes:
             self._crew.hear("the guard" in self._hands.guard.off, self.step)
             self._gates.guards = self._gates.guards and not self._crew.somebody_off
@@ -123,9 +125,10 @@ class Autopilot:
             self._cycle.found_inf.append(torch.ones((), dtype=torch.float32))
         return skipped
 
-    def step_over(self, cycle_over: bool) -> None:
-        """Runs after that, when all is as the script expects it."""
-        if cycle_over or self.step == self._first_step:
+    def step_over(self, cycle_over: bool, is_whole: bool) -> None:
+        """Runs after that, when all is as the script expects it. `is_whole`: no other training is expected in it."""
+        self._is_whole = is_whole
+        if cycle_over or self._cycles == 1:
             self._carry_out(late=False)
 
     def cycle_ended(self) -> None:
@@ -138,6 +141,11 @@ class Autopilot:
         facts = self._pending.popleft() if self._pending else None
         if facts is not None:
             self._decide(facts, reading, events)
+
+    def was_set_back(self) -> bool:
+        """Whether it set the training back since this was asked last."""
+        was, self._was_set_back = self._was_set_back, False
+        return was
 
     @property
     def good_steps(self) -> tuple[int, ...]:
@@ -187,8 +195,10 @@ class Autopilot:
     def _facts_of(self, cycle: Cycle, place: str) -> CycleFacts:
         if cycle is not self._cycle or self._facts is None:
             self._cycle = cycle
-            self.step += 1
-            self._facts = CycleFacts(self.step, place, has_scaler=cycle.scaler is not None)
+            self.step += cycle.begins_step
+            self._cycles += 1
+            gate = -1 if self._batches is None else self._batches.gate
+            self._facts = CycleFacts(self.step, place, has_scaler=cycle.scaler is not None, gate=gate)
         self._scaler = cycle.scaler
         return self._facts
 
@@ -198,7 +208,8 @@ class Autopilot:
             if parts is not None:
                 self._gates.parts_changed(parts)
                 self._keeping.parts_changed(parts)
-                self._begin_states(parts, self.step - 1)
+                began = self._cycle is None or self._cycle.begins_step
+                self._begin_states(parts, self.step - began)
 
     def _decided(self, facts: CycleFacts, reading: StepReading, events: Sequence[Event]) -> None:
         orders = self._listener.hear(facts, reading, events, self._parts.alive())
@@ -226,7 +237,9 @@ class Autopilot:
 
     def _keep_state(self, orders: Orders) -> None:
         facts, parts = self._facts, self._parts.alive()
-        if orders.trouble or facts is None or facts.skipped_by or facts.asked_for or parts is None:
+        if facts is None or parts is None or not self._is_whole:
+            return
+        if orders.trouble or facts.skipped_by or facts.asked_for:
             return
         ring, disk = (orders.snapshot, orders.checkpoint) if not self._crew.is_alone else self._due()
         disk = disk and self._recording is not None
@@ -241,6 +254,7 @@ class Autopilot:
 
     def _go_back(self, decision: Decision) -> bool:
         gone = self._way.go(decision, self.step, self._parts.alive())
+        self._was_set_back = self._was_set_back or gone
         self._listener.forget_row()
         return gone
 

@@ -52,7 +52,8 @@ NOT_AGAIN = "What the other processes had is not looked at, and the batch was no
 class Finding:
     """What was seen of a step that broke."""
 
-    step: int
+    gate: int
+    """Of how many that came to their gates."""
     batch: CapturedBatch
     facts: tuple[TensorFacts, ...]
     replay: Replay | None
@@ -88,8 +89,11 @@ class BatchReport:
         """When the last step came to its gate, and how long it took."""
         self._announced = False
         self._finding: Finding | None = None
+        self.gate = -1
+        """How many cycles came to their gates before the last: what batches are told apart by, for trainings side by
+        side have several in a step."""
         self._looked = -1
-        """The last step that was said to be broken."""
+        """The last of them that was said to be broken."""
         self._row_is_told = False
         """Whether it belongs to a row of broken steps of which the first was looked at."""
         self.forward_began: Callable[..., Any] = guard(PART, self._capture.forward_began)
@@ -113,9 +117,10 @@ class BatchReport:
     def evaluated(self) -> None:
         """A pass that is no part of training is not kept."""
 
-    def due(self, step: int) -> bool:
-        """The first gate of a step: what runs forward after it belongs to the next one."""
-        self._capture.step_gated(step)
+    def due(self, _step: int) -> bool:
+        """The first gate of a cycle: what runs forward after it belongs to the next one."""
+        self.gate += 1
+        self._capture.step_gated(self.gate)
         now = time.perf_counter()
         self._gate_at, self._step_seconds = now, now - self._gate_at if self._gate_at else 0.0
         return False
@@ -135,19 +140,19 @@ class BatchReport:
         self._capture.stop()
         self._finding = None
 
-    def _judged(self, step: int, skipped_by: str, flagged: bool, optimizers: Sequence[Optimizer]) -> None:
+    def _judged(self, skipped_by: str, flagged: bool, optimizers: Sequence[Optimizer]) -> None:
         if skipped_by == "guard":
-            self._look(step, optimizers)
+            self._look(self.gate, optimizers)
         elif flagged:
             self._capture.steps_kept = 2  # only the device knows, and is asked when the next step is under way
         self._capture.let_loss_go()
 
-    def _look(self, step: int, optimizers: Sequence[Optimizer]) -> None:
-        if step == self._looked:
+    def _look(self, gate: int, optimizers: Sequence[Optimizer]) -> None:
+        if gate == self._looked:
             return
-        in_row = self._row_is_told and step == self._looked + 1
-        self._looked, self._row_is_told = step, in_row
-        passes = self._capture.passes(step)
+        in_row = self._row_is_told and gate == self._looked + 1
+        self._looked, self._row_is_told = gate, in_row
+        passes = self._capture.passes(gate)
         enough = self._looks >= MOST_LOOKS or self._reports >= MOST_REPORTS or self._seconds >= MOST_SECONDS
         if in_row or not passes or enough:
             return
@@ -156,20 +161,30 @@ class BatchReport:
         if self._of_several:
             # Another forward pass of this process alone would wait for ever for the others wherever one meets them:
             # gathering split weights, say, or the statistics of a batch norm that is shared.
-            self._finding = Finding(step, passes[-1], facts_of(passes[-1]), None)
+            self._finding = Finding(gate, passes[-1], facts_of(passes[-1]), None)
             return
         began = time.perf_counter()
         longest = max(MOST_OF_ONE, MOST_STEPS_OF_ONE * self._step_seconds)
         batch, replay = replay_step(passes, self._capture.loss, optimizers, min(longest, MOST_SECONDS - self._seconds))
-        self._finding = Finding(step, batch, facts_of(batch), replay, _layer(batch, replay, optimizers))
+        self._finding = Finding(gate, batch, facts_of(batch), replay, _layer(batch, replay, optimizers))
         self._seconds += time.perf_counter() - began
 
-    def _report(self, step: int, tell: Callable[[Event], None], optimizers: Sequence[Optimizer] = ()) -> None:
-        """`optimizers` for one that nobody looked at when it was at its gate."""
-        if self._finding is None or self._finding.step != step:
-            self._look(step, optimizers)
+    def _report(
+        self,
+        step: int,
+        tell: Callable[[Event], None],
+        optimizers: Sequence[Optimizer] = (),
+        gate: int | None = None,
+    ) -> None:
+        """`step`: as it is recorded; `optimizers` for one that nobody looked at when it was at its gate.
+
+        `gate`: which of its cycles; None: the one that came to its gate last.
+        """
+        gate = self.gate if gate is None else gate
+        if self._finding is None or self._finding.gate != gate:
+            self._look(gate, optimizers)
         finding, self._finding = self._finding, None
-        if finding is None or finding.step != step:
+        if finding is None or finding.gate != gate:
             return
         self._reports += 1
         said = "; ".join(map(_sentence, finding.facts[:MOST_TENSORS])) or "no tensors"

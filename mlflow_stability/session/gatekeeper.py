@@ -40,6 +40,8 @@ class CycleFacts:
     has_scaler: bool = False
     flag: Tensor | None = None
     """The flag of the guard that the cycle carries already."""
+    gate: int = -1
+    """By which its batch is known, where batches are held."""
     rates: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """At which learning rates each optimizer really stepped."""
 

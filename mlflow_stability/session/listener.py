@@ -65,7 +65,8 @@ class Listener:
         if not self._decides:
             return Orders()
         if seen.skipped_by == "guard" and self._batches is not None:
-            self._batches.report(reading.step, self._tell, () if parts is None else parts.optimizers)
+            optimizers = () if parts is None else parts.optimizers
+            self._batches.report(reading.step, self._tell, optimizers, facts.gate)
         news = StepNews(
             reading.step, tuple(events), seen.loss, seen.skipped_by, facts.asked_for, in_a_row, seen.broken_taken
         )

@@ -1,7 +1,8 @@
 """One recording: what this process does for one run, from its first step to its end.
 
-In: readings of cycles. Out: one line a step in the journal, judged by the panel before it is kept. Promised: what the
-panel saw is what the journal keeps, in the same order.
+In: readings of cycles. Out: one line a cycle in the journal, judged by the panel before it is kept; trainings side by
+side, as the halves of a GAN, have lines of one step. Promised: what the panel saw is what the journal keeps, in the
+same order.
 """
 
 from __future__ import annotations
@@ -90,12 +91,12 @@ class Recording:
 
     def record(self, reading: CycleReading) -> tuple[StepReading, list[Event]]:
         """Judge and keep one cycle; gives what was kept, and what was found."""
-        self.step += 1
+        self.step += reading.begins_step
         signals, values = reading.signals, reading.values
         more = self._running.take(self.step, signals, values)
-        if self.attempt:
+        if self.attempt and reading.begins_step:
             more.append((_ROLLBACKS, float(self.attempt)))
-        if self.step % OWN_COST_EVERY == 0:
+        if self.step % OWN_COST_EVERY == 0 and reading.begins_step:
             share = self._own_share()
             if share is not None:
                 more.append((_OVERHEAD, share))

@@ -32,12 +32,15 @@ class RunRecord:
         return len(self.value)
 
     def readings(self, recording: int | None = None) -> Iterator[StepReading]:
-        """The rows as they were journalled: step by step, of one recording or of all."""
+        """The rows as they were journalled, of one recording or of all: line by line, for trainings side by side have
+        several in a step, each with a time of its own.
+        """
         rows = np.arange(len(self)) if recording is None else np.flatnonzero(self.recording == recording)
         if not len(rows):
             return
         where = np.stack([self.recording[rows], self.attempt[rows], self.step[rows]])
-        starts = np.flatnonzero(np.any(np.diff(where, axis=1) != 0, axis=0)) + 1
+        is_new = np.any(np.diff(where, axis=1) != 0, axis=0) | (np.diff(self.time[rows]) != 0)
+        starts = np.flatnonzero(is_new) + 1
         layouts: dict[bytes, tuple[Signal, ...]] = {}
         for block in np.split(rows, starts):
             codes = self.signal[block]

@@ -92,7 +92,8 @@ class Thinner:
             found.append(Point(signal, step, each.value(reading.values), reading.time))
             if signal.quantity in self._windows and not signal.place:
                 found.extend(self._extremes(signal.quantity, step, reading.time))
-        if found and self._nonfinite:
+        if found and self._nonfinite and kept.get(_NONFINITE) != step:  # of trainings side by side the first tells it
+            kept[_NONFINITE] = step
             found.append(Point(_NONFINITE, step, self._nonfinite, reading.time))
         return found
 

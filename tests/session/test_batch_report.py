@@ -52,6 +52,7 @@ def test_a_batch_is_run_again_only_by_a_process_that_trains_alone(tmp_path: Path
     model, told = Counting(), list[Event]()
     report = listening(model, BatchReport(plain, tmp_path, of_several))
     model(broken())
+    report.due(0)
     report.report(0, told.append)
     report.stop()
     told = [each for each in told if each.kind == KIND]

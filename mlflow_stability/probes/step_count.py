@@ -1,0 +1,60 @@
+"""Counts the steps of trainings side by side as one: the two halves of a GAN make one step an iteration.
+
+In: which track each cycle belongs to, in order. Out: whether it begins a step or belongs to the one at hand. Promised:
+a track has at most one cycle in a step, so that its own steps only rise; a training alone begins a step with each
+cycle. The steps are those of the track that steps most often: five cycles of a critic for one of its generator are five
+steps.
+
+A track that is new joins the step at hand, for the halves of a GAN are made before either of them steps. One whose
+optimizer was made after a step is of another training, as those of the next fold are, and begins a step of its own.
+"""
+
+from __future__ import annotations
+
+from weakref import WeakSet
+
+from torch.optim import Optimizer
+
+
+class StepCount:
+    """The step at hand."""
+
+    def __init__(self) -> None:
+        self._here: set[int] = set()
+        """The tracks that have had a cycle in this step."""
+        self._before: set[int] = set()
+        """Those of the step before."""
+        self._known: set[int] = set()
+        self._made: WeakSet[Optimizer] = WeakSet()
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether every track had its cycle in this step that had one in the step before."""
+        return self._here >= self._before
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """Runs when the script has made an optimizer."""
+        self._made.add(optimizer)
+
+    def step_ended(self) -> None:
+        """Runs after each step of an optimizer: those that were made before it are not of a later training."""
+        if self._made:
+            self._made.clear()
+
+    def begins(self, track: int, optimizer: Optimizer | None = None) -> bool:
+        """Take a cycle in, at its first gate; whether it begins a step."""
+        is_later = track not in self._known and optimizer is not None and optimizer in self._made
+        begins = not self._here or track in self._here or is_later
+        if begins:
+            self._before, self._here = self._here, set()
+        self._here.add(track)
+        self._known.add(track)
+        return begins
+
+    def begin_anew(self) -> None:
+        """The next cycle begins a step, whatever track it is of: the training was set back."""
+        self._here = set()
+
+    def begin_training(self) -> None:
+        """Forget the tracks: they are of another recording. Optimizers that were made for it are its own."""
+        self._here, self._before, self._known = set(), set(), set()

@@ -1,0 +1,239 @@
+"""Trainings side by side make one step an iteration: the halves of a GAN, the parts of an agent."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+from mlflow import MlflowClient
+from scenarios.flown_history import recorded
+from scenarios.flying import QUICK, Flown, flying
+from scenarios.watching import tiny_model
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, Optimizer
+
+import mlflow_stability
+from mlflow_stability import load_run
+from mlflow_stability.detectors.panel import replay
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.tracking.keys import metric_key
+from mlflow_stability.tracking.run_reader import RunReader
+from mlflow_stability.vocabulary.observation import StepReading
+from mlflow_stability.vocabulary.signal import Signal
+
+SMALL, LARGE = "loss@track_critic", "loss"
+"""The critic has the smaller model, and a name of its own."""
+
+
+class Critic(nn.Linear):
+    pass
+
+
+class Generator(nn.Linear):
+    pass
+
+
+class Game:
+    """A critic and a generator that train against each other."""
+
+    def __init__(self, rate: float = 0.01) -> None:
+        torch.manual_seed(0)
+        self.generator, self.critic = Generator(4, 8), Critic(8, 1)
+        self.of_generator = Adam(self.generator.parameters(), lr=rate)
+        self.of_critic = Adam(self.critic.parameters(), lr=rate)
+        self.noise = torch.Generator().manual_seed(3)
+
+    def state(self) -> list[Tensor]:
+        """The weights of both, as they are."""
+        return [each.detach().clone() for one in (self.generator, self.critic) for each in one.parameters()]
+
+    def judge(self, times: float = 1.0) -> None:
+        """One cycle of the critic."""
+        real = torch.randn(8, 8, generator=self.noise) + 1
+        made = self.generator(torch.randn(8, 4, generator=self.noise)).detach()
+        loss = torch.sigmoid(self.critic(made)).mean() - torch.sigmoid(self.critic(real)).mean()
+        _step(self.of_critic, loss * times)
+
+    def make(self, times: float = 1.0) -> None:
+        """One cycle of the generator."""
+        made = self.generator(torch.randn(8, 4, generator=self.noise))
+        _step(self.of_generator, -torch.sigmoid(self.critic(made)).mean() * times)
+
+    def play(self, iterations: int, critic_steps: int = 1) -> None:
+        """So many iterations."""
+        for _ in range(iterations):
+            for _ in range(critic_steps):
+                self.judge()
+            self.make()
+
+
+def _step(optimizer: Optimizer, loss: Tensor) -> None:
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+
+
+def readings(flown: Flown) -> list[StepReading]:
+    return [each for each in flown.records if isinstance(each, StepReading)]
+
+
+def steps_of(flown: Flown, name: str) -> list[int]:
+    """At which steps a signal was recorded."""
+    return [each.step for each in readings(flown) if name in map(str, each.signals)]
+
+
+def is_recorded_once_a_step(flown: Flown) -> bool:
+    """Whether no signal has two values at one step."""
+    found = [(each.attempt, each.step, signal) for each in readings(flown) for signal in each.signals]
+    return len(found) == len(set(found))
+
+
+def test_a_thousand_iterations_of_a_gan_are_a_thousand_steps(tmp_path: Path) -> None:
+    game = Game()
+    with flying(tmp_path) as flown:
+        game.play(1000)
+        assert flown.session.step == 1000
+    everything = list(range(1, 1001))
+    assert steps_of(flown, SMALL) == everything
+    assert steps_of(flown, LARGE) == everything
+    assert is_recorded_once_a_step(flown)
+    diagnosis = diagnosis_of(recorded(flown))
+    assert diagnosis.steps == (1, 1000)
+    assert steps_of(flown, "loss_ema") == steps_of(flown, "loss_ema@track_critic") == everything[9::10]
+    assert [repr(each) for each in replay(flown.records)] == [repr(each) for each in flown.events() if each.judged]
+
+
+def test_the_steps_of_a_critic_count_that_steps_five_times_for_once_of_its_generator(tmp_path: Path) -> None:
+    game = Game()
+    with flying(tmp_path) as flown:
+        game.play(20, critic_steps=5)
+    assert steps_of(flown, SMALL) == list(range(1, 101))
+    assert steps_of(flown, LARGE) == list(range(5, 101, 5))
+    assert is_recorded_once_a_step(flown)
+
+
+class Agent:
+    """As soft actor-critic has it: three optimizers, one of which steps only every other time."""
+
+    def __init__(self) -> None:
+        torch.manual_seed(0)
+        self.actor, self.critic, self.entropy = nn.Linear(4, 2), nn.Linear(6, 16), nn.Parameter(torch.zeros(1))
+        self.of_actor = Adam(self.actor.parameters(), lr=0.01)
+        self.of_critic = Adam(self.critic.parameters(), lr=0.01)
+        self.of_entropy = Adam([self.entropy], lr=0.01)
+
+    def learn(self, updates: int) -> None:
+        for update in range(updates):
+            seen = torch.randn(8, 4)
+            action = self.actor(seen)
+            _step(self.of_entropy, (self.entropy * action.detach().mean()).sum())
+            _step(self.of_critic, self.critic(torch.cat([seen, action.detach()], 1)).square().mean())
+            if update % 2:
+                _step(self.of_actor, -self.critic(torch.cat([seen, self.actor(seen)], 1)).mean())
+
+
+def test_the_three_optimizers_of_an_agent_share_its_steps(tmp_path: Path) -> None:
+    agent = Agent()
+    with flying(tmp_path) as flown:
+        agent.learn(40)
+    assert steps_of(flown, "loss") == steps_of(flown, "loss@track_of_entropy") == list(range(1, 41))
+    assert steps_of(flown, "loss@track_actor") == list(range(2, 41, 2))
+    assert is_recorded_once_a_step(flown)
+
+
+def test_the_steps_of_a_training_that_follows_another_come_after_its_own(tmp_path: Path) -> None:
+    kept: list[object] = []
+    with flying(tmp_path) as flown:
+        for fold in range(3):
+            model = tiny_model(fold)
+            optimizer = SGD(model.parameters(), lr=0.01)
+            kept += [model, optimizer]
+            for _ in range(5):
+                _step(optimizer, model(torch.randn(8, 4)).square().mean())
+    assert [each.step for each in readings(flown)] == list(range(1, 16))
+
+
+@pytest.fixture
+def store(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+    mlflow.set_tracking_uri(sqlite_uri)
+    yield MlflowClient(sqlite_uri)
+    mlflow_stability.autolog(disable=True)
+    mlflow.set_tracking_uri(None)
+
+
+@pytest.mark.scenario
+def test_the_run_has_a_row_for_each_iteration_and_both_halves_at_the_same_steps(
+    store: MlflowClient, sqlite_uri: str
+) -> None:
+    game = Game()
+    mlflow_stability.autolog(strict=True, exit_wait=0, log_every_n_steps=20, layers_every_n_steps=50)
+    session = mlflow_stability.current_session()
+    assert session is not None
+    game.play(200)
+    mlflow_stability.autolog(disable=True)
+    assert session.wait(60)
+    (run,) = store.search_runs(["0"])
+    table = load_run(run.info.run_id, sqlite_uri)
+    assert table["step"].tolist() == list(range(1, 201))
+    assert table[[SMALL, LARGE, "grad_norm", "grad_norm@track_critic"]].notna().all().all()
+    logged = [
+        sorted(each.step for each in store.get_metric_history(run.info.run_id, key))
+        for key in (metric_key(Signal("loss")), metric_key(Signal("loss", "track_critic")))
+    ]
+    assert logged[0] == logged[1] == [1, *range(20, 201, 20)]
+    read = list(RunReader(run.info.run_id, sqlite_uri).record().readings())
+    assert len(read) == 400
+    assert {len({str(each) for each in one.signals} & {SMALL, LARGE}) for one in read} == {1}
+
+
+def _pieces(game: Game, iterations: int, at: int, half: Callable[[Game, float], None], times: float) -> None:
+    """Iterations of which one half of one is broken."""
+    for iteration in range(1, iterations + 1):
+        broken = times if iteration == at else 1.0
+        game.judge(broken if half is Game.judge else 1.0)
+        game.make(broken if half is Game.make else 1.0)
+
+
+@pytest.mark.parametrize(("half", "place"), [(Game.judge, "@track_critic"), (Game.make, "")])
+def test_a_broken_half_is_skipped_and_the_other_one_taken(
+    tmp_path: Path, half: Callable[[Game, float], None], place: str
+) -> None:
+    game = Game()
+    with flying(tmp_path, guard=True, capture_batch=True) as flown:
+        _pieces(game, 40, 30, half, math.nan)
+    assert all(each.isfinite().all() for each in game.state())
+    assert steps_of(flown, SMALL) == steps_of(flown, LARGE) == list(range(1, 41))
+    broken = [each for each in readings(flown) if any(map(math.isnan, each.values))]
+    assert [each.step for each in broken] == [30]
+    assert f"loss{place}" in map(str, broken[0].signals)
+    assert [each.step for each in flown.events("step_skipped")] == [30]
+    (batch,) = flown.events("broken_batch")
+    assert batch.step == 30
+    assert ("8x8" if half is Game.judge else "8x4") in batch.message
+    assert [repr(each) for each in replay(flown.records)] == [repr(each) for each in flown.events() if each.judged]
+
+
+def test_a_gan_goes_back_to_a_whole_step_bit_by_bit_and_begins_a_step_after_it(tmp_path: Path) -> None:
+    game = Game()
+    after: dict[int, list[Tensor]] = {}
+    with flying(tmp_path, rollback=QUICK) as flown:
+        for iteration in range(1, 101):
+            game.judge()
+            game.make()
+            after[iteration] = game.state()
+        game.judge()
+        target = flown.session.good_steps[-1]
+        assert flown.session.rollback()  # in the middle of step 101
+        assert all(map(torch.equal, game.state(), after[target]))
+        game.make()
+        game.play(5)
+    assert 1 < target < 101
+    again = [(each.step, str(each.signals[0])) for each in readings(flown) if each.attempt == 1]
+    assert again[:3] == [(102, LARGE), (102, SMALL), (103, LARGE)]
+    assert again[-1][0] == 107
+    assert is_recorded_once_a_step(flown)
