@@ -1,0 +1,259 @@
+"""How often a diagnosis finds what was put into drawn training curves, and how often it finds what is not there.
+
+python tests/benchmarks/rule_recall.py                        every kind of finding, 400 runs of each form
+python tests/benchmarks/rule_recall.py --quick                a quarter of that, and no long curves
+python tests/benchmarks/rule_recall.py --kind spike           one kind: spike, divergence, overfitting, plateau, nan
+python tests/benchmarks/rule_recall.py --kind none            the healthy runs alone
+python tests/benchmarks/rule_recall.py --rules                the rules of whole curves without the detectors' replay
+python tests/benchmarks/rule_recall.py --misses               and which runs were missed, to look at them by seed
+
+A run counts as found if a finding of its kind, WARNING or CRITICAL, begins at the event; a divergence also serves for
+a spike. Runs are drawn by `zoo.curves`: points, logging, noise and shapes as real logs have them, sizes log-uniform.
+Sizes are in nats (how far the logarithm of the loss moves) and in σ, the noise of one point at that place.
+"""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+if __name__ == "__main__":  # as pytest's pythonpath does
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from zoo.curves.drawn import DrawnRun, PlacedEvent, Setting
+from zoo.curves.healthy import PLAIN, TRAPS, healthy_run
+from zoo.curves.ill import FORMS, NON_FINITE, ill_run
+
+from mlflow_stability.detectors.catalog import default_detectors
+from mlflow_stability.diagnosis.asked_rules import found_by
+from mlflow_stability.diagnosis.curves import run_curves
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.rules import RULES
+from mlflow_stability.vocabulary.episode import Episode
+from mlflow_stability.vocabulary.event import Severity
+
+KINDS = {"spike": "loss_spike", "divergence": "divergence", "overfitting": "overfitting", "plateau": "plateau"}
+ACCEPTED = {
+    "loss_spike": {"loss_spike", "divergence"},
+    "nan_detected": {"nan_detected", "inf_detected"},
+    "inf_detected": {"nan_detected", "inf_detected"},
+}
+"""What else names an event of a kind; for the others their own name alone."""
+PLACED = {"loss_spike", "divergence", "nan_detected", "inf_detected"}
+LONGEST_QUICK = 3000
+EDGES = {
+    "σ": (3.0, 5.0, 8.0, 12.0, 20.0, 50.0),
+    "nats": (0.1, 0.14, 0.26, 0.4, 0.7, 1.2),
+    "points": (12.0, 20.0, 40.0, 100.0, 300.0, 1000.0),
+    "length": (0.02, 0.05, 0.1, 0.3, 0.5, 0.7),
+    "validations": (8.0, 12.0, 20.0, 40.0, 100.0, 300.0),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Judged:
+    """What a diagnosis said of one drawn run."""
+
+    form: str
+    seed: int
+    setting: Setting
+    event: PlacedEvent | None
+    found: bool
+    serious: tuple[str, ...]
+    """The kinds of its findings that are WARNING or CRITICAL."""
+    critical: bool
+
+
+def findings_of(run: DrawnRun, rules_alone: bool) -> Sequence[Episode]:
+    history = run.history()
+    if rules_alone:
+        return found_by(RULES, run_curves(history), default_detectors())
+    return diagnosis_of(history).episodes
+
+
+def near(step: int, event: PlacedEvent, setting: Setting) -> bool:
+    """Whether a finding that begins there speaks of this event."""
+    span = setting.stride * (setting.points - 1)
+    if event.kind == "divergence":
+        return event.start - max(2 * setting.stride, 0.05 * span) <= step <= event.end
+    slack = max(2.0 * setting.stride, 0.02 * event.end)
+    return event.start - slack <= step <= event.end + slack
+
+
+def judge(form: str, seed: int, rules_alone: bool, longest: int) -> Judged | None:
+    """Draw one run and diagnose it; None for one that is too long."""
+    ill = form in FORMS or form in NON_FINITE
+    run = ill_run(form, seed) if ill else healthy_run(seed, form)
+    if run.setting.points > longest:
+        return None
+    serious = [each for each in findings_of(run, rules_alone) if each.severity >= Severity.WARNING]
+    found = False
+    if run.event is not None:
+        accepted = ACCEPTED.get(run.event.kind, {run.event.kind})
+        placed = run.event.kind in PLACED
+        found = any(
+            each.kind in accepted and (not placed or near(each.start, run.event, run.setting)) for each in serious
+        )
+    kinds = tuple(sorted({each.kind for each in serious}))
+    return Judged(
+        form, seed, run.setting, run.event, found, kinds, any(e.severity >= Severity.CRITICAL for e in serious)
+    )
+
+
+def judged(forms: Iterable[str], seeds: range, rules_alone: bool, longest: int, processes: int) -> list[Judged]:
+    """All of them, in order."""
+    asked = [(form, seed) for form in forms for seed in seeds]
+    one = functools.partial(_judge, rules_alone=rules_alone, longest=longest)
+    if processes == 1:
+        return [each for each in map(one, asked) if each is not None]
+    with ProcessPoolExecutor(processes) as pool:
+        return [each for each in pool.map(one, asked, chunksize=20) if each is not None]
+
+
+def _judge(asked: tuple[str, int], rules_alone: bool, longest: int) -> Judged | None:
+    return judge(*asked, rules_alone, longest)
+
+
+def table(title: str, columns: Sequence[str], rows: dict[str, dict[str, str]]) -> None:
+    print(f"\n{title}\n" + "-" * len(title))
+    print(" " * 26 + "".join(f"{column:>13}" for column in columns))
+    for name, cells in rows.items():
+        print(f"{name:26}" + "".join(f"{cells.get(column, ''):>13}" for column in columns))
+
+
+def share(runs: Sequence[Judged]) -> str:
+    return f"{sum(each.found for each in runs) / len(runs):4.0%} ({len(runs)})" if runs else ""
+
+
+def false_alarms(runs: Sequence[Judged]) -> None:
+    """Of the healthy: which share has a WARNING of which kind; half plain ones, half traps."""
+    kinds = [kind for kind, _ in Counter(kind for each in runs for kind in each.serious).most_common(7)]
+    rows: dict[str, dict[str, str]] = {}
+
+    def row(name: str, of: Sequence[Judged]) -> None:
+        if of:
+            cells = {kind: f"{sum(kind in each.serious for each in of) / len(of):.1%}" for kind in kinds}
+            any_of = {"any": f"{sum(bool(each.serious) for each in of) / len(of):.1%}"}
+            rows[f"{name} ({len(of)})"] = {
+                **cells,
+                **any_of,
+                "critical": f"{sum(e.critical for e in of) / len(of):.1%}",
+            }
+
+    row("all healthy", runs)
+    for name in (PLAIN, *TRAPS):
+        row(name, [each for each in runs if each.form == name])
+    table("Healthy runs with a WARNING, by kind", ["any", "critical", *kinds], rows)
+
+
+def axes(event: PlacedEvent, setting: Setting) -> dict[str, float]:
+    known = {"nats": event.size, "σ": event.strength, "points": float(setting.points)}
+    known["length"] = event.points / (setting.validations if "validation" in event.form else setting.points)
+    if event.kind == "overfitting":
+        known["validations"] = float(setting.validations)
+        known["length"] = event.points / max(1, setting.validations)
+    return known
+
+
+def binned(runs: Sequence[Judged], axis: str) -> dict[str, str]:
+    edges = EDGES[axis]
+    names = [f"<{edges[0]:g}", *(f"{low:g}-{high:g}" for low, high in pairwise(edges))]
+    names.append(f">{edges[-1]:g}")
+    cells: dict[str, list[Judged]] = {name: [] for name in names}
+    for each in runs:
+        if each.event is not None:
+            value = axes(each.event, each.setting)[axis]
+            cells[names[sum(value >= edge for edge in edges)]].append(each)
+    return {name: share(of) for name, of in cells.items()}
+
+
+def recall(kind: str, runs: Sequence[Judged]) -> None:
+    """By size, noise, points and length, each form in a row."""
+    forms = list(dict.fromkeys(each.form for each in runs))
+    by_form = {form: [each for each in runs if each.form == form] for form in forms}
+    wanted = ["σ", "nats", "points", "length", *(["validations"] if kind == "overfitting" else [])]
+    if kind in ("plateau", "nan"):
+        wanted = ["points"]
+    for axis in wanted:
+        rows = {form: binned(of, axis) for form, of in by_form.items()}
+        table(f"Recall of {kind}, by {axis}", list(next(iter(rows.values()))), rows)
+    for name, key in (("noise", _noise), ("logging", _logging), ("family", _family)):
+        columns = sorted({key(each) for each in runs})
+        rows = {
+            form: {"all": share(of), **{c: share([e for e in of if key(e) == c]) for c in columns}}
+            for form, of in by_form.items()
+        }
+        table(f"Recall of {kind}, by {name}", ["all", *columns], rows)
+
+
+def _noise(run: Judged) -> str:
+    return run.setting.noise
+
+
+def _logging(run: Judged) -> str:
+    return run.setting.logging
+
+
+def _family(run: Judged) -> str:
+    return run.setting.family
+
+
+def misses(runs: Sequence[Judged]) -> None:
+    for each in runs:
+        if each.event is not None and not each.found:
+            size = f"{each.event.size:.2f} nats = {each.event.strength:.1f}σ, {each.event.points} points"
+            what = f"{size} at step {each.event.start}; got {each.serious}"
+            print(f"  missed {each.form} seed {each.seed}: {what}; {each.setting}")
+        elif each.event is None and each.serious:
+            print(f"  false alarm {each.form} seed {each.seed}: {each.serious}; {each.setting}")
+
+
+def forms_of(kind: str) -> tuple[str, ...]:
+    if kind == "nan":
+        return NON_FINITE
+    return tuple(name for name, form in FORMS.items() if form.kind == KINDS[kind])
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--kind", choices=["none", *KINDS, "nan"], action="append")
+    parser.add_argument("--quick", action="store_true")
+    parser.add_argument("--rules", action="store_true")
+    parser.add_argument("--misses", action="store_true")
+    parser.add_argument("--runs", type=int, default=0)
+    parser.add_argument("--seed", type=int, default=0, help="the first seed")
+    parser.add_argument("--processes", type=int, default=1)
+    options = parser.parse_args()
+    began = time.perf_counter()
+    runs = options.runs or (100 if options.quick else 400)
+    longest = LONGEST_QUICK if options.quick else 100_000
+    kinds = options.kind or [*KINDS, "nan"]
+    ask: Callable[[Iterable[str], range], list[Judged]] = functools.partial(
+        judged, rules_alone=options.rules, longest=longest, processes=options.processes
+    )
+    seeds = range(options.seed, options.seed + runs)
+    healthy = ask([PLAIN], range(options.seed, options.seed + runs * 5)) + ask(
+        TRAPS, range(seeds.start, seeds.start + runs // 4)
+    )
+    false_alarms(healthy)
+    everything = list(healthy)
+    for kind in kinds:
+        if kind != "none":
+            ill = ask(forms_of(kind), seeds)
+            recall(kind, ill)
+            everything += ill
+    if options.misses:
+        misses(everything)
+    print(f"\n{len(everything):,} runs in {time.perf_counter() - began:.0f} s")
+
+
+if __name__ == "__main__":
+    main()
