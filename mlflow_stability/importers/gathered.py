@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from array import array
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
@@ -98,6 +99,16 @@ class Gathered:
     tags: dict[str, str] = field(default_factory=dict)
     size: int = 0
     """How many values there are."""
+    _totals: Counter[int] = field(default_factory=Counter)
+
+    def count_of(self, total: float) -> None:
+        """Note the number behind a step's slash: 2983 of ``200/2983 batches``."""
+        if len(self._totals) < MOST_METRICS:
+            self._totals[int(total)] += 1
+
+    def totals(self) -> list[int]:
+        """Those numbers, the most common first."""
+        return [total for total, _ in self._totals.most_common()]
 
     def add_row(
         self, row: int, values: Mapping[str, float], step: float = _UNKNOWN, epoch: float = _UNKNOWN, time: float = 0.0
@@ -141,6 +152,7 @@ class Gathered:
             if column is not None:
                 column.merge(part)
         self.size += other.size
+        self._totals.update(other._totals)
         self.thinned = self.thinned or other.thinned
         if self.size > MOST_VALUES:
             self.thin()

@@ -34,7 +34,8 @@ def history_of(
             "CSV, JSON lines, TensorBoard event files, MLflow folders and text such as `step 10 loss 2.3` can be read."
         )
     meanings = _meanings(columns, curves)
-    clock = clock_of(columns, _main(columns, meanings)) if columns else None
+    main = _main(columns, meanings) if columns else None
+    clock = None if main is None else clock_of(columns, main, gathered.totals())
     metrics = tuple(_metric(each, meanings[each], column, clock) for each, column in columns.items() if clock)
     points = sum(len(each.series) for each in metrics)
     return RunHistory(
@@ -49,7 +50,8 @@ def history_of(
         params=gathered.params,
         tags=gathered.tags,
         notes=(*gathered.notes, *_notes(gathered, clock)),
-        ordinal_steps=clock is not None and (clock.ordinal or _main_is_numbered(columns, meanings)),
+        ordinal_steps=clock is not None and main is not None and clock.numbers(main),
+        step_unit="step" if clock is None else clock.unit,
         complete=not gathered.thinned,
         reported=tuple(gathered.reported),
     )
@@ -78,11 +80,6 @@ def _main(columns: Mapping[str, Column], meanings: Mapping[str, Meaning]) -> Col
         return often and whole, often and meaning.quantity == "loss", len(useful[name])
 
     return useful[max(useful, key=rank)]
-
-
-def _main_is_numbered(columns: Mapping[str, Column], meanings: Mapping[str, Meaning]) -> bool:
-    steps = np.frombuffer(_main(columns, meanings).steps, np.float64)
-    return len(steps) >= 4 and bool((steps == steps[0]).all())
 
 
 def _metric(name: str, meaning: Meaning, column: Column, clock: Clock) -> Metric:

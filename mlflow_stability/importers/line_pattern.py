@@ -17,7 +17,7 @@ NUMBER = (
 MOST_PATTERNS = 64
 """How many are kept; a log has a few kinds of lines."""
 _COUNT = r"\d+"
-_STEP, _EPOCH = "\0step", "\0epoch"
+_STEP, _EPOCH, _TOTAL = "\0step", "\0epoch", "\0total"
 _VARIABLE = re.compile(r"(\d+)|(\s+)")
 
 
@@ -38,6 +38,10 @@ class LineParts:
         """The number that is the step."""
         self.value(span, _STEP)
 
+    def total(self, span: tuple[int, int]) -> None:
+        """The number that says of how many the step is."""
+        self.value(span, _TOTAL)
+
     def epoch(self, span: tuple[int, int]) -> None:
         """The number that is the epoch."""
         self.value(span, _EPOCH)
@@ -57,7 +61,7 @@ class LineParts:
         for span in spans:
             pieces.append(_varying(self._line[end : span[0]]))
             if span in self._numbers:
-                counts = self._numbers[span] in (_STEP, _EPOCH)
+                counts = self._numbers[span] in (_STEP, _EPOCH, _TOTAL)
                 text = self._line[slice(*span)]
                 pieces.append(f"({_COUNT})" if counts and text.isdigit() else f"({NUMBER})")
             else:
@@ -106,6 +110,8 @@ def _filled(names: tuple[str, ...], numbers: tuple[str, ...]) -> LogLine:
             read.step = number_of(number)
         elif name == _EPOCH:
             read.epoch = number_of(number)
+        elif name == _TOTAL:
+            read.total = number_of(number)
         else:
             read.values[name] = number_of(number)
     return read

@@ -15,6 +15,8 @@ class LogLine:
 
     values: dict[str, float] = field(default_factory=dict)
     step: float = math.nan
+    total: float = math.nan
+    """Of how many the step is: 2983 of ``200/2983 batches``."""
     epoch: float = math.nan
     time: float = 0.0
     form: str = ""

@@ -6,6 +6,7 @@ number, and a number is whole: no piece of a date, a version, a hash or a path i
 
 from __future__ import annotations
 
+import math
 import re
 from functools import lru_cache
 
@@ -24,9 +25,17 @@ _PAIR = re.compile(
 _NAME = re.compile(r"(?!\d)[\w%][\w./@%+#&*'-]*(?:\([\w()%.-]+\))?(?: (?:(?!\d)\w[\w./@%+#&*-]*|\(\w+\))){0,6}")
 _BREAK = re.compile(r"[,;|\t{}:：>*\"~]|\]|\[|\s{2,}|\s[-–]\s")
 # Counters: `Epoch: [3][ 10/500]`, `[1, 2000]`, `[3/5][10/500]`; `[640/60000 (1%)]`, `| 5/50 [`, `: 5 / 50 `, `[5] `.
-_BRACKETS = re.compile(r"\[\s*(\d+)\s*(?:/\s*\d+\s*)?(?:\]\s*\[|,)\s*(\d+)\s*(?:/\s*\d+)?\s*\]")
-_INNER = re.compile(
-    r"\[\s*(\d+)\s*/\s*\d+(?: \(\d+%\))?\s*\]|(?:^|\|)\s*(\d+)\s*/\s*\d+ [\[━]|\d:\s+(\d+) / \d+ |(?:^|\s)\[(\d+)\]\s"
+_BRACKETS = re.compile(
+    r"\[\s*(?P<epoch>\d+)\s*(?:/\s*\d+\s*)?(?:\]\s*\[|,)\s*(?P<step>\d+)\s*(?:/\s*(?P<total>\d+))?\s*\]"
+)
+_INNER = tuple(
+    re.compile(form)
+    for form in (
+        r"\[\s*(?P<step>\d+)\s*/\s*(?P<total>\d+)(?: \(\d+%\))?\s*\]",
+        r"(?:^|\|)\s*(?P<step>\d+)\s*/\s*(?P<total>\d+) (?:[\[━]|(?:mini-?)?(?:batch|iter|step)[a-z]*\b)",
+        r"\d:\s+(?P<step>\d+) / (?P<total>\d+) ",
+        r"(?:^|\s)\[(?P<step>\d+)\](?P<total>)\s",
+    )
 )
 _SOMETHING = re.compile(r"\d|nan|inf", re.IGNORECASE)
 _NO_PART = frozenset({"INFO", "WARNING", "DEBUG", "ERROR", "WARN", "NOTICE", "True", "False", "None"})
@@ -62,13 +71,14 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
             parts.epoch(found.span("number"))
         elif its_rank >= 0:
             if its_rank < rank and number >= 0:
-                read.step, rank = number, its_rank
+                read.step, read.total, rank = number, math.nan, its_rank
                 parts.step(found.span("number"))
+                _count_of(read, found, "of", parts)
         elif found["of"] is None:
             read.values[name] = number
             parts.value(found.span("number"), name)
         parts.name((start, start + len(name)))
-    if "[" in line or " / " in line:
+    if "[" in line or "/" in line:
         _count_in_brackets(line, read, parts)
     if not (read.values or read.has_step or read.epoch == read.epoch):
         return None
@@ -82,14 +92,24 @@ def _count_in_brackets(line: str, read: LogLine, parts: LineParts) -> None:
         return
     both = _BRACKETS.search(line)
     if both is not None:
-        read.epoch, read.step = float(both[1]), float(both[2])
-        parts.epoch(both.span(1))
-        parts.step(both.span(2))
+        read.epoch, read.step = float(both["epoch"]), float(both["step"])
+        parts.epoch(both.span("epoch"))
+        parts.step(both.span("step"))
+        _count_of(read, both, "total", parts)
         return
-    inner = _INNER.search(line)
-    if inner is not None and inner.lastindex is not None:
-        read.step = float(inner[inner.lastindex])
-        parts.step(inner.span(inner.lastindex))
+    found = (form.search(line) for form in _INNER)
+    inner = min((each for each in found if each is not None), key=lambda each: each.start(), default=None)
+    if inner is not None:
+        read.step = float(inner["step"])
+        parts.step(inner.span("step"))
+        _count_of(read, inner, "total", parts)
+
+
+def _count_of(read: LogLine, found: re.Match[str], group: str, parts: LineParts) -> None:
+    """Of how many steps it is one, where that stands behind a slash."""
+    if found[group]:
+        read.total = float(found[group])
+        parts.total(found.span(group))
 
 
 @lru_cache(maxsize=8192)

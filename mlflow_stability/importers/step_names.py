@@ -14,13 +14,14 @@ _STEPS = (
     ("global step", "globalstep", "g step"),
     ("step", "training step", "train step", "optimizer step", "update step", "opt step"),
     ("total timesteps", "timesteps", "num timesteps", "env steps", "num env steps", "total steps done"),
+    ("timestep", "env step", "total timestep"),
     ("iteration", "iter", "n iter", "global iter", "num iter", "it", "iters"),
     ("num updates", "updates", "update num", "n updates total"),
     ("steps", "iterations", "num steps"),
     ("total steps",),
     ("batch", "batch idx", "batch id", "minibatch", "mini batch", "batches", "s"),
 )
-_EPOCHS = frozenset({"epoch", "epochs", "ep", "epoch num", "n epoch", "epoch idx"})
+_EPOCHS = frozenset({"epoch", "epochs", "ep", "epoch num", "n epoch", "epoch idx", "end of epoch"})
 _TIMES = frozenset({"timestamp", "wall time", "time stamp", "unix time", "created at"})
 _OF_NO_MATTER = frozenset(
     {"trainer", "train", "training", "time", "valid", "val", "eval", "test", "rollout", "perf", "progress"}

@@ -97,6 +97,8 @@ class TextLog:
         self._forms[read.form] += 1
         self._row += 1
         if read.has_step:
+            if read.total == read.total:
+                self._gathered.count_of(read.total)
             self._told.value_came(int(max(-(2**53), min(read.step, 2**53))))
             self._gathered.add_row(self._row, read.values, read.step, self._epoch, read.time)
         else:

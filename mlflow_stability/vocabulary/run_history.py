@@ -55,6 +55,8 @@ class RunHistory:
     """What is odd about the source: "5 runs in one file", "every step is 0, points are numbered instead"."""
     ordinal_steps: bool = False
     """Whether steps are only the order of the points, because the source has none."""
+    step_unit: str = "step"
+    """What a step is called in the source: ``epoch`` where that is all it counts."""
     reported: tuple[Event, ...] = ()
     """What the log itself says in words, with its step: ``step_skipped``; nothing here was judged by us."""
     complete: bool = True

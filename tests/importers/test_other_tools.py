@@ -54,7 +54,7 @@ LOGS: dict[str, tuple[str, str, str, list[int]]] = {
         ),
         "test Avg loss",
         "val_loss",
-        [6464, 12928, 19392],
+        [e * 60_000 + 6464 for e in (1, 2, 3)],
     ),
     "a table in Markdown": (
         "| epoch | train loss | val loss |\n|---|---|---|\n"
@@ -132,7 +132,21 @@ LOGS: dict[str, tuple[str, str, str, list[int]]] = {
         "".join(f"Epoch {e}/3 | Step {b}/30 | Loss: {3 / e - b / 100:.4f} | LR: 1.00e-03\n" for e, b in EPOCHS),
         "Loss",
         "loss",
-        [(e - 1) * 30 + b for e, b in EPOCHS],
+        [e * 30 + b for e, b in EPOCHS],
+    ),
+    "the language model of PyTorch's examples": (
+        "".join(
+            f"| epoch   {e} |   {b}/ 2983 batches | lr 20.00 | ms/batch 12.31 | loss  {6 / e:.2f} | ppl   400.12\n"
+            + (
+                f"{'-' * 89}\n| end of epoch   {e} | time: 40.12s | valid loss  5.{e} | valid ppl 180.00\n"
+                * (b == 2800)
+            )
+            for e in (3, 4)
+            for b in range(200, 2983, 200)
+        ),
+        "loss",
+        "loss",
+        [e * 2983 + b for e in (3, 4) for b in range(200, 2983, 200)],
     ),
     "an evaluation beneath each step": (
         "".join(f"Step {n * 100}: train_loss=2.{n}, time=3s\n  eval_loss: 3.{n}, eval_acc: 0.5\n" for n in N),
