@@ -50,10 +50,11 @@ class CycleMeter:
         self._on_gate, self._on_reading, self._survey_for = on_gate, on_reading, survey_for
         self._survey: Survey | NoSurvey = NoSurvey()
         self._swallowing = False
-        self._readback, self._tracks, self._cycle = Readback(), OptimizerTracks(), Cycle()
+        self._since = SinceLastStep()
+        self._readback, self._tracks, self._cycle = Readback(), OptimizerTracks(self._since.is_new), Cycle()
         self._last: Cycle | None = None
         self._owner: Any = None
-        self._order, self._since, self._steps = StepOrder(), SinceLastStep(), StepCount()
+        self._order, self._steps = StepOrder(), StepCount()
         self._losses_before = self._evaluating = 0
         self._evaluated = False
         """Whether the closure of this step was evaluated before: LBFGS asks again and again."""
@@ -76,7 +77,6 @@ class CycleMeter:
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Runs when the script has made an optimizer."""
         self._since.optimizer_made(optimizer)
-        self._steps.optimizer_made(optimizer)
 
     def backward(self, tensors: Any) -> None:
         """Runs right before gradients are computed."""
@@ -162,7 +162,7 @@ class CycleMeter:
         is_first = not cycle.has_gate
         cycle.track = self._tracks.join(optimizer, cycle.track)
         if is_first:
-            cycle.begins_step = self._steps.begins(cycle.track, optimizer)
+            cycle.begins_step = self._steps.begins(cycle.track, self._since.is_new(optimizer))
         cycle.stepped.append(id(optimizer))
         self._take_scale(cycle, optimizer)
         self._follow(optimizer)
@@ -188,7 +188,6 @@ class CycleMeter:
         """Runs after a top-level step."""
         cycle = self._cycle
         self._since.step_ended()
-        self._steps.step_ended()
         if not cycle.has_gate:
             return
         cycle.ended.add(id(optimizer))
@@ -272,7 +271,8 @@ class CycleMeter:
         self._cycle.owner = owner
         if owner is not self._owner:
             self._owner, self._last, self._ended_at = owner, None, None
-            self._tracks, self._skips = OptimizerTracks(), Skips({})
+            self._skips = Skips({})
+            self._tracks.begin_training()
             self._order.clear()
             self._steps.begin_training()
             self._survey.close()

@@ -7,7 +7,7 @@ A new optimizer for parameters that are known already goes on with their track.
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping
+from collections.abc import Callable, MutableMapping
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -23,7 +23,15 @@ MOST = 16
 class OptimizerTracks:
     """Which optimizers there are, in the order in which they first stepped."""
 
-    def __init__(self) -> None:
+    def __init__(self, is_new: Callable[[Optimizer], bool]) -> None:
+        self._is_new = is_new
+        """Whether an optimizer was made since the last step of any."""
+        self._stepped = _by_identity()
+        """Those of every training so far."""
+        self.begin_training()
+
+    def begin_training(self) -> None:
+        """Forget the names: they are of another recording."""
         self._numbers = _by_identity()
         self._tracks = _by_identity()
         self._track_of_parameter = _by_identity()
@@ -47,7 +55,7 @@ class OptimizerTracks:
                 self._places[track] = self._new_place(optimizer, track)
         for each in parameters:
             self._track_of_parameter[each] = track
-        self._tracks[optimizer] = track
+        self._tracks[optimizer] = self._stepped[optimizer] = track
         self._numbers[optimizer] = min(self._optimizers_seen, MOST - 1)
         self._optimizers_seen += 1
         return track
@@ -77,7 +85,7 @@ class OptimizerTracks:
         The main one is the first, or a larger one that is held beside it and steps later.
         """
         taken = set(self._places.values())
-        if "" not in taken and leads(optimizer):
+        if "" not in taken and leads(optimizer, self._stepped.__contains__, self._is_new):
             return ""
         name = name_of(optimizer) if track < MOST - 1 else ""
         place = f"{TRACK}{name or track}"

@@ -8,27 +8,24 @@ made are seen by a hook; that something was computed shows in autograd's count o
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable
 
-import torch
 from torch.optim import Optimizer
 
-nodes_made: Callable[[], int] = getattr(torch.autograd, "_get_sequence_nr", lambda: 0)
-"""How many nodes of graphs this thread has made so far; without it only optimizers that are made are known."""
+from mlflow_stability.probes import torch_api
 
 
 class SinceLastStep:
     """What has happened since an optimizer ended its step."""
 
     def __init__(self) -> None:
-        self._made: list[weakref.ref[Optimizer]] = []
+        self._made: dict[int, weakref.ref[Optimizer]] = {}
+        """By identity; one whose object is gone is overwritten when its number is used again."""
         self._nodes = 0
         self._in_backward = False
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Runs when an optimizer was made."""
-        self._made = [each for each in self._made if each() is not None]
-        self._made.append(weakref.ref(optimizer))
+        self._made[id(optimizer)] = weakref.ref(optimizer)
 
     def backward_began(self) -> None:
         """Runs before a backward pass: an optimizer may step inside it, where checkpoints compute anew."""
@@ -37,18 +34,22 @@ class SinceLastStep:
     def backward_ended(self) -> None:
         """Runs after it."""
         self._in_backward = False
-        self.step_ended()
+        self._nodes = torch_api.get_sequence_nr()
 
     def step_ended(self) -> None:
         """Runs after each step."""
-        if self._in_backward:
-            return
         if self._made:
             self._made.clear()
-        self._nodes = nodes_made()
+        if not self._in_backward:
+            self._nodes = torch_api.get_sequence_nr()
+
+    def is_new(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer was made since the last step of any."""
+        made = self._made.get(id(optimizer)) if self._made else None
+        return made is not None and made() is optimizer
 
     def anything_new(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer is new since then, or anything was computed that has gradients."""
         if self._in_backward:
             return False
-        return nodes_made() != self._nodes or any(each() is optimizer for each in self._made)
+        return torch_api.get_sequence_nr() != self._nodes or self.is_new(optimizer)

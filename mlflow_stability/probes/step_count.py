@@ -11,10 +11,6 @@ optimizer was made after a step is of another training, as those of the next fol
 
 from __future__ import annotations
 
-from weakref import WeakSet
-
-from torch.optim import Optimizer
-
 
 class StepCount:
     """The step at hand."""
@@ -25,26 +21,15 @@ class StepCount:
         self._before: set[int] = set()
         """Those of the step before."""
         self._known: set[int] = set()
-        self._made: WeakSet[Optimizer] = WeakSet()
 
     @property
     def is_whole(self) -> bool:
         """Whether every track had its cycle in this step that had one in the step before."""
         return self._here >= self._before
 
-    def optimizer_made(self, optimizer: Optimizer) -> None:
-        """Runs when the script has made an optimizer."""
-        self._made.add(optimizer)
-
-    def step_ended(self) -> None:
-        """Runs after each step of an optimizer: those that were made before it are not of a later training."""
-        if self._made:
-            self._made.clear()
-
-    def begins(self, track: int, optimizer: Optimizer | None = None) -> bool:
-        """Take a cycle in, at its first gate; whether it begins a step."""
-        is_later = track not in self._known and optimizer is not None and optimizer in self._made
-        begins = not self._here or track in self._here or is_later
+    def begins(self, track: int, is_new: bool = False) -> bool:
+        """Take a cycle in, at its first gate; whether it begins a step. `is_new`: its optimizer was made after one."""
+        begins = not self._here or track in self._here or (is_new and track not in self._known)
         if begins:
             self._before, self._here = self._here, set()
         self._here.add(track)
@@ -56,5 +41,5 @@ class StepCount:
         self._here = set()
 
     def begin_training(self) -> None:
-        """Forget the tracks: they are of another recording. Optimizers that were made for it are its own."""
+        """Forget the tracks: they are of another recording."""
         self._here, self._before, self._known = set(), set(), set()

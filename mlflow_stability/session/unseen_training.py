@@ -13,7 +13,6 @@ import sys
 from collections.abc import Callable
 
 from mlflow_stability.probes import torch_api
-from mlflow_stability.probes.since_last_step import nodes_made
 from mlflow_stability.probes.torch_watch import BACKWARDS_WITHOUT_STEP, Counts
 from mlflow_stability.tracking.active_run import RunEndWatch
 
@@ -38,7 +37,7 @@ class UnseenTraining:
         self._recorded = False
         """Whether any step was ever recorded: then gradients may be computed for other reasons than training."""
         self._pid = os.getpid()
-        self._nodes = nodes_made()
+        self._nodes = torch_api.get_sequence_nr()
         self._run_end = RunEndWatch(self._run_ends)
 
     def install(self) -> None:
@@ -79,7 +78,7 @@ class UnseenTraining:
     def _begin_anew(self) -> None:
         self._recorded = self._recorded or self.counts.steps > 0
         self.counts.clear()
-        self._nodes, self._said = nodes_made(), False
+        self._nodes, self._said = torch_api.get_sequence_nr(), False
 
     def _say_at_end(self) -> None:
         if sys.exc_info()[1] is None and getattr(sys, "last_value", None) is None:
@@ -92,7 +91,7 @@ class UnseenTraining:
 
     def _signs(self) -> str:
         """The signs of a training; empty where there are too few."""
-        counts, nodes = self.counts, nodes_made() - self._nodes
+        counts, nodes = self.counts, torch_api.get_sequence_nr() - self._nodes
         if counts.backwards >= FEWEST_BACKWARDS and not self._recorded:
             return f"autolog() saw {counts.backwards} backward passes"
         if counts.optimizers and (nodes > 0 or torch_api.has_compiled()):

@@ -6,11 +6,12 @@ from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 
+import mlflow
 import pytest
 import torch
 from scenarios.flying import flying
 from torch import Tensor, nn
-from torch.optim import Adam, Optimizer
+from torch.optim import SGD, Adam, Optimizer
 
 from mlflow_stability.vocabulary.observation import StepReading
 
@@ -133,3 +134,52 @@ def test_a_larger_training_that_is_over_takes_no_names_away(tmp_path: Path) -> N
 
     assert losses_of(tmp_path, small) == [("loss", 3)]
     del over
+
+
+def ended(model: nn.Module, steps: int = 2) -> tuple[nn.Module, Optimizer]:
+    """A training that is over and stays in memory, with nothing in it that tells that it has stepped."""
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        model(torch.randn(4, 8)).mean().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+    return model, optimizer
+
+
+def test_trainings_that_other_code_has_in_memory_change_no_name(tmp_path: Path) -> None:
+    models = [Generator(64, 64) for _ in range(20)]
+    held: list[object] = [Adam(nn.Linear(2, 2).parameters()) for _ in range(20)]
+    held += [Adam(each.parameters()) for each in models]
+    held += models
+    held += [ended(Generator(8, 512)) for _ in range(3)]
+    found = losses_of(tmp_path, lambda: gan(5, Generator(8, 8), Discriminator(8, 1)))
+    assert found == [("loss@track_discriminator", 5), ("loss", 5)]
+    assert len(held) == 63
+
+
+class Student(nn.Linear):
+    pass
+
+
+def test_a_larger_trial_that_stays_in_memory_takes_no_names_away(tmp_path: Path) -> None:
+    trials = []
+
+    def study() -> None:
+        for kind, width in ((Generator, 64), (Student, 4)):
+            with mlflow.start_run():
+                trials.append(ended(kind(8, width), steps=3))
+
+    assert losses_of(tmp_path, study) == [("loss", 3)]
+    assert len(trials) == 2
+
+
+def test_an_optimizer_for_each_of_many_layers_leaves_the_plain_names_with_the_first(tmp_path: Path) -> None:
+    def training() -> None:
+        model = nn.Sequential(nn.Linear(2, 2), *(nn.Linear(2, 2) for _ in range(8)), nn.Linear(2, 4))
+        optimizers = [SGD(each.parameters(), lr=0.1) for each in model]
+        for _ in range(2):
+            for each in optimizers:
+                step(each, model(torch.randn(2, 2)).mean())
+                model.zero_grad()
+
+    assert losses_of(tmp_path, training)[0] == ("loss", 2)
