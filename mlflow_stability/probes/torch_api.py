@@ -128,7 +128,9 @@ SYMBOLS: dict[str, Symbol] = {
     "tree_map": Symbol("torch.utils._pytree:tree_map", _AGAIN),
     "current_autograd_node": Symbol("torch._C:_current_autograd_node", _ORIGIN),
     "get_sequence_nr": Symbol(
-        "torch._C:_autograd._get_sequence_nr", f"{_ORIGIN}; graphs from before a rollback are not told", lambda: 0
+        "torch._C:_autograd._get_sequence_nr",
+        f"{_ORIGIN}; graphs from before a rollback, first steps without backward(), trainings without hooks",
+        lambda: 0,
     ),
     "BatchNorm": Symbol(
         "torch.nn.modules.batchnorm:_BatchNorm",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,9 @@ import mlflow_stability
 
 PACKAGE = Path(mlflow_stability.__file__).parent
 HOME = PACKAGE / "probes" / "torch_api.py"
+OF_OBJECTS = ("getattr", "hasattr", "setattr", "delattr")
+OF_MODULES = ("import_module", "__import__", "modules.get")
+SYMBOL = re.compile(r"torch(\.\w+)*:\w+(\.\w+)*")
 
 
 def private_symbols(source: str) -> Iterator[str]:
@@ -23,12 +27,24 @@ def private_symbols(source: str) -> Iterator[str]:
             names = [f"{node.module}.{each.name}" for each in node.names]
         elif isinstance(node, ast.Import):
             names = [each.name for each in node.names]
+        elif isinstance(node, ast.Call) and dotted(node.func) in OF_OBJECTS:
+            names = [f"{dotted(node.args[0])}.{string(node.args[1])}"]
+        elif isinstance(node, ast.Call) and dotted(node.func).endswith(OF_MODULES):
+            names = [string(node.args[0])]
+        elif isinstance(node, ast.Subscript) and dotted(node.value).endswith("modules"):
+            names = [string(node.slice)]
+        elif SYMBOL.fullmatch(string(node)):
+            names = [string(node).replace(":", ".")]
         else:
             continue
         for name in names:
             first, *parts = name.split(".")
             if first == "torch" and any(part.startswith("_") and not part.startswith("__") for part in parts):
                 yield name
+
+
+def string(node: ast.AST) -> str:
+    return node.value if isinstance(node, ast.Constant) and isinstance(node.value, str) else ""
 
 
 def dotted(node: ast.expr) -> str:
@@ -45,11 +61,16 @@ def dotted(node: ast.expr) -> str:
         "from torch.overrides import _enable_torch_function",
         "import torch._dynamo",
         "import torch.jit._recursive as scripting",
+        "getattr(torch.autograd, '_get_sequence_nr', None)",
+        "import_module('torch._inductor.config')",
+        "sys.modules.get('torch._dynamo')",
+        "sys.modules['torch._dynamo']",
+        "'torch._C:_autograd._get_sequence_nr'",
     ],
 )
 def test_a_private_symbol_is_seen_however_it_is_taken(source: str) -> None:
     assert list(private_symbols(source))
-    assert not list(private_symbols("import torch\ntorch.__version__\nmodule._parameters"))
+    assert not list(private_symbols("import torch\ntorch.__version__\nmodule._parameters\n'torch.nn'\n'a_torch._b'"))
 
 
 def test_no_other_file_takes_a_private_symbol_of_torch() -> None:
