@@ -17,7 +17,7 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mlflow_stability.importers.csv_header import cells_of, is_number, names_of
+from mlflow_stability.importers.formats.csv_header import cells_of, is_number, names_of
 from mlflow_stability.importers.gathered import Gathered
 from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.log_text import lines_of, text_of

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.event_file import is_event_file, read_event_files
+from mlflow_stability.importers.formats.event_file import is_event_file, read_event_files
 from mlflow_stability.importers.harmless import reason_of, shown_path
+from mlflow_stability.importers.log_format import formats
 from mlflow_stability.importers.log_text import head_of
 from mlflow_stability.importers.mlflow_files import is_deleted, is_mlflow_run, read_mlflow_run
 from mlflow_stability.importers.own_report import is_own_report
@@ -21,8 +22,6 @@ from mlflow_stability.vocabulary.run_history import RunHistory
 
 DEEPEST = 8
 MOST_FILES = 20_000
-_LOGS = {".log", ".txt", ".out", ".csv", ".tsv", ".json", ".jsonl", ".ndjson", ".gz", ""}
-"""How the names of logs end; in a folder, unlike a file that was named, other files are not even opened."""
 _NO_LOGS = {
     "config.json",
     "args.json",
@@ -35,7 +34,7 @@ _NO_LOGS = {
 _EVENTS = "events.out.tfevents"  # TensorBoard's own name for them: all in one folder are one run
 _NEVER = {"artifacts", "node_modules", "__pycache__", "site-packages"}
 
-Reader = Callable[[Path], RunHistory]
+Reader = Callable[[Path], list[RunHistory]]
 
 
 def read_folder(folder: Path, read_file: Reader) -> list[RunHistory]:
@@ -47,7 +46,7 @@ def read_folder(folder: Path, read_file: Reader) -> list[RunHistory]:
     walk = _Walk(read_file)
     found = list(walk.runs(folder))
     if not found:
-        found = [run for each in walk.deleted for run in walk.tried(read_mlflow_run, each)]
+        found = [run for each in walk.deleted for run in walk.tried(_mlflow_run, each)]
         walk.deleted.clear()
     if not found:
         why = f" {walk.trouble[0]}" if walk.trouble else ""
@@ -87,10 +86,17 @@ class _Walk:
             return
         events = [each for each in entries if each.name.startswith(_EVENTS) and _is_event_file(each)]
         if len(events) > 1:
-            yield from self.tried(lambda source: read_event_files(source, events), folder)
-        for each in entries:
+            yield from self.tried(lambda source: [read_event_files(source, events)], folder)
+        said_already: set[str] = set()
+        for each in sorted(entries, key=lambda entry: not _copies(entry)):  # what a run's file says, its folders repeat
             if each.is_dir():
-                yield from self._below(each, depth)
+                if each.name not in said_already:
+                    yield from self._below(each, depth)
+            elif _copies(each) and self._left:
+                self._left -= 1
+                runs = list(self.tried(self._read_file, each))
+                said_already.update(_copies(each) if runs else ())
+                yield from runs
             elif (len(events) < 2 or each not in events) and _may_be_a_log(each) and self._left:
                 self._left -= 1
                 yield from self.tried(self._read_file, each)
@@ -103,12 +109,12 @@ class _Walk:
         elif is_deleted(folder):
             self.deleted.append(folder)
         else:
-            yield from self.tried(read_mlflow_run, folder)
+            yield from self.tried(_mlflow_run, folder)
 
     def tried(self, reader: Reader, path: Path) -> Iterator[RunHistory]:
         """What a reader gives; what the system would not let it read is noted, what is no log is not."""
         try:
-            yield reader(path)
+            yield from reader(path)
         except UnreadableLogError as error:
             if isinstance(error.__cause__ or error.__context__, OSError):
                 self.trouble.append(str(error))
@@ -131,11 +137,23 @@ class _Walk:
             yield f"Only the first {MOST_FILES:,} files were looked at."
 
 
+def _mlflow_run(folder: Path) -> list[RunHistory]:
+    return [read_mlflow_run(folder)]
+
+
+def _copies(entry: Path) -> frozenset[str]:
+    """The folders beside a file that hold nothing but what it says too."""
+    found = (each.copies for each in formats() if each.copies and entry.suffix.lower() in each.endings)
+    return next(found, frozenset()) if not entry.is_dir() else frozenset()
+
+
 def _may_be_a_log(file: Path) -> bool:
     """Whether a file is worth opening."""
     if file.name.startswith(".") or file.name in _NO_LOGS or not file.is_file():
         return False
-    return (file.suffix.lower() in _LOGS or "tfevents" in file.name) and not _is_report(file)
+    ending = file.suffix.lower()
+    worth = "tfevents" in file.name or any(ending in each.endings for each in formats())
+    return worth and not _is_report(file)
 
 
 def _is_report(file: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The two binary forms that TensorBoard's files are made of: records of TFRecord, fields of protocol buffers.
+"""The binary forms that TensorBoard's and W&B's files are made of: records of TFRecord, fields of protocol buffers.
 
 In: bytes. Out: records; of a message its fields by number. Promised: a file that ends in the middle of a record gives
 all records before it; nothing here trusts a length that it reads.
@@ -11,7 +11,6 @@ from typing import BinaryIO
 
 _HEADER, _FOOTER = 12, 4
 LONGEST_RECORD = 256 * 1024 * 1024
-_LONGEST_SKIP = 1 << 20
 
 
 def records_of(file: BinaryIO) -> Iterator[bytes]:
@@ -46,6 +45,18 @@ def fields_of(message: bytes) -> Iterator[tuple[int, int, int | bytes]]:
         if place > end or place < 0:
             return
         yield number, kind, value
+
+
+def signed(number: int) -> int:
+    """The whole number that a field of 64 bits holds, where it may be negative."""
+    number &= (1 << 64) - 1
+    return number if number < 1 << 63 else number - (1 << 64)
+
+
+def zigzag(number: int) -> int:
+    """The whole number that a field of type `sint` holds."""
+    number &= (1 << 64) - 1
+    return (number >> 1) ^ -(number & 1)
 
 
 def _varint(message: bytes, place: int) -> tuple[int, int]:

@@ -13,8 +13,9 @@ from pathlib import Path
 
 from mlflow_stability.importers.gathered import Gathered
 from mlflow_stability.importers.history import history_of
+from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
 from mlflow_stability.importers.log_text import opened
-from mlflow_stability.importers.wire_format import fields_of, records_of
+from mlflow_stability.importers.wire_format import fields_of, records_of, signed
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 _WALL_TIME, _STEP, _VERSION, _SUMMARY = 1, 2, 3, 5
@@ -29,6 +30,11 @@ def is_event_file(head: bytes) -> bool:
     """Whether a file begins as TensorBoard's do: with a record that says so."""
     length = int.from_bytes(head[:8], "little") if len(head) >= 12 else 0
     return 0 < length < 256 and _MAGIC in head[12 : 12 + length]
+
+
+def read_event_file(opening: Opening) -> list[RunHistory] | None:
+    """The run in one event file."""
+    return [read_event_files(opening.path, [opening.path])] if is_event_file(opening.head) else None
 
 
 def read_event_files(source: Path, files: Sequence[Path]) -> RunHistory:
@@ -52,7 +58,7 @@ def _event(record: bytes) -> tuple[int, float, dict[str, float]]:
         if number == _WALL_TIME and kind == 1 and isinstance(content, bytes):
             time = float(struct.unpack("<d", content)[0])
         elif number == _STEP and isinstance(content, int):
-            step = content if content < 1 << 63 else content - (1 << 64)
+            step = signed(content)
         elif number == _SUMMARY and isinstance(content, bytes):
             values.update(_scalars(content))
     return step, time, values
@@ -102,4 +108,7 @@ def _whole(content: int, kind: int) -> float | None:
         bits = content & 0xFFFF
         packed = struct.pack("<H", bits)
         return float(struct.unpack("<e", packed)[0] if kind == 19 else struct.unpack("<f", b"\0\0" + packed)[0])
-    return float(content if content < 1 << 63 else content - (1 << 64))
+    return float(signed(content))
+
+
+FORMAT = LogFormat("TensorBoard event files", ToldBy.MARK, read_event_file)

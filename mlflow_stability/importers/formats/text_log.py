@@ -15,6 +15,7 @@ from mlflow_stability.importers.gathered import Gathered
 from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.json_rows import json_line
 from mlflow_stability.importers.line_pattern import LinePatterns
+from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
 from mlflow_stability.importers.log_line import LogLine
 from mlflow_stability.importers.log_text import lines_of, text_of
 from mlflow_stability.importers.loose_lines import LooseLines
@@ -105,6 +106,11 @@ class TextLog:
             self._loose.keep(self._row, read, self._step, self._epoch)
 
 
+def read_text(opening: Opening) -> list[RunHistory] | None:
+    """The run that any text tells of."""
+    return None if opening.encoding is None else [read_text_log(opening.path, opening.encoding)]
+
+
 def read_text_log(path: Path, encoding: str) -> RunHistory:
     """The run that a text file tells of."""
     log = TextLog()
@@ -113,3 +119,11 @@ def read_text_log(path: Path, encoding: str) -> RunHistory:
             log.take(line)
     gathered, form = log.finish()
     return history_of(gathered, path, form)
+
+
+FORMAT = LogFormat(
+    "text",
+    ToldBy.NOTHING,
+    read_text,
+    frozenset({".log", ".txt", ".out", ".jsonl", ".ndjson", ".gz", ""}),
+)

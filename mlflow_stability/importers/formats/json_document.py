@@ -7,6 +7,7 @@ is no point of a curve; ``NaN`` and ``Infinity`` are values, ``null`` was not lo
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,8 @@ from mlflow_stability.importers.cut_json import closed
 from mlflow_stability.importers.gathered import Gathered
 from mlflow_stability.importers.harmless import shown_path
 from mlflow_stability.importers.history import history_of
-from mlflow_stability.importers.json_rows import log_row, number_in
+from mlflow_stability.importers.json_rows import json_line, log_row, number_in
+from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
 from mlflow_stability.importers.log_text import text_of
 from mlflow_stability.importers.step_names import is_epoch, step_name
 from mlflow_stability.vocabulary.run_history import RunHistory
@@ -28,6 +30,7 @@ LARGEST = 500_000_000
 """A document is held whole; one with more characters than this is refused."""
 _SUMMARY = frozenset({"train_runtime", "total_flos"})
 _DEEPEST = 4
+_DOCUMENT = re.compile(r"\{\s*[\"}]|\[\s*[{\[]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +42,29 @@ class Document:
     """Whether the file ends in the middle of it."""
 
 
-def document_of(path: Path, encoding: str) -> Document | None:
+def read_json(opening: Opening) -> list[RunHistory] | None:
+    """The run that a JSON document tells of."""
+    document = document_of(opening)
+    return None if document is None else [read_document(opening.path, document)]
+
+
+def document_of(opening: Opening) -> Document | None:
     """The JSON document in a file, as far as it goes; None if it holds something else."""
+    if opening.encoding is None or not _may_be_a_document(opening.text):
+        return None
+    return _document_in(opening.path, opening.encoding)
+
+
+def _may_be_a_document(text: str) -> bool:
+    """Whether a file is one JSON value, rather than a text or one value on each line."""
+    begun = text.lstrip("\ufeff \t\r\n")
+    if not _DOCUMENT.match(begun):
+        return False
+    first, _, rest = begun.partition("\n")
+    return not (rest.strip() and json_line(first))
+
+
+def _document_in(path: Path, encoding: str) -> Document | None:
     with text_of(path, encoding) as text:
         whole = text.read(LARGEST + 1)
     if len(whole) > LARGEST:
@@ -148,3 +172,6 @@ def _facts(document: Mapping[str, object]) -> Iterator[tuple[str, str]]:
     for name in ("max_steps", "num_train_epochs", "train_batch_size", "best_metric", "best_model_checkpoint"):
         if document.get(name) is not None:
             yield name, str(document[name])
+
+
+FORMAT = LogFormat("JSON", ToldBy.DOCUMENT, read_json, frozenset({".json"}))
