@@ -88,7 +88,7 @@ def _value(text: str) -> object:
     return found if isinstance(found, dict | list) else None
 
 
-def read_document(path: Path, found: Document) -> RunHistory:
+def read_document(path: Path, found: Document, log_format: str = "json") -> RunHistory:
     """The run that a document tells of."""
     gathered, document = Gathered(), found.value
     if found.cut:
@@ -103,7 +103,7 @@ def read_document(path: Path, found: Document) -> RunHistory:
         _read_rows(gathered, longest)
     elif isinstance(document, dict):
         _read_lists(gathered, document)
-    return history_of(gathered, path, "json")
+    return history_of(gathered, path, log_format)
 
 
 def _read_rows(gathered: Gathered, rows: Sequence[Mapping[str, object]]) -> None:
