@@ -86,7 +86,7 @@ class HeardMetrics:
         new = [name for name in dict.fromkeys(names) if name not in self._layouts]
         if not new or len(self._layouts) + len(new) > MOST_NAMES:
             return
-        meanings = meanings_of([*self._layouts, *new])
+        meanings = meanings_of([*self._layouts, *new], all_known=False)
         taken = {layout[0] for layout in self._layouts.values() if layout}
         for name in new:
             meaning = meanings[name]

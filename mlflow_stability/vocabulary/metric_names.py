@@ -7,13 +7,15 @@ other.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, count
 
 from mlflow_stability.vocabulary.name_reading import NameReading, read_name
-from mlflow_stability.vocabulary.name_words import LOSS_LIKE, LOSSES, MAIN, TESTS
+from mlflow_stability.vocabulary.name_words import ERRORS, LIKEST, LOSS_LIKE, LOSSES, MAIN, TESTS, words_of
 from mlflow_stability.vocabulary.signal import Signal
+
+_LOSSES = ("loss", "val_loss")
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,15 +39,40 @@ class Meaning:
         return Signal(self.quantity, self.place)
 
 
-def meanings_of(names: Iterable[str]) -> dict[str, Meaning]:
-    """What each metric of one run is; read together, for which loss is the whole one depends on the others."""
+def meanings_of(names: Iterable[str], *, all_known: bool = True) -> dict[str, Meaning]:
+    """What each metric of one run is; read together, for which loss is the whole one depends on the others.
+
+    ``all_known``: no other name will come, so that what is not called a loss may stand for one that is missing.
+    """
     unique = list(dict.fromkeys(names))
     readings = [read_name(name, LOSSES) for name in unique]
-    if not any(each.quantity in ("loss", "val_loss") for each in readings):
+    if all_known:
+        readings = _with_stand_ins(readings, LIKEST)
+    if not any(each.quantity in _LOSSES for each in readings):
         readings = [each if each.quantity else read_name(each.name, LOSS_LIKE) for each in readings]
+    if all_known:
+        readings = _with_stand_ins(readings, ERRORS)
     if any("wins" in name.lower() for name in unique):  # then losses are games that were lost
         readings = [NameReading(each.name) if "losses" in each.name.lower() else each for each in readings]
     return _apart(_with_the_whole_first(readings))
+
+
+def _with_stand_ins(readings: list[NameReading], words: Sequence[str]) -> list[NameReading]:
+    """Where one of the two losses is missing, what is likest it: ``val_ppl`` beside ``train_loss``."""
+    for quantity in _LOSSES:
+        if any(each.quantity == quantity for each in readings):
+            continue
+        for word in words:
+            found = {each.name: read_name(each.name, frozenset({word})) for each in readings if _may_stand_in(each)}
+            likest = {name: each for name, each in found.items() if each.quantity == quantity}
+            if likest:
+                readings = [likest.get(each.name, each) for each in readings]
+                break
+    return readings
+
+
+def _may_stand_in(reading: NameReading) -> bool:
+    return not (reading.quantity or reading.bookkeeping)
 
 
 def _with_the_whole_first(readings: list[NameReading]) -> list[NameReading]:
@@ -84,8 +111,8 @@ def _apart(readings: list[NameReading]) -> dict[str, Meaning]:
         groups.setdefault(key, []).append(each)
     taken = {key for key in groups if key[0]}
     meanings: dict[str, Meaning] = {}
-    for (quantity, place), group in groups.items():
-        first, *others = sorted(group, key=_coarseness)
+    for (quantity, place), group in sorted(groups.items()):
+        first, *others = sorted(group, key=lambda each: (_coarseness(each), _likeness(each), each.name))
         for each in (first, *others):
             again = each is not first and each.role == first.role and _coarseness(each) != _coarseness(first)
             finer = first.name if again else ""
@@ -103,6 +130,12 @@ def _apart(readings: list[NameReading]) -> dict[str, Meaning]:
 def _coarseness(reading: NameReading) -> tuple[bool, int, bool, bool]:
     """What orders metrics of one thing, finest first; a test gives way to a validation."""
     return reading.place == "mean", reading.rate, reading.on_training, reading.role in TESTS
+
+
+def _likeness(reading: NameReading) -> int:
+    """How far from the likeliest word for a loss, where several stand for one."""
+    words = {word.lower() for word in words_of(reading.name)}
+    return next((rank for rank, word in enumerate((*LIKEST, *ERRORS), start=1) if word in words), 0)
 
 
 def _free(quantity: str, wishes: list[str], taken: set[tuple[str, str]]) -> str:

@@ -26,7 +26,7 @@ from mlflow_stability.vocabulary.name_words import (
 )
 
 _OURS = re.compile(r"stability(?P<number>_\d+)?/(?P<quantity>[^/]+?)(?:_by_(?:layer|group)/(?P<place>.+))?")
-_EXACT = {"trl": "loss", "tel": "val_loss"}  # as llm.c calls them
+_EXACT = {"trl": "loss", "tel": "val_loss", "tloss": "loss", "vloss": "val_loss"}  # the first two are llm.c's
 _IN_SEVERAL_WORDS = (
     frozenset({"cross", "entropy"}),
     frozenset({"negative", "likelihood"}),

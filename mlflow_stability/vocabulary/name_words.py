@@ -9,20 +9,22 @@ from __future__ import annotations
 
 import re
 
-TRAIN = frozenset({"train", "training", "trn", "tr"})
+TRAIN = frozenset({"train", "training", "trn", "tr", "训练", "訓練", "treino", "entrenamiento", "entraînement"})
 """Words that say: measured on what is trained on."""
 HELD_OUT = frozenset(
     {"val", "valid", "validation", "validating", "vld", "va", "eval", "evaluation", "ev", "dev", "heldout", "holdout"}
-    | {"test", "testing", "tst", "te"}
+    | {"test", "testing", "tst", "te", "验证", "驗證", "検証", "测试", "測試", "validação", "validacao", "validación"}
+    | {"validacion", "teste"}
 )
 """Words that say: measured on something else than what is trained on."""
-TESTS = frozenset({"test", "testing", "tst", "te"})
+TESTS = frozenset({"test", "testing", "tst", "te", "测试", "測試", "teste"})
 """Of those, the ones that give way where a validation of the same loss is there too."""
-LOSSES = frozenset({"loss", "losses"})
-LOSS_LIKE = frozenset(
-    {"nll", "ce", "xent", "crossentropy", "bce", "mse", "rmse", "mae", "bpb", "bpc", "bpd", "cost", "objective"}
-)
-"""What is optimised in a run that logs nothing called a loss."""
+LOSSES = frozenset({"loss", "losses", "损失", "損失", "perda", "pérdida", "perte", "verlust"})
+LIKEST = ("objective", "cost", "nll", "ce", "xent", "crossentropy", "bce", "bpb", "bpc", "bpd", "mse", "rmse", "mae")
+LOSS_LIKE = frozenset(LIKEST)
+"""What is optimised in a run that logs nothing called a loss, the likeliest first."""
+ERRORS = ("perplexity", "ppl", "error", "err")
+"""What falls with the loss, and stands for it where there is nothing else."""
 NOT_THE_LOSS = frozenset(
     {"scale", "scaler", "scaling", "weight", "weights", "coef", "coeff", "coefs", "coefficient", "factor", "multiplier"}
     | {"std", "stdev", "var", "variance", "zscore", "trend", "slope", "threshold", "limit", "ratio", "count", "num"}
@@ -86,6 +88,8 @@ COUNTER = frozenset(
 
 _CHUNK = re.compile(r"[^\W_]+|%")
 _CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_JOINED = re.compile("(训练|訓練|验证|驗證|検証|测试|測試|损失|損失)")
+"""Words of scripts that put no space between them."""
 _GLUED = re.compile(r"(?i)(?P<before>[a-z]\w*?)(?P<end>loss|gradnorm|gnorm)|(?P<start>loss)(?P<after>\d+|[gd])")
 _TELLING = TRAIN | HELD_OUT | LOSSES | {"norm", "grad", "gradient", "lr", "learning", "rate", "scale", "time"}
 
@@ -97,6 +101,8 @@ def words_of(name: str) -> tuple[str, ...]:
 
 def _parts(chunk: str) -> list[str]:
     """A chunk without separators, split where a word hides in it: ``trainLoss``, ``valloss``, but not ``AdamW``."""
+    if not chunk.isascii() and len(joined := [each for each in _JOINED.split(chunk) if each]) > 1:
+        return joined
     camel = _CAMEL.split(chunk)
     if len(camel) > 1 and any(part.lower() in _TELLING for part in camel):
         return [word for part in camel for word in _parts(part)]

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from random import Random
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -147,6 +149,40 @@ def test_the_order_of_the_names_does_not_matter_for_what_is_known(logged: list[s
     assert {name: (each.quantity, each.known) for name, each in there.items()} == {
         name: (each.quantity, each.known) for name, each in back.items()
     }
+
+
+@given(st.lists(names, max_size=8), st.randoms())
+def test_the_order_of_the_names_does_not_matter_for_which_loss_is_the_whole_one(
+    logged: list[str], random: Random
+) -> None:
+    shuffled = random.sample(logged, len(logged))
+    there, other = meanings_of(logged), meanings_of(shuffled)
+    assert {name: each.signal for name, each in there.items()} == {name: each.signal for name, each in other.items()}
+
+
+@pytest.mark.parametrize(
+    ("logged", "loss", "validation"),
+    [
+        (["loss", "val_ppl", "val_acc"], "loss", "val_ppl"),
+        (["val_mae", "train_mae", "train_mse", "val_mse"], "train_mse", "val_mse"),
+        (["train_loss", "val/ce", "val/mse"], "train_loss", "val/ce"),
+        (["train_err", "test_err", "lr"], "train_err", "test_err"),
+        (["perplexity", "accuracy"], "perplexity", ""),
+        (["训练损失", "验证损失", "准确率"], "训练损失", "验证损失"),
+        (["perda_treino", "perda_validacao"], "perda_treino", "perda_validacao"),
+        (["tloss", "vloss"], "tloss", "vloss"),
+        (["loss", "val_loss", "val_ppl", "val_mse"], "loss", "val_loss"),
+        (["loss", "td_error", "accuracy"], "loss", ""),
+    ],
+)
+def test_what_is_likest_a_loss_stands_for_one_that_is_missing(logged: list[str], loss: str, validation: str) -> None:
+    meanings = meanings_of(logged)
+    whole = {each.quantity: name for name, each in meanings.items() if each.known and not each.place}
+    assert (whole.get("loss", ""), whole.get("val_loss", "")) == (loss, validation)
+
+
+def test_nothing_stands_for_a_loss_that_may_still_come() -> None:
+    assert not meanings_of(["loss", "val_ppl"], all_known=False)["val_ppl"].known
 
 
 @given(st.text(max_size=40))
