@@ -35,7 +35,8 @@ def main() -> None:
     answers.flush()
     while True:
         number, source = json.loads(asked.get())
-        answers.write(json.dumps([number, texts_at(source, settings["tracking_uri"], settings["detectors"])]) + "\n")
+        texts = texts_at(source, settings["tracking_uri"], settings["detectors"], settings["curves"])
+        answers.write(json.dumps([number, texts]) + "\n")
         answers.flush()
 
 

@@ -18,6 +18,7 @@ from mlflow_stability.analysis.one_card import cards_at
 from mlflow_stability.detectors.catalog import built, default_detectors, described
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary.judged_curves import AskedCurves
 from mlflow_stability.vocabulary.run_card import RunCard
 from mlflow_stability.vocabulary.run_head import RunHead
 
@@ -47,6 +48,8 @@ class HowToRead:
     detectors: Sequence[Detector] | None = None
     dask: str | None = None
     remember: bool = True
+    curves: AskedCurves | None = None
+    """Which curves to judge; cards of others than the usual ones are not remembered."""
 
 
 def make_cards(
@@ -56,7 +59,7 @@ def make_cards(
     judged_by = _text_of(how.detectors)
     sendable = how.detectors is None or judged_by is not None
     usual = described(default_detectors()) if how.detectors is None else judged_by
-    cache = CardCache(usual) if how.remember and sendable else None
+    cache = CardCache(usual) if how.remember and sendable and not how.curves else None
     found: dict[int, list[RunCard]] = {}
     failed = 0
     if cache is not None:
@@ -92,7 +95,7 @@ def _made(
             raise SettingsError("Detectors of your own cannot be sent to a cluster; leave dask= or detectors= out.")
         from mlflow_stability.analysis.dask_cluster import cards_from_dask
 
-        yield from cards_from_dask(sources, how.dask, how.tracking_uri, judged_by)
+        yield from cards_from_dask(sources, how.dask, how.tracking_uri, judged_by, how.curves)
         return
     processes = min(PROCESSES, os.cpu_count() or 1)
     began = 0.0
@@ -104,12 +107,12 @@ def _made(
             if left * (1 - 1 / processes) > STARTING:
                 from mlflow_stability.analysis.worker_pool import cards_from_processes
 
-                rest = cards_from_processes(sources[number:], processes, how.tracking_uri, judged_by)
+                rest = cards_from_processes(sources[number:], processes, how.tracking_uri, judged_by, how.curves)
                 with closing(rest):
                     for place, cards in rest:
                         yield number + place, cards
                 return
-        yield number, list(cards_at(source, how.tracking_uri, how.detectors))
+        yield number, list(cards_at(source, how.tracking_uri, how.detectors, how.curves))
 
 
 def _text_of(detectors: Sequence[Detector] | None) -> str | None:

@@ -11,6 +11,7 @@ from collections.abc import Iterable, Sequence
 
 from mlflow_stability.analysis.asked_for import asked_for, source_text, source_texts
 from mlflow_stability.analysis.cards import HowToRead, Made, Progress, make_cards, run_meant
+from mlflow_stability.analysis.diagnose import asked_curves
 from mlflow_stability.analysis.pair import Pair, pair_of
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.detectors.detector import Detector
@@ -18,6 +19,7 @@ from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityEr
 from mlflow_stability.tracking.autologging_pause import without_autologging
 from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.comparison import Comparison
+from mlflow_stability.vocabulary.judged_curves import AskedCurves
 from mlflow_stability.vocabulary.run_card import RunCard
 from mlflow_stability.vocabulary.run_head import RunHead
 
@@ -30,6 +32,8 @@ def compare(
     filter: str | None = None,  # noqa: A002 - what MLflow's own functions and commands call it
     baseline: str | os.PathLike[str] | None = None,
     tracking_uri: str | None = None,
+    loss: str | None = None,
+    val_loss: str | None = None,
     detectors: Sequence[Detector] | None = None,
     dask: str | None = None,
     remember: bool = True,
@@ -40,9 +44,11 @@ def compare(
     Takes ids of MLflow runs, anybody's, and paths of training logs; or all runs of an `experiment` (its name or id),
     those that meet a `filter` in MLflow's syntax: ``"params.lr = '0.1' and attributes.status = 'FINISHED'"``.
 
-    `baseline` is the run that all others must not be worse than. `detectors` judge instead of the usual ones. `dask` is
-    the address of a cluster that does the reading. Cards of finished runs are kept in the user's cache folder unless
-    ``remember=False``. `progress` is called with how many runs are done, how many there are, and how many failed.
+    `baseline` is the run that all others must not be worse than. `loss` and `val_loss` name the metrics to judge, where
+    the choice made here is not what is wanted; every run must have them. `detectors` judge instead of the usual ones.
+    `dask` is the address of a cluster that does the reading. Cards of finished runs are kept in the user's cache folder
+    unless ``remember=False``. `progress` is called with how many runs are done, how many there are, and how many
+    failed.
 
     Ctrl-C gives what is done so far, with ``interrupted=True``. Raises ``SettingsError``, ``RunNotFoundError`` or
     ``TrackingError`` with a sentence that says what to do.
@@ -53,6 +59,8 @@ def compare(
         condition=filter,
         baseline=baseline,
         tracking_uri=tracking_uri,
+        loss=loss,
+        val_loss=val_loss,
         detectors=detectors,
         dask=dask,
         remember=remember,
@@ -71,6 +79,8 @@ def comparison_among(
     condition: str | None = None,
     baseline: str | os.PathLike[str] | None = None,
     tracking_uri: str | None = None,
+    loss: str | None = None,
+    val_loss: str | None = None,
     detectors: Sequence[Detector] | None = None,
     dask: str | None = None,
     remember: bool = True,
@@ -78,6 +88,7 @@ def comparison_among(
 ) -> Comparison:
     """The same for those who show what could not be read, even where that is all of it."""
     baseline = None if baseline is None else source_text(baseline, "baseline")
+    curves = asked_curves(loss, val_loss)
     sources = _different(source_texts(run_ids, "run_ids"))
     heads = _asked(sources, experiment, condition, tracking_uri)
     sources += heads
@@ -90,10 +101,10 @@ def comparison_among(
         raise SettingsError(f"There is no run to compare.{where}")
     try:
         heads = {**_heads(sources, heads, tracking_uri), **heads} if remember else {}
-        made = make_cards(sources, heads, HowToRead(tracking_uri, detectors, dask, remember), progress)
+        made = make_cards(sources, heads, HowToRead(tracking_uri, detectors, dask, remember, curves), progress)
     except KeyboardInterrupt:  # before a single one was read
         made = Made((), interrupted=True)
-    return _concluded(made, len(sources), baseline, tracking_uri)
+    return _concluded(made, len(sources), baseline, tracking_uri, curves)
 
 
 def _different(asked: Iterable[str]) -> list[str]:
@@ -104,7 +115,9 @@ def _different(asked: Iterable[str]) -> list[str]:
     return list(found.values())
 
 
-def _concluded(made: Made, asked: int, baseline: str | None, tracking_uri: str | None) -> Comparison:
+def _concluded(
+    made: Made, asked: int, baseline: str | None, tracking_uri: str | None, curves: AskedCurves
+) -> Comparison:
     from mlflow_stability.diagnosis.compare_cards import comparison_of
     from mlflow_stability.diagnosis.stability_order import in_order_of_stability
 
@@ -113,7 +126,7 @@ def _concluded(made: Made, asked: int, baseline: str | None, tracking_uri: str |
     unread = ("Interrupted: the baseline was not read yet.",) if baseline is not None and chosen is None else ()
     interrupted = made.interrupted
     try:
-        pair = Pair() if interrupted else pair_of(readable, tracking_uri)
+        pair = Pair() if interrupted else pair_of(readable, tracking_uri, curves)
     except KeyboardInterrupt:
         pair, interrupted = Pair(lacking=("Interrupted: the two runs were not looked at closer.",)), True
     with without_autologging():

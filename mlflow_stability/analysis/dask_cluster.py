@@ -18,6 +18,7 @@ from mlflow_stability.analysis.rules_fingerprint import rules_here
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.tracking.address import tracking_uri_for
 from mlflow_stability.vocabulary.card_text import card_of
+from mlflow_stability.vocabulary.judged_curves import AskedCurves
 from mlflow_stability.vocabulary.run_card import RunCard
 
 DEADLINE = 20
@@ -28,7 +29,11 @@ GONE = "The cluster went away before it was read."
 
 
 def cards_from_dask(
-    sources: Sequence[str], address: str, tracking_uri: str | None, detectors: str | None
+    sources: Sequence[str],
+    address: str,
+    tracking_uri: str | None,
+    detectors: str | None,
+    curves: AskedCurves | None = None,
 ) -> Iterator[tuple[int, list[RunCard]]]:
     """For each source its place and its cards, in the order in which they are done."""
     try:
@@ -45,6 +50,7 @@ def cards_from_dask(
             "address right? It looks like tcp://10.0.0.1:8786."
         ) from error
     # Workers run in other folders: what is relative here would be something else there.
+    names = (curves.loss, curves.val_loss) if curves else ("", "")
     store = tracking_uri_for(None, str(Path.cwd()), tracking_uri)
     with client:
         for begin in range(0, len(sources), AT_ONCE):
@@ -52,15 +58,17 @@ def cards_from_dask(
             if client.status != "running":
                 yield from ((begin + place, [RunCard(each, each, error=GONE)]) for place, each in enumerate(part))
                 continue
-            futures = [client.submit(judged_there, _sent(each), store, detectors, pure=False) for each in part]
+            futures = [client.submit(judged_there, _sent(each), store, detectors, names, pure=False) for each in part]
             places = {future.key: place for place, future in enumerate(futures, start=begin)}
             for future in as_completed(futures, loop=client.loop):  # type: ignore[no-untyped-call]
                 yield places[future.key], _cards(future, sources[places[future.key]])
 
 
-def judged_there(source: str, tracking_uri: str, detectors: str | None) -> tuple[str, list[str]]:
+def judged_there(
+    source: str, tracking_uri: str, detectors: str | None, curves: Sequence[str] = ("", "")
+) -> tuple[str, list[str]]:
     """What a worker of the cluster does: by which rules it judged, and the cards as texts."""
-    return rules_here(), texts_at(source, tracking_uri, detectors)
+    return rules_here(), texts_at(source, tracking_uri, detectors, curves)
 
 
 def _cards(future: object, source: str) -> list[RunCard]:

@@ -18,6 +18,7 @@ from mlflow_stability.errors import SettingsError, StabilityError
 from mlflow_stability.reports.report import Failure
 from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.judged_curves import AskedCurves
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 
@@ -26,18 +27,21 @@ def diagnose(
     run_id_or_path: str | os.PathLike[str],
     tracking_uri: str | None = None,
     *,
+    loss: str | None = None,
+    val_loss: str | None = None,
     detectors: Sequence[Detector] | None = None,
 ) -> Diagnosis:
     """What went wrong in a run, why, and what to change.
 
     Takes the id of an MLflow run, or the path of a training log or of a run's folder in ``mlruns``; what exists as a
     path is taken as one. Without `tracking_uri`, runs are looked for where MLflow does: ``MLFLOW_TRACKING_URI``, else
-    its default. `detectors` judge instead of the default ones, also what was judged while it trained.
+    its default. `loss` and `val_loss` name the metrics to judge where the choice made here is not what is wanted.
+    `detectors` judge instead of the default ones, also what was judged while it trained.
 
     Raises ``RunNotFoundError``, ``TrackingError`` or ``UnreadableLogError`` with a sentence that says what to do, and
     ``SettingsError`` for a path that holds several runs: ``diagnose_all`` takes those.
     """
-    return concluded(history_of(run_id_or_path, tracking_uri), detectors)
+    return concluded(history_of(run_id_or_path, tracking_uri, asked_curves(loss, val_loss)), detectors)
 
 
 @with_known_names
@@ -45,12 +49,15 @@ def diagnose_all(
     run_ids_and_paths: str | os.PathLike[str] | Iterable[str | os.PathLike[str]],
     tracking_uri: str | None = None,
     *,
+    loss: str | None = None,
+    val_loss: str | None = None,
     detectors: Sequence[Detector] | None = None,
 ) -> Iterator[Diagnosis | Failure]:
     """The same for many, each as soon as it is known; folders give all the runs in them.
 
     What cannot be read is a `Failure` in its place, and the others go on.
     """
+    curves = asked_curves(loss, val_loss)
     for source in source_texts(run_ids_and_paths, "run_ids_and_paths"):
         is_path = True
         try:
@@ -62,15 +69,27 @@ def diagnose_all(
             continue
         for history in histories:
             try:
-                yield concluded(history, detectors)
+                yield concluded(in_place(history, curves), detectors)
+            except StabilityError as error:
+                yield Failure(history.source, str(error), is_path)
             except Exception as error:  # a mistake of ours about one run must not take the others with it
                 what = f"unexpected {type(error).__name__}, {error}"
                 said = f"{history.source} could not be judged: {what}. Please report it."
                 yield Failure(history.source, said, is_path)
 
 
-def history_of(run_id_or_path: str | os.PathLike[str], tracking_uri: str | None = None) -> RunHistory:
-    """Everything that is known of one run."""
+def asked_curves(loss: str | None, val_loss: str | None) -> AskedCurves:
+    """The names that somebody gave for the curves to judge; ``SettingsError`` for what is no name."""
+    for argument, given in (("loss", loss), ("val_loss", val_loss)):
+        if given is not None and (not isinstance(given, str) or not given):
+            raise SettingsError(f"{argument} must be the name of a metric; got {given!r}.")
+    return AskedCurves(loss or "", val_loss or "")
+
+
+def history_of(
+    run_id_or_path: str | os.PathLike[str], tracking_uri: str | None = None, curves: AskedCurves | None = None
+) -> RunHistory:
+    """Everything that is known of one run, with its main curves in place."""
     histories = histories_of(asked_for(run_id_or_path), tracking_uri)
     if len(histories) > 1:
         names = ", ".join(history.name for history in histories[:3])
@@ -79,7 +98,7 @@ def history_of(run_id_or_path: str | os.PathLike[str], tracking_uri: str | None 
             f"{os.fspath(run_id_or_path)} holds {len(histories)} runs ({names}{more}). Name one of them; "
             "`mlflow-stability diagnose` and mlflow_stability.diagnose_all() take them all."
         )
-    return histories[0]
+    return in_place(histories[0], curves)
 
 
 def histories_of(asked: AskedFor, tracking_uri: str | None = None) -> list[RunHistory]:
@@ -93,6 +112,13 @@ def histories_of(asked: AskedFor, tracking_uri: str | None = None) -> list[RunHi
     from mlflow_stability.tracking.run_history import read_run_history
 
     return [read_run_history(asked.source, tracking_uri)]
+
+
+def in_place(history: RunHistory, curves: AskedCurves | None = None) -> RunHistory:
+    """The history with the curves to judge in place: those asked for, else those that are likest its losses."""
+    from mlflow_stability.diagnosis.main_curves import with_main_curves
+
+    return with_main_curves(history, curves)
 
 
 def concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Diagnosis:

@@ -10,17 +10,21 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 from mlflow_stability.analysis.asked_for import asked_for
-from mlflow_stability.analysis.diagnose import concluded, histories_of
+from mlflow_stability.analysis.diagnose import concluded, histories_of, in_place
 from mlflow_stability.detectors.catalog import built
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.vocabulary.card_text import text_of
+from mlflow_stability.vocabulary.judged_curves import AskedCurves
 from mlflow_stability.vocabulary.run_card import RunCard
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 
 def cards_at(
-    source: str, tracking_uri: str | None = None, detectors: Sequence[Detector] | None = None
+    source: str,
+    tracking_uri: str | None = None,
+    detectors: Sequence[Detector] | None = None,
+    curves: AskedCurves | None = None,
 ) -> Iterator[RunCard]:
     """The cards of everything there; one at least."""
     try:
@@ -32,21 +36,26 @@ def cards_at(
         yield RunCard(source, source, error=_unexpected("read", error))
         return
     for history in histories:
-        yield _card(history, detectors)
+        yield _card(history, detectors, curves)
 
 
-def texts_at(source: str, tracking_uri: str | None, detectors: str | None) -> list[str]:
+def texts_at(
+    source: str, tracking_uri: str | None, detectors: str | None, curves: Sequence[str] = ("", "")
+) -> list[str]:
     """The same as texts, with detectors as `catalog.described` wrote them: for another process."""
     asked = None if detectors is None else built(detectors)
-    return [text_of(card) for card in cards_at(source, tracking_uri, asked)]
+    return [text_of(card) for card in cards_at(source, tracking_uri, asked, AskedCurves(*curves))]
 
 
-def _card(history: RunHistory, detectors: Sequence[Detector] | None) -> RunCard:
+def _card(history: RunHistory, detectors: Sequence[Detector] | None, curves: AskedCurves | None) -> RunCard:
     from mlflow_stability.diagnosis.run_card_of import run_card_of
 
     try:
+        history = in_place(history, curves)
         card = run_card_of(history, concluded(history, detectors))
         return replace(card, source=history.source)
+    except StabilityError as error:
+        return RunCard(history.source, history.name, error=str(error))
     except Exception as error:  # likewise
         return RunCard(history.source, history.name, error=_unexpected("judged", error))
 

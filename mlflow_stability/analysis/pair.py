@@ -16,6 +16,7 @@ from mlflow_stability.diagnosis.layers_beside import lacking, layers_beside, rul
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.comparison import Parting
+from mlflow_stability.vocabulary.judged_curves import AskedCurves
 from mlflow_stability.vocabulary.layers_beside import LayersBeside
 from mlflow_stability.vocabulary.run_card import RunCard
 from mlflow_stability.vocabulary.run_history import RunHistory
@@ -31,7 +32,7 @@ class Pair:
     """What could not be laid beside each other, and why."""
 
 
-def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None) -> Pair:
+def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None, curves: AskedCurves | None = None) -> Pair:
     """The two, in the order of the cards; nothing for any other number of them."""
     if len(cards) != 2 or not all(card.readable for card in cards):
         return Pair()
@@ -40,8 +41,8 @@ def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None) -> Pair:
     first, second = cards
     rulers = rulers_of(first, second)
     try:
-        one, courses = _read(first, tracking_uri, None if rulers is None else rulers[0])
-        other, theirs = _read(second, tracking_uri, None if rulers is None else rulers[1])
+        one, courses = _read(first, tracking_uri, None if rulers is None else rulers[0], curves)
+        other, theirs = _read(second, tracking_uri, None if rulers is None else rulers[1], curves)
         parting = parting_of(one, other)
         if rulers is None:
             return Pair(parting)
@@ -55,9 +56,11 @@ def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None) -> Pair:
         return Pair(lacking=(f"The two runs could not be looked at closer: {what}. Please report it.",))
 
 
-def _read(card: RunCard, tracking_uri: str | None, ruler: Ruler | None) -> tuple[RunHistory, Mapping[str, LayerCourse]]:
+def _read(
+    card: RunCard, tracking_uri: str | None, ruler: Ruler | None, curves: AskedCurves | None
+) -> tuple[RunHistory, Mapping[str, LayerCourse]]:
     """The run without what it has by layer, and that in columns."""
-    history = history_of(card.source, tracking_uri)
+    history = history_of(card.source, tracking_uri, curves)
     courses = {} if ruler is None else layer_courses(history, ruler, _is_layer)
     kept = tuple(each for each in history.metrics if not _by_layer(each.meaning.quantity, each.meaning.place))
     return replace(history, metrics=kept), courses

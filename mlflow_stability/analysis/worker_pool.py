@@ -23,6 +23,7 @@ from mlflow_stability.analysis.one_card import cards_at
 from mlflow_stability.analysis.rules_fingerprint import rules_here
 from mlflow_stability.detectors.catalog import built
 from mlflow_stability.vocabulary.card_text import card_of
+from mlflow_stability.vocabulary.judged_curves import AskedCurves
 from mlflow_stability.vocabulary.run_card import RunCard
 
 AHEAD = 2
@@ -159,10 +160,15 @@ class _Pool:
 
 
 def cards_from_processes(
-    sources: Sequence[str], count: int, tracking_uri: str | None, detectors: str | None
+    sources: Sequence[str],
+    count: int,
+    tracking_uri: str | None,
+    detectors: str | None,
+    curves: AskedCurves | None = None,
 ) -> Generator[tuple[int, list[RunCard]], None, None]:
     """For each source its place and its cards, in the order in which they are done."""
-    pool = _Pool(sources, json.dumps({"tracking_uri": tracking_uri, "detectors": detectors}))
+    names = (curves.loss, curves.val_loss) if curves else ("", "")
+    pool = _Pool(sources, json.dumps({"tracking_uri": tracking_uri, "detectors": detectors, "curves": names}))
     try:
         for _ in range(min(count, len(sources))):
             pool.start()
@@ -171,4 +177,4 @@ def cards_from_processes(
         pool.close()
     asked = None if detectors is None else built(detectors)
     for number, source in pool.waiting:
-        yield number, list(cards_at(source, tracking_uri, asked))
+        yield number, list(cards_at(source, tracking_uri, asked, curves))

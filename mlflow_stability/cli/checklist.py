@@ -7,9 +7,9 @@ from collections.abc import Sequence
 import click
 from rich.text import Text
 
-from mlflow_stability.analysis.diagnose import history_of
+from mlflow_stability.analysis.diagnose import asked_curves, history_of
 from mlflow_stability.cli.kinds import checked_kind_if_any, complete_kinds
-from mlflow_stability.cli.options import tracking_uri_option
+from mlflow_stability.cli.options import curve_options, tracking_uri_option
 from mlflow_stability.cli.output import present
 from mlflow_stability.cli.terminal import notes_console
 from mlflow_stability.diagnosis.checklist import ChecklistItem, checklist_of
@@ -22,8 +22,11 @@ STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}
 @click.command("checklist")
 @click.argument("kind", required=False, callback=checked_kind_if_any, shell_complete=complete_kinds)
 @click.option("--run", metavar="RUN_ID|PATH", type=click.Path(), help="Fill it in with what this run or log shows.")
+@curve_options
 @tracking_uri_option
-def command(kind: str | None, run: str | None, tracking_uri: str | None) -> None:
+def command(
+    kind: str | None, run: str | None, loss: str | None, val_loss: str | None, tracking_uri: str | None
+) -> None:
     """List what to check, filled in with what a run shows.
 
     KIND is what `diagnose` calls an issue. Without it: the checks for the worst issue of the run, or those that fit any
@@ -34,7 +37,7 @@ def command(kind: str | None, run: str | None, tracking_uri: str | None) -> None
         title = f"What to check: {kind or 'any trouble'}"
     else:
         with notes_console().status("Reading ..."):
-            history = history_of(run, tracking_uri)
+            history = history_of(run, tracking_uri, asked_curves(loss, val_loss))
             diagnosis = diagnosis_of(history)
             items = checklist_of(kind or "", history, diagnosis)
         title = f"What to check in {history.name}: {kind or diagnosis.outcome.replace('_', ' ')}"

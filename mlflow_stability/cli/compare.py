@@ -10,7 +10,7 @@ from rich.text import Text
 
 from mlflow_stability.analysis.compare import comparison_among
 from mlflow_stability.cli.main import COULD_NOT, INTERRUPTED
-from mlflow_stability.cli.options import output_options, tracking_uri_option
+from mlflow_stability.cli.options import curve_options, output_options, tracking_uri_option
 from mlflow_stability.cli.output import present, put_out
 from mlflow_stability.cli.output_file import form_for, must_not_overwrite
 from mlflow_stability.cli.reading_progress import ReadingProgress
@@ -30,6 +30,7 @@ FOUND = 1
 @click.option("--filter", "condition", metavar="FILTER", help="Those that meet this: \"params.lr = '0.1'\".")
 @click.option("--baseline", metavar="RUN", help="The run that no other may be worse than, by its id or name.")
 @click.option("--verbose", "-v", is_flag=True, help="Show everything: all runs, causes, parameters and groups.")
+@curve_options
 @output_options(FORMATS)
 @click.option("--log-to-run", metavar="RUN_ID", help="Add the comparison to this run, as HTML and JSON.")
 @click.option("--log-to-experiment", metavar="NAME", help="Add it to this experiment, as a run of its own.")
@@ -42,6 +43,8 @@ def command(
     condition: str | None,
     baseline: str | None,
     verbose: bool,
+    loss: str | None,
+    val_loss: str | None,
     form: str | None,
     file: Path | None,
     log_to_run: str | None,
@@ -68,6 +71,8 @@ def command(
             condition=condition,
             baseline=baseline,
             tracking_uri=tracking_uri,
+            loss=loss,
+            val_loss=val_loss,
             dask=dask,
             remember=not no_cache,
             progress=progress.show,

@@ -14,7 +14,7 @@ from mlflow_stability.analysis.only_kinds import only_kinds
 from mlflow_stability.analysis.thresholds import detectors_with
 from mlflow_stability.cli.kinds import checked_kinds, complete_kinds
 from mlflow_stability.cli.main import COULD_NOT
-from mlflow_stability.cli.options import output_options, tracking_uri_option
+from mlflow_stability.cli.options import curve_options, output_options, tracking_uri_option
 from mlflow_stability.cli.output import present, put_out
 from mlflow_stability.cli.output_file import form_for, must_not_overwrite
 from mlflow_stability.cli.terminal import notes_console
@@ -54,6 +54,7 @@ FLOORS = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
     metavar="Z",
     help="How many robust sigmas above its level a gradient norm has exploded.",
 )
+@curve_options
 @output_options(FORMATS)
 @click.option("--log-to-run", is_flag=True, help="Add the report to each run: stability/report.html and report.json.")
 @click.option(
@@ -70,6 +71,8 @@ def command(
     kinds: tuple[str, ...],
     loss_spike_threshold: float | None,
     gradient_explosion_threshold: float | None,
+    loss: str | None,
+    val_loss: str | None,
     form: str | None,
     file: Path | None,
     log_to_run: bool,
@@ -93,7 +96,7 @@ def command(
     failures: list[Failure] = []
     for source in sources:
         with notes_console().status(Text(f"Reading {plain(source)} ...")):
-            for found in diagnose_all([source], tracking_uri, detectors=detectors):
+            for found in diagnose_all([source], tracking_uri, loss=loss, val_loss=val_loss, detectors=detectors):
                 if isinstance(found, Failure):
                     failures.append(found)
                 else:

@@ -24,6 +24,14 @@ def tracking_uri_option(command: _F) -> _F:
     )(command)
 
 
+def curve_options(command: _F) -> _F:
+    """`--loss` and `--val-loss`: the curves to judge."""
+    validation = click.option("--val-loss", metavar="NAME", help="The metric that is the validation loss.  [chosen]")
+    return click.option("--loss", metavar="NAME", help="The metric that is the loss to judge.  [chosen]")(
+        validation(command)
+    )
+
+
 def output_options(formats: Iterable[str]) -> Callable[[_F], _F]:
     """`--output-format` and `--output`, which says the format by its ending."""
 

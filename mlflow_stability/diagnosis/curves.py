@@ -56,6 +56,8 @@ class Curve:
     policy's objective."""
     valued: bool = False
     """Whether it is the error of an estimate of returns while returns rise: then it grows as the policy gets better."""
+    made_of: tuple[str, ...] = ()
+    """Of a sum, the metrics that were added up."""
 
     @property
     def distance(self) -> float:
@@ -149,6 +151,8 @@ def curves_of(history: RunHistory, quantity: str, starts: Mapping[int, int] | No
     rewards = [metric for metric in history.metrics if REWARD_WORDS.search(metric.name.lower())]
     learns_by_reward, pays = bool(rewards), any(map(_rises, rewards))
     whole = any(not metric.meaning.place for metric in metrics)
+    if not whole:  # then none is the first by its name: the longest is, whatever the order of the columns
+        metrics.sort(key=lambda metric: (-len(metric.series), metric.name))
     sides = _sides(metrics) if quantity != "grad_norm" else frozenset()
     starts = starts_of(history) if starts is None else starts
     found = []
@@ -203,4 +207,5 @@ def _sums(curves: list[Curve]) -> Iterator[Curve]:
             names = ", ".join(each.name for each in parts[:3]) + (", …" if len(parts) > 3 else "")
             with np.errstate(invalid="ignore"):
                 total = np.sum([each.values for each in parts], axis=0)
-            yield Curve(f"sum of {names}", parts[0].quantity, "", attempt, parts[0].steps, total)
+            made_of = tuple(each.name for each in parts)
+            yield Curve(f"sum of {names}", parts[0].quantity, "", attempt, parts[0].steps, total, made_of=made_of)

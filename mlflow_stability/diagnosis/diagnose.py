@@ -23,6 +23,7 @@ from mlflow_stability.diagnosis.episodes import episodes_of
 from mlflow_stability.diagnosis.fitting_remedies import with_fitting_remedies
 from mlflow_stability.diagnosis.hindsight import in_hindsight
 from mlflow_stability.diagnosis.limits import limits_of
+from mlflow_stability.diagnosis.main_curves import judged_curves
 from mlflow_stability.diagnosis.passed import passed
 from mlflow_stability.diagnosis.reconcile import reconciled
 from mlflow_stability.diagnosis.remedies import remedies_of
@@ -74,6 +75,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
         remedies=remedies_of(episodes, cause, outcome),
         curves=readings,
         sketches=tuple(sketch_of(curve) for curve in shown),
+        judged=judged_curves(history, curves),
         cannot_tell=(*limits_of(history, curves), *undecided),
         notes=_notes(history, curves, resumed),
         ended=history.outcome,

@@ -90,6 +90,12 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
         "first_step": None if diagnosis.steps is None else int(diagnosis.steps[0]),
         "last_step": None if diagnosis.steps is None else int(diagnosis.steps[1]),
         "points": int(diagnosis.points),
+        "judged": {
+            "losses": list(diagnosis.judged.losses),
+            "validations": list(diagnosis.judged.validations),
+            "others": int(diagnosis.judged.others),
+            "reasons": list(diagnosis.judged.reasons),
+        },
         "episodes": [_issue(episode) for episode in diagnosis.episodes],
         "cause": None if diagnosis.cause is None else _cause(diagnosis.cause),
         "remedies": list(diagnosis.remedies),

@@ -56,6 +56,7 @@ def _run(diagnosis: Diagnosis) -> Iterator[str]:
     if diagnosis.source != diagnosis.name:
         yield f"- source: {markdown(diagnosis.source)}"
     yield f"- read: {markdown(wording.basis(diagnosis))}"
+    yield f"- judged: {markdown(wording.judged(diagnosis))}"
     ending = wording.ending(diagnosis)
     if ending is not None:
         yield f"- {ending[0]}: {markdown(ending[1])}"

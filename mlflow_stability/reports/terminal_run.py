@@ -72,6 +72,9 @@ def _facts(pen: Pen, diagnosis: Diagnosis) -> Iterator[_Row]:
     if diagnosis.source != diagnosis.name:
         yield pen.text("source", "dim"), pen.text(diagnosis.source)
     yield pen.text("read", "dim"), pen.text(wording.basis(diagnosis))
+    yield pen.text("judged", "dim"), pen.text(wording.judged(diagnosis))
+    if pen.verbose:
+        yield from ((pen.text("", "dim"), pen.text(reason, "dim")) for reason in diagnosis.judged.reasons)
     ending = wording.ending(diagnosis)
     if ending is not None:
         yield pen.text(ending[0], "dim"), pen.text(ending[1])

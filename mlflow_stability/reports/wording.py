@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from mlflow_stability.reports.curve import number_text
 from mlflow_stability.reports.report import Report
@@ -16,6 +16,8 @@ from mlflow_stability.vocabulary.rise_words import changed
 
 OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}
 """Words for programs that people would write otherwise."""
+FEW_NAMES = 3
+"""Of so many names at most each is told."""
 WELL = frozenset({"healthy", "cannot_tell"})
 """The outcomes that are no trouble."""
 
@@ -55,6 +57,18 @@ def basis(diagnosis: Diagnosis) -> str:
     """What the diagnosis was made from, and over which steps."""
     span = f", steps {diagnosis.steps[0]:,} to {diagnosis.steps[1]:,}" if diagnosis.steps else ""
     return f"{diagnosis.basis}{span}" if diagnosis.basis else f"{counted(diagnosis.points, 'value')}{span}"
+
+
+def judged(diagnosis: Diagnosis) -> str:
+    """``loss_seg/train, validation loss_seg/val (6 other curves)``: which curves the diagnosis was made from."""
+    chosen = diagnosis.judged
+    found = _some_of(chosen.losses) or "no loss"
+    found += f", validation {_some_of(chosen.validations)}" if chosen.validations else ", no validation loss"
+    return found + (f" ({counted(chosen.others, 'other curve')})" if chosen.others else "")
+
+
+def _some_of(names: Sequence[str]) -> str:
+    return ", ".join(names[:FEW_NAMES]) + (f" and {len(names) - FEW_NAMES} more" if len(names) > FEW_NAMES else "")
 
 
 def ending(diagnosis: Diagnosis) -> tuple[str, str] | None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.judged_curves import JudgedCurves
 
 JUDGED_LIVE = "Events were recorded while it trained; whole curves were looked at in addition."
 """The note on a run that was judged as it should be, so that nothing has to be said of it beside others."""
@@ -79,6 +80,8 @@ class Diagnosis:
     """What to change, most useful first, each once."""
     curves: tuple[CurveReading, ...] = ()
     sketches: tuple[Sketch, ...] = ()
+    judged: JudgedCurves = field(default_factory=JudgedCurves)
+    """Which curves are taken for the loss and the validation loss."""
     cannot_tell: tuple[str, ...] = ()
     """What could not be judged, and why."""
     notes: tuple[str, ...] = ()

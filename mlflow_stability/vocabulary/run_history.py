@@ -57,6 +57,8 @@ class RunHistory:
     """Whether steps are only the order of the points, because the source has none."""
     step_unit: str = "step"
     """What a step is called in the source: ``epoch`` where that is all it counts."""
+    choice: tuple[str, ...] = ()
+    """Why these metrics are its loss and its validation loss, where names alone do not say it."""
     reported: tuple[Event, ...] = ()
     """What the log itself says in words, with its step: ``step_skipped``; nothing here was judged by us."""
     complete: bool = True

@@ -1,0 +1,114 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from analysis.logs import diverging, falling
+from jsonschema import Draft202012Validator
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+from mlflow_stability.analysis.compare import compare
+from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
+from mlflow_stability.analysis.worker_pool import cards_from_processes
+from mlflow_stability.cli.main import run
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.reports.json_document import schema
+from mlflow_stability.reports.report import Failure
+from mlflow_stability.vocabulary.judged_curves import AskedCurves
+
+OTHER = "aux/objective_value"
+
+
+@pytest.fixture
+def log() -> str:
+    """Its loss falls, and another of its curves diverges."""
+    rows = zip(falling(), diverging(), strict=True)
+    lines = (json.dumps({"step": step, "train_loss": one, OTHER: two}) for step, (one, two) in enumerate(rows))
+    Path("a.jsonl").write_text("\n".join(lines))
+    return "a.jsonl"
+
+
+@pytest.fixture
+def stored(sqlite_uri: str) -> str:
+    client = MlflowClient(tracking_uri=sqlite_uri)
+    run_id: str = client.create_run("0").info.run_id
+    for name, values in (("train_loss", falling()), (OTHER, diverging())):
+        client.log_batch(run_id, [Metric(name, float(value), 1_000 * at, at) for at, value in enumerate(values)])
+    client.set_terminated(run_id)
+    return run_id
+
+
+def test_the_curve_that_was_asked_for_is_judged_in_a_log_and_in_a_run(log: str, stored: str, sqlite_uri: str) -> None:
+    for source in (log, stored):
+        assert diagnose(source, sqlite_uri).outcome == "healthy"
+        found = diagnose(source, sqlite_uri, loss=OTHER, val_loss="train_loss")
+        assert found.outcome == "diverged"
+        assert (found.judged.losses, found.judged.validations) == ((OTHER,), ("train_loss",))
+
+
+def test_a_name_that_one_of_several_logs_lacks_does_not_hold_up_the_others(log: str) -> None:
+    Path("b.jsonl").write_text("\n".join(json.dumps({"step": n, "train_loss": n}) for n in range(9)))
+    found = list(diagnose_all([log, "b.jsonl"], loss=OTHER))
+    assert isinstance(found[1], Failure)
+    assert "No metric 'aux/objective_value' in b.jsonl" in found[1].message
+    assert not isinstance(found[0], Failure)
+
+
+def test_what_is_no_name_is_said() -> None:
+    with pytest.raises(SettingsError, match="loss must be the name of a metric; got 3"):
+        diagnose("a.jsonl", loss=3)  # type: ignore[arg-type]
+
+
+def test_runs_are_compared_by_the_curve_that_was_asked_for(log: str, stored: str, sqlite_uri: str) -> None:
+    for _ in range(2):  # the second time cards of the usual loss may be remembered
+        found = compare([log, stored], tracking_uri=sqlite_uri, loss=OTHER)
+        assert [card.outcome for card in found.cards] == ["diverged", "diverged"]
+        assert [card.loss for card in found.cards] == [OTHER, OTHER]
+        assert [card.loss for card in compare([stored], tracking_uri=sqlite_uri).cards] == ["train_loss"]
+
+
+def test_processes_that_read_judge_the_curve_that_was_asked_for(log: str) -> None:
+    ((_, cards),) = cards_from_processes([log], 1, None, None, AskedCurves(OTHER))
+    assert [card.loss for card in cards] == [OTHER]
+
+
+def test_every_format_says_which_curves_were_judged(log: str, capsys: pytest.CaptureFixture[str]) -> None:
+    for form in ("rich", "markdown", "html"):
+        run(["diagnose", log, "--output-format", form])
+        said = " ".join(capsys.readouterr().out.split())
+        assert "train_loss, no validation loss (1 other curve)" in said.replace("train\\_loss", "train_loss")
+    run(["diagnose", log, "--output-format", "json"])
+    said = json.loads(capsys.readouterr().out)
+    Draft202012Validator(schema()).validate(said)
+    assert said["runs"][0]["judged"] == {"losses": ["train_loss"], "validations": [], "others": 1, "reasons": []}
+
+
+def test_the_command_line_takes_the_names_and_helps_where_one_is_misspelt(
+    log: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["diagnose", log, "--loss", OTHER]) == 1
+    assert f"judged {OTHER}, no validation loss" in " ".join(capsys.readouterr().out.split())
+    assert run(["diagnose", log, "--loss", "trian_loss"]) == 2
+    assert "Did you mean 'train_loss'?" in capsys.readouterr().err
+    assert run(["compare", log, "--loss", OTHER]) == 1
+    assert run(["checklist", "--run", log, "--loss", "nothing"]) == 2
+    assert "No metric 'nothing'" in capsys.readouterr().err
+
+
+def test_what_was_logged_once_is_no_curve() -> None:
+    Path("one.jsonl").write_text('{"step": 1, "loss": 2.0, "once": 1.0}\n{"step": 2, "loss": 1.0}\n')
+    with pytest.raises(SettingsError, match="single value"):
+        diagnose("one.jsonl", loss="once")
+
+
+def test_many_metrics_of_one_point_cost_little(tmp_path: Path) -> None:
+    for name in range(400):
+        (tmp_path / "run" / "metrics").mkdir(parents=True, exist_ok=True)
+        (tmp_path / "run" / "metrics" / f"metric_{name}_loss").write_text("1600000000000 0.5 0\n")
+    (tmp_path / "run" / "params").mkdir()
+    found = diagnose(tmp_path / "run")
+    assert (found.outcome, found.judged.losses, found.judged.others) == ("cannot_tell", (), 0)
+    assert np.isfinite(found.points)
