@@ -47,7 +47,9 @@ def _as_asked(rule: Rule, detectors: Sequence[Detector]) -> Rule:
             of_players = math.log(each.smallest_rise_of_players)
             return replace(rule, smallest_rise=math.log(each.smallest_rise), smallest_rise_of_a_game=of_players)
         if isinstance(rule, OverfittingRule) and isinstance(each, Overfitting):
-            return replace(rule, smallest_rise=math.log(each.smallest_rise), smallest_fall=-math.log(each.train_fell))
+            changed = each.smallest_rise != Overfitting().smallest_rise  # else a whole curve tells less of a rise
+            smallest = math.log(each.smallest_rise) if changed else rule.smallest_rise
+            return replace(rule, smallest_rise=smallest, smallest_fall=-math.log(each.train_fell))
     return rule
 
 
