@@ -66,6 +66,8 @@ def asked_for(source: str | os.PathLike[str], argument: str = "run_id_or_path") 
     if os.path.lexists(text):
         remark = f"{text} is here as a file or folder, so it was not looked for as a run." if looks_like_a_run else ""
         return AskedFor(text, Path(text), remark)
+    if os.path.isfile(os.path.dirname(text)):  # noqa: PTH113, PTH120 one of the runs in a file: `train.ipynb/cell 19`
+        return AskedFor(text, Path(text))
     if looks_like_a_run:
         return AskedFor(text, None)
     raise UnreadableLogError(

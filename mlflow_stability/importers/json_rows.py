@@ -7,7 +7,6 @@ objects inside objects become names with slashes; lists, texts and truth values 
 
 from __future__ import annotations
 
-import ast
 import json
 import math
 import re
@@ -16,15 +15,15 @@ from functools import lru_cache
 
 from mlflow_stability.importers.log_line import LogLine
 from mlflow_stability.importers.long_format import name_and_value
-from mlflow_stability.importers.odd_numbers import usual
+from mlflow_stability.importers.python_text import as_json
 from mlflow_stability.importers.step_names import is_epoch, is_time, step_name
 from mlflow_stability.vocabulary.name_words import HELD_OUT, words_of
 
 _DEEPEST = 6
+_LONG = 10_000
 _AGES_AGO = 1e8  # a time above is one since 1970, and not since the start
 _MILLISECONDS = 1e11  # a time above is one in milliseconds
 _NUMBER = re.compile(r"\s*[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|infinity)\s*", re.I)
-_BARE = re.compile(r"(?<![\w'\"])(nan|inf|-inf)(?![\w'\"])")
 
 
 def json_line(line: str) -> LogLine | None:
@@ -74,20 +73,20 @@ def _plan(names: tuple[str, ...], *said: str) -> tuple[str | None, str | None, s
 
 
 def _object(text: str) -> Mapping[str, object] | None:
-    found: object = None
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        if "'" in text and ":" in text:
-            found = _python_dictionary(text)
+    found = parsed(text)
     return found if isinstance(found, dict) else None
 
 
-def _python_dictionary(text: str) -> object:
-    """What `print(dict)` wrote, with its bare ``nan`` and its tensors."""
+def parsed(text: str) -> object:
+    """The value of a text in JSON, or as Python prints it; None where it is neither."""
     try:
-        return ast.literal_eval(_BARE.sub(r"'\1'", usual(text)))
-    except (ValueError, SyntaxError, MemoryError, RecursionError):
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        if len(text) > _LONG and "'" not in text[:_LONG]:
+            return None  # JSON that is cut off
+    try:
+        return json.loads(as_json(text))
+    except (ValueError, RecursionError):
         return None
 
 

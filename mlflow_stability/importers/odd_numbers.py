@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-_TENSOR = re.compile(r"\btensor\(([^,()\[\]]*)[^()]*\)")
+_TENSOR = re.compile(r"\btensor\(([^,()\[\]]+)[^()]*\)")
 _NAN = re.compile(r"(?<![\w.])[-+]?nan\((?:[qs]?nan|ind|0x[0-9a-f]+|\d*)\)", re.IGNORECASE)
 _SHARP = re.compile(r"(?<![\w.])([-+]?)1\.#(QNAN|SNAN|IND|INF|R|J)\d*\b")
 

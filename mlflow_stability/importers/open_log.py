@@ -10,7 +10,7 @@ from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.folder import read_folder
-from mlflow_stability.importers.harmless import reason_of, shown_path
+from mlflow_stability.importers.harmless import reason_of, shown_path, shown_text
 from mlflow_stability.importers.log_format import Opening, formats
 from mlflow_stability.importers.log_text import encoding_of, head_of
 from mlflow_stability.vocabulary.run_history import RunHistory
@@ -19,7 +19,9 @@ from mlflow_stability.vocabulary.run_history import RunHistory
 def read(path: Path) -> list[RunHistory]:
     """The runs at a path, at least one; for a folder as many as it holds, in the order of their paths."""
     try:
-        return read_folder(path, read_file) if path.is_dir() else read_file(path)
+        if path.is_dir():
+            return read_folder(path, read_file)
+        return read_part(path) if path.parent.is_file() else read_file(path)
     except (OSError, ValueError) as error:  # a folder above it that may not be entered; a name that no system takes
         raise UnreadableLogError(f"{shown_path(path)} could not be read: {reason_of(error)}.") from error
     except UnreadableLogError:
@@ -27,6 +29,16 @@ def read(path: Path) -> list[RunHistory]:
     except Exception as error:  # a log that a reader was not written for must not take others with it
         what = f"unexpected {type(error).__name__}, {reason_of(error)}"
         raise UnreadableLogError(f"{shown_path(path)} could not be read: {what}. Please report it.") from error
+
+
+def read_part(path: Path) -> list[RunHistory]:
+    """One of the runs that a file holds, named as its `source` has it: ``train.ipynb/cell 19``."""
+    runs = [run for run in read_file(path.parent) if run.source == str(path)]
+    if not runs:
+        raise UnreadableLogError(
+            f"{shown_path(path.parent)} has no {shown_text(path.name)} with a training; give the file alone to see all."
+        )
+    return runs
 
 
 def read_file(path: Path) -> list[RunHistory]:

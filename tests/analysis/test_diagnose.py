@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -75,6 +76,17 @@ def test_several_runs_at_one_path_have_to_be_asked_for_as_such() -> None:
         diagnose("logs")
     outcomes = {each.name: each.outcome for each in diagnose_all(["logs"]) if isinstance(each, Diagnosis)}
     assert outcomes == {"a.jsonl": "healthy", "b.jsonl": "diverged"}
+
+
+def test_one_of_the_trainings_in_a_notebook_is_asked_for_as_its_source_says(tmp_path: Path) -> None:
+    text = "".join(f"epoch {n} loss {9 / n:.3f}\n" for n in range(1, 30))
+    cells = [{"cell_type": "code", "outputs": [{"output_type": "stream", "text": text}]}] * 2
+    (tmp_path / "train.ipynb").write_text(json.dumps({"cells": cells, "nbformat": 4}))
+    with pytest.raises(SettingsError, match="holds 2 runs"):
+        diagnose(tmp_path / "train.ipynb")
+    sources = [each.source for each in diagnose_all([tmp_path / "train.ipynb"]) if isinstance(each, Diagnosis)]
+    assert sources == [str(tmp_path / "train.ipynb" / f"cell {n}") for n in (1, 2)]
+    assert diagnose(sources[1]).source == sources[1]
 
 
 def test_what_cannot_be_read_does_not_hold_up_the_others() -> None:

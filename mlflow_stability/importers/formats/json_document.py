@@ -1,12 +1,11 @@
-"""Reads one JSON document: Hugging Face's trainer state, a list of rows, or names with lists of values.
+"""Reads one document: Hugging Face's trainer state, a list of rows, or names with lists of values.
 
-In: a text file that is one JSON value. Out: a `RunHistory`. Promised: the row in which a Trainer sums up its training
-is no point of a curve; ``NaN`` and ``Infinity`` are values, ``null`` was not logged.
+In: a text file that is one value in JSON, or as Python prints it. Out: a `RunHistory`. Promised: the row in which a
+Trainer sums up its training is no point of a curve; ``NaN`` and ``Infinity`` are values, ``null`` was not logged.
 """
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ from mlflow_stability.importers.cut_json import closed
 from mlflow_stability.importers.gathered import Gathered
 from mlflow_stability.importers.harmless import shown_path
 from mlflow_stability.importers.history import history_of
-from mlflow_stability.importers.json_rows import json_line, log_row, number_in
+from mlflow_stability.importers.json_rows import json_line, log_row, number_in, parsed
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
 from mlflow_stability.importers.log_text import text_of
 from mlflow_stability.importers.step_names import is_epoch, step_name
@@ -30,7 +29,7 @@ LARGEST = 500_000_000
 """A document is held whole; one with more characters than this is refused."""
 _SUMMARY = frozenset({"train_runtime", "total_flos"})
 _DEEPEST = 4
-_DOCUMENT = re.compile(r"\{\s*[\"}]|\[\s*[{\[]")
+_DOCUMENT = re.compile(r"\{\s*(?:[uU]?['\"}]|\d+\s*:)|\[\s*[{\[]|(?:collections\.)?defaultdict\(<")
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +51,7 @@ def document_of(opening: Opening) -> Document | None:
     """The JSON document in a file, as far as it goes; None if it holds something else."""
     if opening.encoding is None or not _may_be_a_document(opening.text):
         return None
-    return _document_in(opening.path, opening.encoding)
+    return document_in(opening.path, opening.encoding)
 
 
 def _may_be_a_document(text: str) -> bool:
@@ -64,7 +63,8 @@ def _may_be_a_document(text: str) -> bool:
     return not (rest.strip() and json_line(first))
 
 
-def _document_in(path: Path, encoding: str) -> Document | None:
+def document_in(path: Path, encoding: str) -> Document | None:
+    """The document that a text is, as far as it goes; None if it is none."""
     with text_of(path, encoding) as text:
         whole = text.read(LARGEST + 1)
     if len(whole) > LARGEST:
@@ -81,10 +81,7 @@ def _document_in(path: Path, encoding: str) -> Document | None:
 
 
 def _value(text: str) -> object:
-    try:
-        found = json.loads(text)
-    except (ValueError, RecursionError):
-        return None
+    found = parsed(text)
     return found if isinstance(found, dict | list) else None
 
 
@@ -104,6 +101,16 @@ def read_document(path: Path, found: Document, log_format: str = "json") -> RunH
     elif isinstance(document, dict):
         _read_lists(gathered, document)
     return history_of(gathered, path, log_format)
+
+
+def rows_history(rows: Sequence[Mapping[str, object]], path: Path, log_format: str) -> RunHistory | None:
+    """The run that rows of names and values tell of; None where no metric has two values."""
+    gathered = Gathered()
+    _read_rows(gathered, rows)
+    try:
+        return history_of(gathered, path, log_format)
+    except UnreadableLogError:
+        return None
 
 
 def _read_rows(gathered: Gathered, rows: Sequence[Mapping[str, object]]) -> None:

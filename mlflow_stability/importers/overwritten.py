@@ -1,0 +1,24 @@
+"""What stays on the screen of lines that a progress bar wrote over and over, with carriage returns and backspaces.
+
+In: what was printed. Out: its lines. Promised: `last_states` has of each line what was written last, `all_states` all
+that was ever written; time is linear in the text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+_BACK = re.compile(r"[\r\b]+")
+
+
+def last_states(text: str) -> Iterator[str]:
+    """Each line as it stood in the end."""
+    for line in text.replace("\r\n", "\n").split("\n"):
+        yield next((state for state in reversed(_BACK.split(line)) if state.strip()), "")
+
+
+def all_states(text: str) -> Iterator[str]:
+    """Each line as often as it was written."""
+    for line in text.replace("\r\n", "\n").split("\n"):
+        yield from _BACK.split(line)
