@@ -14,6 +14,7 @@ from mlflow_stability.analysis.cards import HowToRead, Made, Progress, make_card
 from mlflow_stability.analysis.diagnose import asked_curves
 from mlflow_stability.analysis.pair import Pair, pair_of
 from mlflow_stability.analysis.run_folder import run_folder
+from mlflow_stability.analysis.thresholds import asked_detectors
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError
 from mlflow_stability.tracking.autologging_pause import without_autologging
@@ -35,6 +36,7 @@ def compare(
     loss: str | None = None,
     val_loss: str | None = None,
     detectors: Sequence[Detector] | None = None,
+    sensitivity: str = "normal",
     dask: str | None = None,
     remember: bool = True,
     progress: Progress | None = None,
@@ -45,10 +47,10 @@ def compare(
     those that meet a `filter` in MLflow's syntax: ``"params.lr = '0.1' and attributes.status = 'FINISHED'"``.
 
     `baseline` is the run that all others must not be worse than. `loss` and `val_loss` name the metrics to judge, where
-    the choice made here is not what is wanted; every run must have them. `detectors` judge instead of the usual ones.
-    `dask` is the address of a cluster that does the reading. Cards of finished runs are kept in the user's cache folder
-    unless ``remember=False``. `progress` is called with how many runs are done, how many there are, and how many
-    failed.
+    the choice made here is not what is wanted; every run must have them. `detectors` judge instead of the usual ones;
+    `sensitivity`, "low", "normal" or "high", moves the thresholds of those together. `dask` is the address of a cluster
+    that does the reading. Cards of finished runs are kept in the user's cache folder unless ``remember=False``.
+    `progress` is called with how many runs are done, how many there are, and how many failed.
 
     Ctrl-C gives what is done so far, with ``interrupted=True``. Raises ``SettingsError``, ``RunNotFoundError`` or
     ``TrackingError`` with a sentence that says what to do.
@@ -61,7 +63,7 @@ def compare(
         tracking_uri=tracking_uri,
         loss=loss,
         val_loss=val_loss,
-        detectors=detectors,
+        detectors=asked_detectors(detectors, sensitivity),
         dask=dask,
         remember=remember,
         progress=progress,

@@ -13,6 +13,7 @@ from dataclasses import replace
 from mlflow_stability.analysis.asked_for import AskedFor, asked_for, source_texts
 from mlflow_stability.analysis.recorded_here import from_full_record
 from mlflow_stability.analysis.run_folder import run_folder
+from mlflow_stability.analysis.thresholds import asked_detectors
 from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.errors import SettingsError, StabilityError
 from mlflow_stability.reports.report import Failure
@@ -30,18 +31,21 @@ def diagnose(
     loss: str | None = None,
     val_loss: str | None = None,
     detectors: Sequence[Detector] | None = None,
+    sensitivity: str = "normal",
 ) -> Diagnosis:
     """What went wrong in a run, why, and what to change.
 
     Takes the id of an MLflow run, or the path of a training log or of a run's folder in ``mlruns``; what exists as a
     path is taken as one. Without `tracking_uri`, runs are looked for where MLflow does: ``MLFLOW_TRACKING_URI``, else
     its default. `loss` and `val_loss` name the metrics to judge where the choice made here is not what is wanted.
-    `detectors` judge instead of the default ones, also what was judged while it trained.
+    `detectors` judge instead of the default ones, also what was judged while it trained; `sensitivity`, "low", "normal"
+    or "high", moves the thresholds of the default ones together.
 
     Raises ``RunNotFoundError``, ``TrackingError`` or ``UnreadableLogError`` with a sentence that says what to do, and
     ``SettingsError`` for a path that holds several runs: ``diagnose_all`` takes those.
     """
-    return concluded(history_of(run_id_or_path, tracking_uri, asked_curves(loss, val_loss)), detectors)
+    asked = asked_detectors(detectors, sensitivity)
+    return concluded(history_of(run_id_or_path, tracking_uri, asked_curves(loss, val_loss)), asked)
 
 
 @with_known_names
@@ -52,12 +56,14 @@ def diagnose_all(
     loss: str | None = None,
     val_loss: str | None = None,
     detectors: Sequence[Detector] | None = None,
+    sensitivity: str = "normal",
 ) -> Iterator[Diagnosis | Failure]:
     """The same for many, each as soon as it is known; folders give all the runs in them.
 
     What cannot be read is a `Failure` in its place, and the others go on.
     """
     curves = asked_curves(loss, val_loss)
+    detectors = asked_detectors(detectors, sensitivity)
     for source in source_texts(run_ids_and_paths, "run_ids_and_paths"):
         is_path = True
         try:

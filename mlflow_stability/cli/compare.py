@@ -9,8 +9,9 @@ import click
 from rich.text import Text
 
 from mlflow_stability.analysis.compare import comparison_among
+from mlflow_stability.analysis.thresholds import detectors_with
 from mlflow_stability.cli.main import COULD_NOT, INTERRUPTED
-from mlflow_stability.cli.options import curve_options, output_options, tracking_uri_option
+from mlflow_stability.cli.options import curve_options, output_options, sensitivity_option, tracking_uri_option
 from mlflow_stability.cli.output import present, put_out
 from mlflow_stability.cli.output_file import form_for, must_not_overwrite
 from mlflow_stability.cli.reading_progress import ReadingProgress
@@ -31,6 +32,7 @@ FOUND = 1
 @click.option("--baseline", metavar="RUN", help="The run that no other may be worse than, by its id or name.")
 @click.option("--verbose", "-v", is_flag=True, help="Show everything: all runs, causes, parameters and groups.")
 @curve_options
+@sensitivity_option
 @output_options(FORMATS)
 @click.option("--log-to-run", metavar="RUN_ID", help="Add the comparison to this run, as HTML and JSON.")
 @click.option("--log-to-experiment", metavar="NAME", help="Add it to this experiment, as a run of its own.")
@@ -45,6 +47,7 @@ def command(
     verbose: bool,
     loss: str | None,
     val_loss: str | None,
+    sensitivity: str,
     form: str | None,
     file: Path | None,
     log_to_run: str | None,
@@ -73,6 +76,7 @@ def command(
             tracking_uri=tracking_uri,
             loss=loss,
             val_loss=val_loss,
+            detectors=detectors_with(sensitivity=sensitivity),
             dask=dask,
             remember=not no_cache,
             progress=progress.show,

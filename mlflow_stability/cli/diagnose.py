@@ -14,7 +14,7 @@ from mlflow_stability.analysis.only_kinds import only_kinds
 from mlflow_stability.analysis.thresholds import detectors_with
 from mlflow_stability.cli.kinds import checked_kinds, complete_kinds
 from mlflow_stability.cli.main import COULD_NOT
-from mlflow_stability.cli.options import curve_options, output_options, tracking_uri_option
+from mlflow_stability.cli.options import curve_options, output_options, sensitivity_option, tracking_uri_option
 from mlflow_stability.cli.output import present, put_out
 from mlflow_stability.cli.output_file import form_for, must_not_overwrite
 from mlflow_stability.cli.terminal import notes_console
@@ -42,6 +42,7 @@ FLOORS = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
     shell_complete=complete_kinds,
     help="Show and count only these; may be given several times.  [all]",
 )
+@sensitivity_option
 @click.option(
     "--loss-spike-threshold",
     type=click.FloatRange(min=0, min_open=True),
@@ -69,6 +70,7 @@ def command(
     sources: tuple[str, ...],
     verbose: bool,
     kinds: tuple[str, ...],
+    sensitivity: str,
     loss_spike_threshold: float | None,
     gradient_explosion_threshold: float | None,
     loss: str | None,
@@ -91,7 +93,7 @@ def command(
     must_not_overwrite(file, sources)
     if log_to_run:
         _must_be_runs(sources)
-    detectors = detectors_with(loss_spike=loss_spike_threshold, gradient_explosion=gradient_explosion_threshold)
+    detectors = detectors_with(loss_spike_threshold, gradient_explosion_threshold, sensitivity)
     diagnoses: list[Diagnosis] = []
     failures: list[Failure] = []
     for source in sources:

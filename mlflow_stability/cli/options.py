@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 import click
 
 from mlflow_stability.cli.output_file import must_be_writable
+from mlflow_stability.vocabulary.sensitivity import SENSITIVITIES
 from mlflow_stability.vocabulary.settings import Settings
 
 _F = TypeVar("_F", bound=Callable[..., Any])
@@ -30,6 +31,17 @@ def curve_options(command: _F) -> _F:
     return click.option("--loss", metavar="NAME", help="The metric that is the loss to judge.  [chosen]")(
         validation(command)
     )
+
+
+def sensitivity_option(command: _F) -> _F:
+    """`--sensitivity`, for detectors and rules alike."""
+    return click.option(
+        "--sensitivity",
+        type=click.Choice(list(SENSITIVITIES)),
+        default="normal",
+        show_default=True,
+        help="How little evidence is enough: low is wrong less often, high finds more.",
+    )(command)
 
 
 def output_options(formats: Iterable[str]) -> Callable[[_F], _F]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -12,6 +13,7 @@ from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.loss_fall import Beginning
 from mlflow_stability.detectors.players import RISE, Turns
 from mlflow_stability.detectors.rate_restart import RateRestart
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.detectors.slow_rise import SlowRise
 from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
@@ -95,6 +97,13 @@ class Divergence:
     places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
     experimental: ClassVar[bool] = False
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "threshold": "times",
+        "threshold_of_differences": "times",
+        "smallest_rise": "power",
+        "slow_threshold": "times",
+        "slow_smallest_rise": "power",
+    }
     remedies: ClassVar[tuple[str, ...]] = (
         "Go back to a state from before it.",
         "Lower the learning rate 2-5 times.",

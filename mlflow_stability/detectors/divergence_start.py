@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.players import RISE, Turns
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
 
@@ -85,6 +87,7 @@ class DivergenceStart:
     places: ClassVar[str] = WHOLE
     severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
     experimental: ClassVar[bool] = False
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
     remedies: ClassVar[tuple[str, ...]] = (
         "Lower the learning rate 3-10 times.",
         "Warm the learning rate up over 1-5 % of the steps.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -9,6 +10,7 @@ from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.loss_fall import Beginning
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
 
@@ -76,6 +78,14 @@ class GradientExplosion:
     places: ClassVar[str] = WHOLE
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
     experimental: ClassVar[bool] = False
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "threshold": "times",
+        "share_of_tail": "times",
+        "smallest_rise": "power",
+        "row_threshold": "times",
+        "row_share_of_tail": "times",
+        "row_smallest_rise": "power",
+    }
     remedies: ClassVar[tuple[str, ...]] = (
         "Clip gradients at 1.0.",
         "Lower the learning rate 2-5 times.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.layer_round import LayerRound
 from mlflow_stability.detectors.loss_fall import Beginning
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.detectors.whole_model import LAYERS
 from mlflow_stability.vocabulary.event import Event, Severity
 
@@ -61,6 +63,11 @@ class LayerExplosion:
     places: ClassVar[str] = LAYERS
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
     experimental: ClassVar[bool] = False
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "threshold": "times",
+        "share_of_tail": "times",
+        "smallest_rise": "power",
+    }
     remedies: ClassVar[tuple[str, ...]] = (
         "Look at the weights and the inputs of this layer.",
         "Clip gradients at 1.0.",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.loss_fall import Beginning
 from mlflow_stability.detectors.rate_restart import RateRestart
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
 
@@ -54,6 +56,8 @@ class LossSpike:
     """The least z of both, where loss and gradient norm stand out in the same step."""
     threshold_of_differences: float = 12.0
     """The least z of a loss alone, where the loss can be negative."""
+    share_of_tail: float = 1.0
+    """And the least z as a share of what the signal's own noise reaches once in 100,000 steps; 0: do not ask."""
     smallest_rise: float = 1.05
     """The least value as a multiple of the level; not asked of a loss that can be negative."""
     critical_rise: float = 100.0
@@ -71,6 +75,13 @@ class LossSpike:
     places: ClassVar[str] = WHOLE
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
     experimental: ClassVar[bool] = False
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "threshold": "times",
+        "threshold_with_gradient": "times",
+        "threshold_of_differences": "times",
+        "share_of_tail": "times",
+        "smallest_rise": "power",
+    }
     remedies: ClassVar[tuple[str, ...]] = (
         "Lower the learning rate 2-5 times.",
         "Clip gradients at 1.0.",
@@ -121,7 +132,9 @@ class LossSpike:
         return None
 
     def _alone(self, point: Point) -> float:
-        return max(self.threshold if point.logarithmic else self.threshold_of_differences, point.tail)
+        return max(
+            self.threshold if point.logarithmic else self.threshold_of_differences, self.share_of_tail * point.tail
+        )
 
     def _together(self, point: Point) -> float:
         return max(self.threshold_with_gradient, self._alone(point) * self.threshold_with_gradient / self.threshold)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from statistics import median
 from typing import ClassVar
@@ -10,6 +11,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.chance import stays_at_chance
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 from mlflow_stability.vocabulary.rise_words import above
@@ -76,6 +78,7 @@ class Overfitting:
     places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
     experimental: ClassVar[bool] = False
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power", "beyond_noise": "times"}
     remedies: ClassVar[tuple[str, ...]] = (
         "Keep the weights of the best validation loss, and stop there.",
         "Use more data, or augment it.",

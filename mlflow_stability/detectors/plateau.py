@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import deque
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 from statistics import median
@@ -12,6 +13,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.chance import classes_of
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 
@@ -79,6 +81,11 @@ class Plateau:
     places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
     experimental: ClassVar[bool] = False
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "stuck_gain": "inverse",
+        "small_gain": "inverse",
+        "fall": "inverse",
+    }
     remedies: ClassVar[tuple[str, ...]] = (
         "Look whether labels and inputs belong together and are shuffled.",
         "Train on one batch until its loss is near zero; if that fails, the model or the loss is broken.",

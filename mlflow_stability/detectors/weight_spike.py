@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.place_streaks import PlaceStreaks
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
 from mlflow_stability.vocabulary.signal import of_the_whole
@@ -43,6 +45,7 @@ class WeightSpike:
     places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
     experimental: ClassVar[bool] = False
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
     remedies: ClassVar[tuple[str, ...]] = (
         "Go back to a state from before it.",
         "Look at the gradient norm and the update of this step.",

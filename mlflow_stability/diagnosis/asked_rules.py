@@ -16,6 +16,7 @@ from mlflow_stability.detectors.divergence import Divergence
 from mlflow_stability.detectors.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.loss_spike import LossSpike
 from mlflow_stability.detectors.overfitting import Overfitting
+from mlflow_stability.detectors.sensitivity import factor_of, moved, only_moved
 from mlflow_stability.diagnosis.curves import RunCurves
 from mlflow_stability.diagnosis.divergence_rule import DivergenceRule
 from mlflow_stability.diagnosis.overfitting_rule import OverfittingRule
@@ -33,32 +34,31 @@ def found_by(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence
 
 def changed_kinds(detectors: Sequence[Detector]) -> set[str]:
     """The kinds that somebody set a threshold of; what is above it is not made milder."""
-    usual = {LossSpike.kind: LossSpike(), GradientExplosion.kind: GradientExplosion()}
     own = [each for each in detectors if isinstance(each, LossSpike | GradientExplosion)]
-    return {each.kind for each in own if each != usual[each.kind]}
+    return {each.kind for each in own if not only_moved(each)}
 
 
 def _as_asked(rule: Rule, detectors: Sequence[Detector]) -> Rule:
-    """The rule with the thresholds of its detector, or as far from the usual as those are."""
+    """The rule as much stricter or looser than usual as the detector of its kind is, or with its very thresholds."""
     for each in detectors:
+        if each.kind == rule.kind and not each.rule:
+            rule = moved(rule, factor_of(each))
         if isinstance(rule, SpikeRule) and isinstance(each, LossSpike):
-            return _spikes(rule, each.threshold / LossSpike().threshold)
+            return _spikes(rule, each)
         if isinstance(rule, DivergenceRule) and isinstance(each, Divergence):
             of_players = math.log(each.smallest_rise_of_players)
             return replace(rule, smallest_rise=math.log(each.smallest_rise), smallest_rise_of_a_game=of_players)
         if isinstance(rule, OverfittingRule) and isinstance(each, Overfitting):
-            changed = each.smallest_rise != Overfitting().smallest_rise  # else a whole curve tells less of a rise
-            smallest = math.log(each.smallest_rise) if changed else rule.smallest_rise
+            smallest = rule.smallest_rise  # a whole curve tells less of a rise, unless somebody asked for this one
+            if not only_moved(each):
+                smallest = math.log(each.smallest_rise)
             return replace(rule, smallest_rise=smallest, smallest_fall=-math.log(each.train_fell))
     return rule
 
 
-def _spikes(rule: SpikeRule, factor: float) -> SpikeRule:
-    few, many = rule.deviations
-    agreeing, with_gradient = rule.agreeing, rule.agreeing_with_gradient
-    return replace(
-        rule,
-        deviations=(factor * few, factor * many),
-        agreeing=(factor * agreeing[0], agreeing[1]),
-        agreeing_with_gradient=(factor * with_gradient[0], with_gradient[1]),
-    )
+def _spikes(rule: SpikeRule, detector: LossSpike) -> SpikeRule:
+    """Who asks for all that is so many σ above its level gets it, whatever its size and however heavy the tail."""
+    if detector.share_of_tail > 0:
+        return rule
+    both = (detector.threshold, detector.threshold)
+    return replace(rule, deviations=both, smallest_jump=(0.0, 0.0), share_of_tail=0.0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.detectors.divergence import Divergence
 from mlflow_stability.detectors.players import RISE
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.levels import Levels, coarser, levels_of, noise_of
 from mlflow_stability.vocabulary.episode import Episode
@@ -44,6 +46,13 @@ class DivergenceRule:
 
     kind: ClassVar[str] = "divergence"
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "chance": "times",
+        "smallest_rise": "times",
+        "smallest_rise_in_spreads": "times",
+        "wandering": "times",
+        "above_start": "times",
+    }
     remedies: ClassVar[tuple[str, ...]] = Divergence.remedies
 
     fewest_points: int = 7

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.detectors.divergence import Divergence
 from mlflow_stability.detectors.players import RISE
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.levels import noise_of, scaled
 from mlflow_stability.vocabulary.episode import Episode
@@ -36,6 +38,7 @@ class FinalRiseRule:
 
     kind: ClassVar[str] = "divergence"
     severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"deviations": "times", "smallest_rise": "times"}
     remedies: ClassVar[tuple[str, ...]] = Divergence.remedies
 
     fewest_before: int = 32

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from mlflow_stability.detectors.gradient_explosion import GradientExplosion
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.divergence_rule import onset
 from mlflow_stability.diagnosis.levels import Levels, levels_of
@@ -34,6 +36,7 @@ class GradientRiseRule:
 
     kind: ClassVar[str] = "gradient_explosion"
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "times", "above_earlier": "times"}
     remedies: ClassVar[tuple[str, ...]] = GradientExplosion.remedies
 
     fewest_levels: int = 20

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -11,6 +12,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.detectors.chance import stays_at_chance
 from mlflow_stability.detectors.overfitting import Overfitting
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.training_since import TrainingSince, training_since
 from mlflow_stability.diagnosis.turning_point import by_chance, turned
@@ -48,6 +50,11 @@ class OverfittingRule:
 
     kind: ClassVar[str] = "overfitting"
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "smallest_rise": "times",
+        "smallest_share": "times",
+        "odds": "times",
+    }
     remedies: ClassVar[tuple[str, ...]] = Overfitting.remedies
 
     fewest_validations: int = 6
@@ -60,6 +67,8 @@ class OverfittingRule:
     """The share of the last validations that are above the best by half of that."""
     smallest_fall: float = math.log(1.02)
     """How much lower the training loss is at the end than at the best validation, in nats: 2 %."""
+    odds: float = 1.0
+    """By how much the odds are multiplied that a turn has to reach: of what it explains to what it leaves over."""
     tail: float = 0.2
     """The share of the validations that count as the end."""
     large_rise: float = 8.0
@@ -102,7 +111,8 @@ class OverfittingRule:
         helped = min(1.0, (rise / smallest - 1) / (self.large_rise - 1)) + min(
             1.0, max(0.0, since.fall) / self.large_fall
         )
-        if turned(x) < by_chance(len(x)) - self.weight * helped:
+        share = by_chance(len(x)) - self.weight * helped
+        if turned(x) < self.odds * share / (self.odds * share + 1 - share):
             return []
         lowest, last = float(np.median(values[at : at + width])), float(np.median(values[first:]))
         return [self._episode(validation, best, lowest, last, _beside(training, since, hidden))]

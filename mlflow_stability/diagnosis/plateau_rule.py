@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
 import numpy as np
 
 from mlflow_stability.detectors.plateau import Plateau
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.chance_level import chance_of
 from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.levels import Levels, levels_of
@@ -37,6 +39,12 @@ class PlateauRule:
 
     kind: ClassVar[str] = "plateau"
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "stuck_gain": "inverse",
+        "possible_gain": "inverse",
+        "validated_gain": "inverse",
+        "flat_gain": "inverse",
+    }
     remedies: ClassVar[tuple[str, ...]] = Plateau.remedies
 
     fewest_points: int = 15

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import ClassVar
@@ -10,6 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from mlflow_stability.detectors.divergence import Divergence
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.levels import noise_of
 from mlflow_stability.diagnosis.resumes import goes_on, pieces_of
@@ -36,6 +38,7 @@ class ResumeRule:
 
     kind: ClassVar[str] = "divergence"
     severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"chance": "times", "smallest_rise": "times"}
     remedies: ClassVar[tuple[str, ...]] = (
         "Compare learning rate, optimizer state and data before and after the resume.",
         *Divergence.remedies,

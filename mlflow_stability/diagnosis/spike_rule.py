@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -10,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.loss_spike import LossSpike
+from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.jumps import Jumps, jumps_of, tail_limit
 from mlflow_stability.diagnosis.levels import scaled
@@ -39,6 +41,13 @@ class SpikeRule:
 
     kind: ClassVar[str] = "loss_spike"
     severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "deviations": "times",
+        "smallest_jump": "times",
+        "agreeing": "times",
+        "agreeing_with_gradient": "times",
+        "share_of_tail": "times",
+    }
     remedies: ClassVar[tuple[str, ...]] = LossSpike.remedies
 
     fewest_points: int = 7
@@ -47,6 +56,8 @@ class SpikeRule:
     """Longer curves are left to the detector, which has learned what is normal there."""
     further_of_many: float = 1.3
     """How much further than its tail a point of 256 or more is, which the detector judges as well."""
+    share_of_tail: float = 1.0
+    """How far beyond the tail of the curve's own noise, as a share of that; 0: the tail is not asked."""
     deviations: tuple[float, float] = (5.0, 8.0)
     """How many deviations are asked for, of a curve of 16 points or fewer and of one of 256 or more."""
     smallest_jump: tuple[float, float] = (math.log(1.3), math.log(1.15))
@@ -100,7 +111,7 @@ class SpikeRule:
 
     def _limit(self, jumps: Jumps) -> float:
         few, many = self.deviations
-        further = 1.0 if self._share(jumps) < 1.0 else self.further_of_many
+        further = self.share_of_tail * (1.0 if self._share(jumps) < 1.0 else self.further_of_many)
         return max(few + self._share(jumps) * (many - few), further * tail_limit(jumps.z, len(jumps.z)))
 
     def _jump(self, jumps: Jumps) -> float:

@@ -43,6 +43,7 @@ def autolog(
     exit_wait: float = 30.0,
     journal_dir: str | os.PathLike[str] | None = None,
     detectors: Iterable[Any] | None = None,
+    sensitivity: Literal["low", "normal", "high"] = "normal",
     divergence_threshold: float | None = None,
     consecutive_divergence_steps: int = 3,
     rollback: bool | RollbackPolicy = False,
@@ -84,6 +85,8 @@ def autolog(
         journal_dir: Where the journal is kept until it is delivered; `./.mlflow-stability` if not given.
         detectors: Which detectors look: names such as "loss_spike" or "loss_spike:classic", or detectors with
             thresholds of your own such as `LossSpike(z=10)`; all of `mlflow-stability explain` if not given.
+        sensitivity: How little evidence is enough for a finding: "low" finds less and is wrong less often, "high" finds
+            more. Moves the thresholds of all detectors but those with thresholds of your own.
         divergence_threshold: Call it divergence, too, when the loss is above this many times its mean of 100 steps.
         consecutive_divergence_steps: For how many steps in a row, with `divergence_threshold`.
         rollback: Set the training back to a good state when it diverges, inside your loop, and ease it back in; `True`,
@@ -133,6 +136,7 @@ def autolog(
         exit_wait=exit_wait,
         journal_dir=journal_dir,
         detectors=detectors,
+        sensitivity=sensitivity,
         divergence_threshold=divergence_threshold,
         consecutive_divergence_steps=consecutive_divergence_steps,
         rollback=rollback,

@@ -10,6 +10,7 @@ from mlflow_stability.detectors.detector import Detector
 from mlflow_stability.detectors.divergence_classic import DivergenceClassic
 from mlflow_stability.detectors.sdr_collapse import SdrCollapse
 from mlflow_stability.detectors.sdr_low_diversity import SdrLowDiversity
+from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.settings import Settings
 
@@ -20,9 +21,11 @@ def chosen_detectors(settings: Settings) -> tuple[Detector, ...]:
     """Those that the settings name; SettingsError for a name that there is not."""
     asked = settings.detectors
     detectors = (
-        tuple(_tuned(each, settings.sdr_collapse_threshold) for each in default_detectors())
+        at_sensitivity(
+            (_tuned(each, settings.sdr_collapse_threshold) for each in default_detectors()), settings.sensitivity
+        )
         if asked is None
-        else tuple(_one(each) for each in asked)
+        else tuple(_one(each, settings.sensitivity) for each in asked)
     )
     if settings.divergence_threshold is None:
         return detectors
@@ -38,9 +41,10 @@ def _tuned(detector: Detector, unique: float) -> Detector:
     return detector
 
 
-def _one(asked: object) -> Detector:
+def _one(asked: object, sensitivity: str) -> Detector:
+    """A detector by its name, at this sensitivity; or one with thresholds of the user's own, as it is."""
     if isinstance(asked, str):
-        return named([asked])[0]
+        return at_sensitivity(named([asked]), sensitivity)[0]
     if isinstance(asked, type) or not (is_dataclass(asked) and all(hasattr(asked, each) for each in _NEEDED)):
         raise SettingsError(
             f"detectors= takes names such as 'loss_spike' or detectors such as LossSpike(), got {asked!r}."

@@ -21,6 +21,7 @@ from mlflow_stability.vocabulary.argument import (
     whole_number,
     yes_or_no,
 )
+from mlflow_stability.vocabulary.sensitivity import SENSITIVITIES
 
 JOURNAL_FOLDER = ".mlflow-stability"
 CHECKPOINTS_FOLDER = "checkpoints"
@@ -75,6 +76,8 @@ class Settings:
         default=None, metadata=objects("names such as 'loss_spike' or detectors such as LossSpike()")
     )
     """Which detectors look: names (``loss_spike``, ``loss_spike:classic``) or detectors; None: all of the catalog."""
+    sensitivity: str = field(default="normal", metadata=one_of(*SENSITIVITIES))
+    """How little evidence is enough for a finding of the detectors that are named or usual: low, normal, high."""
     divergence_threshold: float | None = field(default=None, metadata=number(above=1, optional=True))
     """Also call it divergence when the loss is this many times its mean of 100 steps; None: only the robust rule."""
     consecutive_divergence_steps: int = field(default=3, metadata=whole_number(1))

@@ -5,6 +5,8 @@ python tests/benchmarks/rule_recall.py --quick                a quarter of that,
 python tests/benchmarks/rule_recall.py --kind spike           one kind: spike, divergence, overfitting, plateau, nan
 python tests/benchmarks/rule_recall.py --kind none            the healthy runs alone
 python tests/benchmarks/rule_recall.py --rules                the rules of whole curves without the detectors' replay
+python tests/benchmarks/rule_recall.py --sensitivity high     at another sensitivity
+python tests/benchmarks/rule_recall.py --operating-points     recall beside false alarms for stricter and looser ones
 python tests/benchmarks/rule_recall.py --misses               and which runs were missed, to look at them by seed
 
 A run counts as found if a finding of its kind, WARNING or CRITICAL, begins at the event; a divergence also serves for
@@ -19,9 +21,9 @@ import functools
 import sys
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -33,12 +35,15 @@ from zoo.curves.healthy import PLAIN, TRAPS, healthy_run
 from zoo.curves.ill import FORMS, NON_FINITE, ill_run
 
 from mlflow_stability.detectors.catalog import default_detectors
+from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.sensitivity import moved
 from mlflow_stability.diagnosis.asked_rules import found_by
 from mlflow_stability.diagnosis.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.rules import RULES
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.sensitivity import FACTORS
 
 KINDS = {"spike": "loss_spike", "divergence": "divergence", "overfitting": "overfitting", "plateau": "plateau"}
 ACCEPTED = {
@@ -72,11 +77,26 @@ class Judged:
     critical: bool
 
 
-def findings_of(run: DrawnRun, rules_alone: bool) -> Sequence[Episode]:
+@dataclass(frozen=True, slots=True)
+class How:
+    """How runs are judged."""
+
+    rules_alone: bool = False
+    longest: int = 100_000
+    """Longer runs are left out."""
+    factor: float = 1.0
+    """Of all thresholds, as `detectors.sensitivity` moves them."""
+
+    @property
+    def detectors(self) -> tuple[Detector, ...]:
+        return tuple(moved(each, self.factor) for each in default_detectors())
+
+
+def findings_of(run: DrawnRun, how: How) -> Sequence[Episode]:
     history = run.history()
-    if rules_alone:
-        return found_by(RULES, run_curves(history), default_detectors())
-    return diagnosis_of(history).episodes
+    if how.rules_alone:
+        return found_by(RULES, run_curves(history), how.detectors)
+    return diagnosis_of(history, detectors=how.detectors).episodes
 
 
 def near(step: int, event: PlacedEvent, setting: Setting) -> bool:
@@ -88,13 +108,13 @@ def near(step: int, event: PlacedEvent, setting: Setting) -> bool:
     return event.start - slack <= step <= event.end + slack
 
 
-def judge(form: str, seed: int, rules_alone: bool, longest: int) -> Judged | None:
+def judge(form: str, seed: int, how: How) -> Judged | None:
     """Draw one run and diagnose it; None for one that is too long."""
     ill = form in FORMS or form in NON_FINITE
     run = ill_run(form, seed) if ill else healthy_run(seed, form)
-    if run.setting.points > longest:
+    if run.setting.points > how.longest:
         return None
-    serious = [each for each in findings_of(run, rules_alone) if each.severity >= Severity.WARNING]
+    serious = [each for each in findings_of(run, how) if each.severity >= Severity.WARNING]
     found = False
     if run.event is not None:
         accepted = ACCEPTED.get(run.event.kind, {run.event.kind})
@@ -108,18 +128,25 @@ def judge(form: str, seed: int, rules_alone: bool, longest: int) -> Judged | Non
     )
 
 
-def judged(forms: Iterable[str], seeds: range, rules_alone: bool, longest: int, processes: int) -> list[Judged]:
+def judged(forms: Iterable[str], seeds: range, how: How, processes: int = 1) -> list[Judged]:
     """All of them, in order."""
     asked = [(form, seed) for form in forms for seed in seeds]
-    one = functools.partial(_judge, rules_alone=rules_alone, longest=longest)
+    one = functools.partial(_judge, how=how)
     if processes == 1:
         return [each for each in map(one, asked) if each is not None]
     with ProcessPoolExecutor(processes) as pool:
         return [each for each in pool.map(one, asked, chunksize=20) if each is not None]
 
 
-def _judge(asked: tuple[str, int], rules_alone: bool, longest: int) -> Judged | None:
-    return judge(*asked, rules_alone, longest)
+def judged_healthy(seeds: range, how: How, processes: int = 1) -> list[Judged]:
+    """About as many plain runs as traps."""
+    traps = range(seeds.start, seeds.start + len(seeds) // 4)
+    plain = range(seeds.start, seeds.start + len(seeds) // 4 * len(TRAPS))
+    return judged([PLAIN], plain, how, processes) + judged(TRAPS, traps, how, processes)
+
+
+def _judge(asked: tuple[str, int], how: How) -> Judged | None:
+    return judge(*asked, how)
 
 
 def table(title: str, columns: Sequence[str], rows: dict[str, dict[str, str]]) -> None:
@@ -222,6 +249,24 @@ def forms_of(kind: str) -> tuple[str, ...]:
     return tuple(name for name, form in FORMS.items() if form.kind == KINDS[kind])
 
 
+def operating_points(seeds: range, how: How, processes: int) -> None:
+    """What stricter and looser thresholds find, and how many healthy runs they flag."""
+    rows: dict[str, dict[str, str]] = {}
+    names = {factor: name for name, factor in FACTORS.items()}
+    for factor in sorted({*FACTORS.values(), 0.5, 0.85, 1.2, 2.0}, reverse=True):
+        at = replace(how, factor=factor)
+        healthy = judged_healthy(seeds, at, processes)
+        cells = {f"recall {kind}": share(judged(forms_of(kind), seeds, at, processes)) for kind in KINDS}
+        plain = [each for each in healthy if each.form == PLAIN]
+        for name, of in (("healthy", healthy), ("plain", plain)):
+            cells[f"{name} flagged"] = f"{sum(bool(each.serious) for each in of) / len(of):.1%}"
+        cells["CRITICAL"] = f"{sum(each.critical for each in healthy) / len(healthy):.1%}"
+        rows[f"thresholds x {factor:g} {names.get(factor, '')}"] = {
+            k.replace("recall ", ""): v for k, v in cells.items()
+        }
+    table("Recall beside healthy runs flagged, by how strict the thresholds are", list(next(iter(rows.values()))), rows)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--kind", choices=["none", *KINDS, "nan"], action="append")
@@ -231,23 +276,21 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=0)
     parser.add_argument("--seed", type=int, default=0, help="the first seed")
     parser.add_argument("--processes", type=int, default=1)
+    parser.add_argument("--sensitivity", choices=list(FACTORS), default="normal")
+    parser.add_argument("--operating-points", action="store_true")
     options = parser.parse_args()
     began = time.perf_counter()
     runs = options.runs or (100 if options.quick else 400)
-    longest = LONGEST_QUICK if options.quick else 100_000
-    kinds = options.kind or [*KINDS, "nan"]
-    ask: Callable[[Iterable[str], range], list[Judged]] = functools.partial(
-        judged, rules_alone=options.rules, longest=longest, processes=options.processes
-    )
+    how = How(options.rules, LONGEST_QUICK if options.quick else 100_000, FACTORS[options.sensitivity])
     seeds = range(options.seed, options.seed + runs)
-    healthy = ask([PLAIN], range(options.seed, options.seed + runs * 5)) + ask(
-        TRAPS, range(seeds.start, seeds.start + runs // 4)
-    )
-    false_alarms(healthy)
-    everything = list(healthy)
-    for kind in kinds:
+    if options.operating_points:
+        operating_points(seeds, how, options.processes)
+        return
+    everything = judged_healthy(seeds, how, options.processes)
+    false_alarms(everything)
+    for kind in options.kind or [*KINDS, "nan"]:
         if kind != "none":
-            ill = ask(forms_of(kind), seeds)
+            ill = judged(forms_of(kind), seeds, how, options.processes)
             recall(kind, ill)
             everything += ill
     if options.misses:

@@ -94,6 +94,14 @@ def test_only_the_kinds_asked_for_are_shown_and_counted(capsys: pytest.CaptureFi
     assert len(capsys.readouterr().out.splitlines()) == 1
 
 
+def test_a_higher_sensitivity_finds_what_a_lower_one_leaves(tmp_path: Path) -> None:
+    losses = [3.0 - at / 60 + 0.02 * (-1) ** at for at in range(60)]
+    losses[30] = 3.0
+    Path("small.jsonl").write_text("".join(f'{{"step": {at}, "loss": {loss}}}\n' for at, loss in enumerate(losses)))
+    codes = [run(["diagnose", "small.jsonl", "--sensitivity", each]) for each in ("low", "normal", "high")]
+    assert codes == [0, 0, 1]
+
+
 def test_what_rests_on_a_hidden_kind_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["diagnose", "logs/bad.jsonl", "--issue-type", "plateau"]) == 0
     said = " ".join(capsys.readouterr().out.split())

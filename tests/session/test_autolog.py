@@ -23,11 +23,14 @@ import mlflow_stability
 from mlflow_stability.detectors.catalog import built
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.divergence_classic import DivergenceClassic
+from mlflow_stability.detectors.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.loss_spike import LossSpike
+from mlflow_stability.detectors.sensitivity import moved
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary import Closing, Note, Opening, Signal, StepReading
+from mlflow_stability.vocabulary.sensitivity import FACTORS
 from mlflow_stability.vocabulary.settings import Settings
 
 
@@ -372,3 +375,15 @@ def test_the_journal_says_who_judged_with_which_thresholds(monkeypatch: pytest.M
     judges = built(opening.detectors)
     assert [each.kind for each in judges] == ["nan_detected", "loss_spike", "divergence"]
     assert judges[-1] == DivergenceClassic(divergence_threshold=1.5, consecutive_steps=3)
+
+
+def test_the_sensitivity_moves_detectors_by_name_and_none_with_thresholds_of_its_own(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    without_a_courier(monkeypatch)
+    own = GradientExplosion(threshold=7.0)
+    mlflow_stability.autolog(strict=True, exit_wait=0, detectors=["loss_spike", own], sensitivity="high")
+    train(2)
+    opening = records_of(session())[0]
+    assert isinstance(opening, Opening)
+    assert built(opening.detectors) == (moved(LossSpike(), FACTORS["high"]), own)
