@@ -92,17 +92,26 @@ def _put_loggers_back(before: Mapping[str, Logger]) -> None:
 
 
 def _threads() -> frozenset[threading.Thread]:
-    """Threads that live, but for those that Python did not start, and those that tqdm, MLflow and Dask keep.
+    """Threads that live, but for those that Python did not start, and those that tqdm, MLflow, Dask and torch keep.
 
     A server of the standard library has one for each connection that a client keeps open.
     """
+    kept = _threads_of_the_compiler()
     return frozenset(
         each
         for each in threading.enumerate()
-        if type(each).__name__ not in ("_DummyThread", "TMonitor")
+        if each not in kept
+        and type(each).__name__ not in ("_DummyThread", "TMonitor")
         and not each.name.startswith(("Mlflow", "IO loop"))
         and "(process_request_thread)" not in each.name
     )
+
+
+def _threads_of_the_compiler() -> set[threading.Thread]:
+    """Those in which torch compiles: one pool for the process, from the first code that its cache lacks."""
+    compiling = sys.modules.get("torch._inductor.async_compile")
+    make_pool = compiling.AsyncCompile.pool if compiling else None
+    return set(make_pool()._threads) if make_pool and make_pool.cache_info().currsize else set()
 
 
 def wait_for_threads(before: Snapshot) -> None:

@@ -54,6 +54,11 @@ def test_the_limit_of_torchs_compiler():
     import torch._inductor.compile_fx
     sys.setrecursionlimit(2000)
 
+def test_the_threads_of_torchs_compiler():
+    from torch._inductor.async_compile import AsyncCompile, config
+    with config.patch(compile_threads=2):
+        AsyncCompile.pool().submit(print)
+
 def test_that_it_was_put_back():
     assert sys.getrecursionlimit() == 1000
 
