@@ -100,11 +100,11 @@ def _optimizer(birth: Birth) -> str:
 
 
 def _loss(birth: Birth) -> str:
-    gave = f" the model gave {in_words(birth.inputs[0])}," if birth.inputs else ""
-    what = {"loss": " and the loss is not finite", "gradient": " the loss is finite, and its gradient is not"}
-    said = what.get(birth.name, " and what came back from the loss is not finite")
+    gave = f", which gave {in_words(birth.inputs[0])}" if birth.inputs else ""
+    what = {"loss": "the loss is not finite", "gradient": "the loss is finite, and its gradient is not"}
+    said = what.get(birth.name, "what came back from the loss is not finite")
     of = f": {birth.operation} can do that" if birth.operation else ""
-    return f"it was born after the model, in the loss function:{gave}{said}{of}."
+    return f"the first number that is not finite comes from the loss function, not from the model{gave}; {said}{of}."
 
 
 def _count(facts: TensorFacts) -> str:

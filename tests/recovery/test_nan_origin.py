@@ -47,6 +47,15 @@ def test_the_place_where_the_first_bad_number_was_born_is_named(make: Callable[[
     assert plant.line in birth.line
 
 
+@pytest.mark.parametrize("make", [each for each in PLANTS if each().source == "loss"], ids=lambda each: each.__name__)
+def test_a_birth_in_the_loss_function_is_a_sentence_that_stands_for_itself(make: Callable[[], Plant]) -> None:
+    birth = replayed(make()).birth
+    assert birth is not None
+    said = origin_event(LAST, birth, "").message
+    assert said.startswith(f"Step {LAST}: the first number that is not finite comes from the loss function, not from")
+    assert f"; the loss is not finite: {birth.operation} can do that." in said
+
+
 def test_the_event_says_it_with_the_users_own_line_and_numbers() -> None:
     birth = replayed(a_logarithm()).birth
     assert birth is not None
