@@ -25,6 +25,19 @@ from mlflow_stability.vocabulary.run_card import RunCard
 from mlflow_stability.vocabulary.run_head import RunHead
 
 
+class NoneReadError(RunNotFoundError):
+    """Not one of the runs could be read."""
+
+    def __init__(self, comparison: Comparison) -> None:
+        several = f"None of the {len(comparison.unread)} runs could be read. " if len(comparison.unread) > 1 else ""
+        super().__init__(f"{several}{comparison.unread[0].error}")
+        self.comparison = comparison
+        """With the reason for each of them, for those who show it."""
+
+    def __reduce__(self) -> tuple[type[NoneReadError], tuple[Comparison]]:
+        return type(self), (self.comparison,)
+
+
 @with_known_names
 def compare(
     run_ids: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
@@ -52,53 +65,20 @@ def compare(
     that does the reading. Cards of finished runs are kept in the user's cache folder unless ``remember=False``.
     `progress` is called with how many runs are done, how many there are, and how many failed.
 
-    Ctrl-C gives what is done so far, with ``interrupted=True``. Raises ``SettingsError``, ``RunNotFoundError`` or
-    ``TrackingError`` with a sentence that says what to do.
+    Ctrl-C gives what is done so far, with ``interrupted=True``. Raises ``SettingsError``, ``RunNotFoundError`` (where
+    not one of the runs could be read, too) or ``TrackingError`` with a sentence that says what to do.
     """
-    found = comparison_among(
-        run_ids,
-        experiment=experiment,
-        condition=filter,
-        baseline=baseline,
-        tracking_uri=tracking_uri,
-        loss=loss,
-        val_loss=val_loss,
-        detectors=asked_detectors(detectors, sensitivity),
-        dask=dask,
-        remember=remember,
-        progress=progress,
-    )
-    if found.unread and not found.cards and not found.interrupted:
-        several = f"None of the {len(found.unread)} runs could be read. " if len(found.unread) > 1 else ""
-        raise RunNotFoundError(f"{several}{found.unread[0].error}")
-    return found
-
-
-def comparison_among(
-    run_ids: str | os.PathLike[str] | Iterable[str | os.PathLike[str]] = (),
-    *,
-    experiment: str | None = None,
-    condition: str | None = None,
-    baseline: str | os.PathLike[str] | None = None,
-    tracking_uri: str | None = None,
-    loss: str | None = None,
-    val_loss: str | None = None,
-    detectors: Sequence[Detector] | None = None,
-    dask: str | None = None,
-    remember: bool = True,
-    progress: Progress | None = None,
-) -> Comparison:
-    """The same for those who show what could not be read, even where that is all of it."""
+    detectors = asked_detectors(detectors, sensitivity)
     baseline = None if baseline is None else source_text(baseline, "baseline")
     curves = asked_curves(loss, val_loss)
     sources = _different(source_texts(run_ids, "run_ids"))
-    heads = _asked(sources, experiment, condition, tracking_uri)
+    heads = _asked(sources, experiment, filter, tracking_uri)
     sources += heads
     if baseline is not None and _is_source(baseline) and run_meant(baseline) not in map(run_meant, sources):
         sources.append(baseline)
     if not sources:
         where = (
-            "" if experiment is None else f" Experiment {experiment!r} has none{' that meets it' if condition else ''}."
+            "" if experiment is None else f" Experiment {experiment!r} has none{' that meets it' if filter else ''}."
         )
         raise SettingsError(f"There is no run to compare.{where}")
     try:
@@ -106,7 +86,10 @@ def comparison_among(
         made = make_cards(sources, heads, HowToRead(tracking_uri, detectors, dask, remember, curves), progress)
     except KeyboardInterrupt:  # before a single one was read
         made = Made((), interrupted=True)
-    return _concluded(made, len(sources), baseline, tracking_uri, curves)
+    found = _concluded(made, len(sources), baseline, tracking_uri, curves)
+    if found.unread and not found.cards and not found.interrupted:
+        raise NoneReadError(found)
+    return found
 
 
 def _different(asked: Iterable[str]) -> list[str]:

@@ -8,8 +8,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from mlflow_stability.analysis.compare import comparison_among
-from mlflow_stability.analysis.thresholds import detectors_with
+from mlflow_stability.analysis.compare import NoneReadError, compare
 from mlflow_stability.cli.main import COULD_NOT, INTERRUPTED
 from mlflow_stability.cli.options import curve_options, output_options, sensitivity_option, tracking_uri_option
 from mlflow_stability.cli.output import present, put_out
@@ -68,19 +67,22 @@ def command(
     form = form_for(file, form)
     must_not_overwrite(file, sources)
     with ReadingProgress(notes_console()) as progress:
-        comparison = comparison_among(
-            sources,
-            experiment=experiment,
-            condition=condition,
-            baseline=baseline,
-            tracking_uri=tracking_uri,
-            loss=loss,
-            val_loss=val_loss,
-            detectors=detectors_with(sensitivity=sensitivity),
-            dask=dask,
-            remember=not no_cache,
-            progress=progress.show,
-        )
+        try:
+            comparison = compare(
+                sources,
+                experiment=experiment,
+                filter=condition,
+                baseline=baseline,
+                tracking_uri=tracking_uri,
+                loss=loss,
+                val_loss=val_loss,
+                sensitivity=sensitivity,
+                dask=dask,
+                remember=not no_cache,
+                progress=progress.show,
+            )
+        except NoneReadError as error:
+            comparison = error.comparison
     must_not_overwrite(file, (card.source for card in comparison.cards))
     _show(comparison, form, file, verbose)
     if file is not None:
