@@ -58,11 +58,10 @@ def learning_rate_look(around: Surroundings) -> Look:
     too_large = step_size_look(around)
     if too_large is not None:
         return too_large
-    rates = [(rate, _until(rate, around.episode.start)) for rate in around.rates]
-    rates = [(rate, values) for rate, values in rates if len(values)]
-    if not rates:
+    highest = _highest(around, around.episode.start)
+    if highest is None:
         return not_seen("learning rate: not logged")
-    rate, values = max(rates, key=lambda each: float(each[1].max()))
+    rate, values = highest
     return _risen(around, rate, values) or _too_high(around, rate, values) or _tolerated(around, rate, values)
 
 
@@ -80,11 +79,10 @@ def rate_too_low_look(around: Surroundings) -> Look:
 
 def rate_too_high_look(around: Surroundings) -> Look:
     """Whether nothing is learned because steps are too large, where the loss stands still from the beginning."""
-    rates = [(rate, _until(rate, around.latest)) for rate in around.rates]
-    rates = [(rate, values) for rate, values in rates if len(values)]
-    if not rates or around.loss is None:
+    highest = _highest(around, around.latest)
+    if highest is None or around.loss is None:
         return not_seen("a learning rate that is too high: not logged")
-    rate, values = max(rates, key=lambda each: float(each[1].max()))
+    rate, values = highest
     top, name = float(values.max()), "a learning rate that is too high"
     losses = around.loss.values[around.loss.finite & (around.loss.steps <= around.episode.end)]
     if len(losses) >= FEWEST and _fell(losses):
@@ -100,6 +98,12 @@ def rate_too_high_look(around: Surroundings) -> Look:
             remedies=(lower_by(top, max(10.0, top / too_high)),),
         )
     return not_seen(f"{name}: whether a lower one than {shown(top)} would learn")
+
+
+def _highest(around: Surroundings, step: int) -> tuple[Curve, Values] | None:
+    """The learning rate that was the highest up to a step, with its values until then; None where none is known."""
+    rates = [(rate, values) for rate in around.rates if len(values := _until(rate, step))]
+    return max(rates, key=lambda each: float(each[1].max()), default=None)
 
 
 def _since_the_resume(around: Surroundings) -> Look | None:
