@@ -11,6 +11,14 @@ from mlflow_stability.vocabulary.event import Event, Severity
 ROLLBACK = "rollback"
 GIVE_UP = "give_up"
 CHECKPOINT_FAILED = "checkpoint_failed"
+IN_HALF = (
+    "Train in bf16 instead of fp16, or compute in float32 what exceeds 65504.",
+    "Where the loss is scaled, lower the scale.",
+)
+IN_GENERAL = (
+    "Lower the learning rate 3-10 times, or warm it up longer.",
+    "Inspect the batches from the onset on, and the first event before this one.",
+)
 
 
 def rollback_event(
@@ -78,8 +86,25 @@ def not_restored_event(decision: Decision, step: int, why: str, *, returns: int,
     )
 
 
+def what_to_change(birth: Event | None = None, *, overflowed_in_half: bool = False) -> tuple[str, ...]:
+    """What goes against trouble that going back does not end, most useful first.
+
+    Where it is known in which operation the first bad number was born, what goes against that; of the loss function it
+    is not known whether it was an overflow.
+    """
+    half = IN_HALF if overflowed_in_half and (birth is None or "from.loss" in birth.evidence) else ()
+    return (*half, *(() if birth is None else birth.remedies), *IN_GENERAL)
+
+
 def give_up_event(
-    decision: Decision, step: int, *, attempt: int, returns: int, time: float = 0.0, ends: bool = False
+    decision: Decision,
+    step: int,
+    *,
+    attempt: int,
+    returns: int,
+    time: float = 0.0,
+    ends: bool = False,
+    remedies: tuple[str, ...] = IN_GENERAL,
 ) -> Event:
     """There is trouble, and we do not go back; `ends`: the training is stopped for it."""
     after = " Broken steps are skipped on; otherwise the training is left to itself." if decision.final else ""
@@ -91,10 +116,7 @@ def give_up_event(
         Severity.CRITICAL if decision.final else Severity.WARNING,
         f"Not set back at step {step}: {decision.reason}{after}",
         evidence={"onset": float(decision.onset), "rollbacks": float(returns)},
-        remedies=(
-            "Lower the learning rate 3-10 times, or warm it up longer.",
-            "Look at the batches from the onset on, and at the first event before this one.",
-        ),
+        remedies=remedies,
         attempt=attempt,
         time=time,
     )

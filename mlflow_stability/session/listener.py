@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Any
 
 from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.recovery.nan_origin import KIND as NAN_ORIGIN
 from mlflow_stability.recovery.skip_count import SkipCount, calm_loss_scaler, cut_loss_scale
 from mlflow_stability.recovery.stop_conditions import check_stop
 from mlflow_stability.recovery.training_parts import TrainingParts
@@ -66,7 +67,7 @@ class Listener:
             return Orders()
         if seen.skipped_by == "guard" and self._batches is not None:
             optimizers = () if parts is None else parts.optimizers
-            self._batches.report(reading.step, self._tell, optimizers, facts.gate)
+            self._batches.report(reading.step, self._tell_of_batch, optimizers, facts.gate)
         news = StepNews(
             reading.step, tuple(events), seen.loss, seen.skipped_by, facts.asked_for, in_a_row, seen.broken_taken
         )
@@ -76,6 +77,11 @@ class Listener:
         except TrainingDiverged as diverged:
             orders.ending = diverged
         return orders
+
+    def _tell_of_batch(self, event: Event) -> None:
+        if event.kind == NAN_ORIGIN:
+            self._rescue.birth = event
+        self._tell(event)
 
     def settle_scale(self, scaler: Any) -> None:
         """Runs between the end of a step and the next `scale`: bring down a loss scale that is too high."""

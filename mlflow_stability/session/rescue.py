@@ -21,7 +21,12 @@ from mlflow_stability.recovery.decisions import Decision, GoodState, Past, Situa
 from mlflow_stability.recovery.easing import EasingPlan, held_rates
 from mlflow_stability.recovery.momentum_reset import reset_momentum
 from mlflow_stability.recovery.restore import RestoreChoice, RestorePlan
-from mlflow_stability.recovery.rollback_events import give_up_event, not_restored_event, rollback_event
+from mlflow_stability.recovery.rollback_events import (
+    give_up_event,
+    not_restored_event,
+    rollback_event,
+    what_to_change,
+)
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.stale_graphs import StaleGraphs
 from mlflow_stability.recovery.training_parts import TrainingParts
@@ -30,10 +35,7 @@ from mlflow_stability.session.keeping import Keeping
 from mlflow_stability.session.orders import Orders
 from mlflow_stability.vocabulary.event import Event, Severity
 
-WHAT_TO_CHANGE = (
-    "Lower the learning rate 3-10 times or warm it up longer, and inspect the first bad batch. "
-    'To go on without rollbacks instead: rollback=RollbackPolicy(on_give_up="continue").'
-)
+OR_GO_ON = 'To go on without rollbacks instead: rollback=RollbackPolicy(on_give_up="continue").'
 HARMFUL = frozenset(
     {
         "divergence",
@@ -91,6 +93,8 @@ class Rescue:
         self._return: _Return | None = None
         """The one that is being made."""
         self.stale = StaleGraphs()
+        self.birth: Event | None = None
+        """Where the last number that is not finite was born, where that was found."""
 
     @property
     def ends_training(self) -> bool:
@@ -124,7 +128,8 @@ class Rescue:
         if decision.action == "rollback":
             orders.rollback = decision
         elif decision.action == "give_up":
-            self._give_up(decision, news.step, orders)
+            overflowed_in_half = news.skipped_by == "scaler" or (broken and _in_half(parts))
+            self._give_up(decision, news.step, orders, overflowed_in_half)
         harmed = any(each.kind in HARMFUL and each.severity >= Severity.WARNING for each in news.events)
         orders.trouble = harmed or broken or decision.action != "nothing"
         orders.healthy = not orders.trouble and not news.skipped_by and not news.asked_for
@@ -208,15 +213,28 @@ class Rescue:
             step + 1, decision.easing_factor, decision.easing_steps, lasting, held, self._policy.hold_doubles_in
         )
 
-    def _give_up(self, decision: Decision, step: int, orders: Orders) -> None:
+    def _give_up(self, decision: Decision, step: int, orders: Orders, overflowed_in_half: bool) -> None:
         ends = decision.final and (self.ends_training or (self._policy.on_give_up is None and decision.in_vain))
-        self._tell(give_up_event(decision, step, attempt=0, returns=self.returns, ends=ends))
+        birth = self.birth if self.birth is not None and self.birth.step >= decision.onset else None
+        remedies = what_to_change(birth, overflowed_in_half=overflowed_in_half)
+        told = give_up_event(decision, step, attempt=0, returns=self.returns, ends=ends, remedies=remedies)
+        self._tell(told)
         if self._keeping.aside is not None and self._keeping.aside.step == decision.target:
             in_vain = self._past.returns[-1].to
             reason = f"Going back to step {in_vain} did not help; the weights are again those from before it."
             orders.rollback = Decision("rollback", reason, decision.onset, target=decision.target, easing_steps=1)
         if ends:
-            orders.ending = TrainingDiverged(f"Training was ended at step {step}: {decision.reason} {WHAT_TO_CHANGE}")
+            said = " ".join((decision.reason, *remedies, OR_GO_ON))
+            orders.ending = TrainingDiverged(f"Training was ended at step {step}: {said}")
+
+
+def _in_half(parts: TrainingParts | None) -> bool:
+    """Whether a training computes in fp16: its weights are, or its loss is scaled, which nothing else needs."""
+    if parts is None:
+        return False
+    if parts.scaler is not None and parts.scaler.is_enabled():
+        return True
+    return any(each.dtype == torch.float16 for model in parts.models for each in Module.parameters(model))
 
 
 def weights_finite(parts: TrainingParts) -> bool:

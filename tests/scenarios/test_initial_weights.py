@@ -10,6 +10,7 @@ import pytest
 import torch
 from scenarios.flying import Flown, flying
 from scenarios.test_rescue import end_of, task
+from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from mlflow_stability import RollbackPolicy, TrainingDiverged
@@ -96,6 +97,27 @@ def test_a_training_none_of_whose_steps_can_be_taken_is_not_set_back_to_where_it
     with flying(tmp_path, rollback=True) as flown, pytest.raises(TrainingDiverged, match="100 steps in a row"):
         never()
     assert flown.events("rollback") == []
+
+
+@pytest.mark.parametrize("capture_batch", [True, False])
+def test_what_overflows_in_half_precision_is_not_blamed_on_the_learning_rate(
+    capture_batch: bool, tmp_path: Path
+) -> None:
+    def overflowing() -> None:
+        torch.manual_seed(0)
+        model = nn.Linear(4, 4).half()
+        optimizer = SGD(model.parameters(), lr=0.01)
+        for _ in range(150):
+            (model(torch.randn(8, 4).half()) * 6e4).pow(2).mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    with (
+        flying(tmp_path, rollback=True, capture_batch=capture_batch) as flown,
+        pytest.raises(TrainingDiverged, match=r"in a row.*\. Train in bf16 instead of fp16.*Lower the learning rate"),
+    ):
+        overflowing()
+    assert flown.events("give_up")[-1].remedies[0].startswith("Train in bf16 instead of fp16")
 
 
 def test_the_initial_weights_are_the_first_to_leave(tmp_path: Path) -> None:
