@@ -52,6 +52,7 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
         ended=diagnosis.ended,
         first_step=first,
         last_step=last,
+        every=_every(main),
         marks=tuple(Mark(e.kind, e.severity, int(e.start), int(e.end), e.recovered) for e in diagnosis.episodes),
         onset=min((int(each.start) for each in about_training), default=None),
         divergence=_lost_at(diagnosis.outcome, about_training),
@@ -183,6 +184,11 @@ def _values(history: RunHistory, quantity: str) -> NDArray[np.float64]:
     """The finite values of a quantity of the whole training."""
     found = next((decoded(metric.series.values) for metric in history.of(quantity)), np.zeros(0))
     return found[np.isfinite(found)]
+
+
+def _every(main: Curve | None) -> int:
+    """How many steps lie between two values of the loss; 1 where it is not known."""
+    return 1 if main is None or len(main.steps) < 2 else max(1, round(float(np.median(np.diff(main.steps)))))
 
 
 def _short(params: Mapping[str, str]) -> dict[str, str]:

@@ -61,6 +61,8 @@ class RunCard:
     """How its process ended, where that is known."""
     first_step: int | None = None
     last_step: int | None = None
+    every: int = 1
+    """So many steps apart are the values of its loss."""
     marks: tuple[Mark, ...] = ()
     """Its episodes in order of time, INFO included."""
     onset: int | None = None
@@ -110,8 +112,13 @@ class RunCard:
 
     @property
     def steps(self) -> int:
-        """How many steps it made."""
-        return self.last_step - self.first_step + 1 if self.first_step is not None and self.last_step is not None else 0
+        """How many steps it made, those before its first value included; 0 where no step is known.
+
+        A log that has every hundredth step, the first at 100 and the last at 1000, is one of 1000 steps.
+        """
+        if self.first_step is None or self.last_step is None:
+            return 0
+        return min(self.last_step - self.first_step + self.every, self.last_step - min(self.first_step, 1) + 1)
 
     @property
     def troubles(self) -> tuple[Mark, ...]:

@@ -26,6 +26,25 @@ def test_a_healthy_run_is_neither_unstable_nor_lost() -> None:
     assert card.steps == 600
 
 
+@pytest.mark.parametrize(
+    ("first", "last", "every", "made"),
+    [
+        (0, 999, 1, 1000),
+        (1, 1000, 1, 1000),
+        (100, 1000, 100, 1000),  # its first value is of the end of the first hundred
+        (0, 900, 100, 901),
+        (5_001, 6_000, 1, 1000),  # a resume
+        (5_100, 6_000, 100, 1000),
+    ],
+)
+def test_the_steps_of_a_run_are_those_it_made_however_few_of_them_were_logged(
+    first: int, last: int, every: int, made: int
+) -> None:
+    steps = np.arange(first, last + 1, every)
+    history = run_of(metric_of("train_loss", np.linspace(3, 2, len(steps)), steps=steps))
+    assert run_card_of(history, diagnosis_of(history)).steps == made
+
+
 def test_a_run_that_diverged_says_since_when() -> None:
     card = card_of_loss(diverging())
     assert card.lost
