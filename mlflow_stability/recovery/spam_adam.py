@@ -15,11 +15,41 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.errors import SettingsError
 from mlflow_stability.probes import torch_api
 from mlflow_stability.recovery.spike_limits import limit_coordinates, limit_norms
+from mlflow_stability.vocabulary.argument import (
+    Takes,
+    made_with_known_names,
+    number,
+    one_of,
+    whole_number,
+    yes_or_no,
+)
 
 
+def _two_shares(given: Any) -> tuple[float, float]:
+    first, second = given
+    return _SHARE.read(first), _SHARE.read(second)
+
+
+_SHARE = number(least=0, below=1)["takes"]
+_TAKES = {
+    "lr": number(least=0)["takes"],
+    "betas": Takes("two numbers, 0 or more and less than 1, such as (0.9, 0.999)", _two_shares),
+    "eps": number(least=0)["takes"],
+    "weight_decay": number(least=0)["takes"],
+    "threshold": number(above=1)["takes"],
+    "reset_every": whole_number(0, "of steps")["takes"],
+    "warm_up": whole_number(0, "of steps")["takes"],
+    "clip": one_of("coordinate", "norm")["takes"],
+    "norm_threshold": number(above=1)["takes"],
+    "norm_decay": _SHARE,
+    "foreach": one_of(True, False, optional=True)["takes"],
+    "maximize": yes_or_no()["takes"],
+}
+
+
+@made_with_known_names
 class SPAMAdam(Optimizer):
     """Spike-aware Adam with momentum reset.
 
@@ -61,20 +91,7 @@ class SPAMAdam(Optimizer):
         foreach: bool | None = None,
         maximize: bool = False,
     ) -> None:
-        _at_least("lr", float(lr), 0.0)
-        _at_least("eps", eps, 0.0)
-        _at_least("weight_decay", weight_decay, 0.0)
-        _at_least("reset_every", reset_every, 0)
-        _at_least("warm_up", warm_up, 0)
-        for name, value in (("threshold", threshold), ("norm_threshold", norm_threshold)):
-            if not value > 1:
-                raise SettingsError(f"{name} must be above 1, got {value}.")
-        for beta in (*betas, norm_decay):
-            if not 0 <= beta < 1:
-                raise SettingsError(f"betas and norm_decay must be at least 0 and below 1, got {beta}.")
-        if clip not in ("coordinate", "norm"):
-            raise SettingsError(f"clip must be 'coordinate' or 'norm', got {clip!r}.")
-        defaults = {
+        given = {
             "lr": lr,
             "betas": betas,
             "eps": eps,
@@ -88,7 +105,10 @@ class SPAMAdam(Optimizer):
             "foreach": foreach,
             "maximize": maximize,
         }
-        super().__init__(params, defaults)
+        checked = {name: _TAKES[name].checked(name, value) for name, value in given.items()}
+        if isinstance(lr, Tensor):  # it stays one, as in torch's own optimizers: a compiled step reads it anew
+            checked["lr"] = lr
+        super().__init__(params, checked)
 
     @overload
     def step(self, closure: None = None) -> None: ...
@@ -174,8 +194,3 @@ def _warm_up(since: int, steps: int) -> float:
     if since >= steps:
         return 1.0
     return 1 - 0.99 * (1 + math.cos(math.pi * since / steps)) / 2
-
-
-def _at_least(name: str, value: float, least: float) -> None:
-    if not value >= least:
-        raise SettingsError(f"{name} must be at least {least:g}, got {value}.")

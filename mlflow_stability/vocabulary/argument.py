@@ -183,15 +183,38 @@ def check_names(call: str, given: Iterable[str], known: Iterable[str]) -> None:
             raise SettingsError(f"{call} has no argument {name!r}.{hint}")
 
 
+def _uri(given: Any) -> str | None:
+    if given is None:
+        return None
+    if not isinstance(given, str | os.PathLike) or not isinstance(text := os.fspath(given), str):
+        raise TypeError
+    return text
+
+
+EVERYWHERE = {"tracking_uri": Takes("the address of an MLflow store, such as 'sqlite:///mlflow.db', or None", _uri)}
+"""What arguments take that mean the same in all public functions."""
+
+
 def with_known_names(function: Callable[_P, _R]) -> Callable[_P, _R]:
-    """A public function that answers a misspelt argument with the one that was probably meant."""
+    """A public function that answers a misspelt argument with the one that was probably meant.
+
+    Arguments that mean the same everywhere are checked here, too.
+    """
     known = list(inspect.signature(function).parameters)
     call = f"{function.__qualname__.removesuffix('.__init__')}()"
+    checked = [(place, name) for place, name in enumerate(known) if name in EVERYWHERE]
+    plain: Callable[..., _R] = function
 
     @functools.wraps(function)
     def called(*given: _P.args, **named: _P.kwargs) -> _R:
         check_names(call, named, known)
-        return function(*given, **named)
+        in_order, by_name = list(given), dict(named)
+        for place, name in checked:
+            if name in by_name:
+                by_name[name] = EVERYWHERE[name].checked(name, by_name[name])
+            elif place < len(in_order):
+                in_order[place] = EVERYWHERE[name].checked(name, in_order[place])
+        return plain(*in_order, **by_name)
 
     return called
 

@@ -72,6 +72,15 @@ def test_what_can_name_no_run_is_refused_by_the_name_of_the_argument(name: str, 
         READING[name](wrong)
 
 
+@pytest.mark.parametrize("wrong", [3, b"x", ["sqlite:///mlflow.db"], True])
+@pytest.mark.parametrize("name", READING)
+def test_what_can_be_no_tracking_uri_is_refused_by_the_name_of_the_argument(name: str, wrong: object) -> None:
+    call = getattr(mlflow_stability, name)
+    runs = (NO_SUCH_RUN,) * (2 if name in ("compare_attention", "compare_layers") else 1)
+    with pytest.raises(SettingsError, match=r"^tracking_uri must be the address of an MLflow store.*; got .*\.$"):
+        call(*runs, tracking_uri=wrong)
+
+
 @pytest.mark.parametrize("source", ["x", NO_SUCH_RUN])
 @pytest.mark.parametrize("name", READING)
 def test_a_run_that_there_is_not_leaves_nothing_in_the_working_directory(

@@ -139,11 +139,29 @@ def test_it_works_with_schedulers_closures_groups_and_half_precision() -> None:
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"lr": -1.0}, {"betas": (1.0, 0.9)}, {"threshold": 0.5}, {"reset_every": -1}, {"clip": "both"}]
+    "wrong",
+    [
+        *({"lr": -1.0}, {"lr": "0.1"}, {"lr": None}, {"betas": (1.0, 0.9)}, {"betas": 0.9}, {"eps": "small"}),
+        *({"threshold": 0.5}, {"reset_every": -1}, {"reset_every": 1.5}, {"clip": "both"}, {"clip": None}),
+        *({"foreach": "yes"}, {"maximize": 1}, {"norm_decay": [0.9]}, {"weight_decay": float("nan")}),
+    ],
 )
 def test_what_cannot_be_meant_is_refused(wrong: dict[str, Any]) -> None:
-    with pytest.raises(SettingsError):
+    ((name, _),) = wrong.items()
+    with pytest.raises(SettingsError, match=rf"^{name} must be .*; got .*\."):
         SPAMAdam([nn.Parameter(torch.ones(1))], **wrong)
+
+
+def test_a_misspelt_argument_is_answered_by_what_was_meant() -> None:
+    with pytest.raises(
+        SettingsError, match=r"^SPAMAdam\(\) has no argument 'reset_evry'. Did you mean 'reset_every'\?$"
+    ):
+        SPAMAdam([nn.Parameter(torch.ones(1))], reset_evry=3)  # type: ignore[call-arg]
+
+
+def test_a_learning_rate_that_is_a_tensor_stays_one() -> None:
+    rate = torch.tensor(0.1)
+    assert SPAMAdam([nn.Parameter(torch.ones(1))], lr=rate).param_groups[0]["lr"] is rate
 
 
 def losses_around_a_spike(optimizer_of: Callable[[Any], Optimizer]) -> tuple[float, float]:
