@@ -17,6 +17,7 @@ from typing import Any
 
 _logger = logging.getLogger(__name__)
 _LIGHTNING = ("lightning.", "pytorch_lightning.")
+_TRAINERS = ("lightning.pytorch.trainer.trainer", "pytorch_lightning.trainer.trainer")
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,12 +62,13 @@ def lightning_run() -> RunInProgress | None:
     """The run of the MLFlowLogger of the Lightning trainer that is fitting; it is in no thread's stack of runs.
 
     A trainer calls the steps of its optimizers: it is among those whose methods are running, and is looked for there.
+    Only in its own methods: until Python 3.13 reading a frame's variables keeps them alive until it ends.
     """
     if not any(name in sys.modules for name in ("lightning.pytorch", "pytorch_lightning")):
         return None
     frame: FrameType | None = sys._getframe(1)
     while frame is not None:
-        if str(frame.f_globals.get("__name__")).startswith(_LIGHTNING):
+        if frame.f_globals.get("__name__") in _TRAINERS:
             caller = frame.f_locals.get("self")
             run_id = _logger_run_id(caller) if any(map(_is_trainer, type(caller).__mro__)) else None
             if run_id:
