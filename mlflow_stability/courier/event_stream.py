@@ -37,6 +37,8 @@ class EventStream:
         self.reached = 0
         """The place up to which the journal was heard."""
         self._stalls = StallWatch()
+        self._all_heard_at: float | None = None
+        """When the end of the journal was seen last; steps may have come since then."""
         self._delivered = delivered
         self._writer = writer
         self._follower = JournalFollower(delivered.folder / JOURNAL)
@@ -61,28 +63,39 @@ class EventStream:
         self.done = over and not full and not more and not self._changed
         return full or more
 
-    def look_for_stall(self, now: float) -> None:
+    def look_for_stall(self) -> None:
         """See whether steps still come; while none does, the run says so."""
-        stall = self._stalls.look(now)
+        if self._all_heard_at is None:
+            return
+        stall = self._stalls.look(self._all_heard_at)
         if stall != self.story.stalled:
             self.story.stalled = stall
             self._changed = True
 
     def _read(self) -> bool:
         limit = min(_READ_AT_ONCE, LINES_PER_FILE - len(self._lines))
+        now = time.monotonic()
         entries = self._follower.read(limit)
         for entry in entries:
             self.story.hear(entry.record)
             self.reached = entry.end
             if isinstance(entry.record, StepReading):
-                pause = self._stalls.heard(entry.record.step, entry.record.time)
+                pause = self._stalls.heard(
+                    entry.record.step, entry.record.time, _took(entry.record), now - self._late(entry.record)
+                )
                 if pause is not None:
                     self._lines.append(line_of(_counted(pause, self._delivered.offset)))
                     self._changed = True
             elif not isinstance(entry.record, Returned):
                 self._lines.append(line_of(_counted(entry.record, self._delivered.offset)))
                 self._changed = True
+        if len(entries) < limit:
+            self._all_heard_at = now
         return len(entries) >= limit
+
+    def _late(self, reading: StepReading) -> float:
+        """How long ago a step ended, of those that were there before this courier: only the wall clock tells."""
+        return max(0.0, time.time() - reading.time) if self._all_heard_at is None else 0.0
 
     def _send(self) -> None:
         if self._file >= self._delivered.events_files:
@@ -113,3 +126,9 @@ def _counted(record: Said, offset: int) -> Said:
     if isinstance(record, Gap) and offset and record.first_step:
         return replace(record, first_step=record.first_step + offset, last_step=record.last_step + offset)
     return record
+
+
+def _took(reading: StepReading) -> float | None:
+    """How long the step took by the training's own clock that nobody sets; None where that was not measured."""
+    pairs = zip(reading.signals, reading.values, strict=True)
+    return next((value for signal, value in pairs if signal.quantity == "step_time"), None)

@@ -87,7 +87,7 @@ class OpenRecording:
         self._last_words = read_last_words(self._delivered.folder)
         over = not alive or self.over
         if not over and not self._opening.interactive:
-            self.events.look_for_stall(time.time())
+            self.events.look_for_stall()
         moved = False
         for stream in self._streams:
             if not (over and stream.done):

@@ -1,8 +1,8 @@
 """Notices that a training hangs: it lives, and no step comes.
 
-In: the time of each step as the journal is heard, and the clock. Out: a `stall` event while it lasts; afterwards one at
-INFO for the record, for what went on again was a pause. Promised: the journal heard again gives the same pauses; one
-long evaluation in each epoch is told of once.
+In: each step as the journal is heard, and a clock that nobody sets. Out: a `stall` event while it lasts; afterwards one
+at INFO for the record, for what went on again was a pause. Promised: the journal heard again gives the same pauses; one
+long evaluation in each epoch is told of once; a wall clock that is set, and a machine that sleeps, are no stall.
 """
 
 from __future__ import annotations
@@ -30,14 +30,21 @@ class StallWatch:
         self._longest = 0.0
         self._step = 0
         self._time: float | None = None
+        self._heard_at = 0.0
 
-    def heard(self, step: int, time: float) -> Event | None:
-        """Take a step in; what to say of the pause before it."""
+    def heard(self, step: int, time: float, took: float | None, now: float) -> Event | None:
+        """Take a step in; what to say of the pause before it.
+
+        `time` is the wall clock's at its end, `took` how long it took by a clock that nobody sets, where that was
+        measured, and `now` what such a clock of this process said then.
+        """
         before, last = self._time, self._step
-        self._time, self._step = time, step
-        if before is None or time <= before:
+        self._time, self._step, self._heard_at = time, step, now
+        if before is None:
             return None
-        seconds = time - before
+        seconds = time - before if took is None else took
+        if seconds <= 0:
+            return None
         limit = self._limit()
         if seconds < LEAST_SECONDS:
             self._recent.append(seconds)
@@ -48,9 +55,9 @@ class StallWatch:
         return self._event(last, Severity.INFO, message, seconds, time)
 
     def look(self, now: float) -> Event | None:
-        """What to say while no step comes; None while all is well."""
+        """What to say where no step has come until `now`; None while all is well."""
         limit = self._limit()
-        if limit is None or self._time is None or now - self._time <= limit:
+        if limit is None or self._time is None or now - self._heard_at <= limit:
             return None
         usual = median(self._recent)
         message = (

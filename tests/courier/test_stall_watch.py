@@ -8,10 +8,15 @@ from mlflow_stability.courier.stall_watch import StallWatch
 from mlflow_stability.vocabulary.event import Event, Severity
 
 
+def heard(watch: StallWatch, step: int, now: float) -> Event | None:
+    """A step whose duration was not measured, heard at once by clocks that agree."""
+    return watch.heard(step, now, None, now)
+
+
 def after_steps(count: int = 20, seconds: float = 0.5) -> tuple[StallWatch, float]:
     watch, now = StallWatch(), 1000.0
     for step in range(1, count + 1):
-        assert watch.heard(step, now) is None
+        assert heard(watch, step, now) is None
         now += seconds
     return watch, now - seconds
 
@@ -39,7 +44,7 @@ def test_slow_steps_are_no_stall() -> None:
 
 def test_what_went_on_was_a_pause() -> None:
     watch, last = after_steps()
-    pause = watch.heard(21, last + 100)
+    pause = heard(watch, 21, last + 100)
     assert pause is not None
     assert pause.severity is Severity.INFO
     assert "100 s after step 20; then training went on" in pause.message
@@ -54,7 +59,7 @@ def test_an_evaluation_in_each_epoch_is_told_of_once() -> None:
         now += 90
         for _ in range(50):
             step += 1
-            event = watch.heard(step, now)
+            event = heard(watch, step, now)
             said += [event] if event else []
             now += 0.5
         now -= 0.5
@@ -71,7 +76,33 @@ def test_before_steps_have_a_usual_time_nothing_is_said() -> None:
 @pytest.mark.parametrize("seconds", [0.0, -50.0])
 def test_a_clock_that_was_set_back_is_no_pause(seconds: float) -> None:
     watch, last = after_steps()
-    assert watch.heard(21, last + seconds) is None
+    assert heard(watch, 21, last + seconds) is None
+
+
+@pytest.mark.parametrize("by", [7200.0, -7200.0])
+def test_a_clock_that_is_set_makes_neither_a_stall_nor_a_pause(by: float) -> None:
+    watch, clock = StallWatch(), 50.0
+    for step in range(1, 60):
+        clock += 0.5
+        wall = 1000.0 + clock + (by if step > 20 else 0.0)
+        assert watch.heard(step, wall, 0.5, clock) is None
+        assert watch.look(clock + 50) is None
+    assert watch.look(clock + 61) is not None
+
+
+def test_a_pause_is_as_long_as_the_training_measured_it() -> None:
+    watch, last = after_steps()
+    pause = watch.heard(21, last + 7300, 100.0, last + 100)
+    assert pause is not None
+    assert "No step came for 100 s after step 20" in pause.message
+
+
+def test_a_journal_that_is_heard_late_is_no_stall() -> None:
+    watch = StallWatch()
+    for step in range(1, 21):
+        watch.heard(step, 1000.0 + step, 1.0, 9000.0)
+    assert watch.look(9059.0) is None
+    assert watch.look(9061.0) is not None
 
 
 @given(st.lists(st.floats(0.001, 500), min_size=1, max_size=60))
@@ -81,7 +112,7 @@ def test_a_journal_that_is_heard_again_tells_the_same_pauses(waits: list[float])
         events = []
         for step, wait in enumerate(waits):
             now += wait
-            events.append(watch.heard(step, now))
+            events.append(heard(watch, step, now))
         return events
 
     assert told() == told()
