@@ -61,4 +61,4 @@ def _spikes(rule: SpikeRule, detector: LossSpike) -> SpikeRule:
     if detector.share_of_tail > 0:
         return rule
     both = (detector.threshold, detector.threshold)
-    return replace(rule, deviations=both, smallest_jump=(0.0, 0.0), share_of_tail=0.0)
+    return replace(rule, deviations=both, smallest_jump=(0.0, 0.0), share_of_tail=0.0, deviations_there=0.0)

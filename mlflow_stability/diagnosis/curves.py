@@ -91,6 +91,9 @@ class RunCurves:
     """Accuracies and the like, which rise from 0 to 1."""
     skips: tuple[Curve, ...] = ()
     """How many steps have been skipped so far."""
+    averages: tuple[Curve, ...] = ()
+    """Means over epochs of losses that are logged by steps as well, one step in many: each sees what the other does
+    not."""
 
 
 def run_curves(history: RunHistory) -> RunCurves:
@@ -104,6 +107,7 @@ def run_curves(history: RunHistory) -> RunCurves:
         curves_of(history, "grad_norm", starts),
         tuple(curve for quantity in list(scores)[:MOST_SCORES] for curve in curves_of(history, quantity, starts)),
         curves_of(history, "skipped_steps", starts),
+        tuple(curve for quantity in ("loss", "val_loss") for curve in _averages(history, quantity, starts)),
     )
 
 
@@ -148,11 +152,31 @@ def curves_of(history: RunHistory, quantity: str, starts: Mapping[int, int] | No
     ``starts`` is what `starts_of` gives, for those who ask more than once.
     """
     metrics = [metric for metric in history.of(quantity) if not metric.meaning.duplicate_of and len(metric.series) > 1]
+    return _curves(history, quantity, metrics, starts)
+
+
+def _averages(history: RunHistory, quantity: str, starts: Mapping[int, int]) -> tuple[Curve, ...]:
+    """The curves that are logged at a second rate, of the whole model, unless they only repeat some of the values."""
+    finer = {metric.name: metric.series.values for metric in history.metrics}
+    metrics = [
+        metric
+        for metric in history.of(quantity)
+        if metric.meaning.duplicate_of in finer
+        and not metric.meaning.place
+        and len(metric.series) > 1
+        and not np.isin(metric.series.values, finer[metric.meaning.duplicate_of]).all()
+    ]
+    return _curves(history, quantity, metrics, starts)
+
+
+def _curves(
+    history: RunHistory, quantity: str, metrics: Sequence[Metric], starts: Mapping[int, int] | None
+) -> tuple[Curve, ...]:
     rewards = [metric for metric in history.metrics if REWARD_WORDS.search(metric.name.lower())]
     learns_by_reward, pays = bool(rewards), any(map(_rises, rewards))
     whole = any(not metric.meaning.place for metric in metrics)
     if not whole:  # then none is the first by its name: the longest is, whatever the order of the columns
-        metrics.sort(key=lambda metric: (-len(metric.series), metric.name))
+        metrics = sorted(metrics, key=lambda metric: (-len(metric.series), metric.name))
     sides = _sides(metrics) if quantity != "grad_norm" else frozenset()
     starts = starts_of(history) if starts is None else starts
     found = []

@@ -36,16 +36,29 @@ class Jumps:
     """That side, on the scale that is judged."""
     z: NDArray[np.float64]
     """The height in deviations of the noise."""
+    x: NDArray[np.float64]
+    """The values on the scale that is judged."""
+    logarithmic: bool = True
+    """Whether that is the logarithm."""
+
+    def value_of(self, level: float) -> float:
+        """A level as the log would print it."""
+        if self.logarithmic:
+            return math.exp(min(level, 700.0))
+        far = int(np.argmax(np.abs(self.x)))
+        return level * float(self.values[far] / self.x[far]) if self.x[far] else level
 
     def far(self, deviations: float, height: float) -> NDArray[np.bool_]:
         """Which points stand out so far."""
         return (self.z >= deviations) & (self.height >= height)
 
 
-def jumps_of(steps: NDArray[np.int64], values: NDArray[np.float64], x: NDArray[np.float64], reach: int) -> Jumps:
+def jumps_of(
+    steps: NDArray[np.int64], values: NDArray[np.float64], x: NDArray[np.float64], reach: int, logarithmic: bool = True
+) -> Jumps:
     """The jumps of a curve whose values are ``x`` on the scale that is judged."""
     height, before = prominence(x, reach)
-    return Jumps(steps, values, height, before, height / _noise(x, height))
+    return Jumps(steps, values, height, before, height / noise_of_points(x, height), x, logarithmic)
 
 
 def prominence(x: NDArray[np.float64], reach: int) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
@@ -54,23 +67,23 @@ def prominence(x: NDArray[np.float64], reach: int) -> tuple[NDArray[np.float64],
     windows = np.lib.stride_tricks.sliding_window_view(padded, reach)
     left, right = windows[: len(x)], windows[reach + 1 :]
     with np.errstate(all="ignore"):
-        sides = np.stack([_median(left), _median(right)])
+        sides = np.stack([median_of_each(left), median_of_each(right)])
     level: NDArray[np.float64] = np.fmax(sides[0], sides[1])
     level[0] = np.inf  # nothing came before it
     return x - level, level
 
 
-def _median(windows: NDArray[np.float64]) -> NDArray[np.float64]:
+def median_of_each(windows: NDArray[np.float64]) -> NDArray[np.float64]:
     """The median of the values there are in each window; NaN where there is none."""
     empty: NDArray[np.bool_] = np.asarray(np.isnan(windows).all(axis=1))
     filled = np.where(empty[:, None], 0.0, windows)
     return np.where(empty, np.nan, np.nanmedian(filled, axis=1))
 
 
-def _noise(x: NDArray[np.float64], height: NDArray[np.float64]) -> float:
+def noise_of_points(x: NDArray[np.float64], height: NDArray[np.float64] | None = None) -> float:
     """The noise of single points: from how neighbours differ, those of the two highest points left out."""
     kept: NDArray[np.bool_] = np.ones(len(x), np.bool_)
-    if len(x) >= 6:
+    if len(x) >= 6 and height is not None:
         kept[np.argsort(height)[-2:]] = False
     differences = np.diff(x)[kept[1:] & kept[:-1]]
     return max(1.4826 * float(np.median(np.abs(differences - np.median(differences)))) / math.sqrt(2), 1e-3)
