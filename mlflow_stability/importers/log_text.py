@@ -1,6 +1,6 @@
 """Opens a text file of any usual encoding, packed or not, as lines.
 
-In: a path. Out: its lines, one at a time. Promised: UTF-8, UTF-16 with its mark, else Latin-1; lines end with LF,
+In: a path. Out: its lines, one at a time. Promised: UTF-8, UTF-16, GB18030, else Latin-1; lines end with LF,
 CRLF or the lone CR with which progress bars overwrite themselves; a line is never longer than 20,000 characters;
 colours are taken out; nothing is read twice, and never the whole file at once.
 """
@@ -20,12 +20,16 @@ from typing import BinaryIO, TextIO, cast
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.harmless import reason_of, shown_path
 from mlflow_stability.importers.odd_numbers import usual
+from mlflow_stability.importers.overwritten import last_state
 
 HEAD = 65_536
 """How many bytes are looked at to tell what a file is."""
 LONGEST_LINE = 20_000
 _GZIP = b"\x1f\x8b"
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]")
+_PAIRS = re.compile(rb"(?:[\xa1-\xf7][\xa1-\xfe]){2,}|[\xa1-\xa3][\xa1-\xfe]")
+"""Two Chinese characters or more, or a full-width mark; a single pair may be a German's ``öß`` in Latin-1."""
+_FULL_WIDTH = {code: code - 0xFEE0 for code in range(0xFF01, 0xFF5F)} | {0x3000: 0x20}
 _BOMS = ((codecs.BOM_UTF8, "utf-8-sig"), (codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 
@@ -61,13 +65,38 @@ def encoding_of(head: bytes) -> str | None:
         if head.startswith(mark):
             return encoding
     if b"\0" in head:
+        return _utf_16_without_mark(head)
+    if _decodes(head, "utf-8"):
+        return "utf-8"
+    odd = sum(byte < 8 or 13 < byte < 27 or 27 < byte < 32 for byte in head)
+    if odd * 100 > len(head):
         return None
+    return "gb18030" if _is_chinese(head) else "latin-1"
+
+
+def _decodes(head: bytes, encoding: str) -> bool:
     try:
-        codecs.getincrementaldecoder("utf-8")().decode(head)
+        codecs.getincrementaldecoder(encoding)().decode(head)
     except UnicodeDecodeError:
-        odd = sum(byte < 9 or 13 < byte < 27 or 27 < byte < 32 for byte in head)
-        return "latin-1" if odd * 100 <= len(head) else None
-    return "utf-8"
+        return False
+    return True
+
+
+def _is_chinese(head: bytes) -> bool:
+    """Whether bytes above ASCII come in the pairs that Chinese texts are made of, and not alone as accents do."""
+    high = sum(byte > 0x7F for byte in head)
+    paired = sum(map(len, _PAIRS.findall(head)))
+    return paired >= 0.9 * high and _decodes(head, "gb18030")
+
+
+def _utf_16_without_mark(head: bytes) -> str | None:
+    """UTF-16 where nearly every other byte is zero, as it is in English; else it is no text."""
+    for order, zeros, others in (("utf-16-le", head[1::2], head[::2]), ("utf-16-be", head[::2], head[1::2])):
+        if len(zeros) > 1 and zeros.count(0) > 0.9 * len(zeros) and not others.count(0):
+            text = head[: len(head) // 2 * 2].decode(order, "replace")
+            if sum(each.isprintable() or each.isspace() for each in text) > 0.99 * len(text):
+                return order
+    return None
 
 
 @contextmanager
@@ -86,6 +115,12 @@ def lines_of(text: TextIO) -> Iterator[str]:
 
 
 def plain(line: str) -> str:
-    """A line without its end and without colours, its numbers written as everybody writes them."""
+    """A line without its end, colours and what it wrote over, its letters and numbers as everybody writes them."""
     line = line.rstrip("\n")
-    return usual(_COLOUR.sub("", line) if "\x1b" in line else line)
+    if "\x1b" in line:
+        line = _COLOUR.sub("", line)
+    if "\b" in line:
+        line = last_state(line)
+    if not line.isascii():
+        line = line.translate(_FULL_WIDTH)
+    return usual(line)

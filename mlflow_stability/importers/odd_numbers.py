@@ -2,7 +2,7 @@
 
 In: a line of a log. Out: the same line with ``nan``, ``inf`` and plain numbers in it. Promised: what C libraries make
 of not-a-number (``-nan(ind)``, ``1.#QNAN``, ``-1.#IND``) is not-a-number and never the 1 that it begins with;
-``tensor(0.5, device='cuda:0')`` is 0.5.
+``tensor(0.5, device='cuda:0')`` is 0.5, and the Chinese for "the third epoch" is ``epoch 3``.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ import re
 
 _TENSOR = re.compile(r"\btensor\(([^,()\[\]]+)[^()]*\)")
 _NAN = re.compile(r"(?<![\w.])[-+]?nan\((?:[qs]?nan|ind|0x[0-9a-f]+|\d*)\)", re.IGNORECASE)
+_ORDINAL = re.compile(r"第\s*(\d+)\s*(?:/\s*\d+\s*)?个?(轮|步|次迭代|epoch\b|iter\b|step\b)")
+_COUNTED = {"轮": "epoch", "步": "step", "次迭代": "iteration", "epoch": "epoch", "iter": "iter", "step": "step"}
 _SHARP = re.compile(r"(?<![\w.])([-+]?)1\.#(QNAN|SNAN|IND|INF|R|J)\d*\b")
 
 
@@ -20,6 +22,8 @@ def usual(line: str) -> str:
         if "tensor(" in line:
             line = _TENSOR.sub(r"\1", line)
         line = _NAN.sub("nan", line)
+    if "第" in line:
+        line = _ORDINAL.sub(lambda found: f"{_COUNTED[found[2]]} {found[1]} ", line)
     return _SHARP.sub(_finite_or_not, line) if "1.#" in line else line
 
 

@@ -12,10 +12,15 @@ from collections.abc import Iterator
 _BACK = re.compile(r"[\r\b]+")
 
 
+def last_state(line: str) -> str:
+    """A line as it stood in the end."""
+    return next((state for state in reversed(_BACK.split(line)) if state.strip()), "")
+
+
 def last_states(text: str) -> Iterator[str]:
     """Each line as it stood in the end."""
     for line in text.replace("\r\n", "\n").split("\n"):
-        yield next((state for state in reversed(_BACK.split(line)) if state.strip()), "")
+        yield last_state(line)
 
 
 def all_states(text: str) -> Iterator[str]:

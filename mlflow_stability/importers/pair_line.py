@@ -121,6 +121,8 @@ def _name(between: str, mark: str) -> str:
         words = words[-1:]
     while words[0] in _NO_PART and len(words) > 1:
         words = words[1:]
+    if words[0] >= "\u2e80" and (is_epoch(words[-1]) or step_rank(words[-1]) >= 0):  # Chinese in front of `epoch`
+        words = words[-1:]
     name = " ".join(words)
     if len(name) > 80 or not _NAME.fullmatch(name) or name.endswith(_SOURCES):
         return ""

@@ -17,11 +17,15 @@ _STEPS = (
     ("timestep", "env step", "total timestep"),
     ("iteration", "iter", "n iter", "global iter", "num iter", "it", "iters"),
     ("num updates", "updates", "update num", "n updates total"),
-    ("steps", "iterations", "num steps"),
+    ("steps", "iterations", "num steps", "步数", "迭代", "迭代次数"),
     ("total steps",),
     ("batch", "batch idx", "batch id", "minibatch", "mini batch", "batches", "s"),
 )
-_EPOCHS = frozenset({"epoch", "epochs", "ep", "epoch num", "n epoch", "epoch idx", "end of epoch"})
+_EPOCHS = frozenset({"epoch", "epochs", "ep", "epoch num", "n epoch", "epoch idx", "end of epoch"}) | {
+    "轮次",
+    "轮数",
+    "周期",
+}
 _TIMES = frozenset({"timestamp", "wall time", "time stamp", "unix time", "created at"})
 _OF_NO_MATTER = frozenset(
     {"trainer", "train", "training", "time", "valid", "val", "eval", "test", "rollout", "perf", "progress"}

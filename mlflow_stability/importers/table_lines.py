@@ -15,7 +15,10 @@ from mlflow_stability.importers.step_names import is_epoch, step_rank
 from mlflow_stability.vocabulary.name_words import LOSSES, words_of
 
 _RULE = frozenset("-+|=: \t")
-_CLOCK = re.compile(r"\d+(?::\d+)+|\d+(?:\.\d+)?[GMK]B?")
+_CLOCK = re.compile(r"\d+(?::\d+)+|\d+(?:\.\d+)?(?:[GMK]B?|[mu]?s|sec|min|h|s/it|it/s)")
+_NOTHING = frozenset({"", "-", "--", "—", "N/A", "n/a", "NA", "None", "none", "null"})
+_APART = re.compile(r"\s{2,}|\t")
+_DRAWN = str.maketrans({"│": "|", "┃": "|", "║": "|", "┆": "|", "┊": "|"})
 _MOST_COLUMNS = 60
 
 
@@ -60,23 +63,27 @@ class ColumnTable:
 
     def take(self, line: str) -> LogLine | None:
         """The row that this line is, if it is one."""
-        cells = line.strip().strip("|").split("|") if line.count("|") > 2 else line.split()
-        cells = [cell.strip() for cell in cells]
+        if not line.isascii():
+            line = line.translate(_DRAWN)
+        barred = line.count("|") > 2
+        cells = [cell.strip(" *`\t") for cell in line.strip().strip("|").split("|")] if barred else line.split()
         columns = len(self._header)
         if len(cells) > columns > 0 and cells[columns - 1].endswith(":"):  # a progress bar behind the last column
             cells = [*cells[: columns - 1], cells[columns - 1][:-1]]
         if self._header and len(cells) == len(self._header):
             numbers = [_number(cell) for cell in cells]
             if all(
-                number is not None or not cell or _CLOCK.fullmatch(cell)
+                number is not None or cell in _NOTHING or barred or _CLOCK.fullmatch(cell)
                 for number, cell in zip(numbers, cells, strict=True)
             ):
                 pairs = zip(self._header, numbers, strict=True)
                 read = log_row({name: number for name, number in pairs if number is not None})
                 read.form = "text"
                 return read if read.values else None
-        if _is_header(cells):
-            self._header = cells
+        apart = [] if barred else _APART.split(line.strip())  # `Train Loss    Val Loss`
+        header = next((names for names in (apart, cells) if _is_header(names)), None)
+        if header is not None:
+            self._header = header
         return None
 
 
@@ -92,7 +99,8 @@ def _is_header(cells: Sequence[str]) -> bool:
 
 
 def _number(cell: str) -> float | None:
+    count, of, _ = cell.partition("/")  # `3/20`
     try:
-        return float(cell.partition("/")[0] if cell.replace("/", "").isdigit() else cell)
+        return float(count if of and cell.replace("/", "").isdigit() else cell.removesuffix("%"))
     except ValueError:
         return None

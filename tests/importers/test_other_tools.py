@@ -162,9 +162,9 @@ LOGS: dict[str, tuple[str, str, str, list[int]]] = {
     ),
     "a name in another script": (
         "".join(f"第 {n} 步 loss：{3 / n:.3f}\n" for n in N),
-        "步 loss",
         "loss",
-        list(range(8)),
+        "loss",
+        list(N),
     ),
 }
 

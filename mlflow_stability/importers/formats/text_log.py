@@ -20,6 +20,7 @@ from mlflow_stability.importers.log_line import LogLine
 from mlflow_stability.importers.log_text import lines_of, text_of
 from mlflow_stability.importers.loose_lines import LooseLines
 from mlflow_stability.importers.pair_line import held_out_in, pair_line, said_of
+from mlflow_stability.importers.printed_lists import PrintedLists
 from mlflow_stability.importers.table_lines import ColumnTable, KeyValueTable
 from mlflow_stability.importers.told_in_words import Told
 from mlflow_stability.vocabulary.run_history import RunHistory
@@ -37,6 +38,7 @@ class TextLog:
         self._forms: Counter[str] = Counter()
         self._key_values, self._columns = KeyValueTable(), ColumnTable()
         self._patterns, self._told = LinePatterns(), Told()
+        self._lists = PrintedLists()
         self._step = self._epoch = _UNKNOWN
         self._row = 0
         self._heading = ""
@@ -59,6 +61,8 @@ class TextLog:
             return None
         read = json_line(line) if "{" in line else None
         if read is not None:
+            if not read.values and "[" in line:
+                self._lists.take(line)
             return read
         in_table, done = self._key_values.take(line)
         if in_table or done is not None:
@@ -78,6 +82,7 @@ class TextLog:
         if last is not None:
             self._keep(last)
         self._loose.join(self._gathered)
+        self._lists.join(self._gathered)
         columns = self._gathered.columns
         begin = max(columns.values(), key=len).rows[0] if columns else 0
         for name in [name for name, column in columns.items() if len(column) == 1 and column.rows[0] < begin]:
