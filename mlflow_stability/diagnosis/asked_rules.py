@@ -23,13 +23,18 @@ from mlflow_stability.diagnosis.overfitting_rule import OverfittingRule
 from mlflow_stability.diagnosis.rule import Rule
 from mlflow_stability.diagnosis.spike_rule import SpikeRule
 from mlflow_stability.vocabulary.episode import Episode
+from mlflow_stability.vocabulary.outcome import RUN_STATUS
 
 
 def found_by(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence[Detector]) -> list[Episode]:
     """What these rules find, of the kinds that were asked for."""
-    kinds = {each.kind for each in detectors if not each.rule}
-    found = [episode for rule in rules for episode in _as_asked(rule(), detectors).find(curves)]
-    return [each for each in found if each.kind in kinds]
+    return asked_for((episode for rule in rules for episode in _as_asked(rule(), detectors).find(curves)), detectors)
+
+
+def asked_for(episodes: Iterable[Episode], detectors: Sequence[Detector]) -> list[Episode]:
+    """Those of the kinds that were asked for; how a process ended is no judgement, and always told."""
+    kinds = {each.kind for each in detectors if not each.rule} | {*RUN_STATUS}
+    return [each for each in episodes if each.kind in kinds]
 
 
 def changed_kinds(detectors: Sequence[Detector]) -> set[str]:

@@ -14,7 +14,7 @@ import numpy as np
 
 from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.diagnosis.asked_rules import changed_kinds, found_by
+from mlflow_stability.diagnosis.asked_rules import asked_for, changed_kinds, found_by
 from mlflow_stability.diagnosis.causes import deciding_cause, with_causes
 from mlflow_stability.diagnosis.curve_reading import reading_of
 from mlflow_stability.diagnosis.curves import RunCurves, run_curves, starts_of
@@ -32,6 +32,7 @@ from mlflow_stability.diagnosis.resumes import joined, resumed_in
 from mlflow_stability.diagnosis.rules import OF_VALIDATIONS, RULES, WHERE_JUDGED_LIVE
 from mlflow_stability.diagnosis.silence import silence_of, single_loss
 from mlflow_stability.diagnosis.sketch import sketch_of
+from mlflow_stability.diagnosis.told_findings import told_findings
 from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
 from mlflow_stability.vocabulary.diagnosis import JUDGED_LIVE, Diagnosis
 from mlflow_stability.vocabulary.episode import Episode
@@ -97,6 +98,7 @@ def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector
     seen = episodes_of(events, history, curves, starts_of(history), (*default_detectors(), *detectors))
     if not live:
         seen = in_hindsight(seen, found, curves, changed_kinds(detectors))
+        found += asked_for(told_findings(history, curves, starts_of(history)), detectors)
     episodes = reconciled([*seen, *found], span)
     return episodes if live else passed(episodes, curves)
 

@@ -29,7 +29,8 @@ class NonFiniteRule:
     the gradients; train in bf16 instead of fp16.
 
     When it is wrong: a gradient norm that is infinite while the loss stays finite was thrown away by a loss scaler, or
-    the loss could not have stayed finite: such stretches are only mentioned.
+    the loss could not have stayed finite: such stretches are only mentioned, if they are few. One that is NaN after the
+    first twenty steps is a warning even once: a scaler that searches for its scale overflows before.
 
     Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
@@ -42,6 +43,8 @@ class NonFiniteRule:
     """Stretches of several losses that begin within this share of the run of each other are one finding."""
     often: float = 0.05
     """From this share of gradient norms on, it is more than a loss scaler's search and becomes a warning."""
+    search: int = 20
+    """In the first so many gradient norms NaN may come of a loss scaler's search, too."""
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The stretches, earliest first."""
@@ -115,7 +118,8 @@ class NonFiniteRule:
             return norm
         curve = next(each for each in norms if each.name == norm.metric and each.attempt == norm.attempt)
         rare = (~curve.finite).mean() < self.often
-        return replace(norm, severity=Severity.INFO if rare else Severity.WARNING)
+        nan = norm.kind == NanDetected.kind and norm.start > int(curve.steps[: self.search][-1])
+        return replace(norm, severity=Severity.INFO if rare and not nan else Severity.WARNING)
 
 
 def _together(norm: Episode, loss: Episode, reach: float) -> bool:

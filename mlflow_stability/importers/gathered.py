@@ -83,6 +83,17 @@ class Column:
             setattr(self, name, new)
 
 
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """What a log says in words, and where."""
+
+    event: Event
+    row: int
+    """The last row of values before it."""
+    own_step: bool = False
+    """Whether the words name the step; else it is that of the row."""
+
+
 @dataclass(slots=True, eq=False)
 class Gathered:
     """What one log holds."""
@@ -90,8 +101,8 @@ class Gathered:
     columns: dict[str, Column] = field(default_factory=dict)
     thinned: bool = False
     names_left_out: int = 0
-    reported: list[Event] = field(default_factory=list)
-    """What the log says in words and with a step: a step that was skipped."""
+    reported: list[Heard] = field(default_factory=list)
+    """What the log says in words: a step that was skipped, an end that was none."""
     outcome: str = ""
     outcome_detail: str = ""
     notes: list[str] = field(default_factory=list)

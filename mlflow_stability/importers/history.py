@@ -7,15 +7,17 @@ a single value never takes the place of a curve.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.clock import Clock, clock_of
-from mlflow_stability.importers.gathered import Column, Gathered
+from mlflow_stability.importers.gathered import Column, Gathered, Heard
 from mlflow_stability.importers.harmless import shown_path
 from mlflow_stability.vocabulary.counted import counted
+from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.metric_names import Meaning, meanings_of
 from mlflow_stability.vocabulary.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.sentence import sentence
@@ -53,7 +55,7 @@ def history_of(
         ordinal_steps=clock is not None and main is not None and clock.numbers(main),
         step_unit="step" if clock is None else clock.unit,
         complete=not gathered.thinned,
-        reported=tuple(gathered.reported),
+        reported=tuple(_reported(each, clock) for each in gathered.reported),
     )
 
 
@@ -94,6 +96,17 @@ def _metric(name: str, meaning: Meaning, column: Column, clock: Clock) -> Metric
         told[1:] = (np.diff(steps) != 0) | (np.diff(attempts) != 0) | ~again  # a line that was printed twice
         steps, attempts, values, times = steps[told], attempts[told], values[told], times[told]
     return Metric(name, meaning, Series(meaning.signal, steps, values, attempts, times))
+
+
+def _reported(heard: Heard, clock: Clock | None) -> Event:
+    """What was said, at the step and in the attempt of the row before it."""
+    if clock is None or not len(clock.rows):
+        return heard.event
+    at = max(0, int(np.searchsorted(clock.rows, heard.row, "right")) - 1)
+    attempt = int(np.searchsorted(clock.begins, heard.row, "right"))
+    counted = clock.recounted or clock.ordinal or not heard.own_step
+    ordinal = int(np.searchsorted(clock.main, heard.row, "right")) - 1 if clock.ordinal else int(clock.steps[at])
+    return replace(heard.event, attempt=attempt, step=max(0, ordinal) if counted else heard.event.step)
 
 
 def _notes(gathered: Gathered, clock: Clock | None) -> list[str]:

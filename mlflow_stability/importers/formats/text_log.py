@@ -22,11 +22,11 @@ from mlflow_stability.importers.loose_lines import LooseLines
 from mlflow_stability.importers.pair_line import held_out_in, pair_line, said_of
 from mlflow_stability.importers.printed_lists import PrintedLists
 from mlflow_stability.importers.table_lines import ColumnTable, KeyValueTable
-from mlflow_stability.importers.told_in_words import Told
+from mlflow_stability.importers.told_in_words import Told, says_skipped
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 _UNKNOWN = float("nan")
-_SAYS_MORE = re.compile(r"verflow|onfinite|[Ss]kipping")
+_SAYS_MORE = re.compile(r"verflow|onfinite|[Ss]kipping|[Ii]nvalid|[Aa]bort|[Ss]topping")
 
 
 class TextLog:
@@ -40,20 +40,24 @@ class TextLog:
         self._patterns, self._told = LinePatterns(), Told()
         self._lists = PrintedLists()
         self._step = self._epoch = _UNKNOWN
-        self._row = 0
+        self._row = self._number = 0
         self._heading = ""
 
     def take(self, line: str) -> None:
         """One line."""
+        self._number += 1
         read = self._patterns.read(line)
         if read is None:
             read = self._understood(line)
+        more = _SAYS_MORE.search(line) is not None
+        if more and read is not None and says_skipped(line) and not any("loss" in name.lower() for name in read.values):
+            read = None  # the numbers of a guard, which speaks of broken steps alone, are no curve
         if read is not None:
             self._keep(read)
         elif line.rstrip().endswith(":"):
             self._heading = held_out_in(line)
-        if read is None or not read.has_step or _SAYS_MORE.search(line):
-            self._told.hear(line)
+        if read is None or not read.has_step or more:
+            self._told.hear(line, self._number)
 
     def _understood(self, line: str) -> LogLine | None:
         """The values of a line of a kind that was not seen before."""
@@ -105,9 +109,10 @@ class TextLog:
         if read.has_step:
             if read.total == read.total:
                 self._gathered.count_of(read.total)
-            self._told.value_came(int(max(-(2**53), min(read.step, 2**53))))
+            self._told.value_came(int(max(-(2**53), min(read.step, 2**53))), self._row)
             self._gathered.add_row(self._row, read.values, read.step, self._epoch, read.time)
         else:
+            self._told.line_without_step(read.values, self._row)
             self._loose.keep(self._row, read, self._step, self._epoch)
 
 

@@ -88,7 +88,7 @@ class _Run:
         self._row += 1
         self.gathered.add_row(self._row, values, step, time=time)
         if values and math.isfinite(step):
-            self.told.value_came(int(max(-(2**53), min(step, 2**53))))
+            self.told.value_came(int(max(-(2**53), min(step, 2**53))), self._row)
 
     def _set(self, config: bytes) -> None:
         for kind, _, content in fields_of(config):
