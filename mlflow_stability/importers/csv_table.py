@@ -22,6 +22,7 @@ from mlflow_stability.importers.gathered import Gathered
 from mlflow_stability.importers.history import history_of
 from mlflow_stability.importers.log_text import lines_of, text_of
 from mlflow_stability.importers.long_format import name_and_value
+from mlflow_stability.importers.ray_result import chosen
 from mlflow_stability.importers.step_names import is_epoch, is_time, step_rank
 from mlflow_stability.vocabulary.run_history import RunHistory
 
@@ -81,7 +82,8 @@ def _add(
     if not body:
         return 0
     table = _parsed(body, header, separator)
-    numbers = {name: _numbers(table[name], body, header, separator) for name in table.columns}
+    kept = chosen(tuple(header))
+    numbers = {name: _numbers(table[name], body, header, separator) for name in table.columns if name in kept}
     rows = np.arange(first, first + len(table), dtype=np.int64)
     step, epoch, time = clocks.setdefault(tuple(header), _clock_columns(numbers))
     unknown = np.full(len(table), np.nan)

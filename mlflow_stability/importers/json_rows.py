@@ -16,7 +16,8 @@ from functools import lru_cache
 from mlflow_stability.importers.log_line import LogLine
 from mlflow_stability.importers.long_format import name_and_value
 from mlflow_stability.importers.python_text import as_json
-from mlflow_stability.importers.step_names import is_epoch, is_time, step_name
+from mlflow_stability.importers.ray_result import chosen
+from mlflow_stability.importers.step_names import counts_within_epochs, is_epoch, is_time, step_name
 from mlflow_stability.vocabulary.name_words import HELD_OUT, words_of
 
 _DEEPEST = 6
@@ -47,12 +48,16 @@ def json_line(line: str) -> LogLine | None:
 def log_row(row: Mapping[str, object]) -> LogLine:
     """The values of one object."""
     values = dict(_flat(row))
+    if len(kept := chosen(tuple(values))) < len(values):
+        values = {name: value for name, value in values.items() if name in kept}
     step, epoch, time, role = _plan(tuple(values), *(str(row.get(key, "")) for key in ("split", "mode", "phase")))
     read = LogLine(form="json")
     if epoch is not None:
         read.epoch = values[epoch]
     if step is not None:
-        read.step = values.pop(step)
+        told = values.pop(step)
+        if not (role and epoch is not None and counts_within_epochs(step)):  # else it counts the batches of validation
+            read.step = told
     if time is not None and values[time] > _AGES_AGO:
         told = values.pop(time)
         read.time = told / 1000 if told > _MILLISECONDS else told

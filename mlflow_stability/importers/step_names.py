@@ -40,6 +40,11 @@ def step_rank(name: str) -> int:
     return _RANKS.get(_plain(name), -1)
 
 
+def counts_within_epochs(name: str) -> bool:
+    """Whether a step's name may be one that begins anew in each epoch: an iteration, a batch."""
+    return "iter" in name.lower() or "batch" in name.lower()
+
+
 @lru_cache(maxsize=4096)
 def is_epoch(name: str) -> bool:
     """Whether a name counts epochs."""
