@@ -27,7 +27,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.device_numbers import on_device
 from mlflow_stability.probes.module_places import ModulePlaces
 from mlflow_stability.probes.pass_hooks import PassHooks
-from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.probe import Guard, next_look
 from mlflow_stability.vocabulary.signal import Signal
 
 FIRST_LOOK = 10
@@ -66,6 +66,10 @@ class ActivationProbe:
     def due(self, turn: int) -> bool:
         """Whether to look."""
         return turn == FIRST_LOOK or turn % self.every == 0
+
+    def next_due(self, turn: int) -> int:
+        """The next turn that is due."""
+        return next_look(turn, FIRST_LOOK, self.every)
 
     def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
         """Put a hook on each module that is a leaf or has parameters of its own."""

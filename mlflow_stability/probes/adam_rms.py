@@ -25,6 +25,7 @@ from mlflow_stability.probes.device_numbers import on_device
 from mlflow_stability.probes.flat_copies import bytes_of_copy, copy_budget, flat_copies
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_layout import whole_signals
+from mlflow_stability.probes.probe import next_multiple
 from mlflow_stability.probes.tensor_sums import squares
 from mlflow_stability.probes.turns import Piece, share_out
 
@@ -48,6 +49,10 @@ class AdamRms:
     def due(self, step: int) -> bool:
         """Whether this cycle is to be measured."""
         return step % self.every == 0 or step % self.layers_every == 0
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        return next_multiple(step, self.every, self.layers_every)
 
     def at_gate(self, view: GateView) -> None:
         """The second moment is that of after the step."""

@@ -28,7 +28,7 @@ from mlflow_stability.probes.attention_scores import Scores
 from mlflow_stability.probes.attention_sight import AttentionSight
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.module_places import ModulePlaces
-from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.probe import Guard, next_look
 from mlflow_stability.probes.replay import unwrapped
 from mlflow_stability.vocabulary.attention_map import AttentionMap
 from mlflow_stability.vocabulary.signal import Signal
@@ -99,6 +99,12 @@ class AttentionProbe:
         """Whether to look in this cycle."""
         self._deliver(wait=False)
         return bool(self.every) and (turn % self.every == 0 or turn == FIRST)
+
+    def next_due(self, turn: int) -> int:
+        """The next turn that may be due: a map that is on its way is asked for until it has arrived."""
+        if self._on_their_way or not self.every:
+            return turn + 1
+        return next_look(turn, FIRST, self.every)
 
     def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
         """Begin to look, right before a forward pass."""

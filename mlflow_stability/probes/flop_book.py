@@ -61,6 +61,8 @@ class FlopBook:
         """What the model computes in."""
         self._known: dict[_Key, _Known] = {}
         self._now: _Counting | None = None
+        self.is_counting = False
+        """Whether a forward pass is being counted now."""
         self._waiting: Counter[_Key] = Counter()
         """Forward passes since the last time that are not among `flops`."""
 
@@ -68,7 +70,8 @@ class FlopBook:
         self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any], shape: BatchShape, may_count: bool
     ) -> None:
         """Add a forward pass of training, or begin to count it."""
-        self.give_up()
+        if self.is_counting:
+            self.give_up()
         if self.reason:
             return
         key = id(root), shape_key(args, kwargs)
@@ -110,7 +113,7 @@ class FlopBook:
         """A forward pass that never ended, as one that was interrupted, is not counted; nothing of ours is left."""
         if self._now is not None:
             self._now.counter.leave()
-            self._now = None
+            self._now, self.is_counting = None, False
 
     def take(self) -> float | None:
         """Operations since the last time; None where not all of them are known."""
@@ -128,6 +131,7 @@ class FlopBook:
         autocast = torch.is_autocast_enabled(self.device.type)
         self.dtype = torch.get_autocast_dtype(self.device.type) if autocast else main_dtype(root)
         # Known before it begins: whatever happens then, Ctrl-C in between too, somebody ends it.
+        self.is_counting = True
         self._now = _Counting(key, root, FlopCounter(), shape.elements)
         if not self._now.counter.enter():
             self.give_up()

@@ -22,6 +22,7 @@ from torch.nn import Module
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.compile_retreat import CompileRetreat
 from mlflow_stability.probes.compiled_parts import compiled, ran_compiled
+from mlflow_stability.probes.forward_watch import ForwardListener
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.nesting import depth_of, too_deep
 from mlflow_stability.probes.pass_alive import PassAlive
@@ -46,7 +47,14 @@ class ForwardProbe(Protocol):
     """How it is called where it fails."""
 
     def due(self, turn: int) -> bool:
-        """Whether to look; `turn`: how many cycles this model has trained. Asked once for each cycle and model."""
+        """Whether to look; `turn`: how many cycles this model has trained.
+
+        Asked once for each cycle and model that `next_due` has not passed over.
+        """
+        ...
+
+    def next_due(self, turn: int) -> int:
+        """The next turn after this one that may be due."""
         ...
 
     def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
@@ -74,7 +82,24 @@ class ForwardProbe(Protocol):
         ...
 
 
-class ForwardTurns:
+class _Model:
+    """What is known of a model."""
+
+    __slots__ = ("cycle", "missed", "next_due", "root", "turn")
+
+    def __init__(self, root: Module, turn: int, forget: Callable[[Any], object]) -> None:
+        self.root = weakref.ref(root, forget)
+        self.turn = turn
+        """How many cycles it has trained."""
+        self.next_due = 0
+        """Before this turn nobody wants to look."""
+        self.cycle = -1
+        """In which cycle it was called last."""
+        self.missed: tuple[_Seat, ...] = ()
+        """Who had to step back, and looks at the next pass instead."""
+
+
+class ForwardTurns(ForwardListener):
     """A listener to forward passes, and a probe of a survey, that leads forward probes."""
 
     part = "probes of forward passes"
@@ -91,16 +116,17 @@ class ForwardTurns:
         self._retreat = CompileRetreat(self._step_back)
         self._again = guard("end of probes of forward passes", lambda seat: seat.close(False))
         self._second_pass = SecondPass()
-        self._turns: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
-        self._step = first_step
+        self._models: dict[int, _Model] = {}
+        """By identity."""
+        self.step = first_step
+        """The step in progress."""
+        self.cycle = 0
         """The cycle in progress."""
-        self._met: set[int] = set()
-        """The models that were called in this cycle, by identity."""
+        self.busy = False
+        """Whether there may be anything to be taken off or to be asked for: else a gate is none of our business."""
         self._open: list[_Seat] = []
         self._root: weakref.ref[Module] | None = None
         """The model they look into."""
-        self._missed: weakref.WeakKeyDictionary[Module, list[_Seat]] = weakref.WeakKeyDictionary()
-        """Who had to step back, and looks at the next pass instead."""
         self._broken: list[_Seat] = []
         """Were open in a pass that raised."""
         self._alive: PassAlive | None = None
@@ -112,13 +138,21 @@ class ForwardTurns:
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Look into this pass, if it is the first one of its model in a cycle in which somebody wants to."""
-        self._settle()
-        if not self._seats or id(root) in self._met:
+        if self.busy:
+            self._settle()
+        model = self._models.get(id(root))
+        if model is None:
+            model = self._met(root)
+        if model.cycle == self.cycle:
             return
-        self._met.add(id(root))
-        turn = self._turns[root] = self._turns.get(root, self._step - 1) + 1
-        missed = self._missed.pop(root, [])
+        model.cycle = self.cycle
+        model.turn += 1
+        turn, missed = model.turn, model.missed
+        if turn < model.next_due and not missed:
+            return
+        model.missed = ()
         due = [each for each in self._seats if each.due(turn) or each in missed]
+        model.next_due = min([each.next_due(turn) or 0 for each in self._seats], default=sys.maxsize)
         if not due or any(kind.__name__ in UNFIT for kind in type(root).__mro__):
             return
         if too_deep(root):
@@ -126,6 +160,7 @@ class ForwardTurns:
             why += f"{sys.getrecursionlimit():,} calls in each other; sys.setrecursionlimit() makes room"
             self._not_looked_into(root, why)
             return
+        self.busy = True
         if compiled(root) != "no":
             self._run_second_pass(due, root, args, kwargs)
         else:
@@ -144,15 +179,18 @@ class ForwardTurns:
         if self._open:
             self._close(False)
 
-    def evaluated(self) -> None:
-        """A pass that is no part of training is not looked into."""
-
     def due(self, step: int) -> bool:
         """The first gate of a cycle: what was measured in it is asked for in any case."""
-        self._step = step + 1
-        self._met.clear()
+        self.step, self.cycle = step + 1, self.cycle + 1
+        if not self.busy:
+            return False
         self._settle()
-        return any(each.looked for each in self._seats)
+        self.busy = any(each.looked for each in self._seats)
+        return self.busy
+
+    def next_due(self, step: int) -> int:
+        """A survey goes by `busy`."""
+        return step + 1
 
     def at_gate(self, _view: GateView) -> None:
         """Nothing is measured here."""
@@ -179,17 +217,27 @@ class ForwardTurns:
         for each in self._seats:
             each.finish()
 
+    def _met(self, root: Module) -> _Model:
+        """A model is called for the first time."""
+        key, models = id(root), self._models
+
+        def forget(_: Any) -> None:
+            models.pop(key, None)
+
+        models[key] = _Model(root, self.step - 1, forget)
+        return models[key]
+
     def _open_for(self, seats: Sequence[_Seat], root: Module, alive: Callable[[], bool]) -> None:
         for each in seats:
             self._open.append(each)  # first, so that one that fails half-way is closed with the others
-            each.open(root, self._step, alive)
+            each.open(root, self.step, alive)
 
     def _step_back(self, is_compiled: bool) -> None:
         """Something compiled runs, or is made or traced, in the middle of the pass: not with us in it."""
         root = None if self._root is None else self._root()
         if root is not None and is_compiled:
             ran_compiled(root)
-            self._missed[root] = self._open[:]
+            self._models[id(root)].missed = tuple(self._open)
         if self._open:
             self._close(False)
 
@@ -231,18 +279,19 @@ class ForwardTurns:
     def _not_looked_into(self, root: Module, why: str) -> None:
         if why not in self._told and len(self._told) < MOST_TOLD:
             self._told.add(why)
-            self._tell(not_looked_into(type(unwrapped(root)).__name__, why, self._step))
+            self._tell(not_looked_into(type(unwrapped(root)).__name__, why, self.step))
 
 
 class _Seat:
     """A forward probe, made harmless."""
 
-    __slots__ = ("blocks", "close", "due", "finish", "looked", "open")
+    __slots__ = ("blocks", "close", "due", "finish", "looked", "next_due", "open")
 
     def __init__(self, probe: ForwardProbe, guard: Guard) -> None:
         self.looked = False
         """Whether there is something to ask it for."""
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
+        self.next_due: Callable[[int], int | None] = guard(probe.part, probe.next_due)
         self.open: Callable[[Module, int, Callable[[], bool]], Any] = guard(probe.part, probe.open)
         self.close = probe.close  # not under its own part: one that is switched off must still be closed
         self.blocks: Callable[[], Sequence[Block] | None] = guard(probe.part, probe.blocks)

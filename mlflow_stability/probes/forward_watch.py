@@ -7,10 +7,10 @@ that is copied, pickled or scripted takes nothing of ours along; `remove` leaves
 
 from __future__ import annotations
 
-import threading
 import weakref
 from collections.abc import Callable, Sequence
-from typing import Any, Protocol, runtime_checkable
+from threading import get_ident
+from typing import Any
 
 import torch
 from torch.nn import Module
@@ -31,14 +31,17 @@ MOST_SEARCHES = 8
 """A script that makes an optimizer for every sample has no model that could be followed."""
 
 
-class ForwardListener(Protocol):
-    """Who wants to know."""
+class ForwardListener:
+    """Who wants to know; what a listener leaves as it is here is not called."""
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Runs right before a forward pass of training."""
 
+    def forward_gave(self, outputs: Any) -> None:
+        """Runs right after it, with what came out."""
+
     def forward_ended(self) -> None:
-        """Runs right after it."""
+        """Runs after that."""
 
     def forward_failed(self) -> None:
         """Runs instead of that where the forward pass raised an exception."""
@@ -47,20 +50,15 @@ class ForwardListener(Protocol):
         """Runs after a forward pass that is no part of training."""
 
 
-@runtime_checkable
-class OutputListener(Protocol):
-    """Who wants to know what came out as well."""
-
-    def forward_gave(self, outputs: Any) -> None:
-        """Runs before `forward_ended`."""
-
-
 class ForwardWatch:
     """The hooks on the models of one training."""
 
     def __init__(self, guard: Guard, listeners: Sequence[ForwardListener]) -> None:
-        self._listeners = tuple(listeners)
-        self._output_listeners = [each for each in listeners if isinstance(each, OutputListener)]
+        self._began = _overriding("forward_began", listeners)
+        self._gave = _overriding("forward_gave", listeners)
+        self._ended = _overriding("forward_ended", listeners)
+        self._did_fail = _overriding("forward_failed", listeners)
+        self._evaluated = _overriding("evaluated", listeners)
         self._before = guard("forward passes", self._begins)
         self._after = guard("forward passes", self._ends)
         self._failed = guard("forward passes", self._fails)
@@ -97,7 +95,7 @@ class ForwardWatch:
         self._give_up()
         if optimizer not in self._known:
             self._known.add(optimizer)
-            self._thread = threading.get_ident()
+            self._thread = get_ident()
             if self._searches < MOST_SEARCHES:
                 self._searches += 1
                 for root in models_of([optimizer]):
@@ -108,7 +106,8 @@ class ForwardWatch:
     def backward_began(self) -> None:
         """Runs before a backward pass: what is called inside it is run again for a checkpoint."""
         self._in_backward = True
-        self._give_up()
+        if self._open:
+            self._give_up()
 
     def backward_ended(self) -> None:
         """Runs after it."""
@@ -155,7 +154,7 @@ class ForwardWatch:
                 self._watch(each)
 
     def _begins(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             return
         if self._open:
             again = self._open == id(root)
@@ -163,50 +162,44 @@ class ForwardWatch:
                 self._within |= again
                 return
             self._give_up()
-        if not self._counts(root):
+        if (
+            not root.training
+            or not torch.is_grad_enabled()
+            or torch_api.get_tracing_state()
+            or self._in_backward
+            or (self._on_cuda and torch.cuda.is_current_stream_capturing())
+        ):
             return
         self._open, self._within = id(root), False
         if self._uncalled:
             self._uncalled.pop(id(root), None)
-        for each in self._listeners:
-            each.forward_began(root, args, kwargs)
+        for tell in self._began:
+            tell(root, args, kwargs)
 
     def _ends(self, root: Module, outputs: Any) -> None:
-        if threading.get_ident() != self._thread:
+        if get_ident() != self._thread:
             return
-        if self._is_over(root):
-            for taker in self._output_listeners:
-                taker.forward_gave(outputs)
-            for each in self._listeners:
-                each.forward_ended()
+        if self._open == id(root) and not (self._within and running_calls(self._open) > 1):
+            for take in self._gave:
+                take(outputs)
+            for tell in self._ended:
+                tell()
             self._open = 0  # after the rest: where Ctrl-C comes before, the next call has them give it up
         elif not self._open and not self._in_backward:
-            for each in self._listeners:
-                each.evaluated()
-
-    def _fails(self, root: Module) -> None:
-        if threading.get_ident() == self._thread and self._is_over(root):
-            self._give_up()
-
-    def _is_over(self, root: Module) -> bool:
-        """Whether it is the call that was heard which ends, and not one within it."""
-        return self._open == id(root) and not (self._within and running_calls(self._open) > 1)
+            for tell in self._evaluated:
+                tell()
 
     def _give_up(self) -> None:
         """The pass that is open has not ended as it should, or will not be heard to end."""
         if self._open:
-            for each in self._listeners:
-                each.forward_failed()
+            for tell in self._did_fail:
+                tell()
             self._open = 0
 
-    def _counts(self, root: Module) -> bool:
-        return (
-            root.training
-            and torch.is_grad_enabled()
-            and not torch_api.get_tracing_state()
-            and not self._in_backward
-            and not (self._on_cuda and torch.cuda.is_current_stream_capturing())
-        )
+    def _fails(self, root: Module) -> None:
+        within = self._within and running_calls(self._open) > 1  # it is a call within the one that was heard
+        if get_ident() == self._thread and self._open == id(root) and not within:
+            self._give_up()
 
     def _around_scripting(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """`torch.jit.script` compiles the hooks that it finds, and ours cannot be: they step aside for it."""
@@ -220,6 +213,13 @@ class ForwardWatch:
         finally:
             for each in self._watched.values():
                 each.put_on()
+
+
+def _overriding(name: str, listeners: Sequence[ForwardListener]) -> tuple[Callable[..., Any], ...]:
+    """What the listeners have to be told."""
+    idle = getattr(ForwardListener, name)
+    found = [getattr(each, name) for each in listeners]
+    return tuple([each for each in found if getattr(each, "__func__", None) is not idle])
 
 
 def _those_inside(root: Module) -> list[Module]:

@@ -16,6 +16,7 @@ from mlflow_stability.probes.dense_gradients import dense_gradients
 from mlflow_stability.probes.device_numbers import on_device
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_layout import whole_signals
+from mlflow_stability.probes.probe import next_multiple
 from mlflow_stability.probes.tensor_sums import largest_of, nonzeros_of, scalars
 
 QUANTITIES = ("grad_max", "grad_zeros")
@@ -34,6 +35,10 @@ class GradientExtremes:
     def due(self, step: int) -> bool:
         """Whether this cycle is to be measured."""
         return step % self.every == 0
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        return next_multiple(step, self.every)
 
     def at_gate(self, view: GateView) -> None:
         """Look at one optimizer's gradients."""

@@ -33,25 +33,25 @@ class HookHandles:
         self._live[0] = True
         self._undo.append(handle.remove)
 
-    def patch(self, owner: Any, name: str, around: Around) -> None:
-        """Put `around` in the place of a function of a module or class."""
+    def patch(self, owner: Any, name: str, around: Around, unless: Callable[[], bool] | None = None) -> None:
+        """Put `around` in the place of a function of a module or class; `unless`: when it is not to run."""
         original = getattr(owner, name)
         live = self._live
         live[0] = True
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
-            if not live[0]:
+            if not live[0] or (unless is not None and unless()):
                 return original(*args, **kwargs)
             return around(original, *args, **kwargs)
 
         self.replace(owner, name, patched)
 
-    def patch_symbol(self, name: str, around: Around) -> None:
+    def patch_symbol(self, name: str, around: Around, unless: Callable[[], bool] | None = None) -> None:
         """Put `around` in the place of a symbol of torch; nothing is done where that one is not there."""
         place = torch_api.owner_of(name)
         if place is not None:
-            self.patch(*place, around)
+            self.patch(*place, around, unless)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Put `value` itself in the place of an attribute; one that was inherited is inherited again afterwards."""

@@ -24,6 +24,7 @@ from mlflow_stability.probes.device_numbers import on_device
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_layout import whole_signals
 from mlflow_stability.probes.layers import HeldLayers
+from mlflow_stability.probes.probe import next_multiple
 from mlflow_stability.probes.tensor_sums import squares
 
 RATIOS = ("grad_param_ratio", "lr_ratio")
@@ -44,6 +45,10 @@ class LayerNorms:
     def due(self, step: int) -> bool:
         """Whether this cycle is to be measured."""
         return step % self.every == 0 or step % self.layers_every == 0
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        return next_multiple(step, self.every, self.layers_every)
 
     def at_gate(self, view: GateView) -> None:
         """Take the norms of one optimizer's parameters."""

@@ -22,6 +22,7 @@ from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_layout import LayerLayout
 from mlflow_stability.probes.layer_samples import MOST_TOGETHER, LayerSamples
 from mlflow_stability.probes.layers import HeldLayers, Layers
+from mlflow_stability.probes.probe import next_multiple
 from mlflow_stability.probes.sample_statistics import sample_statistics
 from mlflow_stability.probes.tensor_sums import largest_of, nonzeros_of, scalars
 from mlflow_stability.vocabulary.layer_table import LayerTable, layer_table_of
@@ -72,6 +73,10 @@ class LayerStatistics:
     def due(self, step: int) -> bool:
         """Whether this cycle is to be measured."""
         return step % self.every == 0 or step % self.histograms_every == 0
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        return next_multiple(step, self.every, self.histograms_every)
 
     def at_gate(self, view: GateView) -> None:
         """Describe one optimizer's gradients and weights."""

@@ -21,6 +21,7 @@ import torch
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_layout import whole_signals
+from mlflow_stability.probes.probe import next_multiple
 
 EVERY = 10
 DEVICE = ("memory_allocated", "memory_reserved", "memory_peak", "memory_share")
@@ -43,6 +44,10 @@ class Memory:
     def due(self, step: int) -> bool:
         """Every ten steps."""
         return step % EVERY == 0
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        return next_multiple(step, EVERY)
 
     def at_gate(self, view: GateView) -> None:
         """Runs when gradients are complete."""

@@ -15,6 +15,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.cycle_parts import CycleParts
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_layout import whole_signals
+from mlflow_stability.probes.probe import next_multiple
 from mlflow_stability.probes.tensor_sums import squares
 
 BUFFERS = ("exp_avg", "momentum_buffer")
@@ -36,6 +37,10 @@ class MomentumNorm:
     def due(self, step: int) -> bool:
         """Whether this cycle is to be measured."""
         return step % self.every == 0 or step % self.layers_every == 0
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        return next_multiple(step, self.every, self.layers_every)
 
     def at_gate(self, view: GateView) -> None:
         """The momentum is measured after the step."""

@@ -27,7 +27,11 @@ class Probe(Protocol):
     """How it is called where it fails."""
 
     def due(self, step: int) -> bool:
-        """Whether this cycle is to be measured; asked once for each."""
+        """Whether this cycle is to be measured; asked once for each that `next_due` has not passed over."""
+        ...
+
+    def next_due(self, step: int) -> int:
+        """The next step after this one that may be due: nobody asks `due` before it."""
         ...
 
     def at_gate(self, view: GateView) -> None:
@@ -41,6 +45,16 @@ class Probe(Protocol):
     def blocks(self, step: int) -> Sequence[Block]:
         """What was measured: the cycle is over."""
         ...
+
+
+def next_multiple(step: int, *periods: int) -> int:
+    """The first multiple of any of them after a step."""
+    return min([step - step % each + each for each in periods])
+
+
+def next_look(turn: int, first: int, every: int) -> int:
+    """The first turn after this one at which those look that do so at a first one and at every so many."""
+    return min(first, next_multiple(turn, every)) if turn < first else next_multiple(turn, every)
 
 
 @runtime_checkable

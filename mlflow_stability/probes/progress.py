@@ -22,6 +22,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.known_totals import Course, Source, sources_of
 from mlflow_stability.probes.layer_layout import whole_signals
+from mlflow_stability.probes.probe import next_multiple
 
 EVERY = 10
 SEARCHED_AT = (1, 10)
@@ -66,6 +67,11 @@ class Progress:
     def due(self, step: int) -> bool:
         """Every ten steps, at the last one, and at the one after sources were looked for."""
         return step % EVERY == 0 or step == self._last_step or self._is_new
+
+    def next_due(self, step: int) -> int:
+        """The next step that may be due."""
+        following = step + 1 if self._is_new else next_multiple(step, EVERY)
+        return min(following, self._last_step) if self._last_step > step else following
 
     def at_gate(self, view: GateView) -> None:
         """Runs when gradients are complete: the first of a step's optimizers is when sources are asked."""

@@ -23,6 +23,7 @@ from mlflow_stability.probes.flat_copies import bytes_of_copy, copy_budget, flat
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_layout import LayerLayout, whole_signals
 from mlflow_stability.probes.layers import HeldLayers
+from mlflow_stability.probes.probe import next_multiple
 from mlflow_stability.probes.tensor_sums import squares
 from mlflow_stability.probes.turns import share_out
 from mlflow_stability.probes.update_rotation import NEVER, UpdateRotation
@@ -68,6 +69,11 @@ class RealUpdates:
     def due(self, step: int) -> bool:
         """Whether this cycle is to be measured."""
         return step % self.every == 0 or step % self.layers_every == 0 or step in FIRST
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        later = [each for each in FIRST if each > step]
+        return min([next_multiple(step, self.every, self.layers_every), *later])
 
     def at_gate(self, view: GateView) -> None:
         """Copy the weights whose turn it is."""

@@ -20,7 +20,7 @@ from mlflow_stability.probes.aside import aside
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.module_places import ModulePlaces
 from mlflow_stability.probes.pass_hooks import PassHooks
-from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.probe import Guard, next_look
 from mlflow_stability.probes.readback import Readback
 from mlflow_stability.probes.representation_pass import RepresentationPass
 from mlflow_stability.vocabulary.signal import Signal
@@ -73,6 +73,10 @@ class RepresentationProbe:
     def due(self, turn: int) -> bool:
         """Whether to look."""
         return turn == FIRST_LOOK or turn % self.every == 0
+
+    def next_due(self, turn: int) -> int:
+        """The next turn that is due."""
+        return next_look(turn, FIRST_LOOK, self.every)
 
     def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
         """Put hooks on the modules that are measured and on what they stand in; in the first looks on all."""

@@ -19,8 +19,10 @@ import torch
 from torch.nn import Module
 
 from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.forward_watch import ForwardListener
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_layout import whole_signals
+from mlflow_stability.probes.probe import next_multiple
 from mlflow_stability.probes.step_events import StepEvents, events_of
 from mlflow_stability.probes.step_split import PARTS, Mark, StepSplit
 
@@ -31,7 +33,7 @@ EVENTS_BEFORE = 2
 OWN = "own_time"
 
 
-class StepClock:
+class StepClock(ForwardListener):
     """The clock of one training."""
 
     part = "step times"
@@ -44,60 +46,51 @@ class StepClock:
     ) -> None:
         self._own_seconds = own_seconds
         self._own_before = own_seconds()
-        self._now = now
         self._events_for = events_for
-        self._split = StepSplit()
-        self._steps = 0
-        """How many cycles there were since the parts were told."""
+        self.split = StepSplit(now)
+        """Who keeps the time on the host, and counts cycles."""
         self._told_at = 0
-        self._sums: dict[str, tuple[float, int]] = {}
-        """Seconds of each part, and in how many steps it was seen."""
+        self._cycles_told = 0
         self._device: torch.device | None = None
         self._events: StepEvents | None = None
+        self.mark: Callable[[int], None] = self.split.mark
+        """Runs at each moment of a step."""
 
     def forward_began(self, _root: Module, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
         """Runs right before a forward pass of training."""
-        self._mark(Mark.FORWARD_BEGAN)
+        self.mark(Mark.FORWARD_BEGAN)
 
     def forward_ended(self) -> None:
         """Runs right after it."""
-        self._mark(Mark.FORWARD_ENDED)
-
-    def forward_failed(self) -> None:
-        """Nothing to do: the next forward pass begins afresh."""
+        self.mark(Mark.FORWARD_ENDED)
 
     def evaluated(self) -> None:
         """Runs after a forward pass that is no part of training."""
-        self._mark(Mark.EVALUATED)
+        self.mark(Mark.EVALUATED)
 
-    def backward_began(self) -> None:
-        """Runs right before a backward pass."""
-        self._mark(Mark.BACKWARD_BEGAN)
+    def due(self, step: int) -> bool:
+        """Every ten steps; where a device keeps the time, in each."""
+        return step % EVERY == 0 or self._device is None or self._events is not None
 
-    def backward_ended(self) -> None:
-        """Runs right after it."""
-        self._mark(Mark.BACKWARD_ENDED)
-
-    def due(self, _step: int) -> bool:
-        """Every cycle is measured."""
-        return True
+    def next_due(self, step: int) -> int:
+        """The next step that may be due."""
+        return step + 1 if self._device is None or self._events is not None else next_multiple(step, EVERY)
 
     def at_gate(self, view: GateView) -> None:
-        """Runs when gradients are complete."""
-        self._mark(Mark.GATE)
+        """Runs when gradients are complete, in a cycle that is due: learn where the training takes place."""
         if self._device is None:
             self._device = next(
                 (each.device for group in view.optimizer.param_groups for each in group["params"]), torch.device("cpu")
             )
             self._events = None if self._device.type == "cpu" else self._events_for(self._device)
+            if self._events is not None:
+                self.split.also = self._events.mark
 
     def after_step(self, _view: GateView) -> None:
-        """Runs right after a step."""
-        self._mark(Mark.STEP_ENDED)
+        """Nothing to do."""
 
     def blocks(self, step: int) -> Sequence[Block]:
         """The means, when it is time to tell them."""
-        self._steps += 1
         events = self._events
         if events is not None:
             place = step % EVERY
@@ -105,32 +98,20 @@ class StepClock:
                 events.begin()
             elif place == EVERY - EVENTS_BEFORE:
                 events.end()
-        self._add_up()
         if step % EVERY or step == self._told_at:
             return ()
         self._told_at = step
-        steps, self._steps = self._steps, 0
+        cycles, self._cycles_told = self.split.cycles - self._cycles_told, self.split.cycles
         own = self._own_seconds()
-        found = [_block((OWN,), ((own - self._own_before) / steps,))]
+        found = [_block((OWN,), ((own - self._own_before) / max(cycles, 1),))]
         self._own_before = own
-        means = {name: seconds / times for name, (seconds, times) in self._sums.items()}
-        self._sums.clear()
+        means = self.split.take()
         if events is not None:
             found += _parts(events.take(), "")
         else:
             on_host = self._device is None or self._device.type == "cpu"
             found += _parts(means, "" if on_host else "host")
         return found
-
-    def _add_up(self) -> None:
-        for name, seconds in self._split.take().items():
-            before, times = self._sums.get(name, (0.0, 0))
-            self._sums[name] = before + seconds, times + 1
-
-    def _mark(self, mark: Mark) -> None:
-        if self._events is not None:
-            self._events.mark(mark)
-        self._split.mark(mark, self._now())
 
 
 def _parts(seconds: Mapping[str, float], place: str) -> list[Block]:

@@ -38,7 +38,7 @@ class StepEvents:
 
     def __init__(self, new_event: Callable[[], Event]) -> None:
         self._new_event = new_event
-        self._marks: list[tuple[Mark, Event]] = []
+        self._marks: list[tuple[int, Event]] = []
         self._is_on = False
 
     def begin(self) -> None:
@@ -47,7 +47,7 @@ class StepEvents:
         self._is_on = True
         self.mark(Mark.STEP_ENDED)
 
-    def mark(self, mark: Mark) -> None:
+    def mark(self, mark: int) -> None:
         """Put an event into the stream, while a step is being measured."""
         if self._is_on:
             event = self._new_event()

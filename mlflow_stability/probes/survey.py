@@ -1,7 +1,7 @@
 """Calls the probes at the places of a cycle, each when it is due and each as a part that can fail alone.
 
-In: gates and ends of steps, from the meter. Out: what the probes measured, when the cycle is over. Promised: a step at
-which nothing is due costs a question to each probe and nothing else; processes that do not record have no probes.
+In: gates and ends of steps, from the meter. Out: what the probes measured, when the cycle is over. Promised: no probe
+is asked before the step at which, as it said itself, it may be due next; processes that do not record have no probes.
 """
 
 from __future__ import annotations
@@ -40,6 +40,8 @@ class Probes:
     """Those that go by the steps of the recording."""
     by_turn: Sequence[Probe] = ()
     """Those that go by the steps of each training, of several side by side."""
+    gated: Sequence[Callable[[], Any]] = ()
+    """What runs at the first gate of each cycle, made harmless."""
     forward: ForwardTurns | None = None
     """Those that look into forward passes."""
     spread: LayerStatistics | None = None
@@ -75,14 +77,23 @@ class Survey:
         self._forward = probes.forward
         self._layers = Layers()
         self._walk = OneWalk(Module, LRScheduler, GradScaler)
+        self._gated = tuple(probes.gated)
+        self._gate_reached, self._step_ended = pace.gate_reached, pace.step_ended
+        self._split = pace.clock.split
         measured = (*probes.by_turn, *([] if probes.spread is None else [probes.spread]))
+        self._forward_seat = () if probes.forward is None else (_Seat(probes.forward, guard),)
         self._probes = (
             *(_Seat(each, guard) for each in (*pace.before_others, *probes.by_step)),
-            *(_Seat(each, guard) for each in ([] if probes.forward is None else [probes.forward])),
+            *self._forward_seat,
             *(_Seat(each, guard, by_turn=True) for each in measured),
             *(_Seat(each, guard) for each in pace.after_others),
         )
+        self._scheduled = tuple([each for each in self._probes if each not in self._forward_seat])
         self._due: list[_Seat] | None = None
+        self._next_due = 0
+        """Before this step none of the probes is due, but for those that look into forward passes."""
+        self._asked = False
+        """Whether the probes were asked in this cycle."""
         self._turns: dict[str, int] = {}
         """How many cycles each training had, of several side by side."""
         self._turn = 0
@@ -111,6 +122,7 @@ class Survey:
             with self._walk:
                 for each in self._due:
                     each.at_gate(by_turn if each.by_turn else by_step)
+        self._gate_reached()
         if norms:
             norm = value_on_host(norms[-1])
             if norm is not None and not math.isfinite(norm):
@@ -122,6 +134,7 @@ class Survey:
 
     def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
         """Runs after each step; `skipped`: it is known not to have been taken."""
+        self._step_ended()
         if self._looked_at and self._broken is not None:
             self._looked_at = False
             if not skipped:
@@ -137,12 +150,17 @@ class Survey:
         due, self._due = self._due, None
         # It is a step as others are, where Ctrl-C has come before its gate was reached here.
         self.step += due is None and begins_step
+        self._split.cycles += 1
         found, self._counted = self._counted, []
         tables: Sequence[Table] = ()
         for each in due or ():
             found += each.blocks(self._turn if each.by_turn else self.step) or ()
         if due and self._spread is not None:
             tables = self._spread(self.step) or ()
+        if self._asked:
+            self._asked = False
+            following = [each.next_due(self._turn if each.by_turn else self.step) for each in self._scheduled]
+            self._next_due = min([self.step + 1 if each is None else each for each in following])
         return found, tables
 
     def pass_over(self) -> None:
@@ -163,15 +181,26 @@ class Survey:
         if self._due is not None:
             self._due = []
         self._counted, self._looked_at = [], False
+        self._next_due = 0
         for each in self._probes:
             each.forget()
 
     def _begin(self, place: str, begins_step: bool) -> list[_Seat]:
         """A cycle of this training begins: a critic with five cycles for one of its generator is in every step."""
-        step = self.step + begins_step
-        turn = self._turns.get(place, 0 if self._turns else self.step) + 1
-        self.step, self._turn, self._turns[place] = step, turn, turn
-        return [each for each in self._probes if each.due(turn if each.by_turn else step)]
+        step, turns = self.step + begins_step, self._turns
+        turn = turns.get(place, 0 if turns else self.step) + 1
+        self.step, self._turn, turns[place] = step, turn, turn
+        for run in self._gated:
+            run()
+        if step >= self._next_due or len(turns) > 1:
+            self._asked = True
+            return [each for each in self._probes if each.due(turn if each.by_turn else step)]
+        forward = self._forward
+        if forward is None or not forward.busy:
+            if forward is not None:
+                forward.step, forward.cycle = step + 1, forward.cycle + 1
+            return []
+        return [each for each in self._forward_seat if each.due(step)]
 
 
 class NoSurvey:
@@ -214,13 +243,14 @@ class NoSurvey:
 class _Seat:
     """A probe, made harmless."""
 
-    __slots__ = ("after_step", "at_gate", "blocks", "by_turn", "due", "forget")
+    __slots__ = ("after_step", "at_gate", "blocks", "by_turn", "due", "forget", "next_due")
 
     def __init__(self, probe: Probe, guard: Guard, by_turn: bool = False) -> None:
         self.by_turn = by_turn
         """Whether it counts the cycles of each training for itself."""
         self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
+        self.next_due: Callable[[int], int | None] = guard(probe.part, probe.next_due)
         self.at_gate: Callable[[GateView], Any] = guard(probe.part, probe.at_gate)
         self.after_step: Callable[[GateView], Any] = guard(probe.part, probe.after_step)
         self.blocks: Callable[[int], Sequence[Block] | None] = guard(probe.part, probe.blocks)

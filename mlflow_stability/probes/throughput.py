@@ -22,8 +22,10 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.data_parallel import data_parallel_size
 from mlflow_stability.probes.device_peaks import device_peak
 from mlflow_stability.probes.flop_book import FlopBook
+from mlflow_stability.probes.forward_watch import ForwardListener
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_layout import whole_signals
+from mlflow_stability.probes.probe import next_multiple
 
 EVERY = 10
 """Every how many steps rates are told."""
@@ -31,7 +33,7 @@ FIRST_COUNT = 4
 """After so many steps operations are counted: the first ones are often unlike the rest."""
 
 
-class Throughput:
+class Throughput(ForwardListener):
     """The rates of one training."""
 
     part = "throughput"
@@ -76,7 +78,8 @@ class Throughput:
 
     def forward_ended(self) -> None:
         """Runs right after it."""
-        self.flops.forward_ended()
+        if self.flops.is_counting:
+            self.flops.forward_ended()
 
     def forward_failed(self) -> None:
         """Runs where it raised an exception."""
@@ -93,13 +96,19 @@ class Throughput:
     def backward_began(self) -> None:
         """Runs right before a backward pass."""
         self._between = True
-        self.flops.give_up()
+        if self.flops.is_counting:
+            self.flops.give_up()
 
     def due(self, step: int) -> bool:
         """Every ten steps, and when rates begin."""
         self._steps += 1
         self.flops.give_up()  # one that was interrupted: at a gate nothing is going on
         return step % EVERY == 0 or self._since is None
+
+    def next_due(self, step: int) -> int:
+        """The next step that may be due: the first ones are counted, and a rate begins at a gate."""
+        settled = self._seen and self._since is not None and self._steps >= FIRST_COUNT
+        return next_multiple(step, EVERY) if settled else step + 1
 
     def at_gate(self, view: GateView) -> None:
         """Runs when gradients are complete: what lies between gates is whole, however late a cycle is known to end."""

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 import torch
@@ -89,8 +90,8 @@ class TorchWatch:
     def install(self) -> None:
         """Begin to watch."""
         handles = self._handles
-        handles.hold(register_optimizer_step_pre_hook(self._where_watched(self._before_step)))
-        handles.hold(register_optimizer_step_post_hook(self._where_watched(self._after_step)))
+        handles.hold(register_optimizer_step_pre_hook(self._before_step))
+        handles.hold(register_optimizer_step_post_hook(self._after_step))
         handles.patch(Optimizer, "__init__", self._around_making)
         self._patch("backward", self._around_backward)
         for name in ("zero_grad_of_optimizer", "zero_grad_of_module"):
@@ -118,24 +119,10 @@ class TorchWatch:
 
     def _patch(self, symbol: str, around: Callable[..., Any]) -> None:
         """Put `around` in the place of a function of torch, where it is called by the training that is watched."""
-
-        def watched(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-            if self._unwatchable():
-                return original(*args, **kwargs)
-            return around(original, *args, **kwargs)
-
-        self._handles.patch_symbol(symbol, watched)
-
-    def _where_watched(self, hook: Callable[..., Any]) -> Callable[..., Any]:
-        """The hook, run only in the training that is watched."""
-
-        def watched(*args: Any) -> Any:
-            return None if self._unwatchable() else hook(*args)
-
-        return watched
+        self._handles.patch_symbol(symbol, around, self._unwatchable)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if is_nested_step() or _is_dry_run(optimizer):
+        if self._unwatchable() or is_nested_step() or _is_dry_run(optimizer):
             return None
         self._counts.steps += 1
         by_name = kwargs.get("closure")
@@ -149,7 +136,7 @@ class TorchWatch:
         return (args[0], wrapped, *args[2:]), kwargs
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not is_nested_step():
+        if not self._unwatchable() and not is_nested_step():
             self._step_ended(optimizer)
 
     def _around_making(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -237,10 +224,12 @@ class TorchWatch:
             return True
         if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
             return True
-        return self._thread.is_foreign()
+        return get_ident() != self._thread.ident and self._thread.is_foreign()
 
 
 def _is_dry_run(optimizer: Optimizer) -> bool:
     """Whether this is a training of shapes alone, on the meta device: there are no values to be read."""
-    first = next((each for group in optimizer.param_groups for each in group["params"]), None)
-    return first is not None and first.is_meta
+    for group in optimizer.param_groups:
+        for first in group["params"]:
+            return bool(first.is_meta)
+    return False

@@ -7,6 +7,7 @@ was; what fails is switched off alone.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from functools import partial
 
 from torch.nn import Module
 
@@ -14,9 +15,10 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward_watch import ForwardListener, ForwardWatch
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.memory import Memory
-from mlflow_stability.probes.probe import Guard, Probe
+from mlflow_stability.probes.probe import Guard, Probe, next_multiple
 from mlflow_stability.probes.progress import Progress
 from mlflow_stability.probes.step_clock import EVERY, StepClock
+from mlflow_stability.probes.step_split import Mark
 from mlflow_stability.probes.throughput import Throughput
 
 LOOKED_AT = 20
@@ -35,16 +37,21 @@ class TrainingPace:
     ) -> None:
         # Whoever runs a pass a second time does so before operations and seconds are counted.
         self.throughput = Throughput(tokens_per_step)
-        self._clock = StepClock(own_seconds)
-        self._watch = ForwardWatch(guard, (*listeners, self.throughput, self._clock))
+        self.clock = StepClock(own_seconds)
+        """Who measures how long the parts of a step take."""
+        self._watch = ForwardWatch(guard, (*listeners, self.throughput, self.clock))
         self.before_others: tuple[Probe, ...] = (_Finder(self._watch), self.throughput, Memory(), Progress())
         """Probes to be called before any other."""
-        self.after_others: tuple[Probe, ...] = (self._clock,)
-        """To be called after any other, so that the optimizer's time begins when all of ours is over."""
+        self.after_others: tuple[Probe, ...] = (self.clock,)
+        """To be called after any other."""
         self.backward_began: Callable[[], None] = guard(StepClock.part, self._backward_began)
         """To be called right before a backward pass."""
         self.backward_ended: Callable[[], None] = guard(StepClock.part, self._backward_ended)
         """To be called right after it, failed or not."""
+        self.gate_reached: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.GATE))
+        """To be called at each gate when all of ours is over: the optimizer's time begins."""
+        self.step_ended: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.STEP_ENDED))
+        """To be called right after each step, before anything else."""
         self.pass_over: Callable[[], None] = guard(Throughput.part, self.throughput.pass_over)
         """To be called where we look away for a while: nothing of ours is left in a pass that never ended."""
 
@@ -61,11 +68,11 @@ class TrainingPace:
     def _backward_began(self) -> None:
         self._watch.backward_began()
         self.throughput.backward_began()
-        self._clock.backward_began()
+        self.clock.mark(Mark.BACKWARD_BEGAN)
 
     def _backward_ended(self) -> None:
-        self._clock.backward_ended()
         self._watch.backward_ended()
+        self.clock.mark(Mark.BACKWARD_ENDED)
 
 
 class _Finder:
@@ -80,6 +87,9 @@ class _Finder:
     def due(self, step: int) -> bool:
         self._gates += 1
         return self._gates <= LOOKED_AT or step % EVERY == 0
+
+    def next_due(self, step: int) -> int:
+        return step + 1 if self._gates <= LOOKED_AT else next_multiple(step, EVERY)
 
     def at_gate(self, view: GateView) -> None:
         self._watch.at_gate(view.optimizer)

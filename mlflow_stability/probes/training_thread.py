@@ -14,20 +14,21 @@ class TrainingThread:
     """The thread whose cycles are counted."""
 
     def __init__(self, on_foreign: Callable[[], None]) -> None:
-        self._ident = 0
+        self.ident = 0
+        """Which thread it is; 0: none is known yet."""
         self._thread: threading.Thread | None = None
         self._on_foreign = on_foreign
         self._said = False
 
     def is_foreign(self) -> bool:
         """Whether the caller runs in another thread than the one that trains; said once."""
-        if threading.get_ident() == self._ident and self._thread is not None:
+        if threading.get_ident() == self.ident and self._thread is not None:
             return False
         thread = threading.current_thread()
         if isinstance(thread, threading._DummyThread):
             return False
         if self._thread is None or not self._thread.is_alive():
-            self._thread, self._ident = thread, threading.get_ident()
+            self._thread, self.ident = thread, threading.get_ident()
             return False
         if not self._said:
             self._said = True

@@ -17,6 +17,7 @@ from mlflow_stability.probes.device_numbers import widest
 from mlflow_stability.probes.flat_copies import bytes_of_copy, copy_budget, flat_rows
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_layout import whole_signals
+from mlflow_stability.probes.probe import next_multiple
 from mlflow_stability.probes.tensor_sums import largest_of, scalars
 from mlflow_stability.probes.turns import share_out
 
@@ -43,6 +44,10 @@ class WeightExtremes:
     def due(self, step: int) -> bool:
         """Whether this cycle is to be measured."""
         return step % self.every == 0
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        return next_multiple(step, self.every)
 
     def at_gate(self, view: GateView) -> None:
         """Count one optimizer's weights."""

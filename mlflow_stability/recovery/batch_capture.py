@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
+from mlflow_stability.probes.forward_watch import ForwardListener
 from mlflow_stability.probes.written_tensors import version_of
 from mlflow_stability.recovery.tensor_walk import tensors_in
 
@@ -74,7 +75,7 @@ class LossSeen:
     """Where it stands in the graph of gradients."""
 
 
-class BatchCapture:
+class BatchCapture(ForwardListener):
     """A listener to forward passes that remembers those of the last step."""
 
     def __init__(
@@ -94,7 +95,8 @@ class BatchCapture:
         """How many steps back is remembered: two where a device is asked later what became of a step."""
         self._passes: deque[CapturedBatch] = deque()
         self._open: CapturedBatch | None = None
-        self._step = 0
+        self.step = 0
+        """Which step the next pass belongs to; set at the first gate of the step before."""
         self.loss: LossSeen | None = None
         """What backward was called on last, until its step is at its gate: its graph holds on to the weights."""
         self._devices: weakref.WeakKeyDictionary[Module, torch.device] = weakref.WeakKeyDictionary()
@@ -104,10 +106,6 @@ class BatchCapture:
     def passes(self, step: int) -> tuple[CapturedBatch, ...]:
         """What is held of a step, in the order of its passes."""
         return tuple(each for each in self._passes if each.step == step and each.ended)
-
-    def step_gated(self, step: int) -> None:
-        """Runs at the first gate of a step: what follows belongs to the next one."""
-        self._step = step + 1
 
     def backward_began(self, tensors: Any) -> None:
         """Runs before a backward pass."""
@@ -138,7 +136,7 @@ class BatchCapture:
             autocast,
             device,
             (torch.default_generator.get_state(), _device_random(device)),
-            self._step,
+            self.step,
             versions=tuple(map(version_of, inputs)),
             bytes=size,
         )
@@ -165,17 +163,11 @@ class BatchCapture:
         batch.nodes = tuple([(each.name(), each._sequence_nr()) for one in found if (each := one.grad_fn) is not None])
         batch.outputs, batch.ended = tuple(held), True
 
-    def forward_ended(self) -> None:
-        """Nothing to do."""
-
     def forward_failed(self) -> None:
         """Runs instead of that where the forward pass raised an exception."""
         if self._open is not None:
             self._passes.remove(self._open)
             self._open = None
-
-    def evaluated(self) -> None:
-        """A pass that is no part of training is not kept."""
 
     def stop(self) -> None:
         """Hold nothing any more."""
@@ -186,10 +178,10 @@ class BatchCapture:
     def _make_room(self, size: int) -> None:
         """Let go of earlier steps, and of the earliest passes of this one where they have grown too large."""
         passes = self._passes
-        if len(passes) == 1 and passes[0].step <= self._step - self.steps_kept:
+        if len(passes) == 1 and passes[0].step <= self.step - self.steps_kept:
             passes.clear()  # nearly always
             return
-        while passes and (passes[0].step <= self._step - self.steps_kept or not passes[-1].ended):
+        while passes and (passes[0].step <= self.step - self.steps_kept or not passes[-1].ended):
             passes.popleft() if passes[-1].ended else passes.pop()
         if passes and (size > self._most_earlier_bytes or len(passes) >= MOST_PASSES):
             passes.popleft()

@@ -17,8 +17,7 @@ from typing import Any
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.gate_view import GateView
+from mlflow_stability.probes.forward_watch import ForwardListener
 from mlflow_stability.probes.module_names import names_of_modules
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.replay import unwrapped
@@ -61,13 +60,8 @@ class Finding:
     """What the recording calls the module in which it began."""
 
 
-class BatchReport:
-    """The batches of one training, and what was told of those that broke.
-
-    It listens to forward passes, and is a probe that measures nothing: it only hears when a step comes to its gate.
-    """
-
-    part = PART
+class BatchReport(ForwardListener):
+    """The batches of one training, and what was told of those that broke; it listens to forward passes and gates."""
 
     def __init__(
         self,
@@ -104,6 +98,8 @@ class BatchReport:
         """Runs instead of that where the forward pass raised an exception."""
         self.backward_began: Callable[..., Any] = guard(PART, self._capture.backward_began)
         """Runs before a backward pass."""
+        self.gated: Callable[[], Any] = guard(PART, self._gated)
+        """Runs at the first gate of each cycle: what runs forward after it belongs to the next one."""
         self.judged: Callable[..., Any] = guard(PART, self._judged)
         """Runs at the gate of each step, once it is known what becomes of it, or that only the device knows."""
         self.look: Callable[..., Any] = guard(PART, self._look)
@@ -111,29 +107,11 @@ class BatchReport:
         self.report: Callable[..., Any] = guard(PART, self._report)
         """Tells of a step that broke, once it is known what became of it."""
 
-    def forward_ended(self) -> None:
-        """Nothing to do."""
-
-    def evaluated(self) -> None:
-        """A pass that is no part of training is not kept."""
-
-    def due(self, _step: int) -> bool:
-        """The first gate of a cycle: what runs forward after it belongs to the next one."""
+    def _gated(self) -> None:
         self.gate += 1
-        self._capture.step_gated(self.gate)
+        self._capture.step = self.gate + 1
         now = time.perf_counter()
         self._gate_at, self._step_seconds = now, now - self._gate_at if self._gate_at else 0.0
-        return False
-
-    def at_gate(self, _view: GateView) -> None:
-        """Nothing is measured here."""
-
-    def after_step(self, _view: GateView) -> None:
-        """Nothing is measured here."""
-
-    def blocks(self, _step: int) -> Sequence[Block]:
-        """Nothing was measured."""
-        return ()
 
     def stop(self) -> None:
         """Hold no batch any more."""

@@ -20,10 +20,12 @@ from mlflow_stability.detectors.setup_kinds import NotMeasured
 from mlflow_stability.probes.batch_words import batch_words
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.flop_book import FlopBook
+from mlflow_stability.probes.forward_watch import ForwardListener
 from mlflow_stability.probes.gate_view import GateView
+from mlflow_stability.probes.probe import next_multiple
 from mlflow_stability.probes.roots import covering, living, outermost, places_of
 from mlflow_stability.probes.torch_facts import autocast_now
-from mlflow_stability.session.facts_watch import FactsWatch
+from mlflow_stability.session.facts_watch import LOOK_EVERY, FactsWatch
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.training_facts import TrainingFacts
 from mlflow_stability.session.training_view import TrainingView
@@ -43,7 +45,7 @@ def parts_of(optimizers: Sequence[Optimizer]) -> Found:
     return covering(outermost(modules), places_of(optimizers)), schedulers, used
 
 
-class FactsProbe:
+class FactsProbe(ForwardListener):
     """A probe that measures nothing and knows a training by its parts."""
 
     part = "facts about the run"
@@ -73,6 +75,11 @@ class FactsProbe:
         self._gates += 1
         return self._gates <= FIRST_STEPS or self._watch.due(step) or self._watch.due(step - 1)
 
+    def next_due(self, step: int) -> int:
+        """The next step that may be due."""
+        following = self._gates <= FIRST_STEPS or self._watch.due(step)
+        return step + 1 if following else next_multiple(step, LOOK_EVERY)
+
     def at_gate(self, view: GateView) -> None:
         """Take note of a new optimizer; every ten steps, look at the whole training."""
         look = self._watch.due(view.step) and view.step != self._looked_at
@@ -101,20 +108,13 @@ class FactsProbe:
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the first batch after a look was like, and in which type it is computed; always of one model."""
+        if not self._words_due:
+            return
         if self._read is None or self._read() is None:
             self._read = weakref.ref(root)
-        if self._words_due and self._read() is root:
+        if self._read() is root:
             self._words_due = False
             self._batch, self._autocast = batch_words(args, kwargs), autocast_now()
-
-    def forward_ended(self) -> None:
-        """Nothing to do."""
-
-    def forward_failed(self) -> None:
-        """Nothing to do."""
-
-    def evaluated(self) -> None:
-        """Nothing to do."""
 
     def _is_new(self, optimizer: Optimizer) -> bool:
         if any(each() is optimizer for each in self._optimizers) or self._searches >= MOST_SEARCHES:

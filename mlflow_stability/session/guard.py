@@ -11,11 +11,14 @@ from __future__ import annotations
 import contextlib
 import os
 import sys
-import time
 from collections.abc import Callable
+from time import perf_counter
 from typing import Any
 
+from torch import is_grad_enabled
+
 from mlflow_stability.errors import TorchLacksError, TrainingDiverged
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.script_errors import raised_by_script
 from mlflow_stability.probes.thread_state import ThreadState, noted, put_right
 
@@ -55,7 +58,7 @@ class PartGuard:
     @property
     def seconds(self) -> float:
         """Time spent in our code so far, up to this moment also where it is our code that asks."""
-        return self._seconds + (time.perf_counter() - self._began if self._inside else 0.0)
+        return self._seconds + (perf_counter() - self._began if self._inside else 0.0)
 
     def __call__(self, part: str, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body, made harmless."""
@@ -65,22 +68,26 @@ class PartGuard:
         def guarded(*args: Any) -> Any:
             if _forks.count != forks or part in off:
                 return None
-            outermost = not self._inside
-            state: ThreadState | None = None
-            try:
-                if outermost:
+            if self._inside:
+                try:
+                    return body(*args)
+                except BaseException as error:
+                    failure = error
+            else:
+                state: ThreadState | None = None
+                try:
                     self._inside = True
-                    self._began = time.perf_counter()
-                    state = noted()
-                return body(*args)
-            except BaseException as error:
-                if state is not None:
-                    put_right(state, not isinstance(error, Exception))
-                failure = error
-            finally:
-                if outermost:
+                    self._began = perf_counter()
+                    # Nearly always there are no modes; to ask here is one call of ours less at every hook.
+                    state = noted() if torch_api.len_torch_function_stack() else (is_grad_enabled(), ())
+                    return body(*args)
+                except BaseException as error:
+                    if state is not None:
+                        put_right(state, not isinstance(error, Exception))
+                    failure = error
+                finally:
                     self._inside = False
-                    self._seconds += time.perf_counter() - self._began
+                    self._seconds += perf_counter() - self._began
             raised = self._to_be_raised(part, failure, forget)
             if raised is None:
                 del failure

@@ -47,7 +47,8 @@ def survey_of(settings: Settings, guard: PartGuard, recording: Recording) -> Sur
     looks = _forward_probes(settings, guard, recording, lambda: pace.models)
     forward = ForwardTurns(guard, looks, recording.step + 1, recording.tell)
     probes = Probes(
-        by_step=[facts, *holders],
+        by_step=[facts],
+        gated=[] if batches is None else [batches.gated],
         by_turn=[
             LayerNorms(NORMS_EVERY, layers),
             RealUpdates(NORMS_EVERY, layers, budget),

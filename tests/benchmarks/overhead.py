@@ -26,6 +26,7 @@ from typing import Any
 
 import psutil
 import torch
+from small_step import busy_ratios, own_calls, own_seconds
 from tiny_gpt import TinyGPT, batch_of
 
 from mlflow_stability.session.session import Session
@@ -154,7 +155,13 @@ def main() -> None:
     for name, session in sessions.items():
         off = session.parts_off or "none"
         print(f"{name}: {session.step} steps recorded, good states {session.good_steps}; parts switched off: {off}")
-        print(f"{name}: {small_model(session) * 1e6:.0f} us of our own a step with ten parameters")
+        calls = statistics.median(sum(each.values()) for each in own_calls(session))
+        cost, ratio = (
+            statistics.median(own for _, own in own_seconds(session, 40)),
+            statistics.median(busy_ratios(session, 10)),
+        )
+        print(f"{name}: {cost * 1e6:.0f} us and {calls:.0f} calls of our own a step with ten parameters")
+        print(f"{name}: a step of 10 ms takes {ratio:.3f} of its CPU time")
 
 
 def session_of(name: str) -> Session:
@@ -192,33 +199,6 @@ def table(took: dict[str, list[tuple[float, float]]]) -> str:
             cells.append(f"{spread(ratios)}{whole:>8.3f}")
         lines.append(f"{name:<12}{cells[0]} {cells[1]}")
     return "\n".join(lines)
-
-
-def small_model(session: Session) -> float:
-    """Our Python on a model of ten parameters: what it costs where a step costs nothing, in seconds a step."""
-    models = [torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(5))) for _ in range(2)]
-    optimizers = [torch.optim.SGD(each.parameters(), lr=1e-3) for each in models]
-    data = torch.randn(4, 8)
-
-    def steps(watched: bool, count: int = 50) -> float:
-        # Two models, for what is hooked into a module costs a paused session something as well.
-        model, optimizer = models[watched], optimizers[watched]
-        began = time.process_time()
-        for _ in range(count):
-            model(data).pow(2).mean().backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            optimizer.zero_grad()
-        return (time.process_time() - began) / count
-
-    with watching(session):
-        steps(True)
-    differences = []
-    for _ in range(40):
-        bare = steps(False)
-        with watching(session):
-            differences.append(steps(True) - bare)
-    return statistics.median(differences)
 
 
 def spread(values: list[float]) -> str:

@@ -37,6 +37,9 @@ class Looker:
         self.turns.append(turn)
         return turn % self.every == 0
 
+    def next_due(self, turn: int) -> int:
+        return turn + 1
+
     def open(self, root: nn.Module, step: int, alive: Callable[[], bool]) -> None:
         self.steps.append(step)
         self.alive = alive

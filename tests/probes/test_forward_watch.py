@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
-from mlflow_stability.probes.forward_watch import ForwardWatch
+from mlflow_stability.probes.forward_watch import ForwardListener, ForwardWatch
 from mlflow_stability.probes.module_places import ModulePlaces
 
 pytestmark = [
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-class Heard:
+class Heard(ForwardListener):
     """Takes down every call."""
 
     def __init__(self) -> None:

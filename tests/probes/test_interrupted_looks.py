@@ -66,6 +66,9 @@ class Reluctant:
     def due(self, turn: int) -> bool:
         return True
 
+    def next_due(self, turn: int) -> int:
+        return turn + 1
+
     def open(self, root: nn.Module, step: int, alive: Callable[[], bool]) -> None:
         pass
 

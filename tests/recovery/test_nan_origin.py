@@ -22,14 +22,14 @@ def replayed(plant: Plant) -> Replay:
     """Train until the broken step is about to be taken, and run its batch again."""
     torch.manual_seed(0)
     capture, watch = listening(plant.model)
-    capture.step_gated(0)
+    capture.step = 1
     found: list[Replay] = []
 
     def hear(step: int, model: nn.Module, outputs: Tensor, loss: Tensor, optimizer: Optimizer) -> None:
         capture.backward_began(loss)
         if step == LAST:
             found.append(replay_step(capture.passes(step), capture.loss, [optimizer])[1])
-        capture.step_gated(step)
+        capture.step = step + 1
 
     train(plant, hear)
     watch.remove()
@@ -138,12 +138,12 @@ def test_looking_for_the_place_changes_nothing(make: Callable[[], Plant]) -> Non
                 seen.extend(picture(model, optimizer))
                 seen.extend(None if each.grad is None else each.grad.clone() for each in model.parameters())
                 seen.extend(each._version for each in model.parameters())
-            capture.step_gated(step)
+            capture.step = step + 1
 
         torch.manual_seed(0)
         plant = make()
         capture, watch = listening(plant.model)
-        capture.step_gated(0)
+        capture.step = 1
         train(plant, hear)
         watch.remove()
         return [*seen, torch.get_rng_state()]

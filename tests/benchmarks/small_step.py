@@ -1,0 +1,177 @@
+"""What a watched step costs where the step itself costs next to nothing, and of one that takes ten milliseconds.
+
+    python tests/benchmarks/small_step.py [--only default rollback] [--blocks 40] [--profile default]
+
+A model of ten parameters is trained bare and watched in turns, blocks of fifty steps each, and the CPU time of the
+training's own thread is compared, block with block: the median of the differences, and of the ratios for a step that
+works for ten milliseconds. Beside it stands how many calls of functions in this package a step makes, by
+`sys.setprofile`: the median step, and the mean of a hundred, which has the steps at which more is looked at in it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import statistics
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+
+import mlflow_stability
+from mlflow_stability.session.session import Session
+from mlflow_stability.vocabulary.settings import Settings
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "default": {},
+    "guard": {"guard": True},
+    "rollback": {"rollback": True},
+}
+"""The arguments of `autolog()` of each variant."""
+STEPS = 50
+WARM = 150
+"""So many steps are trained before anything is measured: what is found out at the first ones is found out once."""
+_PACKAGE = str(Path(mlflow_stability.__file__).parent)
+
+
+class Small:
+    """A training of ten parameters; `busy`: for how many seconds each step works beside it."""
+
+    def __init__(self, busy: float = 0.0) -> None:
+        torch.manual_seed(0)
+        self.model = torch.nn.Sequential(*(torch.nn.Linear(8, 8) for _ in range(5)))
+        self.optimizer = torch.optim.SGD(self.model.parameters(), lr=1e-3)
+        self.data = torch.randn(4, 8)
+        self.busy = busy
+        self.matrix = torch.randn(64, 64)
+
+    def step(self) -> None:
+        if self.busy:
+            until = time.thread_time() + self.busy
+            while time.thread_time() < until:
+                self.matrix @ self.matrix
+        self.model(self.data).pow(2).mean().backward()
+        torch.nn.utils.clip_grad_norm_(self.model.parameters(), 1.0)
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+
+    def seconds(self, steps: int) -> float:
+        """Of the thread that trains, for one step."""
+        began = time.thread_time()
+        for _ in range(steps):
+            self.step()
+        return (time.thread_time() - began) / steps
+
+
+def own_seconds(session: Session, blocks: int) -> list[tuple[float, float]]:
+    """What a bare step takes and by how much a watched one takes longer, block by block."""
+    # Two trainings, for what is hooked into a module costs a paused session something as well.
+    bare, watched = Small(), Small()
+    session.resume()
+    watched.seconds(WARM)
+    found = []
+    for _ in range(blocks):
+        session.pause()
+        before = bare.seconds(STEPS)
+        session.resume()
+        found.append((before, watched.seconds(STEPS) - before))
+    session.pause()
+    return found
+
+
+def busy_ratios(session: Session, blocks: int, busy: float = 0.01) -> list[float]:
+    """How a watched step of ten milliseconds of CPU time compares with a bare one, block by block."""
+    bare, watched = Small(), Small()
+    session.resume()
+    watched.seconds(WARM)
+    bare.busy = watched.busy = busy
+    found = []
+    for _ in range(blocks):
+        session.pause()
+        before = bare.seconds(10)
+        session.resume()
+        found.append(watched.seconds(10) / before)
+    session.pause()
+    return found
+
+
+def own_calls(session: Session, steps: int = 100) -> list[Counter[tuple[str, str]]]:
+    """The calls of our functions, step by step, each by file and name."""
+    training = Small()
+    session.resume()
+    training.seconds(WARM)
+    found: list[Counter[tuple[str, str]]] = []
+
+    def note(frame: FrameType, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(_PACKAGE):
+            found[-1][os.path.relpath(code.co_filename, _PACKAGE), code.co_name] += 1
+
+    for _ in range(steps):
+        found.append(Counter())
+        sys.setprofile(note)
+        training.step()
+        sys.setprofile(None)
+    session.pause()
+    return found
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--only", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
+    parser.add_argument("--blocks", type=int, default=40)
+    parser.add_argument("--profile", nargs="*", choices=list(VARIANTS), default=[], help="list the calls of a step")
+    options = parser.parse_args()
+    torch.set_num_threads(1)
+    os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
+    os.chdir(tempfile.mkdtemp(prefix="small-step-"))
+    print(
+        f"{'variant':<10}{'own calls':>10}{'mean':>8}{'files':>7}{'us a step':>11}{'quartiles':>14}{'bare':>6}"
+        f"{'of 10 ms':>10}"
+    )
+    for name in options.only:
+        calls = with_session(name, own_calls)
+        cost = with_session(name, lambda session: own_seconds(session, options.blocks))
+        own, bare = [1e6 * each for _, each in cost], 1e6 * statistics.median(each for each, _ in cost)
+        busy = with_session(name, lambda session: busy_ratios(session, max(options.blocks // 2, 2)))
+        counts = [sum(each.values()) for each in calls]
+        median = statistics.median_low(counts)
+        step = calls[counts.index(median)]
+        low, middle, high = statistics.quantiles(own, n=4)
+        print(
+            f"{name:<10}{median:>10}{statistics.mean(counts):>8.0f}{len({file for file, _ in step}):>7}{middle:>11.0f}"
+            f"{f'{low:.0f}..{high:.0f}':>14}{bare:>6.0f}{statistics.median(busy):>10.3f}"
+        )
+        if name in options.profile:
+            print_profile(step)
+
+
+def with_session(name: str, measure: Callable[[Session], Any]) -> Any:
+    """What is measured with a session of a variant, that ends afterwards."""
+    session = Session(Settings(strict=True, exclusive=True, silent=True, **VARIANTS[name]))
+    session.install()
+    session.pause()
+    try:
+        return measure(session)
+    finally:
+        session.stop()
+
+
+def print_profile(step: Counter[tuple[str, str]]) -> None:
+    """The calls of one step, file by file."""
+    files: Counter[str] = Counter()
+    for (file, _), count in step.items():
+        files[file] += count
+    for file, total in files.most_common():
+        inside = ", ".join(f"{name} {count}" for (where, name), count in step.most_common() if where == file)
+        print(f"  {total:>4}  {file}: {inside}")
+
+
+if __name__ == "__main__":
+    main()
