@@ -19,8 +19,16 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.cycle import Clip, Cycle
-from mlflow_stability.probes.cycle_takes import UnscaledLoss, take_clip, take_limit, take_losses, take_rates, take_scale
+from mlflow_stability.probes.cycle import MOST_LOSSES, Clip, Cycle
+from mlflow_stability.probes.cycle_takes import (
+    KnownOptimizer,
+    UnscaledLoss,
+    take_clip,
+    take_limit,
+    take_losses,
+    take_rates,
+    take_scale,
+)
 from mlflow_stability.probes.engine_norms import EngineNorms, norm_before_clipping
 from mlflow_stability.probes.gradient_norm import parameters_of, total_norm, whole_gradients_of
 from mlflow_stability.probes.held_gradients import HeldGradients
@@ -54,6 +62,9 @@ class CycleMeter:
         self._readback, self._tracks, self._cycle = Readback(), OptimizerTracks(self._since.is_new), Cycle()
         self._last: Cycle | None = None
         self._owner: Any = None
+        self._owner_is_met = False
+        self._known: dict[int, KnownOptimizer] = {}
+        """The optimizers of this training, by identity."""
         self._order, self._steps = StepOrder(), StepCount()
         self._losses_before = self._evaluating = 0
         self._evaluated = False
@@ -66,6 +77,7 @@ class CycleMeter:
         self._ask_engine = guard("norm before clipping", self._engine_asked)
         self._take_losses = guard("loss", take_losses)
         self._look_back = guard("discarded gradients", self._discarded)
+        self._begin_held = guard("discarded gradients", self._held.step_begins)
         self._note_held = guard("discarded gradients", self._held.backward_ended)
         self._follow = guard("discarded gradients", self._held.at_gate)
         self._take_norm = guard("gradient norm", self._norm)
@@ -83,14 +95,20 @@ class CycleMeter:
         self._since.backward_began()
         if self._evaluating and self._evaluated:
             return
-        if self._cycle.has_gate and not self._evaluating:
+        if self._cycle.stepped and not self._evaluating:
             self._end_cycle()
-        self._look_back(self._cycle)
-        self._cycle.micro_batches += 1
-        self._losses_before = len(self._cycle.losses)
-        self._cycle.clips.clear()  # what was clipped before more gradients came is not what the optimizer will get
-        self._take_losses(self._cycle, tensors, self._unscaled_loss)
-        self._cycle.condense()
+        cycle = self._cycle
+        if cycle.micro_batches:
+            self._look_back(cycle)
+        else:
+            self._begin_held()
+        cycle.micro_batches += 1
+        self._losses_before = len(cycle.losses)
+        if cycle.clips:
+            cycle.clips.clear()  # what was clipped before more gradients came is not what the optimizer will get
+        self._take_losses(cycle, tensors, self._unscaled_loss)
+        if len(cycle.losses) > MOST_LOSSES:
+            cycle.condense()
         self._survey.backward_began()
 
     def backward_ended(self) -> None:
@@ -109,17 +127,17 @@ class CycleMeter:
     def zeroed(self, owner: Optimizer | Module) -> None:
         """Runs after an optimizer or a module set its gradients to zero."""
         cycle = self._cycle
-        if cycle.micro_batches and not cycle.has_gate:
+        if cycle.micro_batches and not cycle.stepped:
             cycle.discard(owner, parameters_of(owner))
 
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         """Runs after the script took a norm of gradients."""
-        if not self._cycle.has_gate and not hasattr(norm, "full_tensor"):
+        if not self._cycle.stepped and not hasattr(norm, "full_tensor"):
             self._take_clip(self._cycle, gradients, order, norm)
 
     def clipped(self, kind: str, limit: Any) -> None:
         """Runs after the script clipped gradients."""
-        if not self._cycle.has_gate:
+        if not self._cycle.stepped:
             self._take_limit(self._cycle, kind, limit)
 
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
@@ -150,28 +168,39 @@ class CycleMeter:
 
     def gate(self, optimizer: Optimizer) -> None:
         """Runs when the gradients are complete and not used yet."""
-        if id(optimizer) in self._cycle.stepped or (self._cycle.has_gate and self._is_another(optimizer, self._cycle)):
+        stepped = self._cycle.stepped
+        if stepped and (id(optimizer) in stepped or self._is_another(optimizer, self._cycle)):
             self._end_cycle()
         cycle = self._cycle
-        if not cycle.has_gate:
+        is_first = not cycle.stepped
+        if is_first:
             owner = self._on_gate(optimizer)
-            if owner is self._owner and self._is_late(optimizer):
+            if owner is self._owner and not cycle.micro_batches and self._is_late(optimizer):
                 return
-            self._belongs_to(owner)
-            cycle.drop_discarded(optimizer)
-        is_first = not cycle.has_gate
-        cycle.track = self._tracks.join(optimizer, cycle.track)
+            cycle.owner = owner
+            if owner is not self._owner or not self._owner_is_met:
+                self._belongs_to(owner)
+            if cycle.discards:
+                cycle.drop_discarded(optimizer)
+        known = self._known.get(id(optimizer))
+        if known is None or known.optimizer() is not optimizer:
+            known = self._meet(optimizer, cycle.track)
+        cycle.track = known.track
         if is_first:
             cycle.begins_step = self._steps.begins(cycle.track, self._since.is_new(optimizer))
         cycle.stepped.append(id(optimizer))
-        self._take_scale(cycle, optimizer)
-        self._follow(optimizer)
-        self._take_engine(cycle, optimizer)
-        unscale = getattr(optimizer, "grad_scale", None)
+        unscale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
+        if cycle.scaler is not None or found_inf is not None:
+            self._take_scale(cycle, optimizer)
+        if not known.is_settled or id(optimizer) not in self._held.followed:
+            self._follow(optimizer)
+            self._take_engine(cycle, optimizer, known)
+        elif known.engine is not None:
+            cycle.engine = known.engine() or cycle.engine
         self._take_norm(whole_gradients_of(optimizer), unscale)
-        self._take_learning_rates(cycle, optimizer, self._tracks)
-        place = self._tracks.track_place(cycle.track)
-        self._survey.at_gate(optimizer, unscale, place, cycle.norms, cycle.limits, begins_step=cycle.begins_step)
+        self._take_learning_rates(cycle, optimizer, known)
+        begins = cycle.begins_step
+        self._survey.at_gate(optimizer, unscale, known.place, cycle.norms, cycle.limits, begins_step=begins)
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
         """Runs when a loss scaler was asked for a step and no optimizer was seen to make one."""
@@ -188,23 +217,22 @@ class CycleMeter:
         """Runs after a top-level step."""
         cycle = self._cycle
         self._since.step_ended()
-        if not cycle.has_gate:
+        if not cycle.stepped:
             return
         cycle.ended.add(id(optimizer))
         unscale, place = getattr(optimizer, "grad_scale", None), self._tracks.track_place(cycle.track)
         self._survey.after_step(optimizer, unscale, place, self._swallowing)
-        if cycle.engine is None and self._is_complete:  # an engine can be asked only when its own step is over
+        # An engine can be asked only when its own step is over.
+        if cycle.engine is None and self._order.is_complete(cycle.track, cycle.ended):
             self._end_cycle()
 
-    @property
-    def _is_complete(self) -> bool:
-        """Whether all optimizers have stepped that are expected to."""
-        return self._order.is_complete(self._cycle.track, self._cycle.ended)
-
-    def _engine_found(self, cycle: Cycle, optimizer: Optimizer) -> None:
+    def _engine_found(self, cycle: Cycle, optimizer: Optimizer, known: KnownOptimizer) -> None:
         engine = self._engines.engine_of(optimizer)
         cycle.engine = cycle.engine if engine is None else engine
-        cycle.copied = cycle.copied or (bool(cycle.micro_batches) and self._held.reaches(optimizer) is False)
+        reaches = self._held.reaches(optimizer) if cycle.micro_batches else None
+        cycle.copied = cycle.copied or reaches is False
+        if reaches:  # it is so from now on
+            known.is_settled, known.engine = True, None if engine is None else weakref.ref(engine)
 
     @staticmethod
     def _engine_asked(cycle: Cycle) -> None:
@@ -223,8 +251,7 @@ class CycleMeter:
             self._take_losses(cycle, torch.as_tensor(loss), None)
         self._take_norm(gradients, None)
         if optimizer is not None:
-            self._tracks.join(optimizer, 0)
-            self._take_learning_rates(cycle, optimizer, self._tracks)
+            self._take_learning_rates(cycle, optimizer, self._meet(optimizer, 0))
             self._survey.at_gate(optimizer, None, "", cycle.norms)
         self._end_cycle()
 
@@ -252,10 +279,7 @@ class CycleMeter:
         self._readback.drain()
 
     def _discarded(self, cycle: Cycle) -> None:
-        """What the script has discarded since the backward pass before, where this step had one."""
-        if not cycle.micro_batches:
-            self._held.step_begins()
-            return
+        """What the script has discarded since the backward pass before."""
         left = self._held.left()
         if left.nothing:
             cycle.set_aside(len(cycle.losses), cycle.micro_batches)
@@ -268,15 +292,26 @@ class CycleMeter:
 
     def _belongs_to(self, owner: Any) -> None:
         """A new owner's tracks, skips and times begin afresh."""
-        self._cycle.owner = owner
+        self._cycle.owner, self._owner_is_met = owner, True
         if owner is not self._owner:
             self._owner, self._last, self._ended_at = owner, None, None
             self._skips = Skips({})
             self._tracks.begin_training()
+            self._known.clear()
             self._order.clear()
             self._steps.begin_training()
             self._survey.close()
             self._survey = self._survey_for(owner) or NoSurvey()
+
+    def _meet(self, optimizer: Optimizer, track: int) -> KnownOptimizer:
+        """An optimizer comes to its gate for the first time in this training."""
+        track = self._tracks.join(optimizer, track)
+        dead = [key for key, each in self._known.items() if each.optimizer() is None]
+        for key in dead:
+            del self._known[key]
+        known = KnownOptimizer(optimizer, track, self._tracks.track_place(track), self._tracks.group_place)
+        self._known[id(optimizer)] = known
+        return known
 
     def _is_another(self, optimizer: Optimizer, cycle: Cycle) -> bool:
         """Whether this step belongs to another training than that cycle, one that no backward pass has announced."""
@@ -284,8 +319,8 @@ class CycleMeter:
 
     def _is_late(self, optimizer: Optimizer) -> bool:
         """Whether this step still belongs to the cycle that seemed to be over."""
-        cycle, last = self._cycle, self._last
-        if cycle.micro_batches or last is None or id(optimizer) in last.stepped or self._is_another(optimizer, last):
+        last = self._last
+        if last is None or id(optimizer) in last.stepped or self._is_another(optimizer, last):
             return False
         self._tracks.join(optimizer, last.track)
         last.stepped.append(id(optimizer))
@@ -308,7 +343,7 @@ class CycleMeter:
         def read(values: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
             self._on_reading(cycle.owner, reading_of(cycle, values, rows, place, step_time, when, skips))
 
-        self._readback.fetch(scalars_of(cycle), read, rows_of(cycle))
+        self._readback.fetch(scalars_of(cycle), read, rows_of(cycle) if cycle.blocks or cycle.tables else ())
 
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
         norm = total_norm(gradients)

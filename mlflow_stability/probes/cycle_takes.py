@@ -8,17 +8,40 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.cycle import Clip, Cycle
-from mlflow_stability.probes.optimizer_tracks import OptimizerTracks
 
 UnscaledLoss: TypeAlias = tuple[weakref.ref[Tensor], Tensor]
 """A scaled loss, and what it was before."""
+
+
+class KnownOptimizer:
+    """What does not change of an optimizer from step to step."""
+
+    __slots__ = ("_group_place", "engine", "is_settled", "optimizer", "place", "rate_places", "track")
+
+    def __init__(
+        self, optimizer: Optimizer, track: int, place: str, group_place: Callable[[Optimizer, int], str]
+    ) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.track = track
+        self.place = place
+        """Where the losses and norms of its track belong."""
+        self.rate_places: list[str] = []
+        """Where the learning rate of each group belongs."""
+        self.is_settled = False
+        """Whether backward passes are known to reach it, and it is known which engine steps it."""
+        self.engine: weakref.ref[Any] | None = None
+        self._group_place = group_place
+
+    def learn_groups(self, optimizer: Optimizer, count: int) -> None:
+        """A group was added."""
+        self.rate_places = [self._group_place(optimizer, number) for number in range(count)]
 
 
 def take_losses(cycle: Cycle, tensors: Any, unscaled: UnscaledLoss | None) -> None:
@@ -47,12 +70,14 @@ def take_limit(cycle: Cycle, kind: str, limit: Any) -> None:
         cycle.limits[kind] = float(limit)
 
 
-def take_rates(cycle: Cycle, optimizer: Optimizer, tracks: OptimizerTracks) -> None:
+def take_rates(cycle: Cycle, optimizer: Optimizer, known: KnownOptimizer) -> None:
     """The learning rate of each group."""
-    for number, group in enumerate(optimizer.param_groups):
+    groups = optimizer.param_groups
+    if len(groups) != len(known.rate_places):
+        known.learn_groups(optimizer, len(groups))
+    for place, group in zip(known.rate_places, groups, strict=True):
         rate = group.get("lr")
         if rate is not None:
-            place = tracks.group_place(optimizer, number)
             cycle.learning_rates[place] = rate.detach().clone() if isinstance(rate, Tensor) else float(rate)
 
 

@@ -24,14 +24,23 @@ def parameters_of(owner: Optimizer | Module) -> list[Tensor]:
 
 def gradients_of(optimizer: Optimizer) -> list[Tensor]:
     """The gradients that this optimizer is about to use."""
-    return [gradient for parameter in parameters_of(optimizer) if (gradient := parameter.grad) is not None]
+    found = []
+    for group in optimizer.param_groups:  # at every step: plain loops call nothing of ours for each parameter
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None:
+                found.append(gradient)
+    return found
 
 
 def is_split(parameter: Tensor) -> bool:
     """Whether a parameter is split over processes: by FSDP, in either of its versions, or as a `DTensor`."""
     if hasattr(parameter, "full_tensor"):
         return True
-    return any(hasattr(parameter, mark) for mark in _MARKS_OF_FSDP) and _processes() > 1
+    for mark in _MARKS_OF_FSDP:
+        if hasattr(parameter, mark):
+            return _processes() > 1
+    return False
 
 
 def _processes() -> int:
@@ -44,8 +53,16 @@ def whole_gradients_of(optimizer: Optimizer) -> list[Tensor]:
 
     The first parameter is asked for all of them.
     """
-    first = next((each for each in parameters_of(optimizer) if each.grad is not None), None)
-    return [] if first is None or is_split(first) else gradients_of(optimizer)
+    found: list[Tensor] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if not found and is_split(parameter):
+                return []
+            found.append(gradient)
+    return found
 
 
 def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
@@ -69,7 +86,10 @@ def _alike(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
     """Lists of one device and type each; as a rule there is one, and finding that out must cost little."""
     first = gradients[0]
     device, dtype, dense = first.device, first.dtype, torch.strided
-    if all(each.dtype is dtype and each.layout is dense and each.device == device for each in gradients):
+    for each in gradients:
+        if each.dtype is not dtype or each.layout is not dense or each.device != device:
+            break
+    else:
         return [list(gradients)]
     buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:

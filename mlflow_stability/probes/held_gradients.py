@@ -44,30 +44,31 @@ class HeldGradients:
     """One parameter of each optimizer, and its gradient as it was last seen."""
 
     def __init__(self) -> None:
-        self._witnesses: dict[int, _Witness] = {}
+        self.followed: dict[int, _Witness] = {}
+        """By the identity of the optimizer."""
 
     def at_gate(self, optimizer: Optimizer) -> None:
         """Follow this optimizer from now on; runs while it has gradients."""
-        known = self._witnesses.get(id(optimizer))
+        known = self.followed.get(id(optimizer))
         if known is not None and known.optimizer() is optimizer:
             return
         parameter = _with_gradient(optimizer)
         if parameter is None or is_split(parameter):
             return
-        self._witnesses.pop(id(optimizer), None)
-        self._witnesses[id(optimizer)] = _Witness(optimizer, parameter)
-        if len(self._witnesses) > MOST:
-            del self._witnesses[next(iter(self._witnesses))]
+        self.followed.pop(id(optimizer), None)
+        self.followed[id(optimizer)] = _Witness(optimizer, parameter)
+        if len(self.followed) > MOST:
+            del self.followed[next(iter(self.followed))]
 
     def step_begins(self) -> None:
         """Runs right before the first backward pass of a step."""
-        for each in self._witnesses.values():
+        for each in self.followed.values():
             each.note()
             each.reached = False
 
     def backward_ended(self) -> None:
         """Runs right after each backward pass."""
-        for each in self._witnesses.values():
+        for each in self.followed.values():
             if not each.is_as_noted():
                 each.note()
                 each.reached = each.gradient is not None
@@ -75,7 +76,7 @@ class HeldGradients:
     def left(self) -> Left:
         """Runs right before a further backward pass of the same step."""
         emptied, held, unknown = [], False, False
-        for each in self._witnesses.values():
+        for each in self.followed.values():
             optimizer = each.optimizer()
             if not each.reached or optimizer is None:
                 continue
@@ -89,7 +90,7 @@ class HeldGradients:
 
     def reaches(self, optimizer: Optimizer) -> bool | None:
         """Whether backward passes give this optimizer its gradients, and nothing copies them; None: not known yet."""
-        known = self._witnesses.get(id(optimizer))
+        known = self.followed.get(id(optimizer))
         if known is None or known.optimizer() is not optimizer:
             return None
         known.gates += 1

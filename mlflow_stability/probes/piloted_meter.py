@@ -109,12 +109,15 @@ class PilotedMeter(CycleMeter):
         self._swallowing = self._pilot.step_ending(optimizer) or was_swallowing
         super().step_ended(optimizer)
         self._swallowing = was_swallowing
-        self._pilot.step_over(not self._cycle.has_gate or self._is_complete, self._steps.is_whole)
+        cycle = self._cycle
+        is_over = not cycle.stepped or self._order.is_complete(cycle.track, cycle.ended)
+        self._pilot.step_over(is_over, self._steps.is_whole)
 
     def _belongs_to(self, owner: Any) -> None:
         if owner is not self._owner or self._pilot is None:
             self._pilot = self._pilot_for(owner)
         super()._belongs_to(owner)
+        self._owner_is_met = self._pilot is not None
 
     def _end_cycle(self) -> None:
         if self._pilot is not None:

@@ -43,12 +43,13 @@ class Readback:
 
     def fetch(self, scalars: Sequence[Tensor | float], reader: Reader, rows: Sequence[Tensor] = ()) -> None:
         """Give the values to `reader`: now, or as soon as they have arrived."""
-        far = [(number, each) for number, each in enumerate(scalars) if isinstance(each, Tensor) and not each.is_cpu]
-        if not far and all(each.is_cpu for each in rows):
-            self.drain()  # a cycle on an accelerator may still be on its way, and comes first
+        if self._are_near(scalars, rows):
+            if self._pending:
+                self.drain()  # a cycle on an accelerator may still be on its way, and comes first
             values = [each.item() if isinstance(each, Tensor) else each for each in scalars]
-            reader(values, [each.tolist() for each in rows])
+            reader(values, [each.tolist() for each in rows] if rows else [])
             return
+        far = [(number, each) for number, each in enumerate(scalars) if isinstance(each, Tensor) and not each.is_cpu]
         self._start(scalars, far, rows, reader)
         self.deliver()
 
@@ -63,6 +64,14 @@ class Readback:
             pending = self._pending.popleft()
             pending.arrived.synchronize()
             self._read(pending)
+
+    @staticmethod
+    def _are_near(scalars: Sequence[Tensor | float], rows: Sequence[Tensor]) -> bool:
+        """Whether all of them lie on the host."""
+        for each in scalars:
+            if isinstance(each, Tensor) and not each.is_cpu:
+                return False
+        return not rows or all(row.is_cpu for row in rows)
 
     def _start(
         self,

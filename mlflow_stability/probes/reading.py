@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from math import fsum, hypot, isfinite, isnan, nan
 
 from torch import Tensor
 
@@ -42,11 +42,6 @@ class Skips:
     """How many steps were thrown away so far, by track."""
 
     count: dict[int, int]
-
-    def add(self, track: int, skipped: bool) -> int:
-        """Count one more step."""
-        self.count[track] = self.count.get(track, 0) + skipped
-        return self.count[track]
 
 
 named = lru_cache(maxsize=4096)(Signal)
@@ -87,54 +82,64 @@ def reading_of(
     skips: Skips,
 ) -> CycleReading:
     """The reading, from the values of `scalars_of` and `rows_of`."""
-    numbers = iter(values)
-    losses = _take(numbers, len(cycle.losses))
-    discarded = [each for each in _take(numbers, len(cycle.discarded_losses)) if not math.isfinite(each)]
-    norms = _take(numbers, len(cycle.norms))
-    clips = [(next(numbers), next(numbers)) for _ in cycle.clips]
-    learning_rates = _take(numbers, len(cycle.learning_rates))
-    found_inf = _take(numbers, len(cycle.found_inf))
+    begin = end = 0
+    end += len(cycle.losses)
+    losses = values[begin:end]
+    begin, end = end, end + len(cycle.discarded_losses)
+    discarded = [each for each in values[begin:end] if not isfinite(each)] if begin < end else []
+    begin, end = end, end + len(cycle.norms)
+    norms = values[begin:end]
+    begin, end = end, end + 2 * len(cycle.clips)
+    clips = values[begin:end]
+    begin, end = end, end + len(cycle.learning_rates)
+    learning_rates = values[begin:end]
+    begin, end = end, end + len(cycle.found_inf)
+    found_inf = values[begin:end]
     signals: list[Signal] = []
     found: list[float] = []
 
-    def add(quantity: str, value: float, where: str = place) -> None:
-        signals.append(named(quantity, where))
-        found.append(value)
-
     # Skips come first: detectors must know that a scaler threw the step away before they see its infinite gradient.
-    not_taken = any(flag > 0 for flag in found_inf)
-    skipped = skips.add(cycle.track, not_taken)
+    not_taken = bool(found_inf) and any(flag > 0 for flag in found_inf)
+    skipped = skips.count.get(cycle.track, 0) + not_taken
+    skips.count[cycle.track] = skipped
     if cycle.loss_scale is not None or skipped:
-        add("skipped_steps", float(skipped))
+        signals.append(named("skipped_steps", place))
+        found.append(float(skipped))
     micro_batches = cycle.micro_batches
     # What NaN leaves behind is NaN: where gradients are finite, such a loss is not behind them.
-    if cycle.unsure and norms and all(map(math.isfinite, norms)):
-        strange = [each for each in losses[: cycle.unsure] if not math.isfinite(each)]
-        losses = [each for each in losses[: cycle.unsure] if math.isfinite(each)] + losses[cycle.unsure :]
+    if cycle.unsure and norms and all(map(isfinite, norms)):
+        strange = [each for each in losses[: cycle.unsure] if not isfinite(each)]
+        losses = [each for each in losses[: cycle.unsure] if isfinite(each)] + list(losses[cycle.unsure :])
         micro_batches -= len(strange)
         discarded += strange
     if losses:
-        add("loss", math.fsum(losses) if all(map(math.isfinite, losses)) else sum(losses))
-        add("micro_batches", float(micro_batches))
+        signals += (named("loss", place), named("micro_batches", place))
+        found.append(losses[0] if len(losses) == 1 else fsum(losses) if all(map(isfinite, losses)) else sum(losses))
+        found.append(float(micro_batches))
     basis = ""
     if norms:
-        at_gate = _root_of_squares(norms)
-        before = _before_clipping(cycle, clips)
-        unclipped = COPIED if cycle.copied else UNCLIPPED
-        basis = unclipped if not clips else "after clipping" if before is None else "before clipping"
-        add("grad_norm", at_gate if before is None else before)
+        at_gate = norms[0] if len(norms) == 1 else _root_of_squares(norms)
+        signals.append(named("grad_norm", place))
         if clips:
-            add("grad_norm_clipped", at_gate)
-    for where, rate in zip(cycle.learning_rates, learning_rates, strict=True):
-        add("learning_rate", rate, where)
+            before = _before_clipping(cycle, clips)
+            basis = "after clipping" if before is None else "before clipping"
+            signals.append(named("grad_norm_clipped", place))
+            found += (at_gate if before is None else before, at_gate)
+        else:
+            basis = COPIED if cycle.copied else UNCLIPPED
+            found.append(at_gate)
+    for where in cycle.learning_rates:
+        signals.append(named("learning_rate", where))
+    found += learning_rates
     if cycle.loss_scale is not None:
-        add("loss_scale", next(numbers))
+        signals.append(named("loss_scale", place))
+        found.append(values[end])
     if step_time is not None:
-        add("step_time", step_time)
+        signals.append(named("step_time", place))
+        found.append(step_time)
     if cycle.blocks:
         _add_blocks(cycle, rows, not_taken, signals, found)
-    behind = len(rows) - len(cycle.tables)
-    tables = tuple(zip(cycle.tables, rows[behind:], strict=True))
+    tables = tuple(zip(cycle.tables, rows[len(rows) - len(cycle.tables) :], strict=True)) if cycle.tables else ()
     return CycleReading(
         one_layout(signals), tuple(found), when, basis, tables, tuple(discarded), begins_step=cycle.begins_step
     )
@@ -159,20 +164,23 @@ def _add_blocks(
                 found.append(value)
 
 
-def _take(numbers: Iterator[float], count: int) -> list[float]:
-    return [next(numbers) for _ in range(count)]
-
-
 def _root_of_squares(norms: Sequence[float]) -> float:
-    return norms[0] if len(norms) == 1 else math.hypot(*norms) if not any(map(math.isnan, norms)) else math.nan
+    return norms[0] if len(norms) == 1 else hypot(*norms) if not any(map(isnan, norms)) else nan
 
 
-def _before_clipping(cycle: Cycle, clips: Sequence[tuple[float, float]]) -> float | None:
-    """The script's own norms together, where they are of order 2 and cover everything that the optimizers got."""
+def _before_clipping(cycle: Cycle, numbers: Sequence[float]) -> float | None:
+    """The script's own norms together, where they are of order 2 and cover everything that the optimizers got.
+
+    `numbers`: of each clip the norm, and the scale that it was taken at.
+    """
+    clips = cycle.clips
+    if len(clips) == 1:
+        covers = clips[0].order == 2.0 and clips[0].gradients >= cycle.gradients
+        return numbers[0] / numbers[1] if covers else None
     covered: set[int] = set()
     parts = []
-    for clip, (norm, scale) in zip(cycle.clips, clips, strict=True):
+    for at, clip in enumerate(clips):
         if clip.order == 2.0 and covered.isdisjoint(clip.gradients):
             covered |= clip.gradients
-            parts.append(norm / scale)
+            parts.append(numbers[2 * at] / numbers[2 * at + 1])
     return _root_of_squares(parts) if parts and covered >= cycle.gradients else None

@@ -22,12 +22,17 @@ class StepOrder:
         if stepped is None:
             return False
         recent = self._cycles_ended - REMEMBERED_CYCLES
-        return all(each in ended for each, when in stepped.items() if when > recent)
+        waited_for = [each for each, when in stepped.items() if when > recent]
+        return ended.issuperset(waited_for)
 
     def cycle_ended(self, track: int, stepped: Iterable[int]) -> None:
         """These stepped in the cycle that is over."""
         self._cycles_ended += 1
-        self._last_stepped.setdefault(track, {}).update(dict.fromkeys(stepped, self._cycles_ended))
+        known = self._last_stepped.get(track)
+        if known is None:
+            known = self._last_stepped[track] = {}
+        for each in stepped:
+            known[each] = self._cycles_ended
 
     def came_late(self, track: int, optimizer: int) -> None:
         """This one stepped after its cycle seemed to be over."""

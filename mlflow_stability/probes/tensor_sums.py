@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes import torch_api
-from mlflow_stability.probes.crowds import crowd_row
+from mlflow_stability.probes.crowds import CROWD, crowd_row
 from mlflow_stability.probes.device_numbers import on_device, widest
 
 HALVES = (torch.float16, torch.bfloat16)
@@ -41,6 +41,8 @@ def norms_of(tensors: list[Tensor]) -> Tensor:
     wide = torch.float32 if tensors[0].dtype in HALVES else None
     if not tensors[0].is_cpu:
         return torch.stack(torch_api.foreach_norm(tensors, 2.0, wide))
+    if len(tensors) < CROWD:
+        return _norms_on_cpu(tensors, wide)
     return crowd_row(
         tensors,
         lambda matrix: torch.linalg.vector_norm(matrix, 2.0, 1, dtype=wide),

@@ -99,6 +99,8 @@ class BatchCapture(ForwardListener):
         """Which step the next pass belongs to; set at the first gate of the step before."""
         self.loss: LossSeen | None = None
         """What backward was called on last, until its step is at its gate: its graph holds on to the weights."""
+        self._known: tuple[weakref.ref[Module], torch.device] | None = None
+        """The model that was called last, and where it is."""
         self._devices: weakref.WeakKeyDictionary[Module, torch.device] = weakref.WeakKeyDictionary()
         self.too_large = 0
         """How many bytes the last batch had, if it was too large to be held; else 0."""
@@ -119,12 +121,23 @@ class BatchCapture(ForwardListener):
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Runs right before a forward pass of training."""
         self._open = self.loss = None
-        device = self._device_of(root)
-        if self._is_over or (self._host_only and device.type != "cpu"):
+        if self._is_over:
             return
-        inputs = tensors_in(args, kwargs)
-        size = sum(map(_size, inputs))
-        self._make_room(size)
+        known = self._known
+        if known is None or known[0]() is not root:
+            known = self._known = weakref.ref(root), self._device_of(root)
+        device = known[1]
+        if self._host_only and device.type != "cpu":
+            return
+        inputs = tensors_in(args, kwargs) if kwargs else tensors_in(args)
+        size = 0
+        for each in inputs:
+            size += each._values().nbytes if each.is_sparse else each.numel() * each.element_size()
+        passes = self._passes
+        if len(passes) == 1 and passes[0].step <= self.step - self.steps_kept:
+            passes.clear()  # nearly always
+        elif passes:
+            self._make_room(size)
         self.too_large = size if size > self._most_bytes else 0
         if self.too_large:
             return
@@ -135,23 +148,35 @@ class BatchCapture(ForwardListener):
             kwargs,
             autocast,
             device,
-            (torch.default_generator.get_state(), _device_random(device)),
+            (torch.default_generator.get_state(), None if device.type == "cpu" else _device_random(device)),
             self.step,
             versions=tuple(map(version_of, inputs)),
             bytes=size,
         )
-        self._passes.append(self._open)
+        passes.append(self._open)
 
     def forward_gave(self, outputs: Any) -> None:
         """Runs right after it, with what came out."""
         batch, self._open = self._open, None
         if batch is None:
             return
+        if isinstance(outputs, Tensor) and outputs.is_floating_point():  # nearly always
+            size = outputs.numel() * outputs.element_size()
+            batch.ended, batch.outputs = True, (None,)
+            node = outputs.grad_fn
+            if size <= self._most_output_bytes:
+                batch.outputs = (outputs.detach(),)
+                batch.bytes += size
+                if node is not None:
+                    outputs.register_hook(_Catch(batch, 0))  # type: ignore[no-untyped-call]
+            if node is not None:
+                batch.nodes = ((node.name(), node._sequence_nr()),)
+            return
         found = [each for each in tensors_in(outputs) if each.is_floating_point() or each.is_complex()]
         sizes = [each.numel() * each.itemsize for each in found]
         held: list[Tensor | None] = [None] * len(found)
         used = 0
-        for number in (0,) if len(found) == 1 else sorted(range(len(found)), key=sizes.__getitem__):
+        for number in sorted(range(len(found)), key=sizes.__getitem__):
             used += sizes[number]
             if used > self._most_output_bytes:
                 break
@@ -178,9 +203,6 @@ class BatchCapture(ForwardListener):
     def _make_room(self, size: int) -> None:
         """Let go of earlier steps, and of the earliest passes of this one where they have grown too large."""
         passes = self._passes
-        if len(passes) == 1 and passes[0].step <= self.step - self.steps_kept:
-            passes.clear()  # nearly always
-            return
         while passes and (passes[0].step <= self.step - self.steps_kept or not passes[-1].ended):
             passes.popleft() if passes[-1].ended else passes.pop()
         if passes and (size > self._most_earlier_bytes or len(passes) >= MOST_PASSES):
@@ -210,10 +232,6 @@ class _Catch:
         batch = self._batch()
         if batch is not None:
             batch.gradients.setdefault(self._number, []).append(gradient.detach())
-
-
-def _size(tensor: Tensor) -> int:
-    return tensor._values().nbytes if tensor.is_sparse else tensor.numel() * tensor.element_size()
 
 
 def _device_random(device: torch.device) -> Tensor | None:

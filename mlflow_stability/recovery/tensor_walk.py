@@ -20,7 +20,12 @@ def tensors_in(*trees: Any) -> list[Tensor]:
     """Every tensor in them, in order."""
     found: list[Tensor] = []
     for tree in trees:
-        _collect(tree, found, DEEPEST)
+        if isinstance(tree, Tensor):
+            found.append(tree)
+        elif type(tree) is tuple and len(tree) == 1 and isinstance(tree[0], Tensor):  # nearly always
+            found.append(tree[0])
+        elif tree:
+            _collect(tree, found, DEEPEST)
     return found
 
 

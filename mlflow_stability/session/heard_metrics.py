@@ -36,24 +36,24 @@ class HeardMetrics:
     """The validation losses of the run that is being recorded."""
 
     def __init__(self) -> None:
-        self._waiting: deque[tuple[LoggedMetric, float, float]] = deque(maxlen=MOST_WAITING)
+        self.waiting: deque[tuple[LoggedMetric, float, float]] = deque(maxlen=MOST_WAITING)
+        """What is to be taken."""
+        self.is_on = False
+        """Whether it listens."""
         self._ear = UserMetrics(self._heard)
         self._run_id = ""
         self._layouts: dict[str, tuple[Signal, ...] | None] = {}
         """For each name of this run the signals that it becomes; None where it is no validation loss."""
 
-    @property
-    def waiting(self) -> bool:
-        """Whether there is anything to take."""
-        return bool(self._waiting)
-
     def install(self) -> None:
         """Begin to listen, once the script has imported MLflow."""
         self._ear.install()
+        self.is_on = self._ear.is_on
 
     def remove(self) -> None:
         """Leave MLflow as it was."""
         self._ear.remove()
+        self.is_on = False
 
     def take(self, run_id: str | None) -> list[HeardMetric]:
         """What was heard of this run since the last time; what was logged to other runs is let go.
@@ -64,7 +64,7 @@ class HeardMetrics:
             raise self._ear.failure
         if run_id is None:  # nobody knows the run yet, so nothing can have been logged to it
             return []
-        taken = [self._waiting.popleft() for _ in range(len(self._waiting))]
+        taken = [self.waiting.popleft() for _ in range(len(self.waiting))]
         mine = [each for each in taken if each[0].run_id == run_id]
         if run_id != self._run_id:
             self._run_id, self._layouts = run_id, {}
@@ -79,7 +79,7 @@ class HeardMetrics:
         """Runs in the thread that logs."""
         if metric.run_id == self._run_id and self._layouts.get(metric.key, ()) is None:
             return  # known, and no validation loss: most are
-        self._waiting.append((metric, _number(metric.value), time.time()))
+        self.waiting.append((metric, _number(metric.value), time.time()))
 
     def _learn(self, names: list[str]) -> None:
         """Find out what new names mean, beside all that are known: which loss is the whole one depends on them."""

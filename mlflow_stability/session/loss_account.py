@@ -23,7 +23,8 @@ class LossAccount:
     """The losses of one recording."""
 
     def __init__(self) -> None:
-        self._seen = self._told = False
+        self.seen = self._told = False
+        """Whether any step had one."""
         self._steps = 0
         self._discarded = 0
         self._last_told: int | None = None
@@ -31,7 +32,7 @@ class LossAccount:
     def take(self, step: int, reading: CycleReading) -> list[Event]:
         """Runs with each step; gives what is to be said now."""
         self._steps += 1
-        self._seen = self._seen or any(each.quantity == "loss" for each in reading.signals)
+        self.seen = self.seen or any(each.quantity == "loss" for each in reading.signals)
         found = self.missing(step) if self._steps >= STEPS_WITHOUT_LOSS else []
         if reading.discarded:
             found += self._of_discarded(step, reading)
@@ -39,7 +40,7 @@ class LossAccount:
 
     def missing(self, step: int) -> list[Event]:
         """What is to be said of a training without a loss; asked at the end, too: it may be a short one."""
-        if self._seen or self._told or not self._steps:
+        if self.seen or self._told or not self._steps:
             return []
         self._told = True
         message = (

@@ -77,6 +77,8 @@ class Recording:
         self._cost_since: tuple[float, float] | None = None
         self._norm_bases: dict[str, list[str]] = {}
         """What gradient norms stood for, by place."""
+        self._basis_of: tuple[tuple[Signal, ...], str] = ((), "")
+        """Of which signals that was noted last, and what it was."""
 
     @property
     def failure(self) -> str:
@@ -108,8 +110,9 @@ class Recording:
         self._sum_up(step)
         events = self._judge(step)
         self._last = step
-        self._account(reading)
-        if reading.norm_basis:
+        if reading.discarded or not self._losses.seen:
+            self._account(reading)
+        if reading.norm_basis and (reading.signals is not self._basis_of[0] or reading.norm_basis != self._basis_of[1]):
             self._note_basis(reading)
         for table, numbers in reading.tables:
             self._keep_table(table, numbers)
@@ -193,6 +196,7 @@ class Recording:
 
     def _note_basis(self, reading: CycleReading) -> None:
         """Once for each meaning: clipping may come and go from step to step, and from track to track."""
+        self._basis_of = reading.signals, reading.norm_basis
         place = next(each.place for each in reading.signals if each.quantity == "grad_norm")
         known = self._norm_bases.setdefault(place, [])
         if reading.norm_basis not in known:

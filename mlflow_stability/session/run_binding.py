@@ -77,6 +77,8 @@ class RunBinding:
         self._own = False
         self._fluent = False
         self._known_optimizers: weakref.WeakSet[object] = weakref.WeakSet()
+        self._newest: weakref.ref[object] | None = None
+        """The optimizer that came to its gate last."""
         self._last_steps: dict[str, int] = {}
         self._recordings = 0
         self._rank: tuple[int, int] | None = None
@@ -90,15 +92,19 @@ class RunBinding:
             self._rank = rank_and_world_size()
         if self._rank[0] != 0:
             return None
-        is_new = optimizer is not None and optimizer not in self._known_optimizers
-        if is_new:
+        is_new = False
+        if optimizer is not None and (self._newest is None or self._newest() is not optimizer):
+            self._newest = weakref.ref(optimizer)
+            is_new = optimizer not in self._known_optimizers
             self._known_optimizers.add(optimizer)
-        run = self._changed_run(is_new)
+        exclusive = self.settings.exclusive
+        run = None if exclusive and self.recording is not None else self._changed_run(is_new)
         if run is not None or self.recording is None:
             self._switch(run)
-        elif self._own and not self.settings.exclusive:
+        elif self._own and not exclusive and not self._join.is_on:
             self._join.install()  # the script may have imported MLflow since
-        self._heard.install()
+        if not self._heard.is_on:
+            self._heard.install()
         if self._heard.waiting:
             self._hear()
         return self.recording

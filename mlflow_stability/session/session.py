@@ -167,7 +167,8 @@ class Session:
             self._exit_number = process_exit.begin(self._at_exit)
         self._thread_end.watch()
         self._of_thread = None
-        self._ending.still_running()
+        if self._ending.closing.outcome != "finished":
+            self._ending.still_running()
         return self._binding.at_gate(optimizer)
 
     def _new_meter(self) -> CycleMeter:
@@ -210,15 +211,16 @@ class Session:
             return
         for link in self._binding.links.values():
             link.look_after()
-        if recording.failure and not self._disk_said:
+        failure = recording.failure
+        if failure and not self._disk_said:
             self._warn(
                 "Recording stopped at step %d (%s). Training goes on; the steps from here on are not recorded until "
                 "there is room again in %s.",
                 recording.step,
-                recording.failure,
+                failure,
                 recording.folder.parent.parent,
             )
-        self._disk_said = bool(recording.failure)
+        self._disk_said = bool(failure)
 
     def _finish(self, closing: Closing) -> None:
         self._guard("the last readings", self._meter.close)()

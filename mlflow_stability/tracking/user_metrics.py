@@ -48,6 +48,11 @@ class UserMetrics:
         self._listen(kind, "log_metric", _metric)
         self._listen(kind, "log_batch", _batch)
 
+    @property
+    def is_on(self) -> bool:
+        """Whether it listens."""
+        return bool(self._undo)
+
     def remove(self) -> None:
         """Leave MLflow as it was."""
         self._listens[0] = False

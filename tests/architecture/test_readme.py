@@ -80,7 +80,7 @@ def measured() -> set[str]:
     found = set()
     for name in ("probes/reading.py", "session/recording.py", "tracking/thinning.py"):
         for node in ast.walk(tree_of(PACKAGE / name)):
-            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Signal", "add") and node.args:
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Signal", "named") and node.args:
                 first = node.args[0]
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
                     found.add(first.value)
