@@ -26,6 +26,8 @@ GAME_WORDS = re.compile(
     r"|value.loss|(?<!cross.)entropy.loss)(?:$|[^a-z0-9])"
 )
 """Parts of a name that say: this loss is one side of a game, its level says nothing about progress."""
+POLICY_WORDS = re.compile(r"(?:^|[^a-z0-9])(?:actor|policy|alpha|entropy|ent|temperature|pg)(?:$|[^a-z0-9])")
+"""Parts of a name that say: this is the objective of a policy, which says less of the fit than a critic's error."""
 REWARD_WORDS = re.compile(
     r"(?:^|[^a-z])(?:rewards?|ep_rew_mean|ep_len_mean|episodes?|(?:ep|episodic|mean|eval).returns?)(?:$|[^a-z])"
 )
@@ -176,7 +178,7 @@ def _curves(
     learns_by_reward, pays = bool(rewards), any(map(_rises, rewards))
     whole = any(not metric.meaning.place for metric in metrics)
     if not whole:  # then none is the first by its name: the longest is, whatever the order of the columns
-        metrics = sorted(metrics, key=lambda metric: (-len(metric.series), metric.name))
+        metrics = sorted(metrics, key=lambda metric: (_is_policy(metric), -len(metric.series), metric.name))
     sides = _sides(metrics) if quantity != "grad_norm" else frozenset()
     starts = starts_of(history) if starts is None else starts
     found = []
@@ -192,6 +194,10 @@ def _curves(
     summed = {curve.attempt for curve in sums}
     parts = [replace(each, part=True) if each.attempt in summed and not each.game else each for each in found]
     return (*sums, *parts)
+
+
+def _is_policy(metric: Metric) -> bool:
+    return POLICY_WORDS.search(metric.name.lower()) is not None
 
 
 def _sides(metrics: Sequence[Metric]) -> frozenset[str]:

@@ -6,7 +6,8 @@ how clocks and counters are called matters; a name that is not there is an error
 
 What names say is settled by `metric_names`; here the curves decide what names leave open: a loss that is the sum of the
 others is their total; of one loss at two rates the averages over epochs count where they are about as many as the
-single steps, for each of them knows all steps; a validation with a handful of points gives way to a test with more.
+single steps, for each of them knows all steps, or where single steps are mostly noise; a validation with a handful of
+points gives way to a test with more.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from difflib import get_close_matches
 import numpy as np
 
 from mlflow_stability.diagnosis.curves import RunCurves
+from mlflow_stability.diagnosis.levels import noise_of, scaled
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.counted import counted
 from mlflow_stability.vocabulary.judged_curves import AskedCurves, JudgedCurves
@@ -28,6 +30,8 @@ from mlflow_stability.vocabulary.signal import of_the_whole
 
 AS_MANY = 0.5
 """Averages over epochs are taken if they are at least so many, as a share of the single steps."""
+NOISY, ENOUGH = 0.2, 30
+"""Where single steps vary by so many nats, so many averages are enough: at 8 deviations a spike would be fivefold."""
 FEW = 6
 """With fewer points than this a validation cannot be judged."""
 SAME_SUM = 0.01
@@ -169,6 +173,8 @@ def _with_averages(history: RunHistory, quantity: str) -> RunHistory:
         return history
     single = _says(whole, FINE)
     least = AS_MANY * len(whole.series) if quantity == "loss" else FEW
+    if quantity == "loss" and _noise(whole) >= NOISY:
+        least = min(least, ENOUGH)
     enough = [
         each
         for each in history.of(quantity)
@@ -182,6 +188,15 @@ def _with_averages(history: RunHistory, quantity: str) -> RunHistory:
     chosen = max(enough, key=lambda each: (len(each.series), each.name))
     points = f"{len(chosen.series):,} points, {whole.name} {len(whole.series):,}"
     return _with_whole(history, quantity, chosen, f"{chosen.name} is the mean of each epoch ({points})")
+
+
+def _noise(metric: Metric) -> float:
+    """How much a value differs from those around it, in nats; 0 where that cannot be said."""
+    values = metric.series.values[np.isfinite(metric.series.values)]
+    if len(values) < FEW:
+        return 0.0
+    x, logarithmic = scaled(values)
+    return noise_of(x) if logarithmic else 0.0
 
 
 def _says(metric: Metric, words: frozenset[str]) -> bool:

@@ -24,9 +24,7 @@ from mlflow_stability.vocabulary.signal import Signal
 BETTER_SEEN_WHOLE = frozenset({"inf_detected", "nan_detected", "overfitting", "plateau"})
 """Kinds for which the rules of whole curves are asked instead, where nothing was judged while it trained."""
 OF_SINGLE_STEPS = frozenset({"repeated_data"})
-"""Kinds that compare one step with the next: nothing can be said of them where means over many steps were logged."""
-ALMOST_TWO = 1.5
-"""The mean distance between two points, in steps, up to which some steps were left out and most were not."""
+"""Kinds that compare one step with the next: only of what we recorded is it known that each point is a single step."""
 FIRST = ("skipped_steps", "loss_scale", "loss", "val_loss", "grad_norm")
 """The order within a step in which detectors are used to seeing values; all others follow."""
 
@@ -34,7 +32,7 @@ FIRST = ("skipped_steps", "loss_scale", "loss", "val_loss", "grad_norm")
 def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector] | None = None) -> list[Event]:
     """The events of the whole history."""
     asked = default_detectors() if detectors is None else detectors
-    left_out = BETTER_SEEN_WHOLE if _of_single_steps(history, curves) else BETTER_SEEN_WHOLE | OF_SINGLE_STEPS
+    left_out = BETTER_SEEN_WHOLE if history.format == "recorded" else BETTER_SEEN_WHOLE | OF_SINGLE_STEPS
     panel = Panel([each for each in asked if each.kind not in left_out])
     wanted = {quantity for each in panel.detectors for quantity in each.quantities}
     games = {curve.name for curve in (*curves.losses, *curves.validations) if curve.game or curve.part}
@@ -50,12 +48,6 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
             panel.reset()
         events += panel.judge(reading)
     return events
-
-
-def _of_single_steps(history: RunHistory, curves: RunCurves) -> bool:
-    """Whether the loss was logged for every step."""
-    losses = [curve for curve in curves.losses if not curve.part]
-    return history.step_unit == "step" and any(len(each.steps) > 1 and each.distance < ALMOST_TWO for each in losses)
 
 
 def _readings(metrics: list[Metric], by_time: bool) -> Iterator[StepReading]:

@@ -43,6 +43,8 @@ class Clock:
     """Whether steps are made of the log's epochs and steps; then a value's own step is not its step."""
     reason: str = ""
     """Why steps are not simply those of the log."""
+    averaged: bool = False
+    """Whether the values of a metric at one step are one: of several processes, or of a bar that was drawn again."""
     unit: str = "step"
     """What a step is called in the log: ``epoch`` where epochs are all that it counts."""
 
@@ -80,14 +82,16 @@ def clock_of(columns: Mapping[str, Column], main: Column, totals: Iterable[int] 
     epochs = _joined([each.epochs for each in columns.values()])[places]
     steps, epochs = (np.where(np.abs(each) <= _LARGEST_STEP, each, np.nan) for each in (steps, epochs))
     main_rows = np.frombuffer(main.rows, np.int64)
-    told, ordinal, recounted, reason, unit = _tell(steps, epochs, np.searchsorted(rows, main_rows), totals)
+    of_main = np.searchsorted(rows, main_rows)
+    told, ordinal, recounted, reason, unit = _tell(steps, epochs, of_main, totals)
+    averaged = unit == "epoch" and not _hardly_repeated(told[of_main])
     begins = np.empty(0, np.int64)
     if ordinal:
         longest = max(columns.values(), key=len)
         main_rows = main_rows if len(main) == len(longest) else np.frombuffer(longest.rows, np.int64)
     else:
         begins = _beginnings(rows, told, main_rows, told[np.searchsorted(rows, main_rows)])
-    return Clock(rows, told, main_rows, begins, ordinal, recounted, reason, unit)
+    return Clock(rows, told, main_rows, begins, ordinal, recounted, reason, averaged, unit)
 
 
 def stands_still(steps: _Floats) -> bool:
@@ -133,13 +137,17 @@ def _in_a_row(steps: _Floats, epoch: _Floats, main: _Ints, width: int) -> _Float
 
 def _counts(epochs: _Floats) -> bool:
     """Whether epochs can stand for steps: hardly ever repeated, or each as often as the others, a few times at most."""
-    if (np.diff(np.floor(epochs)) == 0).mean() <= _MOST_REPEATED:
+    if _hardly_repeated(np.floor(epochs)):
         return True
     if (epochs != np.floor(epochs)).any():
         return False
     lengths = np.diff(np.flatnonzero(np.diff(epochs, prepend=np.nan, append=np.nan) != 0))
     usual = int(np.median(lengths))
     return usual <= _FEW_OF_ONE and float((lengths == usual).mean()) >= 1 - _MOST_REPEATED
+
+
+def _hardly_repeated(steps: _Floats) -> bool:
+    return len(steps) < 2 or float((np.diff(steps) == 0).mean()) <= _MOST_REPEATED
 
 
 def _whole(steps: _Floats) -> bool:

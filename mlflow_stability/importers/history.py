@@ -11,6 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.clock import Clock, clock_of
@@ -92,6 +93,8 @@ def _metric(name: str, meaning: Meaning, column: Column, clock: Clock) -> Metric
         order = np.lexsort((steps, attempts))
         steps, attempts, values, times = steps[order], attempts[order], values[order], times[order]
         told = np.ones(len(steps), bool)
+        if clock.averaged:
+            values = _means(values, (np.diff(steps) != 0) | (np.diff(attempts) != 0))
         again = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
         told[1:] = (np.diff(steps) != 0) | (np.diff(attempts) != 0) | ~again  # a line that was printed twice
         steps, attempts, values, times = steps[told], attempts[told], values[told], times[told]
@@ -107,6 +110,14 @@ def _reported(heard: Heard, clock: Clock | None) -> Event:
     counted = clock.recounted or clock.ordinal or not heard.own_step
     ordinal = int(np.searchsorted(clock.main, heard.row, "right")) - 1 if clock.ordinal else int(clock.steps[at])
     return replace(heard.event, attempt=attempt, step=max(0, ordinal) if counted else heard.event.step)
+
+
+def _means(values: NDArray[np.float64], moved: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Each value replaced by the mean of those at its step; then all but the first of a step repeat it."""
+    begins = np.flatnonzero(np.append(True, moved))
+    counts = np.diff(np.append(begins, len(values)))
+    with np.errstate(all="ignore"):
+        return np.repeat(np.add.reduceat(values, begins) / counts, counts)
 
 
 def _notes(gathered: Gathered, clock: Clock | None) -> list[str]:

@@ -67,6 +67,17 @@ def test_means_of_epochs_are_judged_where_they_are_as_many_as_single_steps() -> 
     assert [curve.name for curve in run_curves(history).losses] == ["train_loss_epoch"]  # and no other beside it
 
 
+def test_means_of_epochs_are_judged_where_single_steps_are_mostly_noise() -> None:
+    def logged(noise: float, epochs: int) -> RunHistory:
+        meanings = meanings_of(["train_loss_step", "train_loss_epoch"])
+        made = {"train_loss_step": falling(2000, noise=noise), "train_loss_epoch": falling(epochs)}
+        return run_of(*(metric_of(name, values, meaning=meanings[name]) for name, values in made.items()))
+
+    assert chosen(logged(0.4, 60)) == ("train_loss_epoch", "")
+    assert chosen(logged(0.4, 10)) == ("train_loss_step", "")
+    assert chosen(logged(0.05, 60)) == ("train_loss_step", "")
+
+
 def test_a_test_with_enough_points_is_judged_where_the_validation_has_too_few() -> None:
     assert chosen(of_lengths(train_loss=100, val_loss=3, test_loss=20)) == ("train_loss", "test_loss")
     assert chosen(of_lengths(train_loss=100, val_loss=10, test_loss=20)) == ("train_loss", "val_loss")
@@ -77,6 +88,11 @@ def test_a_loss_that_is_the_sum_of_the_others_is_their_total() -> None:
     history = run_named(energy_loss=one, force_loss=two, potential_loss=one + two)
     assert chosen(history) == ("potential_loss", "")
     assert chosen(run_named(energy_loss=one, force_loss=two)) == ("sum of energy_loss, force_loss", "")
+
+
+def test_the_error_of_a_critic_comes_before_the_objective_of_its_actor() -> None:
+    logged = {"train/actor_loss": falling(40), "train/alpha_loss": falling(40), "train/critic_loss": falling(40)}
+    assert chosen(run_named(**logged, reward=falling(40)))[0] == "train/critic_loss"
 
 
 def test_the_parts_of_a_sum_are_no_other_curves() -> None:

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from diagnosis.histories import falling, metric_of, run_of
 
@@ -54,3 +56,11 @@ def test_other_detectors_can_be_asked() -> None:
     assert replayed(history, run_curves(history), ()) == []
     readings = [Reset(0, 0, "start"), *(StepReading(step, (Signal("loss"),), (1.0,)) for step in range(3))]
     assert replay(readings) == []
+
+
+def test_lost_noise_is_looked_for_only_where_each_point_is_known_to_be_a_step() -> None:
+    losses = falling(400, noise=0.05)
+    losses[300:] = losses[299] * np.exp(-0.002 * np.arange(100))
+    history = run_of(metric_of("loss", losses))
+    assert "repeated_data" in {event.kind for event in events_of(replace(history, format="recorded"))}
+    assert "repeated_data" not in {event.kind for event in events_of(history)}

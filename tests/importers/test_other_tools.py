@@ -188,3 +188,10 @@ def test_downloads_from_other_services_keep_their_columns(tmp_path: Path) -> Non
     table = '"Step","run1 - loss","run1 - loss__MIN"\n' + "".join(f'"{n}","{3 / n}","{3 / n}"\n' for n in N)
     found = metric(history(tmp_path, table), "run1 - loss")
     assert (found.meaning.quantity, found.series.steps.tolist()) == ("loss", list(N))
+
+
+def test_what_several_processes_print_of_one_epoch_is_its_mean(tmp_path: Path) -> None:
+    log = "".join(f"[Epoch {e}] - train loss: {rank + 1 / e}\n" for e in (10, 20, 30, 40) for rank in range(3))
+    found = metric(history(tmp_path, log), "train loss")
+    assert found.series.steps.tolist() == [10, 20, 30, 40]
+    assert found.series.values.tolist() == pytest.approx([1 + 1 / e for e in (10, 20, 30, 40)])
