@@ -43,7 +43,8 @@ class RepeatedData:
 
     What it sees: a loss whose changes differ from each other by less than a quarter of the usual, in 16 steps in a row,
     where the loss used to go up and down from batch to batch. Values that repeat exactly, as rounded ones do, do not
-    count. One finding until it has been rough for 16 steps.
+    count. Of a log only single steps that we recorded are judged, for the points of others may be means over many. One
+    finding until it has been rough for 16 steps.
 
     Why it matters: what comes in does not change any more, and the model learns one batch by heart while the loss looks
     better and better; or the model does not look at what comes in.
