@@ -7,17 +7,22 @@ cannot be read is noted, what is none is passed over, and so are reports of ours
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.formats.event_file import is_event_file, read_event_files
+from mlflow_stability.importers.formats.event_file import (
+    is_event_file,
+    read_event_files,
+    read_split_event_files,
+)
 from mlflow_stability.importers.harmless import reason_of, shown_path
 from mlflow_stability.importers.log_format import formats
 from mlflow_stability.importers.log_text import head_of
 from mlflow_stability.importers.mlflow_files import is_deleted, is_mlflow_run, read_mlflow_run
 from mlflow_stability.importers.own_report import is_own_report
+from mlflow_stability.vocabulary.name_words import HELD_OUT, TRAIN, words_of
 from mlflow_stability.vocabulary.run_history import RunHistory
 
 DEEPEST = 8
@@ -84,10 +89,14 @@ class _Walk:
         except OSError as error:
             self.trouble.append(f"{shown_path(folder)} could not be listed: {reason_of(error)}.")
             return
-        events = [each for each in entries if each.name.startswith(_EVENTS) and _is_event_file(each)]
-        if len(events) > 1:
+        events = _events_among(entries)
+        parts = _parts_of_a_run(entries)
+        if parts:
+            yield from self.tried(lambda source: [read_split_event_files(source, {"": events, **parts})], folder)
+        elif len(events) > 1:
             yield from self.tried(lambda source: [read_event_files(source, events)], folder)
-        said_already: set[str] = set()
+        read_already = events if parts or len(events) > 1 else []
+        said_already = set(parts)
         for each in sorted(entries, key=lambda entry: not _copies(entry)):  # what a run's file says, its folders repeat
             if each.is_dir():
                 if each.name not in said_already:
@@ -97,7 +106,7 @@ class _Walk:
                 runs = list(self.tried(self._read_file, each))
                 said_already.update(_copies(each) if runs else ())
                 yield from runs
-            elif (len(events) < 2 or each not in events) and _may_be_a_log(each) and self._left:
+            elif each not in read_already and _may_be_a_log(each) and self._left:
                 self._left -= 1
                 yield from self.tried(self._read_file, each)
 
@@ -161,6 +170,28 @@ def _is_report(file: Path) -> bool:
         return is_own_report(head_of(file))
     except UnreadableLogError:
         return False  # its reader says why
+
+
+def _events_among(entries: Iterable[Path]) -> list[Path]:
+    return [each for each in entries if each.name.startswith(_EVENTS) and _is_event_file(each)]
+
+
+def _parts_of_a_run(entries: Sequence[Path]) -> dict[str, list[Path]]:
+    """The event files of each folder among these, where they are the parts of one run: `train` and `validation`."""
+    found = {}
+    for each in entries:
+        words = {word.lower() for word in words_of(each.name)}
+        if words & (TRAIN | HELD_OUT) and each.is_dir() and not each.is_symlink():
+            found[each.name] = (_events_among(_listed(each)), bool(words & TRAIN))
+    parts = {name: events for name, (events, _) in found.items() if events}
+    return parts if len({found[name][1] for name in parts}) == 2 else {}
+
+
+def _listed(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError:
+        return []  # whoever goes into it says why
 
 
 def _is_event_file(path: Path) -> bool:

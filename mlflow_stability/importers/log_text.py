@@ -86,7 +86,7 @@ def _is_chinese(head: bytes) -> bool:
     """Whether bytes above ASCII come in the pairs that Chinese texts are made of, and not alone as accents do."""
     high = sum(byte > 0x7F for byte in head)
     paired = sum(map(len, _PAIRS.findall(head)))
-    return paired >= 0.9 * high and _decodes(head, "gb18030")
+    return paired >= 0.7 * high and _decodes(head, "gb18030")
 
 
 def _utf_16_without_mark(head: bytes) -> str | None:

@@ -14,8 +14,8 @@ _TENSOR = re.compile(r"\b(?:tf\.)?[Tt]ensor\(([^,()\[\]]*)[^()]*\)|<tf\.Tensor: 
 _ARRAY = re.compile(r"\b(?:(?:np|numpy|jnp|torch)\.)?(?:array|Array|tensor)\((\[[^()]*\])[^()\[\]]*\)")
 _DEFAULTS = re.compile(r"\s*(?:collections\.)?defaultdict\(<class '\w+'>, (\{.*\})\)\s*", re.DOTALL)
 _TOKEN = re.compile(
-    r"""[uUbBrR]?'((?:[^'\\\n]|\\.)*)'   # a text in single quotes
-    |[uUbBrR]?("(?:[^"\\\n]|\\.)*")      # one in double quotes
+    r"""[uUbBrR]?'((?:[^'\\\n]|\\.)*)'?   # a text in single quotes; one that is never closed ends with its line
+    |[uUbBrR]?("(?:[^"\\\n]|\\.)*"?)      # one in double quotes
     |(-?\b(?:nan|inf)\b|\b(?:None|True|False)\b)
     |([()])""",
     re.VERBOSE,

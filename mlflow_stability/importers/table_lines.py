@@ -37,6 +37,8 @@ class KeyValueTable:
         if len(cells) != 4 or cells[0] or cells[3]:
             return False, self.complete() if _RULE.issuperset(line) or "|" not in line else None
         key, value = cells[1].strip(), cells[2].strip()
+        if _number(key) is not None or _is_header((key, value)):  # a table of two columns
+            return False, self.complete()
         if key.endswith("/") and not value:
             self._section = key
             return True, None

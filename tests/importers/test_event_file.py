@@ -105,6 +105,32 @@ def test_the_files_of_one_folder_are_one_run(tmp_path: Path) -> None:
     assert (run.source, [step for step, _ in curve(run, "loss")]) == (str(folder), [1, 2, 3, 4])
 
 
+def test_what_a_run_wrote_of_training_and_validation_is_one_run(tmp_path: Path) -> None:
+    for folder, first in (("train", 8.0), ("validation", 9.0)):
+        (tmp_path / "logs" / "run1" / folder).mkdir(parents=True)
+        values = (tensor("epoch_loss", 1, field(4, struct.pack("<f", first / (n + 1)))) for n in range(3))
+        lr = (tensor("epoch_lr", 1, field(4, struct.pack("<f", 0.5))) for n in range(3))
+        content = VERSION + b"".join(
+            event(n, value, rate) for n, (value, rate) in enumerate(zip(values, lr, strict=True))
+        )
+        (tmp_path / "logs" / "run1" / folder / f"events.out.tfevents.{first}.v2").write_bytes(content)
+    (run,) = read(tmp_path)
+    assert run.source == str(tmp_path / "logs" / "run1")
+    assert curve(run, "train/epoch_loss") == [(0, 8.0), (1, 4.0), (2, pytest.approx(8 / 3))]
+    assert curve(run, "validation/epoch_loss") == [(0, 9.0), (1, 4.5), (2, 3.0)]
+    assert {each.meaning.quantity for each in run.metrics} >= {"loss", "val_loss", "learning_rate"}
+    assert all(each.series.attempts.max() == 0 for each in run.metrics)
+
+
+def test_experiments_side_by_side_are_no_parts_of_one_run(tmp_path: Path) -> None:
+    for folder in ("train_a", "train_b", "other"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "events.out.tfevents.1").write_bytes(
+            VERSION + b"".join(event(n, simple("loss", 1.0)) for n in (1, 2))
+        )
+    assert len(read(tmp_path)) == 3
+
+
 def test_event_files_that_somebody_named_are_runs_of_their_own(tmp_path: Path) -> None:
     for name in ("first.tfevents", "second.tfevents"):
         (tmp_path / name).write_bytes(VERSION + b"".join(event(n, simple("loss", 1.0)) for n in (1, 2)))

@@ -8,7 +8,8 @@ cut off; pictures, histograms and graphs are passed over.
 from __future__ import annotations
 
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from heapq import merge
 from pathlib import Path
 
 from mlflow_stability.importers.gathered import Gathered
@@ -18,6 +19,7 @@ from mlflow_stability.importers.log_text import opened
 from mlflow_stability.importers.wire_format import fields_of, records_of, signed
 from mlflow_stability.vocabulary.run_history import RunHistory
 
+_Event = tuple[int, float, dict[str, float]]
 _WALL_TIME, _STEP, _VERSION, _SUMMARY = 1, 2, 3, 5
 _VALUE, _TAG, _SIMPLE, _TENSOR = 1, 1, 2, 8
 _TYPE, _CONTENT = 1, 4
@@ -39,19 +41,33 @@ def read_event_file(opening: Opening) -> list[RunHistory] | None:
 
 def read_event_files(source: Path, files: Sequence[Path]) -> RunHistory:
     """The run that event files tell of, oldest first."""
+    return _history(source, _events(files))
+
+
+def read_split_event_files(source: Path, parts: Mapping[str, Sequence[Path]]) -> RunHistory:
+    """The run whose parts wrote event files of their own (Keras's `train` and `validation`), in the order of time."""
+    events = (_events(files, f"{part}/" if part else "") for part, files in parts.items())
+    return _history(source, merge(*events, key=lambda event: event[1]))
+
+
+def _history(source: Path, events: Iterable[_Event]) -> RunHistory:
     gathered = Gathered()
-    row = 0
-    for file in files:
-        with opened(file) as binary:
-            for record in records_of(binary):
-                row += 1
-                step, time, values = _event(record)
-                if values:
-                    gathered.add_row(row, values, float(step), time=time)
+    for row, (step, time, values) in enumerate(events, start=1):
+        gathered.add_row(row, values, float(step), time=time)
     return history_of(gathered, source, "tensorboard")
 
 
-def _event(record: bytes) -> tuple[int, float, dict[str, float]]:
+def _events(files: Sequence[Path], prefix: str = "") -> Iterator[_Event]:
+    """Step, time and values of each event that has some."""
+    for file in files:
+        with opened(file) as binary:
+            for record in records_of(binary):
+                step, time, values = _event(record)
+                if values:
+                    yield step, time, {f"{prefix}{tag}": value for tag, value in values.items()} if prefix else values
+
+
+def _event(record: bytes) -> _Event:
     step, time = 0, 0.0
     values: dict[str, float] = {}
     for number, kind, content in fields_of(record):
