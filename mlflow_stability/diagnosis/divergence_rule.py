@@ -27,10 +27,13 @@ class DivergenceRule:
     """A loss ended well above the best it had reached, and did not come back.
 
     What it sees: the last twentieth or fiftieth of the curve, at least two points, all above the best level by more
-    than chance, and by at least 10 % on average; a loss that ended below a hundredth of where it began is not judged.
-    Chance is measured on the curve itself, and grows with the time since the best, as it does for a curve that merely
-    wanders. Seven points are enough; a slow drift and a jump both count, and so does a curve that left its start
-    upwards and whose second half never came back to it.
+    than chance, and by at least 10 % on average: a step up that lasts, a slow rise, the two or three last points of a
+    sparse log. What was lost is a tenth of what had been gained, or, from 25 % on, what it took a quarter of the run to
+    gain; of a loss that reaches zero or below half of its fall, or eight spreads. A loss that ended below a hundredth
+    of where it began is not judged. Chance is measured on the curve itself, and grows with the time since the best, as
+    it does for a curve that merely wanders; it is half where the validation ended above its best, too. Seven points are
+    enough. A curve that left its start upwards and whose second half never came back to it has diverged as well. The
+    step is the one from which on the curve stayed above its best level.
 
     Why it matters: what was learned until the best step is being lost; every further step makes it worse.
 
@@ -65,6 +68,15 @@ class DivergenceRule:
     """The same for a curve that reaches zero or below, in units of its own spread."""
     lost_progress: float = 0.1
     """The share of what was gained since the early curve that is lost at the end."""
+    rise_to_long_ago: float = math.log(1.25)
+    """Or the rise in nats that is enough where the loss is back where it was long ago: what a model learns late is
+    little of what it learns at once, and lost all the same."""
+    long_ago: float = 0.25
+    """So long ago, as a share of the points."""
+    smallest_share_of_fall: float = 0.5
+    """Of a curve that reaches zero or below and fell clearly, the share of that fall which is enough as well."""
+    clear_fall: float = 10.0
+    """It fell clearly by so many deviations of a level, and by more than a random walk would have."""
     chance: float = 4.0
     """How many standard deviations of chance the mean rise is at least."""
     luck: float = 1.0
@@ -103,7 +115,7 @@ class DivergenceRule:
         start = self._never_back(curve, levels) if levels.logarithmic and not curve.game else None
         if start is not None:
             best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
-            return [self._episode(curve, levels, best, start, critical=True)]
+            return [self._episode(curve, levels, best, onset(levels, best, start), critical=True)]
         return []
 
     def _ended_above(self, curve: Curve, levels: Levels, count: int, validations: tuple[Curve, ...]) -> list[Episode]:
@@ -113,7 +125,7 @@ class DivergenceRule:
         end = x[-count:]
         early = float(np.median(x[: min(3, best + 1)])) if best < len(x) // 20 else float(x[len(x) // 20])
         rise = float(end.mean()) - floor
-        if rise < self._smallest(curve, levels) or _ended(curve) < curve.floor:
+        if rise < self._smallest(curve, levels, early - floor) or _ended(curve) < curve.floor:
             return []
         noise = self._noise(levels, best)
         if self._confirmed(curve, int(levels.steps[best]), validations):
@@ -123,14 +135,20 @@ class DivergenceRule:
         by_chance = max((self.chance / math.sqrt(count) + self.luck) * noise, wandering)
         stayed = float(end.min()) - floor >= max(noise, rise / 4)
         least = 1.0 if curve.game else self.lost_progress  # what one player gained, another may win back
-        if stayed and rise >= by_chance and lost >= least:
+        long_ago = not curve.game and rise >= self.rise_to_long_ago and _undone(x, best, floor + rise) >= self.long_ago
+        if stayed and rise >= by_chance and (lost >= least or long_ago):
             limit = floor + min(3 * noise, max(1.5 * noise, rise / 6))
-            return [self._episode(curve, levels, best, limit, rise >= self.critical_rise or lost >= 1)]
+            half = max(limit, floor + rise / 2)
+            start = _left(levels, onset(levels, best, half), best, limit, half)
+            return [self._episode(curve, levels, best, start, rise >= self.critical_rise or lost >= 1)]
         return []
 
-    def _smallest(self, curve: Curve, levels: Levels) -> float:
+    def _smallest(self, curve: Curve, levels: Levels, fallen: float) -> float:
         if not levels.logarithmic:
-            return self.smallest_rise_in_spreads
+            walked = 2 * self.wandering * _wandered(levels, len(levels))
+            learnt = not curve.game and fallen >= max(self.clear_fall * levels.noise, walked)
+            least = max(1.0, self.smallest_share_of_fall * fallen)
+            return min(self.smallest_rise_in_spreads, least) if learnt else self.smallest_rise_in_spreads
         return self.smallest_rise_of_a_game if curve.game else self.smallest_rise
 
     def _noise(self, levels: Levels, best: int) -> float:
@@ -161,8 +179,7 @@ class DivergenceRule:
             starts.append((float(x[0]), self.above_first))
         return next((start for start, above in starts if lowest > start + above), None)
 
-    def _episode(self, curve: Curve, levels: Levels, best: int, limit: float, critical: bool) -> Episode:
-        start = onset(levels, best, limit)
+    def _episode(self, curve: Curve, levels: Levels, best: int, start: int, critical: bool) -> Episode:
         finite = curve.values[curve.finite]
         around = finite[best * levels.size : (best + 1) * levels.size]
         lowest = float(np.median(around))
@@ -217,12 +234,36 @@ def _lost(early: float, floor: float, end: float) -> float:
     return lost / gained if gained > 0 else 1.0
 
 
+def _undone(x: NDArray[np.float64], best: int, end: float) -> float:
+    """How long before its best the curve was last as high as it ended, as a share of its points."""
+    high = np.flatnonzero(x[:best] >= end)
+    return (best - int(high[-1])) / len(x) if len(high) else (best / len(x))
+
+
 def _best_held(x: NDArray[np.float64]) -> tuple[int, float]:
     """The best level that the curve held, and where: of a long curve for five levels, so that luck is none."""
     width = 5 if len(x) >= 40 else 3 if len(x) >= 18 else 1
     held = np.median(np.lib.stride_tricks.sliding_window_view(x, width), axis=1)
     best = int(np.argmin(held))
     return best + int(np.argmin(x[best : best + width])), float(held[best])
+
+
+def _left(levels: Levels, sure: int, best: int, limit: float, half: float) -> int:
+    """The point at which the curve left its level: back from one where that is sure, while it stays above a limit.
+
+    Of a curve of many points medians of neighbours are asked, so that one lucky point is no return.
+    """
+    width = max(1, min(levels.size, 5) | 1) if levels.size > 1 else 1 if len(levels) < 30 else 3
+    first = best * levels.size
+    x = levels.raw_x[first : sure + 1]
+    if len(x) <= width:
+        return sure
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(x, width), axis=1)
+    low = np.flatnonzero(medians <= limit)
+    start = first + int(low[-1]) + (width + 1) // 2 if len(low) else sure
+    while start < sure and start < first + int(low[-1]) + width and levels.raw_x[start] < half:
+        start += 1  # a median saw the step up to half of its width too early
+    return min(start, sure)
 
 
 def onset(levels: Levels, best: int, limit: float) -> int:

@@ -74,7 +74,7 @@ class FinalRiseRule:
             least = max(least, self.smallest_rise_of_a_game if curve.game else self.smallest_rise)
         limit = max(float(np.median(past)) + least, float(past.max()))
         low = np.flatnonzero(x <= limit)
-        first = int(low[-1]) + 1
+        first = int(low[-1]) + 1 if len(low) else 0  # none is low where the limit is no number: values of 1e308
         if not self.fewest <= len(x) - first <= reach:
             return None
         if values[first:].min() < curve.floor:

@@ -86,6 +86,7 @@ class GradientRiseRule:
         steps, values = levels.raw_steps, norm.values[norm.finite]
         peak = first + int(np.argmax(values[first:]))
         last, start = float(np.median(values[-min(5, len(values)) :])), int(steps[first])
+        grown = last / usual if usual > 0 else math.inf  # a level below the smallest float
         return Episode(
             self.kind,
             Severity.WARNING,
@@ -93,11 +94,11 @@ class GradientRiseRule:
             int(steps[peak]),
             int(norm.steps[-1]),
             f"{norm.name} grew from step {start} on, from about {usual:.4g} to {last:.4g} at the end, "
-            f"{last / usual:,.0f} times as much, while the loss rose.",
+            f"{grown:,.0f} times as much, while the loss rose.",
             recovered=False,
             metric=norm.name,
             place=norm.place,
             attempt=norm.attempt,
-            evidence={"level": usual, "highest": float(values[peak]), "last": last, "grown": last / usual},
+            evidence={"level": usual, "highest": float(values[peak]), "last": last, "grown": grown},
             remedies=self.remedies,
         )

@@ -18,8 +18,10 @@ def quantum_of(values: NDArray[np.float64]) -> float:
     """The smallest difference between two values of the curve."""
     if len(values) < FEWEST:
         return 0.0
-    gaps = np.diff(np.unique(values))
-    gaps = gaps[gaps > 1e-12 * float(np.abs(values).max())]
+    different = np.unique(values)
+    # Arithmetic's own error is a share of the two values, not of the largest of all: that may be 1e30.
+    gaps = np.diff(different)
+    gaps = gaps[gaps > 1e-12 * np.maximum(np.abs(different[1:]), np.abs(different[:-1]))]
     return float(gaps.min()) if len(gaps) else 0.0
 
 
