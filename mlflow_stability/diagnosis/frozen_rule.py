@@ -20,8 +20,8 @@ class FrozenRule:
     """A loss that had been noisy became one and the same number, and never changed again; or it was zero all along.
 
     What it sees: at least twenty values up to the end that are equal to the last digit, where neighbours differed by
-    many times the log's last digit before and never had that value. A loss that had fallen below a hundredth of where
-    it began has been learnt, and may go on to zero.
+    many times the log's last digit before and never had that value; or eight and more that are all exactly zero. A loss
+    that had fallen below a hundredth of where it began has been learnt, and may go on to zero.
 
     Why it matters: no real batch gives twice the same loss; what is logged is no longer what is trained, or broken
     weights give zero for every input.
@@ -44,6 +44,8 @@ class FrozenRule:
 
     fewest: int = 20
     """So many equal values in a row, up to the last, are no accident."""
+    fewest_zeros: int = 8
+    """So many values that are all zero, from the first on, are no loss."""
     fewest_share: float = 0.02
     """And at least this share of the run."""
     before: int = 20
@@ -59,17 +61,17 @@ class FrozenRule:
     def _of(self, curve: Curve) -> Episode | None:
         finite = curve.finite
         values, steps = curve.values[finite], curve.steps[finite]
-        if len(values) < self.fewest or not finite[-1]:
+        if len(values) < self.fewest_zeros or not finite[-1]:
             return None
         last = float(values[-1])
         other = np.flatnonzero(values != last)
         first = int(other[-1]) + 1 if len(other) else 0
-        if len(values) - first < max(self.fewest, self.fewest_share * len(values)):
-            return None
         count = len(values) - first
+        if first > 0 and count < max(self.fewest, self.fewest_share * len(values)):
+            return None
         if first == 0:
-            if last != 0:
-                return None  # a constant that is not zero is a plateau like others
+            if last != 0 or curve.game:
+                return None  # a constant that is not zero is a plateau like others; a policy's loss has no level
             return self._episode(curve, steps, 0, last, f"{curve.name} was exactly 0 in all of its {count} points.")
         before = values[max(0, first - self.before) : first]
         moved = float(np.median(np.abs(np.diff(before)))) if len(before) >= 8 else 0.0

@@ -22,9 +22,13 @@ from mlflow_stability.vocabulary.event import Severity
 class PlateauRule:
     """A loss is where it was at the start, or stopped falling early although most of the way was left.
 
-    What it sees: a whole curve that gained less than 3 % from its first points to its last; or one that started as
-    high as guessing among many classes does, gained less than a third, and then was flat for at least 60 % of
-    the run. A loss that stays at the logarithm of a number of classes is named as chance level.
+    What it sees: a whole curve of ten points or more that shows one of three plateaus. The loss never left its start:
+    it gained less than 3 % from its first points to its last, as where it stays at what guessing costs, the logarithm
+    of the number of classes or the variance of the target; a number of classes is named. Or it stopped early: it
+    started as high as guessing among many classes does, gained less than a third, and then was flat for 80 % of the
+    run. Or it collapsed: it fell to less than a quarter within the first 7 % of sixty points or more, and did not move
+    from there by more than 1 %, or by more than noise does, up to the end. A loss that falls slowly all along, as from
+    4.5 to 3.3 over a fine-tuning, is no plateau, and neither is one that was learnt: below 1 % of its start.
 
     Why it matters: the steps are paid for and nothing is learned.
 
@@ -47,7 +51,7 @@ class PlateauRule:
     }
     remedies: ClassVar[tuple[str, ...]] = Plateau.remedies
 
-    fewest_points: int = 15
+    fewest_points: int = 10
     """Shorter curves are not judged."""
     stuck_gain: float = 0.03
     """A gain below this share of the start is none."""
@@ -61,10 +65,21 @@ class PlateauRule:
     """A gain below this share is little, where the start was that of guessing among many classes."""
     untrained: tuple[float, float] = (3.9, 12.7)
     """What guessing costs among 50 and among 330,000 classes: what an untrained model of a vocabulary starts at."""
-    flat_share: float = 0.6
+    flat_share: float = 0.8
     """The share of the run, up to its end, over which such a loss is flat."""
     flat_gain: float = 0.01
     """A stretch is flat that gains less than this share from its first third to its last."""
+
+    collapse: float = 1.5
+    """A fall by so much, in nats, to less than a quarter, is a collapse,"""
+    at_once: float = 0.07
+    """if it is over within this share of the run,"""
+    stands: float = 0.01
+    """and no later third of it is further than this from the others, in nats, or than twice its error."""
+    known: float = 0.06
+    """With a larger error than this nobody can tell."""
+    fewest_after: int = 60
+    """A collapse is told apart from a short training by so many points."""
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The training losses that went nowhere, those of the whole model alone."""
@@ -97,7 +112,26 @@ class PlateauRule:
         if untrained and 0 <= from_start < self.early_gain and flat <= (1 - self.flat_share) * len(x):
             start = min(start, float(x[0]))  # updates too large at first may have lifted the points after the first
             return [self._episode(curve, flat, start, last, -_grown(last - start), edge)]
+        fallen = self._collapsed(curve, levels)
+        if fallen:
+            high = max(float(x[0]), start)
+            return [self._episode(curve, fallen, high, last, -_grown(last - high), edge)]
         return []
+
+    def _collapsed(self, curve: Curve, levels: Levels) -> int:
+        """The point from which on a loss that fell at once has stood; 0 where there is none."""
+        x = levels.raw_x
+        first = int(self.at_once * len(x))
+        if len(x) < self.fewest_after or math.exp(min(float(np.median(x[first:])), 700.0)) <= curve.floor:
+            return 0
+        thirds = [float(np.median(each)) for each in np.array_split(x[first:], 3)]
+        then = float(np.median(x[first : 2 * first]))  # right after the fall
+        one = 1.25 * levels.noise * math.sqrt(levels.size)
+        of_thirds, of_then = one * math.sqrt(6 / (len(x) - first)), one * math.sqrt(1 / first + 3 / (len(x) - first))
+        still = max(thirds) - min(thirds) <= max(self.stands, 2 * of_thirds)
+        still = still and abs(then - thirds[-1]) <= max(self.stands, 2 * of_then)
+        fell = max(float(x[0]), float(np.median(x[:3]))) - thirds[0]
+        return first if still and of_thirds <= self.known and fell >= self.collapse else 0
 
     def _flat_from(self, levels: Levels) -> int:
         """The point from which on nothing was gained up to the end; the number of points if there is none."""
