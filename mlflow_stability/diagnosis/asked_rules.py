@@ -21,6 +21,7 @@ from mlflow_stability.diagnosis.curves import RunCurves
 from mlflow_stability.diagnosis.divergence_rule import DivergenceRule
 from mlflow_stability.diagnosis.overfitting_rule import OverfittingRule
 from mlflow_stability.diagnosis.rule import Rule
+from mlflow_stability.diagnosis.rule_scores import with_scores
 from mlflow_stability.diagnosis.spike_rule import SpikeRule
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.outcome import RUN_STATUS
@@ -28,7 +29,12 @@ from mlflow_stability.vocabulary.outcome import RUN_STATUS
 
 def found_by(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence[Detector]) -> list[Episode]:
     """What these rules find, of the kinds that were asked for."""
-    return asked_for((episode for rule in rules for episode in _as_asked(rule(), detectors).find(curves)), detectors)
+    found: list[Episode] = []
+    for rule in rules:
+        asked = _as_asked(rule(), detectors)
+        seen = asked_for(asked.find(curves), detectors)
+        found += with_scores(seen, asked, _factor(asked, detectors), curves)
+    return found
 
 
 def asked_for(episodes: Iterable[Episode], detectors: Sequence[Detector]) -> list[Episode]:
@@ -45,9 +51,8 @@ def changed_kinds(detectors: Sequence[Detector]) -> set[str]:
 
 def _as_asked(rule: Rule, detectors: Sequence[Detector]) -> Rule:
     """The rule as much stricter or looser than usual as the detector of its kind is, or with its very thresholds."""
+    rule = moved(rule, _factor(rule, detectors))
     for each in detectors:
-        if each.kind == rule.kind and not each.rule:
-            rule = moved(rule, factor_of(each))
         if isinstance(rule, SpikeRule) and isinstance(each, LossSpike):
             return _spikes(rule, each)
         if isinstance(rule, DivergenceRule) and isinstance(each, Divergence):
@@ -59,6 +64,11 @@ def _as_asked(rule: Rule, detectors: Sequence[Detector]) -> Rule:
                 smallest = math.log(each.smallest_rise)
             return replace(rule, smallest_rise=smallest, smallest_fall=-math.log(each.train_fell))
     return rule
+
+
+def _factor(rule: Rule, detectors: Sequence[Detector]) -> float:
+    """By how much the detector that looks for the same kind is stricter or looser than usual."""
+    return next((factor_of(each) for each in detectors if each.kind == rule.kind and not each.rule), 1.0)
 
 
 def _spikes(rule: SpikeRule, detector: LossSpike) -> SpikeRule:

@@ -29,6 +29,7 @@ from mlflow_stability.diagnosis.reconcile import reconciled
 from mlflow_stability.diagnosis.remedies import remedies_of
 from mlflow_stability.diagnosis.replay import replayed
 from mlflow_stability.diagnosis.resumes import joined, resumed_in
+from mlflow_stability.diagnosis.rule_scores import no_worse_than_sure
 from mlflow_stability.diagnosis.rules import OF_VALIDATIONS, RULES, WHERE_JUDGED_LIVE
 from mlflow_stability.diagnosis.silence import silence_of, single_loss
 from mlflow_stability.diagnosis.sketch import sketch_of
@@ -99,7 +100,7 @@ def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector
     if not live:
         seen = in_hindsight(seen, found, curves, changed_kinds(detectors))
         found += asked_for(told_findings(history, curves, starts_of(history)), detectors)
-    episodes = reconciled([*seen, *found], span)
+    episodes = no_worse_than_sure(reconciled([*seen, *found], span))
     return episodes if live else passed(episodes, curves)
 
 

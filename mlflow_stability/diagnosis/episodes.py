@@ -16,6 +16,7 @@ from mlflow_stability.diagnosis.curves import Curve, RunCurves
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.vocabulary.sensitivity import with_highest_score
 
 NEIGHBOURS = 16
 """Events of one kind at most so many logged points apart are one episode."""
@@ -72,7 +73,7 @@ def _episode(events: list[Event], metric: str, start: int, experimental: bool) -
         metric=metric,
         place=first.place,
         attempt=start,
-        evidence=dict(first.evidence),
+        evidence=with_highest_score(first.evidence, events),
         remedies=first.remedies,
         experimental=experimental,
     )

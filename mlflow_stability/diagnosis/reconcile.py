@@ -12,6 +12,7 @@ from dataclasses import replace
 from mlflow_stability.diagnosis.one_trouble import joined_by_trouble, with_births, with_what_was_skipped
 from mlflow_stability.vocabulary.episode import Episode
 from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.sensitivity import with_highest_score
 
 NEAR = 0.02
 """Episodes that begin within this share of the run from each other are about the same trouble."""
@@ -76,7 +77,7 @@ def _joined(one: Episode, other: Episode) -> Episode:
         end=max(one.end, other.end),
         events=max(one.events, other.events),
         recovered=all(told) if told else None,
-        evidence={**other.evidence, **one.evidence, **telling.evidence},
+        evidence=with_highest_score({**other.evidence, **one.evidence, **telling.evidence}, (one, other)),
     )
 
 

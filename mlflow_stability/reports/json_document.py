@@ -62,6 +62,7 @@ def _issue(episode: Episode) -> dict[str, Any]:
         "step": int(episode.start),
         "issue_type": episode.kind,
         "severity": episode.severity.name,
+        "score": episode.score,
         "message": episode.message,
         "metrics": {name: _number(value) for name, value in episode.evidence.items()},
         "place": episode.place,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mlflow_stability.vocabulary.cause import Cause
 from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.sensitivity import score_in
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,3 +38,8 @@ class Episode:
     """Whether the judgement is experimental: such are never above INFO, and change no verdict."""
     cause: Cause | None = None
     """Why it began; None where that is not known, and for what is only mentioned."""
+
+    @property
+    def score(self) -> float:
+        """How sure it is: by how many times it exceeds what a finding needs at normal sensitivity; 1 to 64."""
+        return score_in(self.evidence)

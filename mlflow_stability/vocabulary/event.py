@@ -5,6 +5,8 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
+from mlflow_stability.vocabulary.sensitivity import score_in
+
 
 class Severity(enum.IntEnum):
     """How bad it is; ordered, so that ``severity >= Severity.WARNING`` reads as it should."""
@@ -34,3 +36,8 @@ class Event:
     judged: bool = True
     """Whether a detector found it in what was measured, so that judging the record again finds it too; False: it was
     said by what acts or looks while the training runs."""
+
+    @property
+    def score(self) -> float:
+        """How sure it is: by how many times it exceeds what a finding needs at normal sensitivity; 1 to 64."""
+        return score_in(self.evidence)

@@ -112,8 +112,11 @@ def judge(form: str, seed: int, how: How) -> Judged | None:
     """Draw one run and diagnose it; None for one that is too long."""
     ill = form in FORMS or form in NON_FINITE
     run = ill_run(form, seed) if ill else healthy_run(seed, form)
-    if run.setting.points > how.longest:
-        return None
+    return None if run.setting.points > how.longest else judge_run(run, how)
+
+
+def judge_run(run: DrawnRun, how: How) -> Judged:
+    """Diagnose a run."""
     serious = [each for each in findings_of(run, how) if each.severity >= Severity.WARNING]
     found = False
     if run.event is not None:
@@ -124,7 +127,7 @@ def judge(form: str, seed: int, how: How) -> Judged | None:
         )
     kinds = tuple(sorted({each.kind for each in serious}))
     return Judged(
-        form, seed, run.setting, run.event, found, kinds, any(e.severity >= Severity.CRITICAL for e in serious)
+        run.name, run.seed, run.setting, run.event, found, kinds, any(e.severity >= Severity.CRITICAL for e in serious)
     )
 
 

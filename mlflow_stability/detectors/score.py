@@ -1,0 +1,44 @@
+"""How sure a finding is: by how many times it exceeds what a finding needs at normal sensitivity.
+
+In: a detector and the numbers behind what it found. Out: 1 for what is just enough, 2 for twice the σ, or twice the
+nats, that are asked for. Promised: never below 0 and never above `MOST`. What is not measured against a noise, such as
+a NaN, gets none here, and counts as sure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+
+from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.sensitivity import factor_of
+from mlflow_stability.vocabulary.sensitivity import MOST
+
+
+def score_of(detector: Detector, evidence: Mapping[str, float]) -> float | None:
+    """The score, from what the detector says itself; None where it compares with no noise and no level."""
+    beyond = _beyond(detector, evidence)
+    if beyond is None or not beyond > 0:
+        return None
+    return min(MOST, max(1.0, beyond) * factor_of(detector))
+
+
+def _beyond(detector: Detector, evidence: Mapping[str, float]) -> float | None:
+    """By how many times the detector's own threshold is exceeded."""
+    value, limit, level = next(iter(evidence.values()), math.nan), evidence.get("limit"), evidence.get("level")
+    if limit:
+        return _ratio(evidence.get("z", evidence.get("errors", value)), limit)
+    threshold, rise = getattr(detector, "threshold", None), getattr(detector, "smallest_rise", None)
+    if threshold and evidence.get("z"):
+        return _ratio(evidence["z"], threshold)
+    level = evidence.get("best", level)
+    if rise is not None and rise > 1 and level is not None and level > 0 and value > 0:
+        return abs(math.log(value / level)) / math.log(rise)
+    return None
+
+
+def _ratio(value: float, limit: float) -> float | None:
+    """How far beyond a limit, above it or below it; None for numbers that say nothing."""
+    if not (math.isfinite(value) and value > 0 and limit > 0):
+        return None
+    return max(value / limit, limit / value)
