@@ -30,9 +30,7 @@ class PrintedLists:
 
     def join(self, log: Gathered) -> None:
         """Put the longest history into a log that has none."""
-        if not self._longest or _has_loss(name for name, column in log.columns.items() if len(column) > 1):
-            return
-        if not _has_loss(self._longest):
+        if not self._longest or has_loss_curve(log) or not _has_loss(self._longest):
             return
         for name, values in self._longest.items():
             numbers = np.array([number_in(each) for each in values], np.float64)
@@ -47,6 +45,11 @@ def _lists(found: Mapping[str, object]) -> Iterable[tuple[str, list[object]]]:
 
 def _size(lists: Mapping[str, list[object]]) -> int:
     return sum(map(len, lists.values()))
+
+
+def has_loss_curve(log: Gathered) -> bool:
+    """Whether a log has a loss with two values or more."""
+    return _has_loss(name for name, column in log.columns.items() if len(column) > 1)
 
 
 def _has_loss(names: Iterable[str]) -> bool:

@@ -3,6 +3,7 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
+import pytest
 from importers.reading import curve, history, metric, steps
 
 
@@ -192,3 +193,29 @@ def test_values_between_the_names_of_epochs_are_numbered(tmp_path: Path) -> None
 def test_only_the_validation_names_its_step_and_the_loss_is_read_all_the_same(tmp_path: Path) -> None:
     log = "".join("".join(f"loss: 1.{k}\n" for k in range(5)) + f"step {n} accuracy 0.{n}\n" for n in range(1, 9))
     assert len(curve(history(tmp_path, log), "loss")) == 40
+
+
+def keras_bars(epochs: int, bar: str) -> str:
+    """What Keras prints: the mean of the epoch so far, over and over, and at its end that of the epoch."""
+    out = ""
+    for epoch in range(1, epochs + 1):
+        out += f"Epoch {epoch}/{epochs}\n"
+        lines = [bar.format(n=n, loss=f"{9 / epoch + 5 / n:.4f}") for n in range(1, 20)]
+        done = bar.replace("ETA: 3s", "1s 50ms/step").format(n=20, loss=f"{9 / epoch:.4f} - val_loss: {10 / epoch:.4f}")
+        out += "".join(f"{line}{chr(8) * len(line)}\r" for line in lines) + done + "\n"
+    return out
+
+
+@pytest.mark.parametrize(
+    "bar",
+    [
+        "{n:2d}/20 [===>.........] - ETA: 3s - loss: {loss}",
+        "\x1b[1m{n}/20\x1b[0m \x1b[32m━━━━━━\x1b[0m\x1b[37m━━━━\x1b[0m \x1b[1m3s\x1b[0m 50ms/step - loss: {loss}",
+    ],
+    ids=["2", "3"],
+)
+def test_of_the_means_that_keras_shows_those_of_whole_epochs_count(tmp_path: Path, bar: str) -> None:
+    run = history(tmp_path, keras_bars(9, bar))
+    assert curve(run, "loss") == [(epoch, round(9 / epoch, 4)) for epoch in range(1, 10)]
+    assert curve(run, "val_loss") == [(epoch, round(10 / epoch, 4)) for epoch in range(1, 10)]
+    assert len(curve(history(tmp_path, keras_bars(1, bar)), "loss")) == 20

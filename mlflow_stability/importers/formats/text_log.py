@@ -1,7 +1,8 @@
 """Reads logs line by line: JSON lines, printed dictionaries, tables, names with numbers, and any mixture of them.
 
 In: a text file. Out: a `RunHistory`. Promised: one pass with bounded memory; source code, banners and prose around the
-log are no values: a line without a step counts only if lines like it come again as the training goes on.
+log are no values: a line without a step counts only if lines like it come again as the training goes on. Of Keras's
+progress bars, which show means over the epoch so far, those at the end of an epoch count.
 """
 
 from __future__ import annotations
@@ -19,8 +20,9 @@ from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
 from mlflow_stability.importers.log_line import LogLine
 from mlflow_stability.importers.log_text import lines_of, text_of
 from mlflow_stability.importers.loose_lines import LooseLines
+from mlflow_stability.importers.overwritten import is_unfinished_bar
 from mlflow_stability.importers.pair_line import held_out_in, pair_line, said_of
-from mlflow_stability.importers.printed_lists import PrintedLists
+from mlflow_stability.importers.printed_lists import PrintedLists, has_loss_curve
 from mlflow_stability.importers.table_lines import ColumnTable, KeyValueTable
 from mlflow_stability.importers.told_in_words import Told, says_skipped
 from mlflow_stability.vocabulary.run_history import RunHistory
@@ -38,7 +40,7 @@ class TextLog:
         self._forms: Counter[str] = Counter()
         self._key_values, self._columns = KeyValueTable(), ColumnTable()
         self._patterns, self._told = LinePatterns(), Told()
-        self._lists = PrintedLists()
+        self._lists, self._bars = PrintedLists(), Gathered()
         self._step = self._epoch = _UNKNOWN
         self._row = self._number = 0
         self._heading = ""
@@ -52,7 +54,10 @@ class TextLog:
         more = _SAYS_MORE.search(line) is not None
         if more and read is not None and says_skipped(line) and not any("loss" in name.lower() for name in read.values):
             read = None  # the numbers of a guard, which speaks of broken steps alone, are no curve
-        if read is not None:
+        if read is not None and is_unfinished_bar(line):
+            self._row += 1
+            self._bars.add_row(self._row, read.values, read.step, self._epoch)
+        elif read is not None:
             self._keep(read)
         elif line.rstrip().endswith(":"):
             self._heading = held_out_in(line)
@@ -87,6 +92,8 @@ class TextLog:
             self._keep(last)
         self._loose.join(self._gathered)
         self._lists.join(self._gathered)
+        if not has_loss_curve(self._gathered):  # a training of one epoch
+            self._gathered.take_over(self._bars)
         columns = self._gathered.columns
         begin = max(columns.values(), key=len).rows[0] if columns else 0
         for name in [name for name, column in columns.items() if len(column) == 1 and column.rows[0] < begin]:
