@@ -27,6 +27,10 @@ from mlflow_stability.vocabulary.observation import StepReading
 
 _READ_AT_ONCE = 500
 _GATHER_SECONDS = 1.0  # few points wait this long for company
+HELD_READINGS = 64
+"""So many readings are held for the events of their steps, which come up to half as many later, ..."""
+HELD_SECONDS = 2.0
+"""... but none for longer than this."""
 _BACKLOG_SECONDS = 5.0  # of sending; with more than that waiting, perhaps too many points are chosen
 _MOST_OF_CAPACITY = 0.5  # the share of what the store can take that new points may need
 
@@ -57,8 +61,10 @@ class MetricStream:
         self._sent_of_first = 0
         self._open: list[Point] = []
         self._open_since = 0.0
-        self._held: StepReading | None = None  # the newest reading: an event of its step may still come
-        self._held_marked = False
+        self._held: deque[tuple[StepReading, int]] = deque()
+        """The newest readings, and where each begins: an event of their steps may still come."""
+        self._marked: set[int] = set()
+        """The steps of those that have events."""
         self._read_until = self._safe_until = delivered.metrics_until
         self._adapted_at = 0.0
 
@@ -94,14 +100,18 @@ class MetricStream:
         for entry in entries:
             if isinstance(entry.record, StepReading):
                 if not is_of_the_script(entry.record):
-                    self._release()
-                    self._held = entry.record
-            elif isinstance(entry.record, Event) and self._held and entry.record.step == self._held.step:
-                self._held_marked = True
+                    self._held.append((entry.record, self._read_until))
+                    if len(self._held) > HELD_READINGS:
+                        self._release()
+            elif isinstance(entry.record, Event) and self._held and entry.record.step >= self._held[0][0].step:
+                self._marked.add(entry.record.step)
             self._read_until = entry.end
         more = len(entries) >= _READ_AT_ONCE
-        if over and not more:
+        while self._held and not more and (over or time.time() - self._held[0][0].time > HELD_SECONDS):
             self._release()
+        if not self._held:
+            self._safe_until = self._read_until
+        if over and not more:
             self._open += self._thinner.rest()
             self._safe_until = self._read_until
             self._seal()
@@ -110,14 +120,16 @@ class MetricStream:
         return more
 
     def _release(self) -> None:
-        """Choose from the held reading, now that all is known of its step."""
-        if self._held is not None:
-            reading = replace(self._held, step=self._held.step + self._delivered.offset)
-            if not self._open:
-                self._open_since = time.monotonic()
-            self._open += self._thinner.points(reading, self._held_marked)
-            self._held, self._held_marked = None, False
-        self._safe_until = self._read_until
+        """Choose from the oldest held reading, now that all is known of its step."""
+        held, _ = self._held.popleft()
+        if not self._open:
+            self._open_since = time.monotonic()
+        self._open += self._thinner.points(
+            replace(held, step=held.step + self._delivered.offset), held.step in self._marked
+        )
+        self._safe_until = self._held[0][1] if self._held else self._read_until
+        if not self._held or self._held[0][0].step != held.step:
+            self._marked.discard(held.step)
         if len(self._open) >= self._pace.batch:
             self._seal()
 

@@ -9,6 +9,7 @@ record, and is tried again every ten seconds; a forked child writes nothing.
 from __future__ import annotations
 
 import os
+import threading
 import time
 from dataclasses import asdict
 from pathlib import Path
@@ -34,6 +35,8 @@ class JournalWriter:
         """Why nothing is being recorded at the moment; empty while all is well."""
         self.bytes_written = 0
         self._pid = os.getpid()
+        self._lock = threading.RLock()
+        """What was found in steps that waited may be kept by another thread than the steps are."""
         self._fd = os.open(folder / NAME, flags, 0o600)
         self._last_words = LastWords(folder)
         self._layouts: dict[tuple[Signal, ...], int] = {}
@@ -48,6 +51,10 @@ class JournalWriter:
         """Keep a record; False if it could not be kept (the disk is full, or this is a forked child)."""
         if os.getpid() != self._pid:
             return False
+        with self._lock:
+            return self._append(record)
+
+    def _append(self, record: Record) -> bool:
         if self.failure and not self._recovered():
             self._missed(record)
             return False

@@ -36,28 +36,46 @@ class RunningNumbers:
         self._tracks: dict[str, _Track] = {}
         self._layout: tuple[Signal, ...] = ()
         self._wanted: tuple[tuple[int, _Track, str], ...] = ()
+        self._waiting: list[tuple[int, tuple[Signal, ...], Sequence[float]]] = []
+        """Steps that were not looked at yet."""
+        self._due_at = 0
+        """Before this step there is nothing to say."""
 
     def take(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> list[tuple[Signal, float]]:
         """Take a step in; what is to be said after it."""
-        if signals is not self._layout:
-            self._learn(signals, step)
+        self._waiting.append((step, signals, values))
+        if step < self._due_at and len(self._waiting) < WINDOW:
+            return []
         try:
-            for position, track, quantity in self._wanted:
-                track.take(quantity, values[position])
+            for each in self._waiting:
+                self._take_in(*each)
+            self._waiting.clear()
         except BaseException:  # Ctrl-C: what was taken in by halves would tell wrong numbers for long
             self.reset()
             raise
+        if step < self._due_at:
+            return []
         found: list[tuple[Signal, float]] = []
         for _, track, _ in self._wanted:
             if step // self.every > track.said_at // self.every:
                 track.said_at = step
                 found += track.say()
+        window = step // self.every
+        all_told = all(each.said_at // self.every >= window for each in self._tracks.values())
+        self._due_at = (window + 1) * self.every if all_told else step
         return found
 
     def reset(self) -> None:
         """Forget everything: the training was set back."""
         self._tracks.clear()
-        self._layout = ()
+        self._waiting.clear()
+        self._layout, self._due_at = (), 0
+
+    def _take_in(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> None:
+        if signals is not self._layout:
+            self._learn(signals, step)
+        for position, track, quantity in self._wanted:
+            track.take(quantity, values[position])
 
     def _learn(self, signals: tuple[Signal, ...], step: int) -> None:
         wanted = []

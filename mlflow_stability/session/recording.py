@@ -1,8 +1,8 @@
 """One recording: what this process does for one run, from its first step to its end.
 
-In: readings of cycles. Out: one line a cycle in the journal, judged by the panel before it is kept; trainings side by
+In: readings of cycles. Out: one line a cycle in the journal, kept at once and judged by the panel; trainings side by
 side, as the halves of a GAN, have lines of one step. Promised: what the panel saw is what the journal keeps, in the
-same order.
+same order; where nobody acts on what is found, it is found within a second, by many steps at a time.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from mlflow_stability.probes.running_numbers import RunningNumbers
 from mlflow_stability.session.batch_report import BatchReport
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.heard_metrics import HeardMetric
+from mlflow_stability.session.late_judge import LateJudge
 from mlflow_stability.session.loss_account import NO_LOSS, LossAccount
 from mlflow_stability.session.representation_summary import RepresentationAccount
 from mlflow_stability.vocabulary.attention_map import AttentionMap
@@ -48,6 +49,7 @@ class Recording:
         guard: PartGuard,
         on_event: Callable[[Event], None],
         say: Callable[[str], None] = lambda _: None,
+        judge_at_once: bool = True,
     ) -> None:
         self.folder = folder
         self.opening = opening
@@ -67,9 +69,11 @@ class Recording:
         self._losses = LossAccount()
         self._running = RunningNumbers(opening.log_every_n_steps)
         self._guard = guard
-        self._judge = guard("detectors", self._panel_judges)
+        self._late = None if judge_at_once else LateJudge(self._panel_judges)
+        """Who has steps judged where nobody waits for it."""
+        self._judge = guard("detectors", self._panel_judges if self._late is None else self._late.take)
+        self._settle = guard("detectors", self._nothing_waits if self._late is None else self._late.settle)
         self._keep_table = guard("layer tables", self._table)
-        self._sum_up = guard("summary of representations", self._representations.take)
         self._tell_sums = guard("summary of representations", self._tell_of_representations)
         self._account = guard("losses", self._account_for_losses)
         self._account_at_end = guard("losses", self._tell_of_losses)
@@ -107,7 +111,6 @@ class Recording:
             values = (*values, *(each for _, each in more))
         step = StepReading(self.step, signals, values, self.attempt, reading.time)
         self._journal.append(step)
-        self._sum_up(step)
         events = self._judge(step)
         self._last = step
         if reading.discarded or not self._losses.seen:
@@ -126,6 +129,7 @@ class Recording:
 
     def set_back(self, reason: str) -> None:
         """The training was set back: from the next step on it is another attempt, and the detectors begin afresh."""
+        self.settle()
         self.attempt += 1
         self._panel.reset()
         self._running.reset()
@@ -142,12 +146,18 @@ class Recording:
 
     def hear(self, heard: Sequence[HeardMetric]) -> None:
         """Judge and keep what the script has measured itself and logged, as of the step that was recorded last."""
+        self.settle()
         for each in heard:
             # A record knows one time for each step, and what is judged again must be what was judged.
             when = each.time if self._last is None else self._last.time
             step = StepReading(self.step, each.signals, each.values, self.attempt, when)
             self._journal.append(step)
             self._judge(step)
+        self.settle()
+
+    def settle(self) -> None:
+        """Have judged what was kept."""
+        self._settle()
 
     def keep_attention(self, attention: AttentionMap) -> None:
         """Keep a map of attention beside the journal."""
@@ -156,11 +166,15 @@ class Recording:
     def returned(self, closing: Closing) -> None:
         """The thread that trained has ended; if another step comes, it was not the end."""
         if not self.closed:
+            self.settle()
             self._journal.append(Returned(**asdict(replace(closing, step=self.step, time=time.time()))))
 
     def close(self, closing: Closing) -> None:
         """End it; what comes later belongs to another recording."""
         if not self.closed:
+            self.settle()
+            if self._late is not None:
+                self._late.stop()
             self._tell_sums()
             self._account_at_end(self._losses.missing(self.step))
             self.closed = True
@@ -173,12 +187,17 @@ class Recording:
         write_layer_table(self.folder, replace(table.read(numbers, self.attempt), step=self.step))
 
     def _panel_judges(self, step: StepReading) -> list[Event]:
+        self._representations.take(step)
         events = self._panel.judge(step)
         for event in events:
             self._journal.append(event)
             self._representations.count(event)
             self._on_event(event)
         return events
+
+    @staticmethod
+    def _nothing_waits() -> None:
+        """Every step was judged at once."""
 
     def _tell_of_representations(self) -> None:
         for event in self._representations.events(self.step):

@@ -184,6 +184,7 @@ class RunBinding:
                 self._guard,
                 self._on_event,
                 lambda message: self._warn("%s", message),
+                judge_at_once=self.settings.flies,
             )
         except OSError as error:
             raise JournalError(

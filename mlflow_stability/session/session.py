@@ -159,6 +159,8 @@ class Session:
         """Wait until everything is delivered; False if it takes longer, as it does while a run is in progress."""
         self._guard("the last readings", self._meter.drain)()
         self._guard("the end of the recording", self._binding.leave_ended_run)()
+        if self._binding.recording is not None:
+            self._binding.recording.settle()
         return wait_for_delivery([(link, seconds) for link in self._binding.links.values()])
 
     def _at_gate(self, optimizer: Any) -> Recording | None:

@@ -10,7 +10,7 @@ from mlflow_stability.courier.metric_stream import MetricStream
 from mlflow_stability.courier.pace import Pace
 from mlflow_stability.courier.part_stream import PartStream
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.vocabulary import Signal, StepReading
+from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
 
 SIGNALS = tuple(Signal(f"signal_{number}") for number in range(50))
 
@@ -110,3 +110,26 @@ def test_the_last_step_of_each_of_two_trainings_side_by_side_arrives(training):
             each.advance(over=True)
     last = {signal: max(each.step for each in shelf.points if each.signal == signal) for (signal,) in layouts}
     assert last == {Signal("loss"): 36, Signal("loss", "track_1"): 37}
+
+
+@pytest.mark.parametrize("later", [0, 30])
+def test_the_step_of_an_event_is_kept_however_soon_after_it_the_event_was_found(training, later):
+    shelf, delivered = Shelf(), Delivered(training.journal.folder)
+    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1000)
+    for step in range(1, 101):
+        training.journal.append(StepReading(step, SIGNALS[:1], (float(step),), 0, time.time()))
+        if step == 50 + later:
+            training.journal.append(Event(50, "loss_spike", Severity.WARNING, "high"))
+    while not stream.done:
+        stream.advance(over=True)
+    assert [point.step for point in shelf.points if point.signal == SIGNALS[0]] == [1, 50, 100]
+
+
+def test_readings_that_are_held_for_their_events_are_sent_after_a_restart_too(training):
+    shelf, delivered = Shelf(), Delivered(training.journal.folder)
+    journal(training, 40, rate=1e6)
+    MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1).advance(over=False)
+    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1)
+    while not stream.done:
+        stream.advance(over=True)
+    assert sorted({point.step for point in shelf.points}) == list(range(1, 41))
