@@ -52,24 +52,23 @@ class JournalWriter:
         if os.getpid() != self._pid:
             return False
         with self._lock:
-            return self._append(record)
-
-    def _append(self, record: Record) -> bool:
-        if self.failure and not self._recovered():
+            if self.failure and not self._recovered():
+                self._missed(record)
+                return False
+            if isinstance(record, StepReading):
+                new = len(self._layouts)
+                layout = self._layouts.get(record.signals, new)
+                line = (encode_layout(layout, record.signals) if layout == new else b"") + encode_step(record, layout)
+            else:
+                line = encode(record)
+            if self._write(line):
+                if isinstance(record, StepReading) and layout == new:
+                    self._layouts[record.signals] = (
+                        layout  # not before: Ctrl-C may have kept its line from being written
+                    )
+                return True
             self._missed(record)
             return False
-        if isinstance(record, StepReading):
-            new = len(self._layouts)
-            layout = self._layouts.get(record.signals, new)
-            line = (encode_layout(layout, record.signals) if layout == new else b"") + encode_step(record, layout)
-        else:
-            line = encode(record)
-        if self._write(line):
-            if isinstance(record, StepReading) and layout == new:
-                self._layouts[record.signals] = layout  # not before: Ctrl-C may have kept its line from being written
-            return True
-        self._missed(record)
-        return False
 
     def close(self) -> None:
         """Give the descriptors back; the journal stays for the courier."""

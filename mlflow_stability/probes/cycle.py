@@ -66,6 +66,8 @@ class Cycle:
     """Those of them whose step is over."""
     track: int = -1
     """Which of several trainings in this process it belongs to: the halves of a GAN alternate."""
+    place: str = ""
+    """Where its loss and norms belong."""
     begins_step: bool = True
     """Whether a step begins with it; else it belongs to the same step as the cycle of another track before it."""
     loss_scale: Tensor | None = None

@@ -83,8 +83,11 @@ class CycleMeter:
         self._take_norm = guard("gradient norm", self._norm)
         self._take_learning_rates = guard("learning rate", take_rates)
         self._take_scale = guard("loss scale", take_scale)
-        self._take_clip = guard("norm before clipping", take_clip)
-        self._take_limit = guard("clipping", take_limit)
+
+    @property
+    def holds_gradients(self) -> bool:
+        """Whether there are gradients of backward passes that no optimizer has begun to use."""
+        return bool(self._cycle.micro_batches) and not self._cycle.stepped
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Runs when the script has made an optimizer."""
@@ -126,19 +129,18 @@ class CycleMeter:
 
     def zeroed(self, owner: Optimizer | Module) -> None:
         """Runs after an optimizer or a module set its gradients to zero."""
-        cycle = self._cycle
-        if cycle.micro_batches and not cycle.stepped:
-            cycle.discard(owner, parameters_of(owner))
+        if self.holds_gradients:
+            self._cycle.discard(owner, parameters_of(owner))
 
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         """Runs after the script took a norm of gradients."""
         if not self._cycle.stepped and not hasattr(norm, "full_tensor"):
-            self._take_clip(self._cycle, gradients, order, norm)
+            take_clip(self._cycle, gradients, order, norm)
 
     def clipped(self, kind: str, limit: Any) -> None:
         """Runs after the script clipped gradients."""
         if not self._cycle.stepped:
-            self._take_limit(self._cycle, kind, limit)
+            take_limit(self._cycle, kind, limit)
 
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
         """Runs after a loss scaler multiplied a loss."""
@@ -182,12 +184,12 @@ class CycleMeter:
                 self._belongs_to(owner)
             if cycle.discards:
                 cycle.drop_discarded(optimizer)
-        known = self._known.get(id(optimizer))
+        known, is_new = self._known.get(id(optimizer)), False
         if known is None or known.optimizer() is not optimizer:
-            known = self._meet(optimizer, cycle.track)
-        cycle.track = known.track
+            known, is_new = self._meet(optimizer, cycle.track), self._since.is_new(optimizer)
+        cycle.track, cycle.place = known.track, known.place
         if is_first:
-            cycle.begins_step = self._steps.begins(cycle.track, self._since.is_new(optimizer))
+            cycle.begins_step = self._steps.begins(cycle.track, is_new)
         cycle.stepped.append(id(optimizer))
         unscale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         if cycle.scaler is not None or found_inf is not None:
@@ -220,8 +222,7 @@ class CycleMeter:
         if not cycle.stepped:
             return
         cycle.ended.add(id(optimizer))
-        unscale, place = getattr(optimizer, "grad_scale", None), self._tracks.track_place(cycle.track)
-        self._survey.after_step(optimizer, unscale, place, self._swallowing)
+        self._survey.after_step(optimizer, getattr(optimizer, "grad_scale", None), cycle.place, self._swallowing)
         # An engine can be asked only when its own step is over.
         if cycle.engine is None and self._order.is_complete(cycle.track, cycle.ended):
             self._end_cycle()
@@ -337,7 +338,7 @@ class CycleMeter:
         ended, when = time.perf_counter(), time.time()
         step_time = None if self._ended_at is None else ended - self._ended_at
         self._ended_at = ended
-        place, skips = self._tracks.track_place(cycle.track), self._skips
+        place, skips = cycle.place, self._skips
         cycle.blocks, cycle.tables = self._survey.end(cycle.begins_step)
 
         def read(values: Sequence[float], rows: Sequence[Sequence[float]]) -> None:

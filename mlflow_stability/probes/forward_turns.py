@@ -136,7 +136,7 @@ class ForwardTurns(ForwardListener):
         """Why models are not looked into, as it was told."""
         self._run_second_pass = guard(self.part, self._look_at_second_pass)
 
-    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Look into this pass, if it is the first one of its model in a cycle in which somebody wants to."""
         if self.busy:
             self._settle()
@@ -144,22 +144,22 @@ class ForwardTurns(ForwardListener):
         if model is None:
             model = self._met(root)
         if model.cycle == self.cycle:
-            return
+            return False
         model.cycle = self.cycle
         model.turn += 1
         turn, missed = model.turn, model.missed
         if turn < model.next_due and not missed:
-            return
+            return False
         model.missed = ()
         due = [each for each in self._seats if each.due(turn) or each in missed]
         model.next_due = min([each.next_due(turn) or 0 for each in self._seats], default=sys.maxsize)
         if not due or any(kind.__name__ in UNFIT for kind in type(root).__mro__):
-            return
+            return False
         if too_deep(root):
             why = f"its modules stand in each other {depth_of(root)} deep, and hooks on them might exceed the limit of "
             why += f"{sys.getrecursionlimit():,} calls in each other; sys.setrecursionlimit() makes room"
             self._not_looked_into(root, why)
-            return
+            return False
         self.busy = True
         if compiled(root) != "no":
             self._run_second_pass(due, root, args, kwargs)
@@ -168,6 +168,7 @@ class ForwardTurns(ForwardListener):
             self._root = weakref.ref(root)
             self._retreat.put_on()
             self._open_for(due, root, self._alive)
+        return True
 
     def forward_ended(self) -> None:
         """The pass is over."""

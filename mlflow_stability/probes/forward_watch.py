@@ -22,7 +22,9 @@ from mlflow_stability.probes.hook_handles import HookHandles
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.roots import models_of
 from mlflow_stability.probes.running_calls import running_calls
+from mlflow_stability.probes.step_split import Mark
 
+_BEGAN, _ENDED, _EVALUATED = int(Mark.FORWARD_BEGAN), int(Mark.FORWARD_ENDED), int(Mark.EVALUATED)
 PATIENCE = 2
 """After so many gates without a call, the script is taken to call not this module but those inside it."""
 MOST_PARTS = 32
@@ -34,8 +36,8 @@ MOST_SEARCHES = 8
 class ForwardListener:
     """Who wants to know; what a listener leaves as it is here is not called."""
 
-    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        """Runs right before a forward pass of training."""
+    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+        """Runs right before a forward pass of training; False: its end need not be told."""
 
     def forward_gave(self, outputs: Any) -> None:
         """Runs right after it, with what came out."""
@@ -53,10 +55,15 @@ class ForwardListener:
 class ForwardWatch:
     """The hooks on the models of one training."""
 
-    def __init__(self, guard: Guard, listeners: Sequence[ForwardListener]) -> None:
-        self._began = _overriding("forward_began", listeners)
+    def __init__(
+        self, guard: Guard, listeners: Sequence[ForwardListener], mark: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._mark = mark
+        """Takes down when passes begin and end, when all others know."""
+        self._began = tuple([(each.forward_began, _taken(each, "forward_ended")) for each in listeners])
+        self._to_end: list[Callable[[], None]] = []
+        """Who is to be told of the end of the pass that is open."""
         self._gave = _overriding("forward_gave", listeners)
-        self._ended = _overriding("forward_ended", listeners)
         self._did_fail = _overriding("forward_failed", listeners)
         self._evaluated = _overriding("evaluated", listeners)
         self._before = guard("forward passes", self._begins)
@@ -173,8 +180,12 @@ class ForwardWatch:
         self._open, self._within = id(root), False
         if self._uncalled:
             self._uncalled.pop(id(root), None)
-        for tell in self._began:
-            tell(root, args, kwargs)
+        to_end = self._to_end
+        to_end.clear()
+        for tell, ended in self._began:
+            if tell(root, args, kwargs) is not False and ended is not None:
+                to_end.append(ended)
+        self._mark(_BEGAN)
 
     def _ends(self, root: Module, outputs: Any) -> None:
         if get_ident() != self._thread:
@@ -182,12 +193,14 @@ class ForwardWatch:
         if self._open == id(root) and not (self._within and running_calls(self._open) > 1):
             for take in self._gave:
                 take(outputs)
-            for tell in self._ended:
+            for tell in self._to_end:
                 tell()
+            self._mark(_ENDED)
             self._open = 0  # after the rest: where Ctrl-C comes before, the next call has them give it up
         elif not self._open and not self._in_backward:
             for tell in self._evaluated:
                 tell()
+            self._mark(_EVALUATED)
 
     def _give_up(self) -> None:
         """The pass that is open has not ended as it should, or will not be heard to end."""
@@ -216,10 +229,14 @@ class ForwardWatch:
 
 
 def _overriding(name: str, listeners: Sequence[ForwardListener]) -> tuple[Callable[..., Any], ...]:
-    """What the listeners have to be told."""
-    idle = getattr(ForwardListener, name)
-    found = [getattr(each, name) for each in listeners]
-    return tuple([each for each in found if getattr(each, "__func__", None) is not idle])
+    """What the listeners take."""
+    return tuple([taken for each in listeners if (taken := _taken(each, name)) is not None])
+
+
+def _taken(listener: ForwardListener, name: str) -> Callable[..., Any] | None:
+    """How a listener is told something; None where it does not want to be."""
+    found: Callable[..., Any] = getattr(listener, name)
+    return None if getattr(found, "__func__", None) is getattr(ForwardListener, name) else found
 
 
 def _those_inside(root: Module) -> list[Module]:

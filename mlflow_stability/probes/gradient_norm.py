@@ -72,31 +72,33 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
     """
     if not gradients or gradients[0].is_meta:  # a dry run has shapes and no values
         return None
-    rows: list[Tensor] = []
+    first = gradients[0]
+    device, dtype, dense = first.device, first.dtype, torch.strided
     with torch.no_grad():
-        for bucket in _alike(gradients):
-            if hasattr(bucket[0], "full_tensor"):
-                return None
-            rows.append(norms_of(bucket))
-        norms = rows[0] if len(rows) == 1 else torch.cat(_of_one_kind(rows))
+        for each in gradients:  # as a rule they are alike, and finding that out must cost little
+            if each.dtype is not dtype or each.layout is not dense or each.device != device:
+                norms = _norms_of_some(gradients)
+                break
+        else:
+            norms = None if hasattr(first, "full_tensor") else norms_of(list(gradients))
+        if norms is None:
+            return None
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms)
 
 
-def _alike(gradients: Sequence[Tensor]) -> list[list[Tensor]]:
-    """Lists of one device and type each; as a rule there is one, and finding that out must cost little."""
-    first = gradients[0]
-    device, dtype, dense = first.device, first.dtype, torch.strided
-    for each in gradients:
-        if each.dtype is not dtype or each.layout is not dense or each.device != device:
-            break
-    else:
-        return [list(gradients)]
+def _norms_of_some(gradients: Sequence[Tensor]) -> Tensor | None:
+    """The norm of each, where they are of several devices and types, or sparse; None where there are only parts."""
     buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
     for gradient in gradients:
-        if gradient.layout is not dense:
+        if gradient.layout is not torch.strided:
             gradient = gradient.coalesce().values() if gradient.is_sparse else gradient.values()
         buckets.setdefault((gradient.device, gradient.dtype), []).append(gradient)
-    return list(buckets.values())
+    rows = []
+    for bucket in buckets.values():
+        if hasattr(bucket[0], "full_tensor"):
+            return None
+        rows.append(norms_of(bucket))
+    return rows[0] if len(rows) == 1 else torch.cat(_of_one_kind(rows))
 
 
 def _of_one_kind(norms: list[Tensor]) -> list[Tensor]:

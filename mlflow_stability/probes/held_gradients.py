@@ -69,8 +69,7 @@ class HeldGradients:
     def backward_ended(self) -> None:
         """Runs right after each backward pass."""
         for each in self.followed.values():
-            if not each.is_as_noted():
-                each.note()
+            if each.note():
                 each.reached = each.gradient is not None
 
     def left(self) -> Left:
@@ -115,14 +114,18 @@ class _Witness:
         self.ever_reached = False
         self.gates = 0
 
-    def note(self) -> None:
-        """Keep how its gradient is now."""
-        parameter = self.parameter()
+    def note(self) -> bool:
+        """Keep how its gradient is now; whether anybody has touched it since it was noted."""
+        parameter, before = self.parameter(), self.gradient
         gradient = None if parameter is None else parameter.grad
         if gradient is None:
             self.gradient = None
-        else:
-            self.gradient, self.version = TensorWeakRef(gradient), _version(gradient)
+            return before is not None
+        version = 0 if gradient.is_inference() else gradient._version
+        if before is not None and before() is gradient and version == self.version:
+            return False
+        self.gradient, self.version = TensorWeakRef(gradient), version
+        return True
 
     def is_as_noted(self) -> bool:
         """Whether nobody has touched its gradient since."""

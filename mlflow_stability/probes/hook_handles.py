@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable
+from threading import get_ident
 from typing import Any
 
+from torch.compiler import is_compiling
 from torch.utils.hooks import RemovableHandle
 
 from mlflow_stability.probes import torch_api
+from mlflow_stability.probes.training_thread import TrainingThread, is_cuda_used
 
 Around = Callable[..., Any]
 """``around(original, *args, **kwargs)``: what runs in the place of the original."""
@@ -33,25 +36,31 @@ class HookHandles:
         self._live[0] = True
         self._undo.append(handle.remove)
 
-    def patch(self, owner: Any, name: str, around: Around, unless: Callable[[], bool] | None = None) -> None:
-        """Put `around` in the place of a function of a module or class; `unless`: when it is not to run."""
+    def patch(self, owner: Any, name: str, around: Around, thread: TrainingThread | None = None) -> None:
+        """Put `around` in the place of a function of a module or class; `thread`: only where that one trains."""
         original = getattr(owner, name)
         live = self._live
         live[0] = True
 
         @functools.wraps(original)
         def patched(*args: Any, **kwargs: Any) -> Any:
-            if not live[0] or (unless is not None and unless()):
-                return original(*args, **kwargs)
-            return around(original, *args, **kwargs)
+            # As a rule these three answers do for `trains_elsewhere`, which would be one more call at every hook.
+            # Whether this is being compiled comes first, for the compiler must see nothing else.
+            if live[0] and (
+                thread is None
+                or not (is_compiling() or get_ident() != thread.ident or is_cuda_used())
+                or not thread.trains_elsewhere()
+            ):
+                return around(original, *args, **kwargs)
+            return original(*args, **kwargs)
 
         self.replace(owner, name, patched)
 
-    def patch_symbol(self, name: str, around: Around, unless: Callable[[], bool] | None = None) -> None:
+    def patch_symbol(self, name: str, around: Around, thread: TrainingThread | None = None) -> None:
         """Put `around` in the place of a symbol of torch; nothing is done where that one is not there."""
         place = torch_api.owner_of(name)
         if place is not None:
-            self.patch(*place, around, unless)
+            self.patch(*place, around, thread)
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Put `value` itself in the place of an attribute; one that was inherited is inherited again afterwards."""

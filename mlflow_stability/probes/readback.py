@@ -43,7 +43,12 @@ class Readback:
 
     def fetch(self, scalars: Sequence[Tensor | float], reader: Reader, rows: Sequence[Tensor] = ()) -> None:
         """Give the values to `reader`: now, or as soon as they have arrived."""
-        if self._are_near(scalars, rows):
+        is_far = bool(rows) and not all(row.is_cpu for row in rows)
+        for each in scalars:
+            if isinstance(each, Tensor) and not each.is_cpu:
+                is_far = True
+                break
+        if not is_far:
             if self._pending:
                 self.drain()  # a cycle on an accelerator may still be on its way, and comes first
             values = [each.item() if isinstance(each, Tensor) else each for each in scalars]
@@ -64,14 +69,6 @@ class Readback:
             pending = self._pending.popleft()
             pending.arrived.synchronize()
             self._read(pending)
-
-    @staticmethod
-    def _are_near(scalars: Sequence[Tensor | float], rows: Sequence[Tensor]) -> bool:
-        """Whether all of them lie on the host."""
-        for each in scalars:
-            if isinstance(each, Tensor) and not each.is_cpu:
-                return False
-        return not rows or all(row.is_cpu for row in rows)
 
     def _start(
         self,

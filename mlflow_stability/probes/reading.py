@@ -121,7 +121,11 @@ def reading_of(
         at_gate = norms[0] if len(norms) == 1 else _root_of_squares(norms)
         signals.append(named("grad_norm", place))
         if clips:
-            before = _before_clipping(cycle, clips)
+            clip = cycle.clips[0]
+            if len(clips) == 2:  # one, as a rule
+                before = clips[0] / clips[1] if clip.order == 2.0 and clip.gradients >= cycle.gradients else None
+            else:
+                before = _before_clipping(cycle, clips)
             basis = "after clipping" if before is None else "before clipping"
             signals.append(named("grad_norm_clipped", place))
             found += (at_gate if before is None else before, at_gate)
@@ -173,13 +177,9 @@ def _before_clipping(cycle: Cycle, numbers: Sequence[float]) -> float | None:
 
     `numbers`: of each clip the norm, and the scale that it was taken at.
     """
-    clips = cycle.clips
-    if len(clips) == 1:
-        covers = clips[0].order == 2.0 and clips[0].gradients >= cycle.gradients
-        return numbers[0] / numbers[1] if covers else None
     covered: set[int] = set()
     parts = []
-    for at, clip in enumerate(clips):
+    for at, clip in enumerate(cycle.clips):
         if clip.order == 2.0 and covered.isdisjoint(clip.gradients):
             covered |= clip.gradients
             parts.append(numbers[2 * at] / numbers[2 * at + 1])

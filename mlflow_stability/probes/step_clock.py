@@ -13,18 +13,15 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
 
 import torch
-from torch.nn import Module
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward_watch import ForwardListener
 from mlflow_stability.probes.gate_view import GateView
 from mlflow_stability.probes.layer_layout import whole_signals
 from mlflow_stability.probes.probe import next_multiple
 from mlflow_stability.probes.step_events import StepEvents, events_of
-from mlflow_stability.probes.step_split import PARTS, Mark, StepSplit
+from mlflow_stability.probes.step_split import PARTS, StepSplit
 
 EVERY = 10
 """Every how many steps the parts are told."""
@@ -33,7 +30,7 @@ EVENTS_BEFORE = 2
 OWN = "own_time"
 
 
-class StepClock(ForwardListener):
+class StepClock:
     """The clock of one training."""
 
     part = "step times"
@@ -55,18 +52,6 @@ class StepClock(ForwardListener):
         self._events: StepEvents | None = None
         self.mark: Callable[[int], None] = self.split.mark
         """Runs at each moment of a step."""
-
-    def forward_began(self, _root: Module, _args: tuple[Any, ...], _kwargs: dict[str, Any]) -> None:
-        """Runs right before a forward pass of training."""
-        self.mark(Mark.FORWARD_BEGAN)
-
-    def forward_ended(self) -> None:
-        """Runs right after it."""
-        self.mark(Mark.FORWARD_ENDED)
-
-    def evaluated(self) -> None:
-        """Runs after a forward pass that is no part of training."""
-        self.mark(Mark.EVALUATED)
 
     def due(self, step: int) -> bool:
         """Every ten steps; where a device keeps the time, in each."""

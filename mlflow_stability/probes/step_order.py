@@ -22,8 +22,12 @@ class StepOrder:
         if stepped is None:
             return False
         recent = self._cycles_ended - REMEMBERED_CYCLES
-        waited_for = [each for each, when in stepped.items() if when > recent]
-        return ended.issuperset(waited_for)
+        for each, when in stepped.items():
+            if when > recent and each not in ended:
+                break
+        else:
+            return True
+        return False
 
     def cycle_ended(self, track: int, stepped: Iterable[int]) -> None:
         """These stepped in the cycle that is over."""

@@ -27,8 +27,10 @@ from mlflow_stability.probes.nonfinite_count import NonfiniteCount
 from mlflow_stability.probes.probe import Forgetful, Guard, Probe
 from mlflow_stability.probes.readback import value_on_host
 from mlflow_stability.probes.roots import OneWalk
+from mlflow_stability.probes.step_split import Mark
 from mlflow_stability.probes.training_pace import TrainingPace
 
+_GATE, _STEP_ENDED = int(Mark.GATE), int(Mark.STEP_ENDED)
 NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 
 
@@ -122,7 +124,10 @@ class Survey:
             with self._walk:
                 for each in self._due:
                     each.at_gate(by_turn if each.by_turn else by_step)
-        self._gate_reached()
+        if self._split.also is None:
+            self._split.mark(_GATE)
+        else:  # by a device's clock, which may fail
+            self._gate_reached()
         if norms:
             norm = value_on_host(norms[-1])
             if norm is not None and not math.isfinite(norm):
@@ -134,7 +139,10 @@ class Survey:
 
     def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
         """Runs after each step; `skipped`: it is known not to have been taken."""
-        self._step_ended()
+        if self._split.also is None:
+            self._split.mark(_STEP_ENDED)
+        else:
+            self._step_ended()
         if self._looked_at and self._broken is not None:
             self._looked_at = False
             if not skipped:

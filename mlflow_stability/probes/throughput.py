@@ -61,11 +61,11 @@ class Throughput(ForwardListener):
         self._seen = False
         """Whether a forward pass was seen."""
 
-    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
         """Runs right before a forward pass of training."""
         shape = batch_shape(args, kwargs)
         if shape is None:
-            return
+            return False
         if not self._seen:  # steps before this one must not be in a rate
             self._seen, self._since = True, None
         if self._between:
@@ -75,6 +75,7 @@ class Throughput(ForwardListener):
             if not self._copies:
                 self._copies = data_parallel_size(root)
         self.flops.forward_began(root, args, kwargs, shape, self._steps >= FIRST_COUNT)
+        return self.flops.is_counting
 
     def forward_ended(self) -> None:
         """Runs right after it."""

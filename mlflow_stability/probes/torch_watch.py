@@ -7,6 +7,7 @@ raised before, and inside a compiled region our hooks are not there at all.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -15,15 +16,17 @@ from threading import get_ident
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
 
+from mlflow_stability.probes import torch_api
 from mlflow_stability.probes.closures import takes_closure, watched_closure
 from mlflow_stability.probes.cycle_meter import CycleMeter
 from mlflow_stability.probes.hook_handles import HookHandles
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step_frames import is_nested_step
-from mlflow_stability.probes.training_thread import TrainingThread
+from mlflow_stability.probes.training_thread import TrainingThread, is_cuda_used
 
 # The modules that hold a name for the norm that `clip_grad_norm_` takes. A script that imported `clip_grad_norm_`
 # itself before us still looks the norm up here at each call.
@@ -69,14 +72,17 @@ class TorchWatch:
         self._thread = TrainingThread(on_foreign_thread)
         self._handles = HookHandles()
         self._counts = Counts() if counts is None else counts
+        self._meter = meter
+        self._newest: Callable[[], Optimizer | None] = lambda: None
+        """The optimizer that stepped last, weakly."""
         self._signs = guard("unseen training", on_signs)
         self._in_backward = False
         self._backward = guard("cycles", meter.backward)
         self._backward_over = guard("cycles", meter.backward_ended)
         self._backward_failed = guard("cycles", meter.backward_failed)
         self._zeroed = guard("cycles", meter.zeroed)
-        self._clip = guard("cycles", meter.clip)
-        self._clipped = guard("cycles", meter.clipped)
+        self._clip = guard("norm before clipping", meter.clip)
+        self._clipped = guard("clipping", meter.clipped)
         self._scaled = guard("cycles", meter.scaled)
         self._unscaled = guard("cycles", meter.unscaled)
         self._swallowed = guard("cycles", meter.swallowed)
@@ -119,11 +125,18 @@ class TorchWatch:
 
     def _patch(self, symbol: str, around: Callable[..., Any]) -> None:
         """Put `around` in the place of a function of torch, where it is called by the training that is watched."""
-        self._handles.patch_symbol(symbol, around, self._unwatchable)
+        self._handles.patch_symbol(symbol, around, self._thread)
 
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
-        if self._unwatchable() or is_nested_step() or _is_dry_run(optimizer):
+        thread = self._thread
+        if (is_compiling() or get_ident() != thread.ident or is_cuda_used()) and thread.trains_elsewhere():
             return None
+        if is_nested_step():
+            return None
+        if self._newest() is not optimizer:
+            if _is_dry_run(optimizer):
+                return None
+            self._newest = weakref.ref(optimizer)
         self._counts.steps += 1
         by_name = kwargs.get("closure")
         closure = by_name if by_name is not None else args[1] if len(args) > 1 and takes_closure(optimizer) else None
@@ -136,7 +149,10 @@ class TorchWatch:
         return (args[0], wrapped, *args[2:]), kwargs
 
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
-        if not self._unwatchable() and not is_nested_step():
+        thread = self._thread
+        if (is_compiling() or get_ident() != thread.ident or is_cuda_used()) and thread.trains_elsewhere():
+            return
+        if not is_nested_step():
             self._step_ended(optimizer)
 
     def _around_making(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
@@ -182,7 +198,9 @@ class TorchWatch:
 
     def _around_zero_grad(self, original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(owner, *args, **kwargs)
-        self._zeroed(owner)
+        # After a step nothing is thrown away; but what Ctrl-C has left behind of ours goes with whatever comes next.
+        if self._meter.holds_gradients or torch_api.len_torch_function_stack():
+            self._zeroed(owner)
         return result
 
     def _around_norm(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -217,14 +235,6 @@ class TorchWatch:
         if self._counts.steps == steps and scaler.is_enabled():
             self._swallowed(scaler, optimizer)
         return result
-
-    def _unwatchable(self) -> bool:
-        """Whether what happens now is compiled or captured, to be run later without us, or in another's thread."""
-        if torch.compiler.is_compiling():
-            return True
-        if torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing():  # type: ignore[no-untyped-call]
-            return True
-        return get_ident() != self._thread.ident and self._thread.is_foreign()
 
 
 def _is_dry_run(optimizer: Optimizer) -> bool:

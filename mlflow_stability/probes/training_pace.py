@@ -39,7 +39,7 @@ class TrainingPace:
         self.throughput = Throughput(tokens_per_step)
         self.clock = StepClock(own_seconds)
         """Who measures how long the parts of a step take."""
-        self._watch = ForwardWatch(guard, (*listeners, self.throughput, self.clock))
+        self._watch = ForwardWatch(guard, (*listeners, self.throughput), self.clock.mark)
         self.before_others: tuple[Probe, ...] = (_Finder(self._watch), self.throughput, Memory(), Progress())
         """Probes to be called before any other."""
         self.after_others: tuple[Probe, ...] = (self.clock,)

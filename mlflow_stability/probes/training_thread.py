@@ -9,6 +9,11 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable
 
+import torch
+
+is_cuda_used: Callable[[], bool] = torch.cuda.is_initialized
+"""Whether there can be a stream that is captured."""
+
 
 class TrainingThread:
     """The thread whose cycles are counted."""
@@ -19,6 +24,14 @@ class TrainingThread:
         self._thread: threading.Thread | None = None
         self._on_foreign = on_foreign
         self._said = False
+
+    def trains_elsewhere(self) -> bool:
+        """Whether what happens now is compiled or captured, to be run later without us, or in another's thread."""
+        if torch.compiler.is_compiling():
+            return True
+        if is_cuda_used() and torch.cuda.is_current_stream_capturing():
+            return True
+        return threading.get_ident() != self.ident and self.is_foreign()
 
     def is_foreign(self) -> bool:
         """Whether the caller runs in another thread than the one that trains; said once."""

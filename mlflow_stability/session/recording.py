@@ -58,6 +58,8 @@ class Recording:
         self.attempt = 0
         """How many times the training was set back."""
         self.closed = False
+        self.failure = ""
+        """Why steps are not being kept at the moment; empty while all is well."""
         self.say = say
         """Tells a person who looks at the training's output, unless it is to be silent."""
         self.batches: BatchReport | None = None
@@ -85,11 +87,6 @@ class Recording:
         """Of which signals that was noted last, and what it was."""
 
     @property
-    def failure(self) -> str:
-        """Why nothing is being kept at the moment; empty while all is well."""
-        return self._journal.failure
-
-    @property
     def micro_batches(self) -> int:
         """How many backward passes the last step had; 0 where none was counted."""
         read = () if self._last is None else zip(self._last.signals, self._last.values, strict=True)
@@ -111,6 +108,7 @@ class Recording:
             values = (*values, *(each for _, each in more))
         step = StepReading(self.step, signals, values, self.attempt, reading.time)
         self._journal.append(step)
+        self.failure = self._journal.failure
         events = self._judge(step)
         self._last = step
         if reading.discarded or not self._losses.seen:

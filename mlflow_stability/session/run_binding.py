@@ -39,6 +39,7 @@ from mlflow_stability.tracking.active_run import (
     tracking_uri,
 )
 from mlflow_stability.tracking.address import absolute_uri, default_uri, strip_credentials
+from mlflow_stability.tracking.user_metrics import CLIENT
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.milestone import Closing, Opening
 from mlflow_stability.vocabulary.settings import Settings
@@ -101,9 +102,9 @@ class RunBinding:
         run = None if exclusive and self.recording is not None else self._changed_run(is_new)
         if run is not None or self.recording is None:
             self._switch(run)
-        elif self._own and not exclusive and not self._join.is_on:
+        elif self._own and not exclusive and CLIENT in sys.modules:
             self._join.install()  # the script may have imported MLflow since
-        if not self._heard.is_on:
+        if not self._heard.is_on and CLIENT in sys.modules:
             self._heard.install()
         if self._heard.waiting:
             self._hear()

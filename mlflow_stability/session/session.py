@@ -10,6 +10,7 @@ import logging
 import os
 from collections.abc import Callable
 from functools import partial
+from threading import get_ident
 from typing import Any
 
 from torch import Tensor
@@ -38,6 +39,8 @@ from mlflow_stability.vocabulary.outcome import RUN_STATUS
 from mlflow_stability.vocabulary.settings import Settings
 
 logger = logging.getLogger("mlflow_stability")
+LOOK_SECONDS = 0.5
+"""How often the couriers are looked after."""
 
 
 class Session:
@@ -60,6 +63,8 @@ class Session:
         self._of_thread: Closing | None = None
         """How the thread that trained has ended; None while one trains."""
         self._disk_said = False
+        self._looked_after = 0.0
+        """When the couriers were looked after last."""
         self._say_what_torch_lacks()
 
     @property
@@ -167,7 +172,8 @@ class Session:
         if not self._exit_number:
             self._ending.install()
             self._exit_number = process_exit.begin(self._at_exit)
-        self._thread_end.watch()
+        if get_ident() != self._thread_end.ident:
+            self._thread_end.watch()
         self._of_thread = None
         if self._ending.closing.outcome != "finished":
             self._ending.still_running()
@@ -211,8 +217,10 @@ class Session:
             recording.record(reading)
         if recording is None:
             return
-        for link in self._binding.links.values():
-            link.look_after()
+        if not 0 <= reading.time - self._looked_after < LOOK_SECONDS:  # the clock may be set back
+            self._looked_after = reading.time
+            for link in self._binding.links.values():
+                link.look_after()
         failure = recording.failure
         if failure and not self._disk_said:
             self._warn(

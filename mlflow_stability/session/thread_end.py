@@ -20,20 +20,21 @@ class ThreadEnd:
 
     def __init__(self, on_end: OnEnd) -> None:
         self._on_end = on_end
-        self._ident = 0
+        self.ident = 0
+        """The thread that is watched; 0: none is."""
         self._local = threading.local()
 
     def watch(self) -> None:
         """Watch the thread that calls; two hundred nanoseconds where it is watched already."""
         ident = threading.get_ident()
-        if ident == self._ident:
+        if ident == self.ident:
             return
-        self._ident = ident
+        self.ident = ident
         if ident != threading.main_thread().ident:
             self._local.last = _Last(ident, _outermost_frame(sys._getframe()), self._ended)
 
     def _ended(self, error: BaseException | None) -> None:
-        self._ident = 0
+        self.ident = 0
         self._on_end(error)
 
 

@@ -120,11 +120,6 @@ class ImplicitRunJoin:
         self._our_run_id = our_run_id
         self._undo: Callable[[], None] | None = None
 
-    @property
-    def is_on(self) -> bool:
-        """Whether it is installed."""
-        return self._undo is not None
-
     def install(self) -> None:
         """Begin, once the script has imported MLflow."""
         fluent: Any = sys.modules.get("mlflow.tracking.fluent")

@@ -14,6 +14,9 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+CLIENT = "mlflow.tracking.client"
+"""The module whose class is listened to; not there as long as the script has not imported MLflow."""
+
 
 @dataclass(frozen=True, slots=True)
 class LoggedMetric:
@@ -41,7 +44,7 @@ class UserMetrics:
         """Begin, once the script has imported MLflow; until then this costs a look."""
         if self._undo:
             return
-        kind: Any = getattr(sys.modules.get("mlflow.tracking.client"), "MlflowClient", None)
+        kind: Any = getattr(sys.modules.get(CLIENT), "MlflowClient", None)
         if kind is None:
             return
         self._listens = [True]

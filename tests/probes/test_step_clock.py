@@ -36,10 +36,10 @@ class Drive:
     def micro_batch(self, data: float, forward: float, backward: float, seen: bool = True) -> None:
         self.wait(data)
         if seen:
-            self.clock.forward_began(nn.Identity(), (), {})
+            self.clock.mark(Mark.FORWARD_BEGAN)
         self.wait(forward)
         if seen:
-            self.clock.forward_ended()
+            self.clock.mark(Mark.FORWARD_ENDED)
         self.wait(0.5)  # the loss function
         self.clock.mark(Mark.BACKWARD_BEGAN)
         self.wait(backward)
@@ -91,7 +91,7 @@ def test_evaluation_is_no_waiting_for_data() -> None:
     drive = Drive()
     for _ in range(20):
         drive.wait(50)
-        drive.clock.evaluated()
+        drive.clock.mark(Mark.EVALUATED)
         drive.micro_batch(data=1, forward=2, backward=4)
         drive.end(optimizer=1)
     assert drive.told[20]["data_time"] == 1
