@@ -20,6 +20,7 @@ from mlflow_stability.analysis import card_cache
 from mlflow_stability.analysis import cards as cards_module
 from mlflow_stability.analysis.card_cache import cache_folder
 from mlflow_stability.analysis.compare import compare
+from mlflow_stability.analysis.worker_pool import AHEAD
 from mlflow_stability.detectors.catalog import default_detectors, named
 from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
 from mlflow_stability.tracking import impatience
@@ -174,7 +175,9 @@ def test_processes_are_not_started_for_what_is_read_sooner(sqlite_uri: str, monk
 
 
 def test_a_process_that_dies_costs_the_runs_that_it_held(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    runs = [store_run(sqlite_uri, falling(number)[:20]) for number in range(8)]
+    # More than both can have answered before this process, which may be slow, hears the first answer and ends them.
+    count = cards_module.KNOWN_AFTER + 2 * AHEAD + 2
+    runs = [store_run(sqlite_uri, falling(number)[:20]) for number in range(count)]
     monkeypatch.setattr(cards_module, "STARTING", 0.0)
     monkeypatch.setattr(cards_module.os, "cpu_count", lambda: 2)
     mine = set(psutil.Process().children())
@@ -184,7 +187,7 @@ def test_a_process_that_dies_costs_the_runs_that_it_held(sqlite_uri: str, monkey
             each.kill()
 
     found = compare(runs, tracking_uri=sqlite_uri, remember=False, progress=kill)
-    assert len(found.runs) + len(found.unread) == 8
+    assert len(found.runs) + len(found.unread) == count
     assert not found.interrupted
     assert any("ended before it was done" in card.error for card in found.unread)
 
