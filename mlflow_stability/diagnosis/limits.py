@@ -6,6 +6,7 @@ In: a history and its curves. Out: sentences; none where everything that is look
 from __future__ import annotations
 
 from mlflow_stability.diagnosis.curves import RunCurves
+from mlflow_stability.diagnosis.divergence_rule import DivergenceRule
 from mlflow_stability.diagnosis.overfitting_rule import OverfittingRule
 from mlflow_stability.diagnosis.plateau_rule import PlateauRule
 from mlflow_stability.diagnosis.silence import silence_of, single_loss
@@ -27,7 +28,7 @@ def limits_of(history: RunHistory, curves: RunCurves) -> tuple[str, ...]:
         longest = max(losses, key=lambda curve: len(curve.values))
         points = len(longest.values)
         for judged, needed in (
-            ("Spikes and divergence", SpikeRule().fewest_points),
+            ("Spikes and divergence", max(SpikeRule().fewest_points, DivergenceRule().fewest_points)),
             ("Plateaus", PlateauRule().fewest_points),
         ):
             if points < needed:

@@ -61,7 +61,7 @@ class SpikeRule:
     }
     remedies: ClassVar[tuple[str, ...]] = LossSpike.remedies
 
-    fewest_points: int = 7
+    fewest_points: int = 6
     """Shorter curves are not judged."""
     most_points: int = 100_000
     """Longer curves are left to the detector, which has learned what is normal there."""

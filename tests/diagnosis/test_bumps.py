@@ -146,3 +146,11 @@ def test_a_spike_is_measured_against_the_noise_that_the_curve_has_there() -> Non
     quiet = np.exp(np.concatenate([calm, calm[:60]]))
     quiet[330] = 6.0
     assert [each.start for each in spikes(run_named(loss=quiet))] == [330]
+
+
+def test_one_validation_of_six_that_stands_up_is_a_spike_and_a_noisy_six_are_none() -> None:
+    validations = [2.0, 1.8, 1.65, 4.2, 1.5, 1.45]
+    (episode,) = spikes(run_named(val_loss=validations))
+    assert (episode.metric, episode.start) == ("val_loss", 3)
+    assert spikes(run_named(val_loss=[2.0, 1.8, 1.65, 1.9, 1.5, 1.6])) == []
+    assert spikes(run_named(val_loss=validations[:5])) == []
