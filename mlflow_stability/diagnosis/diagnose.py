@@ -33,6 +33,7 @@ from mlflow_stability.diagnosis.rule_scores import no_worse_than_sure
 from mlflow_stability.diagnosis.rules import OF_VALIDATIONS, RULES, WHERE_JUDGED_LIVE
 from mlflow_stability.diagnosis.silence import silence_of, single_loss
 from mlflow_stability.diagnosis.sketch import sketch_of
+from mlflow_stability.diagnosis.step_words import in_words_of_the_log
 from mlflow_stability.diagnosis.told_findings import told_findings
 from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
 from mlflow_stability.vocabulary.diagnosis import JUDGED_LIVE, Diagnosis
@@ -46,7 +47,7 @@ MOST_CURVES = 12
 def diagnosis_of(history: RunHistory, *, detectors: Sequence[Detector] | None = None) -> Diagnosis:
     """The conclusion about one run; ``detectors``: other ones, or other thresholds, than the usual."""
     with np.errstate(all="ignore"):  # a log may hold any number; what overflows here is no finding of its own
-        return _concluded(history, detectors)
+        return in_words_of_the_log(_concluded(history, detectors), history.step_unit)
 
 
 def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Diagnosis:

@@ -91,6 +91,7 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
         "first_step": None if diagnosis.steps is None else int(diagnosis.steps[0]),
         "last_step": None if diagnosis.steps is None else int(diagnosis.steps[1]),
         "points": int(diagnosis.points),
+        "step_unit": diagnosis.unit,
         "judged": {
             "losses": list(diagnosis.judged.losses),
             "validations": list(diagnosis.judged.validations),

@@ -89,14 +89,16 @@ def _show_curves(pen: Pen, diagnosis: Diagnosis, numbered: _Numbered) -> None:
     decisive = next((each.metric for each in diagnosis.episodes if each.severity > Severity.INFO), "")
     for place, curve in enumerate(sketches_of(diagnosis)):
         if place == 0 or pen.verbose or curve.metric == decisive:
-            _show_curve(pen, curve, [one for one in numbered if place == 0 or one[1].metric == curve.metric])
+            _show_curve(
+                pen, curve, diagnosis.unit, [one for one in numbered if place == 0 or one[1].metric == curve.metric]
+            )
 
 
-def _show_curve(pen: Pen, curve: Sketched, numbered: _Numbered) -> None:
+def _show_curve(pen: Pen, curve: Sketched, unit: str, numbered: _Numbered) -> None:
     width = pen.console.width - 2
     title = pen.text(curve.metric, "bold cyan")
     title.truncate(width // 2, overflow="ellipsis" if pen.unicode else "crop")
-    last = f"{number_text(curve.final)} at step {curve.last:,}" + (", log scale" if curve.logarithmic else "")
+    last = f"{number_text(curve.final)} at {unit} {curve.last:,}" + (", log scale" if curve.logarithmic else "")
     pen.console.print()
     pen.console.print(Text.assemble(title, " " * max(1, width - title.cell_len - len(last)), last))
     for line in _drawn(pen, curve, width):

@@ -55,7 +55,7 @@ def read(report: Report) -> str:
 
 def basis(diagnosis: Diagnosis) -> str:
     """What the diagnosis was made from, and over which steps."""
-    span = f", steps {diagnosis.steps[0]:,} to {diagnosis.steps[1]:,}" if diagnosis.steps else ""
+    span = f", {diagnosis.unit}s {diagnosis.steps[0]:,} to {diagnosis.steps[1]:,}" if diagnosis.steps else ""
     return f"{diagnosis.basis}{span}" if diagnosis.basis else f"{counted(diagnosis.points, 'value')}{span}"
 
 
@@ -81,8 +81,8 @@ def ending(diagnosis: Diagnosis) -> tuple[str, str] | None:
 def steps(episode: Episode) -> str:
     """``step 600``, ``steps 600 to 812``."""
     if episode.end <= episode.start:
-        return f"step {episode.start:,}"
-    return f"steps {episode.start:,} to {episode.end:,}"
+        return f"{episode.unit} {episode.start:,}"
+    return f"{episode.unit}s {episode.start:,} to {episode.end:,}"
 
 
 def where(episode: Episode) -> str:
@@ -112,7 +112,11 @@ def explained(diagnosis: Diagnosis) -> str:
     """``divergence at step 402``: which of several findings the cause explains; empty where there is one finding."""
     cause = diagnosis.cause
     several = sum(each.severity > Severity.INFO for each in diagnosis.episodes) > 1
-    return f"{cause.kind} at step {cause.step:,}" if cause is not None and cause.step is not None and several else ""
+    return (
+        f"{cause.kind} at {diagnosis.unit} {cause.step:,}"
+        if cause is not None and cause.step is not None and several
+        else ""
+    )
 
 
 def own_cause(episode: Episode, diagnosis: Diagnosis) -> Cause | None:
@@ -147,7 +151,7 @@ def evidence(episode: Episode) -> str:
 def curve(reading: CurveReading) -> str:
     """``4.61 -> 1.78, best 1.74 at step 950``."""
     ends = f"{number_text(reading.first)} -> {number_text(reading.last)}"
-    return f"{ends}, best {number_text(reading.best)} at step {reading.best_step:,}"
+    return f"{ends}, best {number_text(reading.best)} at {reading.unit} {reading.best_step:,}"
 
 
 def character(reading: CurveReading) -> str:

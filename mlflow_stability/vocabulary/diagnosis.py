@@ -44,6 +44,8 @@ class CurveReading:
     """Where the fitted decay ends; None where no fit holds."""
     spike_score: float | None = None
     """Share of values 7 sigma or more from the rolling mean of 1000, as OLMo 2 defines it; None below 1000 points."""
+    unit: str = "step"
+    """What the log calls a step: ``epoch`` where it counts nothing else."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +93,8 @@ class Diagnosis:
     """First and last step; None for a run without any."""
     points: int = 0
     """How many values were looked at."""
+    unit: str = "step"
+    """What the log calls a step: ``epoch`` where it counts nothing else."""
 
     @property
     def severity(self) -> Severity:

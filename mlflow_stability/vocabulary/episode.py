@@ -38,6 +38,8 @@ class Episode:
     """Whether the judgement is experimental: such are never above INFO, and change no verdict."""
     cause: Cause | None = None
     """Why it began; None where that is not known, and for what is only mentioned."""
+    unit: str = "step"
+    """What the log calls a step: ``epoch`` where it counts nothing else."""
 
     @property
     def score(self) -> float:
