@@ -7,7 +7,7 @@ from typing import Protocol
 
 SENSITIVITIES = ("low", "normal", "high")
 FACTORS: Mapping[str, float] = dict(zip(SENSITIVITIES, (1.5, 1.0, 0.7), strict=True))
-"""Fitted on drawn curves, so that of healthy runs about 0.2 %, 1 % and 5 % are flagged."""
+"""Fitted on drawn curves, so that of healthy runs below 1 %, about 1 % and 3 to 5 % are flagged."""
 MOST = 64.0
 """The highest score: of what exceeds its threshold so many times or more, and of what is no matter of degree."""
 SCORE = "score"
