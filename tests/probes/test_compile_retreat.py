@@ -79,9 +79,11 @@ def look(model: nn.Module, *calls: Tensor) -> list[Tensor]:
         AttentionProbe(1, 8, unguarded, lambda _: None),
     ]
     turns = ForwardTurns(unguarded, probes, 10)
-    model.register_forward_pre_hook(
-        lambda root, args, kwargs: turns.forward_began(root, args, kwargs), with_kwargs=True
-    )
+
+    def began(root: nn.Module, args: Any, kwargs: Any) -> None:
+        turns.forward_began(root, args, kwargs)
+
+    model.register_forward_pre_hook(began, with_kwargs=True)
     model.register_forward_hook(lambda *_: turns.forward_ended())
     found = [model(each) for each in calls]
     turns.finish()

@@ -43,9 +43,10 @@ class Attends(nn.Module):
 
 
 def listened(model: nn.Module, turns: ForwardTurns) -> None:
-    model.register_forward_pre_hook(
-        lambda root, args, kwargs: turns.forward_began(root, args, kwargs), with_kwargs=True
-    )
+    def began(root: nn.Module, args: Any, kwargs: Any) -> None:
+        turns.forward_began(root, args, kwargs)
+
+    model.register_forward_pre_hook(began, with_kwargs=True)
     model.register_forward_hook(lambda *_: turns.forward_ended())
 
 
