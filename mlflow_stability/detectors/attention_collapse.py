@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import fmean, median
@@ -24,6 +25,8 @@ class Looks:
     heads: Heads = field(default_factory=Heads)
     first_losses: list[float] = field(default_factory=list)
     recent_losses: deque[float] = field(default_factory=lambda: deque(maxlen=_RECENT))
+    lowest: float = math.inf
+    """The lowest level of the loss at a measurement."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,6 +36,7 @@ class AttentionCollapse:
     What it sees: in 2 measurements in a row at least half of the heads of a layer with an entropy below 0.05 of what it
     could be, or below a tenth of what it was at first. Heads that began below 0.1 are left out: some are made to look
     at one place; but not where all heads of a layer are below 0.001 while the loss is no lower than 0.98 of its start.
+    A loss that has fallen to half of its start and is no higher than it was is what the heads were to learn.
     The layer with the lowest entropy is named, each layer once until it looks around again.
 
     Why it matters: a softmax that is saturated has next to no gradient: queries and keys stop learning, and the loss
@@ -61,6 +65,10 @@ class AttentionCollapse:
     """The entropy below which all heads of a layer, however they began, look at one place ..."""
     stuck: float = 0.98
     """... where the loss is at this share of its start or above: of its first value and of the first 20."""
+    gained: float = 0.5
+    """The share of its start at or below which a loss has fallen: what the heads learnt meanwhile is of use, ..."""
+    risen: float = 1.05
+    """... unless it is above so many times its lowest level."""
     start: int = 20
     """How many first losses are the start; their median counts."""
 
@@ -94,7 +102,8 @@ class AttentionCollapse:
 
     def _judged(self, looks: Looks, layers: dict[str, list[Point]]) -> Event | None:
         state, learns = looks.heads, self._learns(looks)
-        narrow = {layer: self._narrow(state, heads, learns) for layer, heads in layers.items()}
+        prospers = self._prospers(looks)
+        narrow = {layer: [] if prospers else self._narrow(state, heads, learns) for layer, heads in layers.items()}
         told = state.lasting(layers, [layer for layer, heads in narrow.items() if heads], self.rounds)
         if not told:
             return None
@@ -118,6 +127,14 @@ class AttentionCollapse:
             return True
         start = min(first[0], median(first))
         return start <= 0 or median(looks.recent_losses) < self.stuck * start
+
+    def _prospers(self, looks: Looks) -> bool:
+        """Whether the loss has come far, and is as low as it has been."""
+        if len(looks.first_losses) < self.start:
+            return False
+        now = median(looks.recent_losses)
+        looks.lowest = min(looks.lowest, now)
+        return 0 <= now <= min(self.gained * median(looks.first_losses), self.risen * looks.lowest)
 
     def _narrow(self, state: Heads, heads: list[Point], learns: bool) -> list[Point]:
         """The heads that look at one place, if they are enough of the layer's."""

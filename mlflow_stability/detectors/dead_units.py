@@ -2,14 +2,25 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.loss_fall import LossFalls
 from mlflow_stability.detectors.place_streaks import PlaceStreaks
 from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
+
+
+@dataclass(slots=True)
+class Units:
+    """What has been seen so far."""
+
+    streaks: PlaceStreaks = field(default_factory=PlaceStreaks)
+    falls: LossFalls = field(default_factory=LossFalls)
+    signed: bool = False
+    """Whether the loss has been below zero, so that nobody can say what is left of it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +28,10 @@ class DeadUnits:
     """Most units of a layer are never active.
 
     What it sees: a layer of rectifiers (ReLU) of which more than half of the units, or channels, are exactly zero for
-    everything in the batch, in 3 measurements in a row. Of layers that have it together the first found is named. One
-    finding until all are better.
+    everything in the batch, in 3 measurements in a row. Where the loss has fallen to half of its start, the layer
+    learns with what is left of it: then nine tenths are asked for, as with a loss that can be negative; and a loss
+    below a hundredth of its start has been learnt, so that nothing is said. Of layers that have it together the first
+    found is named. One finding until all are better.
 
     Why it matters: a unit that is zero for every input gets no gradient and cannot come back by itself; the layer is as
     wide as what is left of it.
@@ -35,12 +48,16 @@ class DeadUnits:
 
     share: float = 0.5
     """The share of units above which it counts."""
+    share_of_learning: float = 0.9
+    """The same while the loss falls: features that a few examples need are zero in most batches."""
+    gained: float = 0.5
+    """The share of its start at or below which a loss has fallen."""
     rounds: int = 3
     """In how many measurements in a row."""
 
     kind: ClassVar[str] = "dead_units"
     rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("activation_dead",)
+    quantities: ClassVar[tuple[str, ...]] = ("loss", "activation_dead")
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = True
     places: ClassVar[str] = ALL
@@ -52,19 +69,31 @@ class DeadUnits:
         "Use LeakyReLU or GELU, or normalise before the rectifier.",
     )
 
-    def begin(self) -> PlaceStreaks:
+    def begin(self) -> Units:
         """Start afresh, knowing nothing."""
-        return PlaceStreaks()
+        return Units()
 
-    def step(self, state: PlaceStreaks, point: Point) -> tuple[PlaceStreaks, Event | None]:
-        """Look at the next share of dead units of a layer."""
-        if not point.finite or not state.reaches(point.place, self.rounds, bad=point.value > self.share):
+    def step(self, state: Units, point: Point) -> tuple[Units, Event | None]:
+        """Look at the next loss, or share of dead units of a layer."""
+        if not point.finite:
+            return state, None
+        if point.quantity == "loss":
+            state.falls.take(point.place, point.value)
+            state.signed = state.signed or point.value < 0
+            return state, None
+        limit = self.share
+        bad = point.value > limit and not state.falls.learnt()
+        if bad:
+            left = 0.0 if state.signed else state.falls.share()
+            limit = self.share if left is None or left > self.gained else self.share_of_learning
+            bad = point.value > limit
+        if not state.streaks.reaches(point.place, self.rounds, bad=bad):
             return state, None
         return state, finding(
             self,
             point,
             self.severities[-1],
             f"{point.value:.1%} of the units of {point.place} are zero for the whole batch at step {point.step}, and "
-            f"more than {self.share:.0%} were in {self.rounds} measurements in a row.",
-            {"dead_share": point.value, "limit": self.share},
+            f"more than {limit:.0%} were in {self.rounds} measurements in a row.",
+            {"dead_share": point.value, "limit": limit},
         )

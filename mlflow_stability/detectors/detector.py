@@ -38,6 +38,8 @@ class Point(NamedTuple):
     """The z that this signal's own noise is expected to reach once in 100,000 values."""
     logarithmic: bool = True
     """Whether z compares ratios; differences are compared while the baseline holds values at or below zero."""
+    players: bool = False
+    """Whether trainings take turns in this recording, as the halves of a GAN do: a loss's level says nothing then."""
 
 
 class Detector(Protocol):

@@ -11,7 +11,7 @@ from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.loss_fall import Beginning
-from mlflow_stability.detectors.players import RISE, Turns
+from mlflow_stability.detectors.players import RISE
 from mlflow_stability.detectors.rate_restart import RateRestart
 from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.detectors.slow_rise import SlowRise
@@ -32,14 +32,6 @@ class Course:
     restart: RateRestart = field(default_factory=RateRestart)
     risen_from: float | None = None
     """The level, as a logarithm, that the loss was found to have risen from slowly and has not come back to."""
-
-
-@dataclass(slots=True)
-class Courses:
-    """The trainings of one recording, by place."""
-
-    by_place: dict[str, Course] = field(default_factory=dict)
-    turns: Turns = field(default_factory=Turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,7 +85,7 @@ class Divergence:
     rule: ClassVar[str] = ""
     quantities: ClassVar[tuple[str, ...]] = ("loss", "learning_rate")
     compared: ClassVar[tuple[str, ...]] = ("loss",)
-    across_places: ClassVar[bool] = True
+    across_places: ClassVar[bool] = False
     places: ClassVar[str] = ALL
     severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
     experimental: ClassVar[bool] = False
@@ -111,20 +103,15 @@ class Divergence:
         "Clip gradients at 1.0.",
     )
 
-    def begin(self) -> Courses:
+    def begin(self) -> Course:
         """Start afresh, knowing nothing."""
-        return Courses()
+        return Course()
 
-    def step(self, state: Courses, point: Point) -> tuple[Courses, Event | None]:
+    def step(self, state: Course, point: Point) -> tuple[Course, Event | None]:
         """Look at the next loss or learning rate."""
-        course = state.by_place.get(point.place)
-        if course is None:
-            course = state.by_place[point.place] = Course()
-        if point.quantity == "loss":
-            state.turns.take(point.place)
-        return state, self._look(course, point, state.turns.taken)
+        return state, self._look(state, point)
 
-    def _look(self, state: Course, point: Point, players: bool) -> Event | None:
+    def _look(self, state: Course, point: Point) -> Event | None:
         if not point.finite:
             return None
         if point.quantity != "loss":
@@ -136,7 +123,7 @@ class Divergence:
             return None
         logarithmic = point.logarithmic
         if logarithmic:
-            smallest = self.smallest_rise_of_players if players else self.smallest_rise
+            smallest = self.smallest_rise_of_players if point.players else self.smallest_rise
             high = point.z >= self.threshold and point.value >= point.center * smallest
         else:
             high = point.z >= self.threshold_of_differences
@@ -147,7 +134,7 @@ class Divergence:
             event = self._leap(state, point)
         elif not high and state.gate.said and state.risen_from is None:
             state.gate.quiet(self.calm_steps)
-        if not logarithmic or players:
+        if not logarithmic or point.players:
             if state.slow.means:
                 state.slow, state.risen_from = SlowRise(), None
         elif point.scale and state.slow.take(math.log(min(point.value, 1e150)), point.z, point.scale):

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
-from mlflow_stability.detectors.players import RISE, Turns
+from mlflow_stability.detectors.players import RISE
 from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
@@ -34,14 +34,6 @@ class Start:
     """The first step of that row."""
     over: bool = False
     """Whether there is nothing to look at any more: the start is over, or it was said."""
-
-
-@dataclass(slots=True)
-class Starts:
-    """The trainings of one recording, by place."""
-
-    by_place: dict[str, Start] = field(default_factory=dict)
-    turns: Turns = field(default_factory=Turns)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +75,7 @@ class DivergenceStart:
     rule: ClassVar[str] = "start"
     quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm", "update_ratio")
     compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
+    across_places: ClassVar[bool] = False
     places: ClassVar[str] = WHOLE
     severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
     experimental: ClassVar[bool] = False
@@ -94,21 +86,15 @@ class DivergenceStart:
         "Clip gradients at 1.0.",
     )
 
-    def begin(self) -> Starts:
+    def begin(self) -> Start:
         """Start afresh, knowing nothing."""
-        return Starts()
+        return Start()
 
-    def step(self, state: Starts, point: Point) -> tuple[Starts, Event | None]:
+    def step(self, state: Start, point: Point) -> tuple[Start, Event | None]:
         """Look at the next loss, gradient norm or update."""
-        start = state.by_place.get(point.place)
-        if start is None:
-            start = state.by_place[point.place] = Start()
-        if start.over or not point.finite:
+        if state.over or not point.finite:
             return state, None
-        if point.quantity == "loss":
-            state.turns.take(point.place)
-        rise = self.smallest_rise_of_players if state.turns.taken else self.smallest_rise
-        return state, self._look(start, point, rise)
+        return state, self._look(state, point, self.smallest_rise_of_players if point.players else self.smallest_rise)
 
     def _look(self, state: Start, point: Point, rise: float) -> Event | None:
         if point.quantity == "update_ratio":

@@ -10,6 +10,7 @@ from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.loss_fall import Beginning
+from mlflow_stability.detectors.players import RISE
 from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.detectors.whole_model import WHOLE
 from mlflow_stability.vocabulary.event import Event, Severity
@@ -32,8 +33,9 @@ class GradientExplosion:
     What it sees: a norm, before clipping where that can be seen, at least 5.5 widths of its own noise and 8 times above
     its level; or three in a row of at least 4 widths and 5 times, unless norms of 0 are usual. A heavy tail raises both
     widths. The level is the run's own: a model whose healthy norm is 300 is not ill; and below a hundredth of where the
-    norm began nothing is an explosion. Critical from 1000 on, if that is 100 times its level. One finding until the
-    norm has been calm for 8 steps.
+    norm began nothing is an explosion. Critical from 1000 on, if that is 100 times its level. Where several trainings
+    take turns, as the halves of a GAN do, a norm rises as the other one learns: there 10 times are asked for. One
+    finding until the norm has been calm for 8 steps.
 
     Why it matters: one such step can throw the weights far from where they were; the loss often follows a few steps
     later, and with fp16 infinity does.
@@ -61,6 +63,8 @@ class GradientExplosion:
     """... this share of what the norm's own noise reaches once in 100,000 steps, ..."""
     row_smallest_rise: float = 5.0
     """... and is this multiple of its level."""
+    smallest_rise_of_players: float = RISE
+    """The least multiple of the level, in a row or alone, where several trainings take turns."""
     critical_norm: float = 1000.0
     """From which norm on it is critical, ..."""
     critical_rise: float = 100.0
@@ -106,14 +110,17 @@ class GradientExplosion:
             if state.gate.said and point.finite:
                 state.gate.quiet(self.calm_steps)
             return state, None
+        row_rise, rise = self.row_smallest_rise, self.smallest_rise
+        if point.players:
+            row_rise = rise = self.smallest_rise_of_players
         limit = max(self.row_threshold, self.row_share_of_tail * point.tail)
-        high = point.logarithmic and z >= limit and point.value >= point.center * self.row_smallest_rise
+        high = point.logarithmic and z >= limit and point.value >= point.center * row_rise
         state.high = state.high + 1 if high else 0
         if state.high < self.row:
             limit = max(self.threshold, self.share_of_tail * point.tail)
-            if z < limit or point.value < point.center * self.smallest_rise:
+            if z < limit or point.value < point.center * rise:
                 return state, None
-        if not state.begun.matters(point.value):
+        if not state.begun.matters(point.value, point.center):
             return state, None
         huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
         severity = Severity.CRITICAL if huge else Severity.WARNING

@@ -1,7 +1,8 @@
 """How far a loss has fallen since it began, and below which level its changes no longer matter.
 
 In: the losses, or gradient norms, of one training, one after the other. Out: the level at which they began, the share
-of it that is left, and whether it has been learnt. Detectors and the rules of whole curves use the same definitions.
+of it that is left, whether it has been learnt, and whether a rise to a value is trouble at all. Detectors and the rules
+of whole curves use the same definitions.
 """
 
 from __future__ import annotations
@@ -17,6 +18,12 @@ RECENT = 10
 """And so many last ones where it is."""
 LITTLE = 0.01
 """Below this share of where it began a loss has been learnt: its gradient is tiny by nature, and a jump is none."""
+NEARLY, MUCH = 0.05, 0.2
+"""Where a loss below the first share of where it began leaps about, only a rise to the second is trouble: a single
+example that is still hard makes it leap a hundredfold, and nothing has been lost. A level of exactly zero
+leaps by any rise."""
+LEAPING = 0.5
+"""A loss leaps about whose noise is this share of it, or more."""
 
 
 def began_at(first: Sequence[float]) -> float:
@@ -26,6 +33,19 @@ def began_at(first: Sequence[float]) -> float:
     ones. A single one counts for a tenth of itself, for a first step from random weights may cost any amount.
     """
     return max(median(first), median(first[:3]), first[0] / 10) if first else 0.0
+
+
+def least_that_matters(first: Sequence[float], level: float | None = None, noise: float = 0.0) -> float:
+    """Up to which value a rise is no trouble, of a loss with these first values; of negative ones nobody can say so.
+
+    A mean over an epoch has fallen far by the second one, so that where it leaps about the highest of three counts.
+    """
+    little = LITTLE * began_at(first)
+    if level is None or not first:
+        return little
+    highest = max(first[:3])
+    leaps = level < NEARLY * highest and (noise >= LEAPING or level == 0.0)
+    return max(little, MUCH * highest) if leaps else little
 
 
 @dataclass(slots=True)
@@ -41,9 +61,9 @@ class Beginning:
         if len(self.first) < self.count:
             self.first.append(value)
 
-    def matters(self, value: float, level: float = 0.0) -> bool:
-        """Whether a value is high enough for a rise to it to be trouble; of a level below zero nobody can say so."""
-        return level < 0 or value >= LITTLE * began_at(self.first)
+    def matters(self, value: float, level: float | None = None, noise: float = 0.0) -> bool:
+        """Whether a rise from a level to a value is trouble, given its noise as a share of the level."""
+        return (level is not None and level < 0) or value >= least_that_matters(self.first, level, noise)
 
 
 @dataclass(slots=True)
@@ -86,6 +106,12 @@ class LossFalls:
         if fall is None:
             fall = self.by_place[place] = LossFall()
         fall.take(value)
+
+    def share(self) -> float | None:
+        """What is left of the one that has fallen least; None where that cannot be said of all of them."""
+        shares = [each.share() for each in self.by_place.values()]
+        known = [each for each in shares if each is not None]
+        return max(known) if known and len(known) == len(shares) else None
 
     def learnt(self) -> bool:
         """Whether next to nothing is left of any of them."""

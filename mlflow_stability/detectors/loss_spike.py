@@ -10,6 +10,7 @@ from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.episode_gate import EpisodeGate
 from mlflow_stability.detectors.finding import finding
 from mlflow_stability.detectors.loss_fall import Beginning
+from mlflow_stability.detectors.players import RISE
 from mlflow_stability.detectors.rate_restart import RateRestart
 from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.detectors.whole_model import WHOLE
@@ -35,8 +36,9 @@ class LossSpike:
 
     What it sees: a loss at least 8 widths of its own noise above its level, or 6 where the gradient norm of the same
     step stands out by 6 as well; and at least 5 % above it. Noise with a heavy tail raises both limits to what it
-    reaches once in 100,000 steps. Below a hundredth of where the loss began nothing is a spike. One finding until the
-    loss has been calm for 8 steps.
+    reaches once in 100,000 steps. Below a hundredth of where the loss began nothing is a spike; nor below a fifth, once
+    it is below a twentieth and leaps about by half of itself. Where several trainings take turns, as the halves of a
+    GAN do, only losses 10 times above their level count. One finding until the loss has been calm for 8 steps.
 
     Why it matters: most spikes pass, but a loss that leaps often, or that does not come back, has usually taken a step
     that was too large; what was learnt before it can be lost.
@@ -60,6 +62,8 @@ class LossSpike:
     """And the least z as a share of what the signal's own noise reaches once in 100,000 steps; 0: do not ask."""
     smallest_rise: float = 1.05
     """The least value as a multiple of the level; not asked of a loss that can be negative."""
+    smallest_rise_of_players: float = RISE
+    """The same where several trainings take turns."""
     critical_rise: float = 100.0
     """From which multiple of the level on a spike is critical."""
     calm_below: float = 4.0
@@ -110,9 +114,10 @@ class LossSpike:
         state.waiting, state.gate.calm = None, 0
         if state.restart.excuses(point.step):
             return state, None
-        if point.logarithmic and point.value < point.center * self.smallest_rise:
+        smallest = self.smallest_rise_of_players if point.players else self.smallest_rise
+        if (point.logarithmic or point.players) and point.value < abs(point.center) * smallest:
             return state, None
-        if not state.begun.matters(point.value, point.center):
+        if not state.begun.matters(point.value, point.center, point.scale if point.logarithmic else 0.0):
             return state, None
         if z >= self._alone(point):
             return state, self._spike(state, point, None)

@@ -14,6 +14,7 @@ from typing import Any
 from mlflow_stability.detectors.baseline import Baseline
 from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.detector import Detector, Point
+from mlflow_stability.detectors.players import Turns
 from mlflow_stability.detectors.whole_model import ALL, is_wanted
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.milestone import Reset
@@ -50,32 +51,38 @@ class _Desk:
 class Panel:
     """The detectors of one recording, each with what it has seen so far."""
 
-    def __init__(self, detectors: Sequence[Detector] | None = None) -> None:
+    def __init__(self, detectors: Sequence[Detector] | None = None, *, players: bool = False) -> None:
         self.detectors = tuple(default_detectors() if detectors is None else detectors)
         self._compared = frozenset(quantity for each in self.detectors for quantity in each.compared)
-        self._wanted = frozenset(quantity for each in self.detectors for quantity in each.quantities)
+        wanted = {quantity for each in self.detectors for quantity in each.quantities}
+        self._wanted = frozenset({*wanted, "loss"})  # whose turns tell what the others' values mean
         self._desks: dict[Signal, _Desk] = {}
         self._seats: dict[tuple[int, str], _Seat] = {}
         self._layout: tuple[Signal, ...] | None = None
         self._layout_desks: list[_Desk | None] = []
+        self._players = players
+        """Whether trainings are known to take turns, also where their losses are not shown."""
+        self._turns = Turns(taken=players)
 
     def judge(self, reading: StepReading) -> list[Event]:
         """Judge all values of a step, in their order; live and in replay this is the loop."""
         if reading.signals is not self._layout:  # mostly the same tuple as a step ago
             desks = [self._desk(signal) for signal in reading.signals]  # all of them, before any is relied upon
             self._layout, self._layout_desks = reading.signals, desks
-        return _judged(self._layout_desks, reading.values, reading.step, reading.attempt, reading.time)
+        return _judged(self._layout_desks, self._turns, reading.values, reading.step, reading.attempt, reading.time)
 
     def observe(self, observation: Observation) -> list[Event]:
         """Judge one value."""
         desk = self._desk(observation.signal)
-        return _judged([desk], (observation.value,), observation.step, observation.attempt, observation.time)
+        value = (observation.value,)
+        return _judged([desk], self._turns, value, observation.step, observation.attempt, observation.time)
 
     def reset(self) -> None:
         """Forget everything: what comes now is judged by itself."""
         self._desks.clear()
         self._seats.clear()
         self._layout = None
+        self._turns = Turns(taken=self._players)
 
     def _desk(self, signal: Signal) -> _Desk | None:
         desk = self._desks.get(signal)
@@ -97,7 +104,7 @@ class Panel:
 
 
 def _judged(
-    desks: Sequence[_Desk | None], values: Sequence[float], step: int, attempt: int, time: float
+    desks: Sequence[_Desk | None], turns: Turns, values: Sequence[float], step: int, attempt: int, time: float
 ) -> list[Event]:
     """Compare each value with its baseline and let every detector that wants it look."""
     events: list[Event] = []
@@ -111,6 +118,8 @@ def _judged(
             finite = isfinite(value)
             if finite:
                 desk.before = value
+            if desk.quantity == "loss":
+                turns.take(desk.place)
             # Made as a tuple is: the generated `__new__` would take as long as half of the detectors.
             if baseline is not None and finite:
                 baseline.take(value)
@@ -131,6 +140,7 @@ def _judged(
                         baseline.scale,
                         baseline.tail,
                         baseline.logarithmic,
+                        turns.taken,
                     ),
                 )
             else:
@@ -151,6 +161,7 @@ def _judged(
                         0.0,
                         0.0,
                         True,
+                        turns.taken,
                     ),
                 )
             for seat in desk.seats:

@@ -41,15 +41,15 @@ class Plateau:
     than 10 % in all and has not fallen in the last 10,000 steps. Not to have fallen means: not clearly, and the noise
     leaves no room for half a percent. A loss at the logarithm of a number of classes is named as chance level. A run
     that gained more and then converged is no plateau. One finding until the loss has gained 10 %. Losses that can be
-    negative are not judged. `diagnose`, which sees the whole curve, judges shorter runs as well, from 15 points on.
+    negative are not judged, nor those of trainings that take turns, as the halves of a GAN do. `diagnose`, which sees
+    the whole curve, judges shorter runs as well, from 15 points on.
 
     Why it matters: nothing is being learnt, and more steps of the same will not change that.
 
     What to try: look whether labels and inputs belong together and are shuffled; try one batch until its loss is zero;
     raise the learning rate, or lower it ten times; look for frozen parameters and dead units.
 
-    When it is wrong: losses that stand still by nature, such as a GAN's at its balance; a warm-up longer than 1000
-    steps.
+    When it is wrong: losses that stand still by nature; a warm-up longer than 1000 steps.
 
     Reference: https://karpathy.github.io/2019/04/25/recipe/
     """
@@ -99,7 +99,7 @@ class Plateau:
 
     def step(self, state: Level, point: Point) -> tuple[Level, Event | None]:
         """Look at the next loss."""
-        if not point.accepted:
+        if not point.accepted or point.players:
             return state, None
         state.seen += 1
         if state.seen <= self.first_steps:

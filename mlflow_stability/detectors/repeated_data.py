@@ -32,6 +32,10 @@ class Roughness:
     """The usual share of changes that go the other way than the one before."""
     row: int = 0
     """For how many steps in a row the curve has been smooth."""
+    turned: int = 0
+    """How often it has turned back meanwhile, ..."""
+    bends: float = 0.0
+    """... and how much it has bent in all."""
     rough: int = 0
     """For how many it has not."""
     said: bool = False
@@ -42,9 +46,10 @@ class RepeatedData:
     """The loss has lost its noise: every step seems to see the same batch.
 
     What it sees: a loss whose changes differ from each other by less than a quarter of the usual, in 16 steps in a row,
-    where the loss used to go up and down from batch to batch. Values that repeat exactly, as rounded ones do, do not
-    count. Of a log only single steps that we recorded are judged, for the points of others may be means over many. One
-    finding until it has been rough for 16 steps.
+    and that hardly turns back in them, where the loss used to go up and down from batch to batch. Values that repeat
+    exactly, as rounded ones do, do not count, and of losses at or below zero nothing is said. Of a log only single
+    steps that we recorded are judged, for the points of others may be means over many. One finding until it has been
+    rough for 16 steps.
 
     Why it matters: what comes in does not change any more, and the model learns one batch by heart while the loss looks
     better and better; or the model does not look at what comes in.
@@ -67,6 +72,8 @@ class RepeatedData:
     least_turns: float = 0.3
     """The least usual share of changes that turn back: a curve that was smooth from the beginning has none to lose."""
 
+    most_turns: int = 4
+    """In a smooth row at most so many changes turn back: noise that has only become less turns in two of three."""
     noisiest: float = 0.2
     """Above this usual difference, as a share of the loss, nothing is said: a loss that leapt about has calmed down."""
 
@@ -89,8 +96,10 @@ class RepeatedData:
 
     def step(self, state: Roughness, point: Point) -> tuple[Roughness, Event | None]:
         """Look at the next loss."""
-        if not point.finite or point.value <= 0:
+        if not point.finite:
             return state, None
+        if point.value <= 0:
+            return Roughness(), None  # the logarithm of such a loss says nothing of its noise
         level = math.log(point.value)
         change = level - state.last
         bend, turned = abs(change - state.change), change * state.change < 0
@@ -101,14 +110,20 @@ class RepeatedData:
             return state, None
         state.change = change
         if change == 0.0:  # the log rounds, and tells nothing of the noise
-            state.row = 0
+            state.row, state.turned, state.bends = 0, 0, 0.0
             return state, None
         known = state.seen > self.first_steps and state.turns >= self.least_turns and state.bend <= self.noisiest
         if known and bend < self.share * state.bend:
             state.row, state.rough = state.row + 1, 0
-            # What is smooth does not change what is usual.
-            return state, self._smooth(state, point) if state.row == self.row and not state.said else None
-        state.row, state.rough = 0, state.rough + 1
+            state.turned, state.bends = state.turned + turned, state.bends + bend
+            if state.row < self.row or state.said:
+                return state, None  # what is smooth does not change what is usual
+            if state.turned <= self.most_turns:
+                return state, self._smooth(state, point)
+            # It goes up and down as before, only less: that is its noise now.
+            state.bend, state.row, state.turned, state.bends = state.bends / state.row, 0, 0, 0.0
+            return state, None
+        state.row, state.turned, state.bends, state.rough = 0, 0, 0.0, state.rough + 1
         if state.rough >= self.row:
             state.said = False
         memory = max(_MEMORY, 1 / (state.seen - 2))

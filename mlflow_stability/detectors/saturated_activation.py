@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.detector import Point
 from mlflow_stability.detectors.finding import finding
+from mlflow_stability.detectors.loss_fall import LossFalls
 from mlflow_stability.detectors.place_streaks import PlaceStreaks
 from mlflow_stability.detectors.whole_model import ALL
 from mlflow_stability.vocabulary.event import Event, Severity
+
+
+@dataclass(slots=True)
+class Ends:
+    """What has been seen so far."""
+
+    streaks: PlaceStreaks = field(default_factory=PlaceStreaks)
+    falls: LossFalls = field(default_factory=LossFalls)
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,8 +26,9 @@ class SaturatedActivation:
     """Most values of a tanh or sigmoid are pinned at its ends.
 
     What it sees: a module of tanh, sigmoid, or their hard and clipped kin of which more than half of the values lie
-    where it is flat (tanh beyond 0.999, sigmoid within 0.001 of 0 or 1), in 3 measurements in a row. Of modules that
-    have it together the first found is named. One finding until all are better.
+    where it is flat (tanh beyond 0.999, sigmoid within 0.001 of 0 or 1), in 3 measurements in a row, unless the
+    loss is below a hundredth of where it began: what has been learnt may be sure. Of modules that have it together the
+    first found is named. One finding until all are better.
 
     Why it matters: where an activation is flat, next to no gradient comes through.
 
@@ -38,7 +48,7 @@ class SaturatedActivation:
 
     kind: ClassVar[str] = "saturated_activation"
     rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("activation_saturation",)
+    quantities: ClassVar[tuple[str, ...]] = ("loss", "activation_saturation")
     compared: ClassVar[tuple[str, ...]] = ()
     across_places: ClassVar[bool] = True
     places: ClassVar[str] = ALL
@@ -50,13 +60,19 @@ class SaturatedActivation:
         "Normalise before the activation.",
     )
 
-    def begin(self) -> PlaceStreaks:
+    def begin(self) -> Ends:
         """Start afresh, knowing nothing."""
-        return PlaceStreaks()
+        return Ends()
 
-    def step(self, state: PlaceStreaks, point: Point) -> tuple[PlaceStreaks, Event | None]:
-        """Look at the next share of pinned values of a module."""
-        if not point.finite or not state.reaches(point.place, self.rounds, bad=point.value > self.share):
+    def step(self, state: Ends, point: Point) -> tuple[Ends, Event | None]:
+        """Look at the next loss, or share of pinned values of a module."""
+        if not point.finite:
+            return state, None
+        if point.quantity == "loss":
+            state.falls.take(point.place, point.value)
+            return state, None
+        bad = point.value > self.share and not state.falls.learnt()
+        if not state.streaks.reaches(point.place, self.rounds, bad=bad):
             return state, None
         return state, finding(
             self,

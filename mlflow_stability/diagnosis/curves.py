@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.loss_fall import FIRST, LITTLE, began_at
+from mlflow_stability.detectors.loss_fall import FIRST, LITTLE, began_at, least_that_matters
 from mlflow_stability.detectors.players import take_turns
 from mlflow_stability.vocabulary.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.signal import of_the_whole
@@ -80,6 +80,18 @@ class Curve:
         """Below this level it has been learnt, and no rise is trouble; nobody can say so of what reaches below zero."""
         values = self.values[self.finite]
         return LITTLE * began_at(values[:FIRST].tolist()) if len(values) and values.min() >= 0 else -np.inf
+
+    def floor_above(self, level: float, noise: float) -> float:
+        """The same of a rise from a level, where the noise is so many nats."""
+        values = self.values[self.finite]
+        reaches_below = len(values) == 0 or values.min() < 0
+        return -np.inf if reaches_below else least_that_matters(values[:FIRST].tolist(), level, noise)
+
+    @property
+    def size(self) -> float:
+        """How large its values usually were in its first half, whatever their sign."""
+        values = self.values[self.finite]
+        return float(np.median(np.abs(values[: (len(values) + 1) // 2]))) if len(values) else 0.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,7 +42,7 @@ class DivergenceRule:
 
     When it is wrong: a curriculum, a longer sequence length, a penalty that is switched on: the loss then means
     something else than before. Losses of adversarial players and of policies move without meaning, so such must rise
-    tenfold, and end above where they began.
+    tenfold, end above where they began, and at ten times the size that they had in the first half of the run.
 
     Reference: Chowdhery et al. 2022, PaLM, section 5.1; Page 1954, Continuous inspection schemes (the onset).
     """
@@ -127,6 +127,8 @@ class DivergenceRule:
         rise = float(end.mean()) - floor
         if rise < self._smallest(curve, levels, early - floor) or _ended(curve) < curve.floor:
             return []
+        if curve.game and _ended(curve) < math.exp(self.smallest_rise_of_a_game) * curve.size:
+            return []  # a loss that crosses zero has a best level near it, and a rise from there says nothing
         noise = self._noise(levels, best)
         if self._confirmed(curve, int(levels.steps[best]), validations):
             noise *= self.confirmed

@@ -79,6 +79,8 @@ class FinalRiseRule:
             return None
         if values[first:].min() < curve.floor:
             return None
+        if curve.game and values[first:].min() < math.exp(self.smallest_rise_of_a_game) * curve.size:
+            return None
         first = _left(x, first, float(np.median(past)) + least / 2)
         return self._episode(curve, values, steps, first, values[max(0, first - self.before) : first])
 

@@ -33,7 +33,8 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
     """The events of the whole history."""
     asked = default_detectors() if detectors is None else detectors
     left_out = BETTER_SEEN_WHOLE if history.format == "recorded" else BETTER_SEEN_WHOLE | OF_SINGLE_STEPS
-    panel = Panel([each for each in asked if each.kind not in left_out])
+    players = any(curve.game for curve in curves.losses)
+    panel = Panel([each for each in asked if each.kind not in left_out], players=players)
     wanted = {quantity for each in panel.detectors for quantity in each.quantities}
     games = {curve.name for curve in (*curves.losses, *curves.validations) if curve.game or curve.part}
     metrics = [metric for metric in history.metrics if metric.meaning.quantity in wanted]

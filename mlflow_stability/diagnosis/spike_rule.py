@@ -31,9 +31,11 @@ class SpikeRule:
     medians of as many points before it and behind it, by 30 % and 7 deviations of what such stretches differ by; it may
     jump and decay, or build up over epochs. It must undo more progress than it lasts. Training and validation losses
     are judged alike, each alone, and so are means over epochs beside a loss of single steps. What training and
-    validation share, or loss and gradient norm, counts from 2 and 3.5 deviations on. Below a hundredth of where the
-    loss began nothing is a spike. The step is the first one above a quarter of the height; a log that ends in a single
-    high point has a spike there, in several a divergence.
+    validation share counts from 2 deviations on, and what loss and gradient norm share from 3.5, and from three
+    quarters of what the loss's own noise reaches. Below a hundredth of where the loss began nothing is a spike; nor is
+    one point below a fifth, once the loss is below a twentieth and leaps about by half of itself: a single example does
+    that. The step is the first one above a quarter of the height; a log that ends in a single high point has a spike
+    there, in several a divergence.
 
     Why it matters: a spike is a bad batch or a step that was too long; the next one may not come back.
 
@@ -94,6 +96,8 @@ class SpikeRule:
     is the model that jumped, and not the luck of a batch."""
     agreeing_with_gradient: tuple[float, float] = (3.5, math.log(1.2))
     """The same where the gradient norm jumps with the loss."""
+    agreeing_share_of_tail: float = 0.75
+    """And which share of what the loss's own tail reaches: where a few examples decide, one moves both."""
     reach: int = 8
     """How many neighbours on each side are looked at, at most; of short curves an eighth of the points."""
     start_up: float = 0.05
@@ -112,12 +116,14 @@ class SpikeRule:
             if mine is None:
                 continue
             high = mine.far(self._limit(mine), self._jump(mine))
+            tail = self.agreeing_share_of_tail * tail_limit(mine.z, len(mine.z))
             for other in (*judged, *curves.norms) if mine.logarithmic else ():
                 theirs = jumps[id(other)]
                 if theirs is None or other.attempt != curve.attempt or other.quantity == curve.quantity:
                     continue
                 needed = self.agreeing_with_gradient if other.quantity == "grad_norm" else self.agreeing
-                high |= mine.far(*needed) & np.isin(mine.steps, theirs.steps[theirs.far(*needed)])
+                least = max(needed[0], tail) if other.quantity == "grad_norm" else needed[0]
+                high |= mine.far(least, needed[1]) & np.isin(mine.steps, theirs.steps[theirs.far(*needed)])
             found += [each for stretch in self._stretches(mine, high) if (each := self._episode(curve, mine, *stretch))]
         return found
 
@@ -177,11 +183,14 @@ class SpikeRule:
         values, steps = jumps.values, jumps.steps
         peak = first + int(np.argmax(values[first : last + 1]))
         level = jumps.value_of(beside)
-        if values[peak] < curve.floor or is_rounding(values, float(values[peak]) - level):
+        if is_rounding(values, float(values[peak]) - level):
             return None
         near = np.concatenate([jumps.x[max(0, first - self.there) : first], jumps.x[last + 1 : last + 1 + self.there]])
         high = float(jumps.x[peak]) - beside
-        if len(near) >= self.there and high < self.deviations_there * noise_of_points(near):
+        noise = noise_of_points(near)
+        if values[peak] < curve.floor_above(level, noise if jumps.logarithmic and count == 1 else 0.0):
+            return None
+        if len(near) >= self.there and high < self.deviations_there * noise:
             return None
         recovered = last < len(values) - 1
         early = (steps[last] - steps[0]) <= self.start_up * (steps[-1] - steps[0])

@@ -8,8 +8,8 @@ from __future__ import annotations
 import math
 
 import torch
-from benchmarks.healthy_trainings import CENTRES, USUAL, Training, classifies, deep, descend, points
 from benchmarks.layer_meter import Meter
+from benchmarks.usual_trainings import CENTRES, USUAL, Training, classifies, deep, descend, points
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adafactor, Adagrad, Adam, AdamW, Optimizer

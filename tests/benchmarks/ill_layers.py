@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import torch
-from benchmarks.healthy_trainings import STEPS, Training, classifies, deep, descend, points
 from benchmarks.layer_meter import Meter
+from benchmarks.usual_trainings import STEPS, Training, classifies, deep, descend, points
 from torch import Tensor, nn
 from torch.optim import SGD, Adam, AdamW
 

@@ -9,7 +9,9 @@ from collections.abc import Callable
 
 import torch
 from benchmarks.healthy_oddities import contrastive, generative_pair, variational
-from benchmarks.healthy_trainings import (
+from benchmarks.ill_layers import dead_units, dead_units_later
+from benchmarks.layer_meter import Meter
+from benchmarks.usual_trainings import (
     STEPS,
     Training,
     classifies,
@@ -25,8 +27,6 @@ from benchmarks.healthy_trainings import (
     small_cnn,
     to_zero_loss,
 )
-from benchmarks.ill_layers import dead_units, dead_units_later
-from benchmarks.layer_meter import Meter
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW

@@ -111,3 +111,9 @@ def test_scores_that_began_below_zero_have_a_start_of_nothing() -> None:
 def test_severities_are_those_of_the_class() -> None:
     (event,) = growth(a__head_0=[1, 200, 200])
     assert event.severity is Severity.WARNING
+
+
+def test_heads_that_learn_where_to_look_while_the_loss_falls_are_healthy() -> None:
+    heads = {f"a.head_{number}": [0.95, 0.9, 0.8, 0.6, 0.02, 0.01] for number in range(2)}
+    assert judged("attention_entropy", heads, falls=0.0) != []
+    assert judged("attention_entropy", heads, falls=0.0028) == []

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 
 from scenarios.flying import Flown
 
+from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.event import Event
 from mlflow_stability.vocabulary.metric_names import Meaning, meanings_of
 from mlflow_stability.vocabulary.observation import StepReading
@@ -15,17 +17,27 @@ from mlflow_stability.vocabulary.series import Series, series_by_signal
 
 def recorded(flown: Flown) -> RunHistory:
     """Every value, and what was judged while it trained."""
+    return recorded_in(flown.records)
+
+
+def recorded_in(records: Sequence[Record]) -> RunHistory:
+    """The same from the records of a journal."""
     metrics = tuple(
         Metric(str(signal), Meaning(signal.quantity, signal.place, known=True), series)
-        for signal, series in series_by_signal(each for each in flown.records if isinstance(each, StepReading)).items()
+        for signal, series in series_by_signal(each for each in records if isinstance(each, StepReading)).items()
     )
-    events = tuple(each for each in flown.records if isinstance(each, Event))
+    events = tuple(each for each in records if isinstance(each, Event))
     return RunHistory("run", "run", "recorded", "the full record", metrics, events, outcome="finished")
 
 
 def logged(flown: Flown, *quantities: str, every: int = 1) -> RunHistory:
     """A point of these quantities every so many steps, which nobody judged."""
-    chosen = [each for each in recorded(flown).metrics if each.name in quantities]
+    return log_of(recorded(flown), *quantities, every=every)
+
+
+def log_of(run: RunHistory, *quantities: str, every: int = 1) -> RunHistory:
+    """The same from the whole record."""
+    chosen = [each for each in run.metrics if each.name in quantities]
     meanings = meanings_of([each.name for each in chosen])
     metrics = tuple(replace(each, meaning=meanings[each.name], series=_thinned(each.series, every)) for each in chosen)
     return RunHistory("log", "log", "json_lines", "all of it", metrics)

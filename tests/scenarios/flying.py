@@ -29,6 +29,8 @@ class Flown:
     session: Session
     records: list[Record] = field(default_factory=list)
     """Of the last recording, once it is over."""
+    recordings: list[list[Record]] = field(default_factory=list)
+    """All of them, each like ``records``: trainings that follow one upon the other have one each."""
 
     def events(self, kind: str = "") -> list[Event]:
         return [each for each in self.records if isinstance(each, Event) and kind in ("", each.kind)]
@@ -49,6 +51,7 @@ def flying(folder: Path, *, strict: bool = True, **settings: Any) -> Iterator[Fl
         end_the_courier()
         for each in (folder for one in session_folders(journals) for folder in recording_folders(one)):
             flown.records = list(read_journal(each / JOURNAL))
+            flown.recordings.append(flown.records)
         for one in session_folders(journals):
             if one.name not in ("checkpoints", "batches"):
                 shutil.rmtree(one)
