@@ -46,7 +46,7 @@ __all__ = [
     "restore",
 ]
 
-_HOMES = {
+PUBLIC = {
     "RollbackPolicy": "mlflow_stability.recovery.rollback_policy",
     "SPAMAdam": "mlflow_stability.recovery.spam_adam",
     "TrainingDiverged": "mlflow_stability.errors",
@@ -65,11 +65,12 @@ _HOMES = {
     "load_run": "mlflow_stability.analysis.load",
     "restore": "mlflow_stability.recovery.restoring",
 }
+"""The public names, and the modules that hold them."""
 
 
 def __getattr__(name: str) -> Any:
     """Load a public name from its room."""
-    home = _HOMES.get(name)
+    home = PUBLIC.get(name)
     if home is None:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     try:

@@ -44,6 +44,7 @@ class Commands(CommandsOnDemand):
         "checkpoints": ("mlflow_stability.cli.checkpoints", "List, verify and download the checkpoints of a run."),
         "demo": ("mlflow_stability.cli.demo", "Let a tiny GPT go wrong, bare and with the autopilot, and show both."),
         "doctor": ("mlflow_stability.cli.doctor", "Check the installation, the tracking store and the journals."),
+        "manual": ("mlflow_stability.cli.manual", "Show the manual, a page at a time, without a network."),
         "sync": ("mlflow_stability.cli.sync", "Deliver what journals still hold."),
     }
 

@@ -20,6 +20,7 @@ from mlflow_stability.journal.layout import RELEASED, recording_folders, remove_
 from mlflow_stability.vocabulary.milestone import Opening
 
 _WORTH_SAYING = 2.0  # seconds for which the store must be away before anybody hears of it
+_LAST_LOOK = 0.25  # seconds; several of the looks of a training that waits
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,7 +92,7 @@ class SessionDelivery:
 
     def say(self, state: str) -> None:
         """Show a state that is not about the recordings."""
-        self._page.show(CourierStatus(state))
+        self._page.show(CourierStatus(state, runs=self._runs()))
 
     def stuck_since(self) -> float | None:
         """Since when (by the monotonic clock) the store does not take something."""
@@ -123,7 +124,10 @@ class SessionDelivery:
     def remove(self) -> None:
         """Leave no trace, where nobody can write here any more: everything has arrived."""
         self.say("done")
-        if (self.folder / RELEASED).exists() or self._the_process().has_ended():
+        ended = self._the_process().has_ended()
+        if ended or (self.folder / RELEASED).exists():
+            if not ended:  # who waits for us looks now and then which run it is
+                time.sleep(_LAST_LOOK)
             shutil.rmtree(self.folder, ignore_errors=True)
             remove_empty_root(self.folder.parent)
 
@@ -133,9 +137,12 @@ class SessionDelivery:
         stuck_for = 0.0 if since is None else time.monotonic() - since
         if since is not None and stuck_for >= _WORTH_SAYING:
             away = round(time.time() - stuck_for)
-            return CourierStatus("waiting", report.waiting_bytes, away, report.error, report.refused)
+            return CourierStatus("waiting", report.waiting_bytes, away, report.error, report.refused, self._runs())
         state = "delivering" if moved or not self.caught_up else "idle"
-        return CourierStatus(state, report.waiting_bytes, refused=report.refused)
+        return CourierStatus(state, report.waiting_bytes, refused=report.refused, runs=self._runs())
+
+    def _runs(self) -> tuple[tuple[str, str], ...]:
+        return tuple((folder.name, each.run_id) for folder, each in self._recordings.items() if each.run_id)
 
     def _training_lives(self) -> bool:
         return self.alive and self._the_process().alive()

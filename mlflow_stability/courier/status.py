@@ -27,6 +27,8 @@ class CourierStatus:
     """What it said, in one sentence without credentials."""
     refused: tuple[str, ...] = ()
     """What the store will not take."""
+    runs: tuple[tuple[str, str], ...] = ()
+    """The name of each recording's folder, and the id of its run; the folders go when everything has arrived."""
 
 
 class StatusPage:

@@ -37,6 +37,7 @@ class CourierLink:
         """A pipe that nobody writes to: it ends with the courier, which alone holds its other end."""
         self._directory = Path.cwd()
         """Where MLflow's own defaults are seen from, whatever the script changes to later."""
+        self._runs: dict[str, str] = {}
         self._look_at = 0.0
         self._start_after = 0.0
         self._away_said = False
@@ -144,7 +145,7 @@ class CourierLink:
         """The run that the courier started for a recording, if it has."""
         until = time.monotonic() + wait
         while True:
-            run_id = _read(recording / DELIVERED).get("run_id")
+            run_id = _read(recording / DELIVERED).get("run_id") or self._known_runs().get(recording.name)
             if run_id or time.monotonic() >= until:
                 return run_id
             time.sleep(0.05)
@@ -161,8 +162,15 @@ class CourierLink:
             if time.monotonic() >= until or not self.was_started:
                 return False
             progress(_read(self.folder / STATUS))
+            self._known_runs()
             time.sleep(0.05)
+        self._known_runs()
         return True
+
+    def _known_runs(self) -> dict[str, str]:
+        """The run of each recording, as far as the courier has said it; its page goes with the journal."""
+        self._runs.update(_read(self.folder / STATUS).get("runs") or ())
+        return self._runs
 
     def trouble(self) -> str:
         """Why it does not get on, in one sentence; empty while it does."""

@@ -73,6 +73,8 @@ class RunBinding:
         """Waits for the readings that are still on their way to the recording."""
         self._run_id: str | None = None
         """The run that the recording is for; None while it is ours and the courier has not started it."""
+        self._folder: Path | None = None
+        """Of the recording in progress, or of the last one."""
         self._recording_link: CourierLink | None = None
         self._recording_address = ""
         self._own = False
@@ -149,13 +151,17 @@ class RunBinding:
             recording.hear(self._heard.take(self.current_run_id()))
 
     def current_run_id(self) -> str | None:
-        """The run of the recording in progress, if it is known by now."""
+        """The run of the recording in progress, or of the last one, if it is known by now."""
         return self._own_run_id(0.0) if self._own else self._run_id
+
+    def await_run_id(self) -> None:
+        """Everything has arrived: what run it is stands on the courier's page any moment."""
+        self._own_run_id()
 
     def _own_run_id(self, wait: float = JOIN_WAIT) -> str | None:
         """The id of the run that the courier started for us."""
-        if self._own and self._run_id is None and self.recording is not None and self._recording_link is not None:
-            self._run_id = self._recording_link.run_id(self.recording.folder, wait)
+        if self._own and self._run_id is None and self._folder is not None and self._recording_link is not None:
+            self._run_id = self._recording_link.run_id(self._folder, wait)
         return self._run_id if self._own else None
 
     def _joinable_run_id(self) -> str | None:
@@ -193,6 +199,7 @@ class RunBinding:
                 "Name another folder with autolog(journal_dir=...)."
             ) from error
         self._recordings += 1
+        self._folder = self.recording.folder
         self._recording_link, self._recording_address = link, _address(str(Path.cwd()))
         self._own, self._run_id = run is None, run.run_id if run else None
         self._fluent = run is not None and fluent_run_id() == run.run_id

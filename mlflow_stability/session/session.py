@@ -166,7 +166,10 @@ class Session:
         self._guard("the end of the recording", self._binding.leave_ended_run)()
         if self._binding.recording is not None:
             self._binding.recording.settle()
-        return wait_for_delivery([(link, seconds) for link in self._binding.links.values()])
+        arrived = wait_for_delivery([(link, seconds) for link in self._binding.links.values()])
+        if arrived:
+            self._guard("the run's id", self._binding.await_run_id)()
+        return arrived
 
     def _at_gate(self, optimizer: Any) -> Recording | None:
         if not self._exit_number:

@@ -24,6 +24,7 @@ FOREIGN = {
     "figures": {"matplotlib", "numpy"},
     "importers": {"numpy", "pandas"},
     "journal": {"numpy", "orjson", "psutil"},
+    "manual": set(),
     "probes": {"torch"},
     "recovery": {"numpy", "torch"},
     "reports": {"jinja2", "numpy", "rich"},

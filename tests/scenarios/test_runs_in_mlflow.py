@@ -65,6 +65,14 @@ def losses_of(run: Run | str) -> list[float]:
     return list(record["loss"].dropna())
 
 
+def test_the_run_that_was_started_is_known_when_all_is_delivered(store: MlflowClient) -> None:
+    session = watch()
+    train(5)
+    end(session)
+    (run,) = runs_of(store)
+    assert session.run_id == run.info.run_id
+
+
 def test_without_a_run_one_is_started_and_it_has_every_step(store: MlflowClient) -> None:
     session = watch(extra_tags={"team": "vision", "seed": 7})
     losses = train(25)

@@ -3,53 +3,64 @@ from __future__ import annotations
 import ast
 import inspect
 import re
+from collections.abc import Iterator
 
 import click
 import pytest
-from architecture.readme_parts import PARTS, README, written
 from architecture.repository import PACKAGE, ROOT, tree_of
 
 import mlflow_stability
 from mlflow_stability.cli.main import Commands, commands
+from mlflow_stability.cli.manual import all_pages
+from mlflow_stability.detectors.catalog import KINDS
+from mlflow_stability.diagnosis.cause_catalog import CAUSES
 from mlflow_stability.probes.torch_api import OLDEST_TORCH
 
-PAGE = README.read_text(encoding="utf-8")
+README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAP = (PACKAGE / "README.md").read_text(encoding="utf-8")
+TEXTS = {page.name: page.text() for page in all_pages()}
+LONGEST_README = 250
 
 
-def section(title: str) -> str:
-    return PAGE.partition(f"\n## {title}\n")[2].partition("\n## ")[0]
+def test_the_readme_is_read_in_two_minutes() -> None:
+    assert len(README.splitlines()) <= LONGEST_README
 
 
-@pytest.mark.parametrize("part", sorted(PARTS))
-def test_what_is_made_from_the_code_is_up_to_date(part: str) -> None:
-    assert written(part) == PARTS[part](), "python tests/architecture/readme_parts.py brings it up to date"
+def test_every_written_page_is_in_the_contents() -> None:
+    written = {path.stem for path in (PACKAGE / "manual").glob("*.md")}
+    assert written <= set(TEXTS)
 
 
-def test_the_sections_come_in_the_order_in_which_people_ask() -> None:
-    order = ["Try it", "What you will see", "What is recorded", "What is promised", "Detectors", "Command line"]
-    order += ["What it costs", "Options", "The files", "Limits"]
-    found = re.findall(r"^## (.+)$", PAGE, re.MULTILINE)
-    assert [title for title in found if title in order] == order
+@pytest.mark.parametrize("page", TEXTS)
+def test_a_page_begins_with_its_title(page: str) -> None:
+    assert TEXTS[page].startswith("# ")
+    assert TEXTS[page].count("\n# ") == 0
+
+
+@pytest.mark.parametrize("page", [*TEXTS, "README"])
+def test_every_page_that_a_page_links_to_is_there(page: str) -> None:
+    text = TEXTS.get(page, README)
+    for target in re.findall(r"\]\(([\w./]+)\.md[#\w]*\)", text):
+        assert target.rpartition("/")[2] in TEXTS or (ROOT / f"{target}.md").exists(), target
+
+
+def test_every_finding_and_every_cause_has_a_section() -> None:
+    assert set(KINDS) <= set(re.findall(r"^## (\w+)$", TEXTS["findings"], re.MULTILINE))
+    assert {each.name for each in CAUSES} == set(re.findall(r"^## (\w+)$", TEXTS["causes"], re.MULTILINE))
 
 
 def test_every_command_and_every_option_is_described() -> None:
-    described = section("Command line")
     for name in Commands.summaries:
-        assert f"### `{name}`" in described
+        described = TEXTS["command_line"].partition(f"\n## {name}\n")[2].partition("\n## ")[0]
         command = commands.get_command(click.Context(commands), name)
         assert command is not None
         for option in command.params:
             if isinstance(option, click.Option):
-                assert f"`{option.opts[0]}`" in described, f"{name} {option.opts[0]}"
-
-
-def test_every_exit_code_is_described() -> None:
-    assert re.findall(r"^\| (\d+) \|", section("Command line"), re.MULTILINE) == ["0", "1", "2", "130"]
+                assert option.opts[0] in described, f"{name} {option.opts[0]}"
 
 
 def test_every_setting_is_described_with_its_default() -> None:
-    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", section("Options"), re.MULTILINE))
+    rows = dict(re.findall(r"^\| `(\w+)` \| (.+?) \|", TEXTS["options"], re.MULTILINE))
     parameters = inspect.signature(mlflow_stability.autolog).parameters
     assert list(parameters) == [name for name in rows if not name.startswith("MLFLOW")]
     for name, parameter in parameters.items():
@@ -58,21 +69,25 @@ def test_every_setting_is_described_with_its_default() -> None:
 
 
 def test_every_public_name_is_described() -> None:
-    for name in mlflow_stability.__all__:
-        assert f"{name}(" in PAGE
+    assert set(mlflow_stability.__all__) == set(re.findall(r"^## (\w+)$", TEXTS["python_api"], re.MULTILINE))
+
+
+def test_the_signature_of_autolog_has_every_argument_with_its_default() -> None:
+    signature = TEXTS["python_api"].partition("\n## autolog\n")[2].partition("```text\n")[2].partition("```")[0]
+    for name in inspect.signature(mlflow_stability.autolog).parameters:
+        assert re.search(rf"^    {name}: .+ = .+,$", signature, re.MULTILINE), name
 
 
 def test_every_variable_of_the_environment_is_described() -> None:
     used: set[str] = set()
     for path in PACKAGE.rglob("*.py"):
         used |= set(re.findall(r"MLFLOW_STABILITY_[A-Z_]+", path.read_text(encoding="utf-8")))
-    assert used - {"MLFLOW_STABILITY_COMPLETE"} <= set(re.findall(r"MLFLOW_STABILITY_[A-Z_]+", section("Options")))
+    assert used - {"MLFLOW_STABILITY_COMPLETE"} <= set(re.findall(r"MLFLOW_STABILITY_[A-Z_]+", TEXTS["options"]))
 
 
 def test_every_quantity_that_is_measured_is_described() -> None:
-    described = section("What is recorded")
     for quantity in measured():
-        assert f"`stability/{quantity}`" in described, quantity
+        assert f"`stability/{quantity}`" in TEXTS["signals"], quantity
 
 
 def measured() -> set[str]:
@@ -90,16 +105,19 @@ def measured() -> set[str]:
 
 def test_every_example_is_listed() -> None:
     for path in (ROOT / "examples").glob("*.py"):
-        assert f"`examples/{path.name}`" in section("Options")
+        assert f"`examples/{path.name}`" in TEXTS["getting_started"]
 
 
-@pytest.mark.parametrize("page", [PAGE, MAP], ids=["README", "map"])
+@pytest.mark.parametrize("page", [*TEXTS, "README"])
 def test_every_file_that_a_page_names_is_there(page: str) -> None:
-    for name in re.findall(r"`((?:tests|examples|mlflow_stability)/[\w/.]+)`", page):
-        assert (ROOT / name).exists(), name
+    for name in named_files(TEXTS.get(page, README)):
+        assert (ROOT / name).exists() or (PACKAGE / name).exists(), name
+
+
+def named_files(text: str) -> Iterator[str]:
     rooms = "|".join(path.name for path in PACKAGE.iterdir() if path.is_dir())
-    for name in re.findall(rf"`((?:{rooms})/\w+\.py)`", page):
-        assert (PACKAGE / name).exists(), name
+    yield from re.findall(r"`((?:tests|examples|mlflow_stability)/[\w/.]+)`", text)
+    yield from re.findall(rf"`((?:{rooms})/\w+\.py)`", text)
 
 
 def test_the_map_has_every_room_and_draws_the_layers_as_the_contract_has_them() -> None:
@@ -115,10 +133,6 @@ def test_the_map_has_every_room_and_draws_the_layers_as_the_contract_has_them() 
 
 
 def test_the_oldest_torch_is_the_same_everywhere() -> None:
-    assert f"PyTorch {OLDEST_TORCH} or later" in section("Limits")
+    assert f"PyTorch {OLDEST_TORCH} or later" in TEXTS["limits"]
+    assert f"PyTorch {OLDEST_TORCH} or later" in README
     assert f"torch>={OLDEST_TORCH}" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
-
-
-def test_no_page_has_a_line_of_a_terminal_wider_than_80_columns_but_addresses() -> None:
-    blocks = re.findall(r"```text\n(.*?)```", section("What you will see"), re.DOTALL)
-    assert all(len(line) <= 80 for block in blocks for line in block.splitlines() if "://" not in line)

@@ -1,0 +1,1 @@
+"""The manual: written pages, and pages that are made from the code."""

@@ -1,0 +1,104 @@
+"""The reference of the public Python names, read from their source without importing it.
+
+In: the public names of the package and the modules that hold them. Out: a page with signature and docstring of each, as
+Markdown. Guarantees: nothing is imported for it, so that it can be read where there is no torch.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+from collections.abc import Iterator
+from importlib.util import find_spec
+from itertools import pairwise
+from pathlib import Path
+
+import mlflow_stability
+
+Definition = ast.FunctionDef | ast.ClassDef
+_ANNOTATED_DEFAULT = re.compile(r"^(\w+: [^=]+)=")
+"""`name: type=default`, as `ast.unparse` writes it."""
+
+
+def page() -> str:
+    """Every public name."""
+    lines = ["# Python API", "", "Everything here is imported from `mlflow_stability`."]
+    for name in sorted(mlflow_stability.PUBLIC, key=str.lower):
+        lines += ["", f"## {name}", "", *_described(_definition(name), name)]
+    return "\n".join(lines) + "\n"
+
+
+def _definition(name: str) -> Definition:
+    spec = find_spec(mlflow_stability.PUBLIC[name])
+    assert spec is not None
+    assert spec.origin is not None
+    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    return next(node for node in tree.body if isinstance(node, Definition) and node.name == name)
+
+
+def _described(found: Definition, name: str) -> Iterator[str]:
+    yield "```text"
+    yield _signature(found, name)
+    yield "```"
+    yield ""
+    yield inspect.cleandoc(ast.get_docstring(found) or "")
+    if isinstance(found, ast.ClassDef):
+        yield from _table_of_fields(found)
+        for method in found.body:
+            if isinstance(method, ast.FunctionDef) and not method.name.startswith("_") and ast.get_docstring(method):
+                yield ""
+                yield f"- `{_signature(method, method.name, bound=True, wide=True)}`: {_first_line(method)}"
+
+
+def _signature(found: Definition, name: str, *, bound: bool = False, wide: bool = False) -> str:
+    """How it is called: in one line where that is short, else one argument a line."""
+    if isinstance(found, ast.ClassDef):
+        methods = (each for each in found.body if isinstance(each, ast.FunctionDef))
+        made = next((each for each in methods if each.name == "__init__"), None)
+        return _signature(made, name, bound=True) if made else f"{name}(...)"
+    arguments = _arguments(ast.unparse(found.args))[1 if bound else 0 :]
+    given = f" -> {ast.unparse(found.returns)}" if found.returns is not None and found.name != "__init__" else ""
+    line = f"{name}({', '.join(arguments)}){given}"
+    if len(line) <= 80 or wide:
+        return line
+    return "\n".join([f"{name}(", *(f"    {each}," for each in arguments), f"){given}"])
+
+
+def _table_of_fields(found: ast.ClassDef) -> Iterator[str]:
+    """The fields of a dataclass: type, default, and what is written under each."""
+    rows = []
+    for field, under in pairwise([*found.body, ast.Pass()]):
+        if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
+            said = under.value if isinstance(under, ast.Expr) else None
+            meaning = " ".join(str(said.value).split()) if isinstance(said, ast.Constant) else ""
+            kept = (ast.unparse(field.target), ast.unparse(field.annotation), _default(field.value))
+            cells = [*(f"`{each}`" if each else "" for each in kept), meaning]
+            rows.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
+    if rows:
+        yield ""
+        yield from ("| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows)
+
+
+def _default(value: ast.expr | None) -> str:
+    if isinstance(value, ast.Call):
+        given = {each.arg: each.value for each in value.keywords}
+        value = given.get("default", value)
+    return ast.unparse(value) if value is not None else ""
+
+
+def _arguments(parts: str) -> list[str]:
+    """The arguments one by one: commas within brackets part nothing."""
+    found, depth, begun = [], 0, ""
+    for letter in parts:
+        depth += (letter in "([{") - (letter in ")]}")
+        if letter == "," and depth == 0:
+            found.append(begun)
+            begun = ""
+        else:
+            begun += letter
+    return [_ANNOTATED_DEFAULT.sub(r"\1 = ", each.strip()) for each in (*found, begun) if each.strip()]
+
+
+def _first_line(method: ast.FunctionDef) -> str:
+    return inspect.cleandoc(ast.get_docstring(method) or "").split("\n\n")[0].replace("\n", " ")
