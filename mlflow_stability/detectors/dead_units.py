@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -19,6 +20,10 @@ class Units:
 
     streaks: PlaceStreaks = field(default_factory=PlaceStreaks)
     falls: LossFalls = field(default_factory=LossFalls)
+    before: dict[str, deque[float]] = field(default_factory=dict)
+    """The last shares of each layer, before the one that is looked at."""
+    died: set[str] = field(default_factory=set)
+    """The layers that have lost their units at once and not got them back."""
     signed: bool = False
     """Whether the loss has been below zero, so that nobody can say what is left of it."""
 
@@ -29,8 +34,9 @@ class DeadUnits:
 
     What it sees: a layer of rectifiers (ReLU) of which more than half of the units, or channels, are exactly zero for
     everything in the batch, in 3 measurements in a row. Where the loss has fallen to half of its start, the layer
-    learns with what is left of it: then nine tenths are asked for, as with a loss that can be negative; and a loss
-    below a hundredth of its start has been learnt, so that nothing is said. Of layers that have it together the first
+    learns with what is left of it: then nine tenths are asked for, as with a loss that can be negative, but not of a
+    layer that has lost half of its units from one measurement to the next; and a loss below a hundredth of its start
+    has been learnt, so that nothing is said. Of layers that have it together the first
     found is named. One finding until all are better.
 
     Why it matters: a unit that is zero for every input gets no gradient and cannot come back by itself; the layer is as
@@ -52,6 +58,10 @@ class DeadUnits:
     """The same while the loss falls: features that a few examples need are zero in most batches."""
     gained: float = 0.5
     """The share of its start at or below which a loss has fallen."""
+    lost_at_once: float = 0.5
+    """How much larger than in the measurements before a share must be for units to have died: those that a layer learns
+    to do without become more little by little. No layer of 64 healthy trainings lost so many at once
+    (`tests/benchmarks/healthy_trainings.py`)."""
     rounds: int = 3
     """In how many measurements in a row."""
 
@@ -82,8 +92,9 @@ class DeadUnits:
             state.signed = state.signed or point.value < 0
             return state, None
         limit = self.share
+        self._remember(state, point)
         bad = point.value > limit and not state.falls.learnt()
-        if bad:
+        if bad and point.place not in state.died:
             left = 0.0 if state.signed else state.falls.share()
             limit = self.share if left is None or left > self.gained else self.share_of_learning
             bad = point.value > limit
@@ -97,3 +108,11 @@ class DeadUnits:
             f"more than {limit:.0%} were in {self.rounds} measurements in a row.",
             {"dead_share": point.value, "limit": limit},
         )
+
+    def _remember(self, state: Units, point: Point) -> None:
+        before = state.before.setdefault(point.place, deque(maxlen=self.rounds))
+        if len(before) == self.rounds and point.value - max(before) >= self.lost_at_once:
+            state.died.add(point.place)
+        elif point.value <= self.share:
+            state.died.discard(point.place)
+        before.append(point.value)

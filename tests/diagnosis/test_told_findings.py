@@ -61,7 +61,7 @@ def test_ten_skipped_steps_after_which_training_went_on_are_no_finding(tmp_path:
 
 def test_a_scaler_that_was_still_searching_when_a_short_run_ended_is_none(tmp_path: Path) -> None:
     text = "".join(
-        f"Gradient overflow.  Skipping step, reducing to {2**n}\nstep {16 - n} loss 2\n" for n in range(15, 5, -1)
+        f"Gradient overflow.  Skipping step, reducing to {2**n}\nstep {16 - n} loss {n / 5}\n" for n in range(15, 5, -1)
     )
     assert serious(diagnosed(tmp_path, text)) == []
 

@@ -11,6 +11,7 @@ import pandas as pd
 import pytest
 import torch
 import torch._dynamo
+from architecture.repository import PACKAGE
 from mlflow import MlflowClient
 from torch import Tensor, nn
 
@@ -18,7 +19,7 @@ import mlflow_stability
 from mlflow_stability.tracking.layer_parts import read_layer_part
 
 pytestmark = pytest.mark.scenario
-README = Path(__file__).parents[2] / "README.md"
+SIGNALS = PACKAGE / "manual" / "signals.md"
 
 
 @pytest.fixture
@@ -104,7 +105,7 @@ def test_a_run_of_a_plain_loop_knows_its_layers_its_updates_its_pace_and_itself(
     assert run.data.params["stability.scheduler"] == "CosineAnnealingLR"
     assert run.data.metrics["stability/update_ratio"] > 0
     assert not [key for key in run.data.metrics if "_by_layer/" in key]
-    described = README.read_text(encoding="utf-8")
+    described = SIGNALS.read_text(encoding="utf-8")
     for quantity in {name.partition("@")[0] for name in record.columns} - {"recording", "attempt", "time"}:
         assert f"`stability/{quantity}`" in described or f"`{quantity}`" in described, quantity
 
