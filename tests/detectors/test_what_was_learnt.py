@@ -39,6 +39,17 @@ def test_units_are_dead_by_what_the_loss_does_without_them(share: float, loss: F
     assert [each.kind for each in judged("dead_units", **quiet)] == kinds
 
 
+def test_units_that_die_at_once_are_dead_and_those_that_a_layer_learns_to_do_without_are_not() -> None:
+    measurements = len(FALLING) // 20
+    at_once = [0.01] * (measurements - 5) + [0.83] * 5
+    little_by_little = list(np.linspace(0.01, 0.83, measurements))
+    found = []
+    for shares in (at_once, little_by_little):
+        series = [shares[step // 20] if step % 20 == 19 else None for step in range(len(FALLING))]
+        found.append([each.kind for each in judged("dead_units", **{"loss": FALLING, "activation_dead@a": series})])
+    assert found == [["dead_units"], []]
+
+
 def test_an_activation_that_is_sure_of_what_was_learnt_is_not_pinned() -> None:
     sure = [0.9 if step % 20 == 19 and step > 60 else None for step in range(len(LEARNT))]
     assert judged("saturated_activation", **{"loss": LEARNT, "activation_saturation@a": sure}) == []
