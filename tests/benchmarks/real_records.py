@@ -71,9 +71,13 @@ class Record:
     read: bool
     findings: tuple[Finding, ...]
     judged: tuple[str, ...]
-    """The curves that were judged, the main one first."""
+    """The losses that were judged, the main one first."""
+    validations: tuple[str, ...]
+    """And the validation losses."""
     main: str
-    """The curve that should be, if the index says so."""
+    """The loss that should be the main one, if the index says so."""
+    validation: str
+    """And its validation loss."""
 
     @property
     def ill(self) -> bool:
@@ -137,7 +141,12 @@ def _diagnosed(path: Path) -> dict[str, object]:
     read = [each for each in found if isinstance(each, Diagnosis)]
     serious = [one for each in read for one in each.episodes if one.severity >= Severity.WARNING]
     findings = [asdict(Finding(one.kind, one.severity >= Severity.CRITICAL, int(one.start))) for one in serious]
-    return {"read": len(read) == len(found), "findings": findings, "judged": [c.metric for d in read for c in d.curves]}
+    return {
+        "read": len(read) == len(found),
+        "findings": findings,
+        "judged": [name for each in read for name in each.judged.losses],
+        "validations": [name for each in read for name in each.judged.validations],
+    }
 
 
 def records_of(rows: Sequence[dict[str, str]], findings: Findings) -> list[Record]:
@@ -154,7 +163,9 @@ def records_of(rows: Sequence[dict[str, str]], findings: Findings) -> list[Recor
                 bool(known["read"]),
                 tuple(Finding(**each) for each in known["findings"]),  # type: ignore[attr-defined]
                 tuple(known["judged"]),  # type: ignore[arg-type]
+                tuple(known["validations"]),  # type: ignore[arg-type]
                 row.get("loss") or "",
+                row.get("val_loss") or "",
             )
         )
     findings.keep()
@@ -194,6 +205,11 @@ def main_curve(records: Sequence[Record]) -> tuple[int, int]:
     return sum(each.judged[:1] == (each.main,) for each in asked), len(asked)
 
 
+def validation_curve(records: Sequence[Record]) -> tuple[int, int]:
+    asked = [each for each in records if each.validation]
+    return sum(each.validations[:1] == (each.validation,) for each in asked), len(asked)
+
+
 def read_at_all(records: Sequence[Record]) -> tuple[int, int]:
     return sum(each.read for each in records), len(records)
 
@@ -201,6 +217,7 @@ def read_at_all(records: Sequence[Record]) -> tuple[int, int]:
 MEASURES: dict[str, Measure] = {
     "files read": read_at_all,
     "main curve": main_curve,
+    "its validation": validation_curve,
     "recall: nan, inf": recall_of("nan", "inf"),
     **{f"recall: {label}": recall_of(label) for label in ("divergence", "spike", "plateau", "overfit")},
     "recall: all ill": recall_of(*NAMED_BY),
