@@ -9,7 +9,7 @@ from typing import Any
 from mkdocs.structure.files import File, Files
 
 from mlflow_stability import PUBLIC
-from mlflow_stability.cli.manual import all_pages
+from mlflow_stability.cli.commands.manual import all_pages
 
 ROOT = Path(__file__).parent
 

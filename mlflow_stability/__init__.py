@@ -19,10 +19,10 @@ if TYPE_CHECKING:
     from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
     from mlflow_stability.analysis.load import load_run
     from mlflow_stability.errors import TrainingDiverged
-    from mlflow_stability.recovery.conservative_scaler import conservative_grad_scaler
-    from mlflow_stability.recovery.restoring import restore
+    from mlflow_stability.recovery.checkpoints.resume_by_run import restore
+    from mlflow_stability.recovery.extras.conservative_scaler import conservative_grad_scaler
+    from mlflow_stability.recovery.extras.spam_adam import SPAMAdam
     from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-    from mlflow_stability.recovery.spam_adam import SPAMAdam
     from mlflow_stability.session.autolog import attach, autolog, current_session
 
 __version__ = "0.1.0"
@@ -48,7 +48,7 @@ __all__ = [
 
 PUBLIC = {
     "RollbackPolicy": "mlflow_stability.recovery.rollback_policy",
-    "SPAMAdam": "mlflow_stability.recovery.spam_adam",
+    "SPAMAdam": "mlflow_stability.recovery.extras.spam_adam",
     "TrainingDiverged": "mlflow_stability.errors",
     "attach": "mlflow_stability.session.autolog",
     "attention_entropy_plot": "mlflow_stability.analysis.attention",
@@ -57,13 +57,13 @@ PUBLIC = {
     "compare": "mlflow_stability.analysis.compare",
     "compare_attention": "mlflow_stability.analysis.attention",
     "compare_layers": "mlflow_stability.analysis.compare_layers",
-    "conservative_grad_scaler": "mlflow_stability.recovery.conservative_scaler",
+    "conservative_grad_scaler": "mlflow_stability.recovery.extras.conservative_scaler",
     "current_session": "mlflow_stability.session.autolog",
     "dashboard": "mlflow_stability.analysis.dashboard",
     "diagnose": "mlflow_stability.analysis.diagnose",
     "diagnose_all": "mlflow_stability.analysis.diagnose",
     "load_run": "mlflow_stability.analysis.load",
-    "restore": "mlflow_stability.recovery.restoring",
+    "restore": "mlflow_stability.recovery.checkpoints.resume_by_run",
 }
 """The public names, and the modules that hold them."""
 

@@ -15,16 +15,16 @@ from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.errors import RunNotFoundError, SettingsError
-from mlflow_stability.figures.attention_comparison import attention_comparison
-from mlflow_stability.figures.attention_entropy import LayerEntropy, attention_entropy
-from mlflow_stability.figures.attention_heatmap import attention_heatmap as draw
-from mlflow_stability.figures.curve import Curve, curve_of
+from mlflow_stability.figures.attention.attention_comparison import attention_comparison
+from mlflow_stability.figures.attention.attention_entropy import LayerEntropy, attention_entropy
+from mlflow_stability.figures.attention.attention_heatmap import attention_heatmap as draw
+from mlflow_stability.figures.run_page.curve import Curve, curve_of
 from mlflow_stability.figures.style import Picture
-from mlflow_stability.tracking.attention_parts import MAPS_FOLDER
-from mlflow_stability.tracking.stored_attention import StoredAttention, attention_of_folder, attention_of_run
+from mlflow_stability.tracking.artifacts.attention_parts import MAPS_FOLDER
+from mlflow_stability.tracking.read.stored_attention import StoredAttention, attention_of_folder, attention_of_run
 from mlflow_stability.vocabulary.argument import with_known_names
-from mlflow_stability.vocabulary.attention_map import AttentionMap
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 _HEAD = re.compile(r"(?:(?P<layer>.*)\.)?head_(?P<head>\d+)")
 _MOST_NAMED = 12

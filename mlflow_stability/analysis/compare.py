@@ -10,19 +10,19 @@ import os
 from collections.abc import Iterable, Sequence
 
 from mlflow_stability.analysis.asked_for import asked_for, source_text, source_texts
-from mlflow_stability.analysis.cards import HowToRead, Made, Progress, make_cards, run_meant
+from mlflow_stability.analysis.cards.cards import HowToRead, Made, Progress, make_cards, run_meant
 from mlflow_stability.analysis.diagnose import asked_curves
 from mlflow_stability.analysis.pair import Pair, pair_of
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.analysis.thresholds import asked_detectors
-from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError
-from mlflow_stability.tracking.autologging_pause import without_autologging
+from mlflow_stability.tracking.in_process.active_run import without_autologging
 from mlflow_stability.vocabulary.argument import with_known_names
-from mlflow_stability.vocabulary.comparison import Comparison
-from mlflow_stability.vocabulary.judged_curves import AskedCurves
-from mlflow_stability.vocabulary.run_card import RunCard
-from mlflow_stability.vocabulary.run_head import RunHead
+from mlflow_stability.vocabulary.result.comparison import Comparison
+from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
+from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.run.run_history import RunHead
 
 
 class NoneReadError(RunNotFoundError):
@@ -103,8 +103,8 @@ def _different(asked: Iterable[str]) -> list[str]:
 def _concluded(
     made: Made, asked: int, baseline: str | None, tracking_uri: str | None, curves: AskedCurves
 ) -> Comparison:
-    from mlflow_stability.diagnosis.compare_cards import comparison_of
-    from mlflow_stability.diagnosis.stability_order import in_order_of_stability
+    from mlflow_stability.diagnosis.cohort.stability_order import in_order_of_stability
+    from mlflow_stability.diagnosis.compare import comparison_of
 
     chosen = _baseline(made, baseline) if baseline is not None else None
     readable = in_order_of_stability(card for card in made.cards if card.readable)
@@ -136,7 +136,7 @@ def _asked(
         return {}
     if sources:
         raise SettingsError("Give run ids or an experiment, not both.")
-    from mlflow_stability.tracking.run_search import runs_of_experiment
+    from mlflow_stability.tracking.read.run_search import runs_of_experiment
 
     return {head.run_id: head for head in runs_of_experiment(experiment, condition or "", tracking_uri)}
 
@@ -146,8 +146,8 @@ def _heads(sources: Sequence[str], known: dict[str, RunHead], tracking_uri: str 
     ids = [each for each in sources if each not in known and _is_stored(each, tracking_uri)]
     if not ids:
         return {}
-    from mlflow_stability.tracking.impatience import answering_client
-    from mlflow_stability.tracking.run_search import head_by
+    from mlflow_stability.tracking.read.run_search import head_by
+    from mlflow_stability.tracking.store.reachable_client import answering_client
 
     found: dict[str, RunHead] = {}
     try:
@@ -169,7 +169,7 @@ def _heads(sources: Sequence[str], known: dict[str, RunHead], tracking_uri: str 
 
 def _answers(tracking_uri: str | None) -> bool:
     """Whether the store is still there; within seconds."""
-    from mlflow_stability.tracking.impatience import answering_client
+    from mlflow_stability.tracking.store.reachable_client import answering_client
 
     try:
         answering_client(tracking_uri)

@@ -10,15 +10,15 @@ from collections import Counter
 
 from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.figures.board import MOST_CURVES, QUANTITIES, Board
-from mlflow_stability.figures.curve import Curve, curve_of
-from mlflow_stability.figures.dashboard import dashboard as draw
-from mlflow_stability.figures.mark import ROLLBACK, Mark, MarkSketch
+from mlflow_stability.figures.run_page.curve import Curve, curve_of
+from mlflow_stability.figures.run_page.dashboard import dashboard as draw
+from mlflow_stability.figures.run_page.dashboard_data import MOST_CURVES, QUANTITIES, Board
+from mlflow_stability.figures.run_page.mark import ROLLBACK, Mark, MarkSketch
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.argument import with_known_names
-from mlflow_stability.vocabulary.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 
 
 @with_known_names

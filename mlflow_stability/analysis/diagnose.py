@@ -11,16 +11,15 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mlflow_stability.analysis.asked_for import AskedFor, asked_for, source_texts
-from mlflow_stability.analysis.recorded_here import from_full_record
-from mlflow_stability.analysis.run_folder import run_folder
+from mlflow_stability.analysis.run_folder import from_full_record, run_folder
 from mlflow_stability.analysis.thresholds import asked_detectors
-from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.errors import SettingsError, StabilityError
 from mlflow_stability.reports.report import Failure
 from mlflow_stability.vocabulary.argument import with_known_names
-from mlflow_stability.vocabulary.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.judged_curves import AskedCurves
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 
 @with_known_names
@@ -115,14 +114,14 @@ def histories_of(asked: AskedFor, tracking_uri: str | None = None) -> list[RunHi
 
         histories = map(from_full_record, read(path))
         return [replace(history, source=_as_given(history.source, asked)) for history in histories]
-    from mlflow_stability.tracking.run_history import read_run_history
+    from mlflow_stability.tracking.read.run_history import read_run_history
 
     return [read_run_history(asked.source, tracking_uri)]
 
 
 def in_place(history: RunHistory, curves: AskedCurves | None = None) -> RunHistory:
     """The history with the curves to judge in place: those asked for, else those that are likest its losses."""
-    from mlflow_stability.diagnosis.main_curves import with_main_curves
+    from mlflow_stability.diagnosis.curves.main_curves import with_main_curves
 
     return with_main_curves(history, curves)
 

@@ -12,8 +12,8 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
-from mlflow_stability.tracking.run_reader import RunReader
-from mlflow_stability.tracking.run_record import RunRecord
+from mlflow_stability.tracking.read.run_reader import RunReader
+from mlflow_stability.tracking.read.run_record import RunRecord
 from mlflow_stability.vocabulary.argument import Takes, one_of, with_known_names
 
 

@@ -10,13 +10,12 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from mlflow_stability.diagnosis.causes import explainable
-from mlflow_stability.diagnosis.deciding import deciding_of
-from mlflow_stability.diagnosis.remedies import remedies_of
-from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
-from mlflow_stability.vocabulary.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.episode import Episode
-from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.diagnosis.advice.remedies import remedies_of
+from mlflow_stability.diagnosis.causes.causes import explainable
+from mlflow_stability.diagnosis.verdict.verdict import deciding_of, outcome_of, verdict_of
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
 
 
 def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:

@@ -2,6 +2,11 @@
 
 In: a run id, and where runs live as far as that was said. Out: the folder, or None where runs live in a database or on
 a server. Promised: MLflow is not needed, which by itself no longer opens such stores.
+
+Finds our full record in the folder of a run, wherever that folder was copied to.
+
+In: the history of a run in MLflow's file layout. Out: the same from its full record, where there is one. Promised:
+neither MLflow nor torch is loaded.
 """
 
 from __future__ import annotations
@@ -9,6 +14,8 @@ from __future__ import annotations
 import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
+
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 DEFAULT = "mlruns"
 
@@ -27,3 +34,18 @@ def _folder_of(uri: str) -> Path | None:
     if uri.startswith("file:"):
         return Path(unquote(urlsplit(uri).path))
     return None if "://" in uri or uri.startswith(("databricks", "uc")) else Path(uri)
+
+
+_RECORD = Path("artifacts", "stability", "record")
+
+
+def from_full_record(history: RunHistory) -> RunHistory:
+    """The history as it was recorded; unchanged where nothing of ours lies beside the metrics."""
+    folder = Path(history.source)
+    if history.format != "mlflow_files" or not (folder / _RECORD).is_dir():
+        return history
+    from mlflow_stability.tracking.read.recorded_history import RunFacts, recorded_folder, with_metrics_of_the_script
+
+    facts = RunFacts(history.source, history.name, "", history.params, history.tags)
+    recorded = recorded_folder(folder, facts)
+    return history if recorded is None else with_metrics_of_the_script(recorded, history.metrics)

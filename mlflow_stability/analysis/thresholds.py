@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.detectors.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.loss_spike import LossSpike
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.detectors.loss.loss_spike import LossSpike
 from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import one_of

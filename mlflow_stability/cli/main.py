@@ -15,10 +15,9 @@ from typing import ClassVar, NoReturn
 import click
 
 import mlflow_stability
-from mlflow_stability.cli.on_demand import CommandsOnDemand
-from mlflow_stability.cli.unknown_option import with_a_hint
+from mlflow_stability.cli.kit.on_demand import CommandsOnDemand, with_a_hint
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.reports.harmless import plain
+from mlflow_stability.reports.escape import plain
 
 COULD_NOT = 2
 INTERRUPTED = 130
@@ -31,21 +30,36 @@ class Commands(CommandsOnDemand):
 
     summaries: ClassVar[Mapping[str, tuple[str, str]]] = {
         "diagnose": (
-            "mlflow_stability.cli.diagnose",
+            "mlflow_stability.cli.commands.diagnose",
             "Say what went wrong in runs and logs, why, and what to change.",
         ),
         "compare": (
-            "mlflow_stability.cli.compare",
+            "mlflow_stability.cli.commands.compare",
             "Say which of many runs are unstable, since when, and what they have in common.",
         ),
-        "explain": ("mlflow_stability.cli.explain", "Say what a judgement sees, why it matters and what to try."),
-        "checklist": ("mlflow_stability.cli.checklist", "List what to check, filled in with what a run shows."),
-        "import": ("mlflow_stability.cli.import_logs", "Turn logs of other tools into MLflow runs."),
-        "checkpoints": ("mlflow_stability.cli.checkpoints", "List, verify and download the checkpoints of a run."),
-        "demo": ("mlflow_stability.cli.demo", "Let a tiny GPT go wrong, bare and with the autopilot, and show both."),
-        "doctor": ("mlflow_stability.cli.doctor", "Check the installation, the tracking store and the journals."),
-        "manual": ("mlflow_stability.cli.manual", "Show the manual, a page at a time, without a network."),
-        "sync": ("mlflow_stability.cli.sync", "Deliver what journals still hold."),
+        "explain": (
+            "mlflow_stability.cli.commands.explain",
+            "Say what a judgement sees, why it matters and what to try.",
+        ),
+        "checklist": (
+            "mlflow_stability.cli.commands.checklist",
+            "List what to check, filled in with what a run shows.",
+        ),
+        "import": ("mlflow_stability.cli.commands.import_logs", "Turn logs of other tools into MLflow runs."),
+        "checkpoints": (
+            "mlflow_stability.cli.commands.checkpoints",
+            "List, verify and download the checkpoints of a run.",
+        ),
+        "demo": (
+            "mlflow_stability.cli.commands.demo",
+            "Let a tiny GPT go wrong, bare and with the autopilot, and show both.",
+        ),
+        "doctor": (
+            "mlflow_stability.cli.commands.doctor",
+            "Check the installation, the tracking store and the journals.",
+        ),
+        "manual": ("mlflow_stability.cli.commands.manual", "Show the manual, a page at a time, without a network."),
+        "sync": ("mlflow_stability.cli.commands.sync", "Deliver what journals still hold."),
     }
 
 

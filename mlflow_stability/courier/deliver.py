@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_stability.courier.out_of_memory import MemoryWatch
+from mlflow_stability.courier.process.out_of_memory import MemoryWatch
 from mlflow_stability.courier.session_delivery import DeliveryReport, SessionDelivery
 
 TICK = 0.5

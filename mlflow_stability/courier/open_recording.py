@@ -12,29 +12,27 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
 
-from mlflow_stability.courier.attention_pictures import AttentionPictures
-from mlflow_stability.courier.attention_stream import AttentionStream
-from mlflow_stability.courier.batch_stream import BatchStream
-from mlflow_stability.courier.checkpoint_stream import CheckpointStream
-from mlflow_stability.courier.delivered import Delivered
-from mlflow_stability.courier.event_stream import EventStream
-from mlflow_stability.courier.facts_stream import FactsStream, ask_git
-from mlflow_stability.courier.figure_stream import FigureStream
-from mlflow_stability.courier.finish import silent_end, status_to_set, waits_for_process
-from mlflow_stability.courier.layer_stream import LayerStream
-from mlflow_stability.courier.metric_stream import MetricStream
-from mlflow_stability.courier.pace import Pace
-from mlflow_stability.courier.part_stream import PartStream
-from mlflow_stability.courier.patience import Patience
-from mlflow_stability.courier.run_opening import open_run
-from mlflow_stability.courier.stream import Stream
-from mlflow_stability.courier.tag_board import TagBoard
-from mlflow_stability.courier.training_process import TrainingProcess
+from mlflow_stability.courier.pictures.attention_pictures import AttentionPictures
+from mlflow_stability.courier.pictures.figure_stream import FigureStream
+from mlflow_stability.courier.process.training_process import TrainingProcess
+from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.run.finish import silent_end, status_to_set, waits_for_process
+from mlflow_stability.courier.run.run_opening import open_run
+from mlflow_stability.courier.run.run_tags import TagBoard
+from mlflow_stability.courier.streams.attention_stream import AttentionStream
+from mlflow_stability.courier.streams.batch_stream import BatchStream
+from mlflow_stability.courier.streams.checkpoint_stream import CheckpointStream
+from mlflow_stability.courier.streams.event_stream import EventStream
+from mlflow_stability.courier.streams.facts_stream import FactsStream, ask_git
+from mlflow_stability.courier.streams.layer_stream import LayerStream
+from mlflow_stability.courier.streams.metric_stream import MetricStream, Pace
+from mlflow_stability.courier.streams.part_stream import PartStream
+from mlflow_stability.courier.streams.stream import Patience, Stream
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.last_words import read_last_words
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.tracking.system_metrics import SystemMetrics
-from mlflow_stability.vocabulary.milestone import Closing, Opening
+from mlflow_stability.tracking.write.run_writer import SystemMetrics
+from mlflow_stability.vocabulary.run.milestone import Closing, Opening
 
 _Stream = TypeVar("_Stream", bound=Stream)
 

@@ -11,15 +11,15 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
-from mlflow_stability.courier.delivered import Delivered
 from mlflow_stability.courier.open_recording import OpenRecording
-from mlflow_stability.courier.patience import Patience
-from mlflow_stability.courier.training_process import TrainingProcess
+from mlflow_stability.courier.process.training_process import TrainingProcess
+from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.streams.stream import Patience
 from mlflow_stability.errors import JournalError, StabilityError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.tracking.address import tracking_uri_for
-from mlflow_stability.vocabulary.milestone import Opening
+from mlflow_stability.tracking.store.address import tracking_uri_for
+from mlflow_stability.vocabulary.run.milestone import Opening
 
 
 class Recording:

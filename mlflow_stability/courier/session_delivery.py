@@ -12,12 +12,12 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_stability.courier.claim import Claim
+from mlflow_stability.courier.process.claim import Claim
+from mlflow_stability.courier.process.training_process import TrainingProcess, process_of
+from mlflow_stability.courier.progress.status import CourierStatus, StatusPage
 from mlflow_stability.courier.recording import Recording, opening_if_readable
-from mlflow_stability.courier.status import CourierStatus, StatusPage
-from mlflow_stability.courier.training_process import TrainingProcess, process_of
 from mlflow_stability.journal.layout import RELEASED, recording_folders, remove_empty_root
-from mlflow_stability.vocabulary.milestone import Opening
+from mlflow_stability.vocabulary.run.milestone import Opening
 
 _WORTH_SAYING = 2.0  # seconds for which the store must be away before anybody hears of it
 _LAST_LOOK = 0.25  # seconds; several of the looks of a training that waits

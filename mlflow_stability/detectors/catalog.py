@@ -12,54 +12,47 @@ from dataclasses import asdict, fields
 from difflib import get_close_matches
 from typing import Any
 
-from mlflow_stability.detectors.activation_nonfinite import ActivationNonfinite
-from mlflow_stability.detectors.adam_rms_high import AdamRmsHigh
-from mlflow_stability.detectors.attention_collapse import AttentionCollapse
-from mlflow_stability.detectors.attention_logit_growth import AttentionLogitGrowth
-from mlflow_stability.detectors.autopilot_kinds import AUTOPILOT_KINDS
-from mlflow_stability.detectors.dead_layer import DeadLayer
-from mlflow_stability.detectors.dead_units import DeadUnits
-from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.detectors.divergence import Divergence
-from mlflow_stability.detectors.divergence_classic import DivergenceClassic
-from mlflow_stability.detectors.divergence_start import DivergenceStart
-from mlflow_stability.detectors.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.gradient_explosion_classic import GradientExplosionClassic
-from mlflow_stability.detectors.gradient_imbalance import GradientImbalance
-from mlflow_stability.detectors.gradient_vanishing import GradientVanishing
-from mlflow_stability.detectors.gradient_vanishing_layers import GradientVanishingLayers
-from mlflow_stability.detectors.inf_detected import InfDetected
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.gradients.dead_layer import DeadLayer
+from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
+from mlflow_stability.detectors.gradients.gradient_vanishing import GradientVanishing
+from mlflow_stability.detectors.gradients.gradient_vanishing_layers import GradientVanishingLayers
+from mlflow_stability.detectors.gradients.imbalance import GradientImbalance, WeightImbalance
+from mlflow_stability.detectors.gradients.layer_explosion import LayerExplosion
+from mlflow_stability.detectors.hardware.low_mfu import LowMfu
+from mlflow_stability.detectors.hardware.memory_pressure import MemoryPressure
+from mlflow_stability.detectors.hardware.step_time_increase import StepTimeIncrease
+from mlflow_stability.detectors.hardware.throughput_drop import ThroughputDrop
+from mlflow_stability.detectors.inside.activation_nonfinite import ActivationNonfinite
+from mlflow_stability.detectors.inside.attention_collapse import AttentionCollapse
+from mlflow_stability.detectors.inside.attention_logit_growth import AttentionLogitGrowth
+from mlflow_stability.detectors.inside.dead_units import DeadUnits
+from mlflow_stability.detectors.inside.representation_collapse import RepresentationCollapse
+from mlflow_stability.detectors.inside.saturated_activation import SaturatedActivation
+from mlflow_stability.detectors.inside.sdr_bit_usage import SdrBitUsage
+from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
+from mlflow_stability.detectors.inside.sdr_temperature import SdrTemperature
 from mlflow_stability.detectors.kind_documentation import KindDocumentation, documentation_of
-from mlflow_stability.detectors.layer_explosion import LayerExplosion
-from mlflow_stability.detectors.learning_rate_jump import LearningRateJump
-from mlflow_stability.detectors.learning_rate_out_of_range import LearningRateOutOfRange
-from mlflow_stability.detectors.loss_scale_collapse import LossScaleCollapse
-from mlflow_stability.detectors.loss_spike import LossSpike
-from mlflow_stability.detectors.loss_spike_classic import LossSpikeClassic
-from mlflow_stability.detectors.low_mfu import LowMfu
-from mlflow_stability.detectors.memory_pressure import MemoryPressure
-from mlflow_stability.detectors.nan_detected import NanDetected
-from mlflow_stability.detectors.oscillation import Oscillation
-from mlflow_stability.detectors.overfitting import Overfitting
-from mlflow_stability.detectors.plateau import Plateau
-from mlflow_stability.detectors.repeated_data import RepeatedData
-from mlflow_stability.detectors.representation_collapse import RepresentationCollapse
-from mlflow_stability.detectors.representation_kinds import REPRESENTATION_KINDS
-from mlflow_stability.detectors.saturated_activation import SaturatedActivation
-from mlflow_stability.detectors.sdr_bit_usage import SdrBitUsage
-from mlflow_stability.detectors.sdr_collapse import SdrCollapse
-from mlflow_stability.detectors.sdr_low_diversity import SdrLowDiversity
-from mlflow_stability.detectors.sdr_temperature import SdrTemperature
-from mlflow_stability.detectors.setup_kinds import SETUP_KINDS
-from mlflow_stability.detectors.slow_progress import SlowProgress
-from mlflow_stability.detectors.step_skipped import StepSkipped
-from mlflow_stability.detectors.step_time_increase import StepTimeIncrease
-from mlflow_stability.detectors.throughput_drop import ThroughputDrop
-from mlflow_stability.detectors.update_ratio_high import UpdateRatioHigh
-from mlflow_stability.detectors.update_ratio_low import UpdateRatioLow
-from mlflow_stability.detectors.ways_to_end import WAYS_TO_END
-from mlflow_stability.detectors.weight_imbalance import WeightImbalance
-from mlflow_stability.detectors.weight_spike import WeightSpike
+from mlflow_stability.detectors.loss.divergence import Divergence, DivergenceClassic
+from mlflow_stability.detectors.loss.divergence_start import DivergenceStart
+from mlflow_stability.detectors.loss.loss_spike import LossSpike, LossSpikeClassic
+from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
+from mlflow_stability.detectors.loss.oscillation import Oscillation
+from mlflow_stability.detectors.loss.overfitting import Overfitting
+from mlflow_stability.detectors.loss.plateau import Plateau
+from mlflow_stability.detectors.loss.repeated_data import RepeatedData
+from mlflow_stability.detectors.loss.slow_progress import SlowProgress
+from mlflow_stability.detectors.optimizer.adam_rms_high import AdamRmsHigh
+from mlflow_stability.detectors.optimizer.learning_rate_jump import LearningRateJump
+from mlflow_stability.detectors.optimizer.learning_rate_out_of_range import LearningRateOutOfRange
+from mlflow_stability.detectors.optimizer.loss_scale_collapse import LossScaleCollapse
+from mlflow_stability.detectors.optimizer.step_skipped import StepSkipped
+from mlflow_stability.detectors.optimizer.update_ratio import UpdateRatioHigh, UpdateRatioLow
+from mlflow_stability.detectors.optimizer.weight_spike import WeightSpike
+from mlflow_stability.detectors.reported.autopilot import AUTOPILOT_KINDS
+from mlflow_stability.detectors.reported.endings import WAYS_TO_END
+from mlflow_stability.detectors.reported.representations import REPRESENTATION_KINDS
+from mlflow_stability.detectors.reported.setup import SETUP_KINDS
 from mlflow_stability.errors import SettingsError
 
 DETECTORS: tuple[type[Detector], ...] = (

@@ -12,7 +12,7 @@ from dataclasses import dataclass, fields
 from itertools import pairwise
 from typing import Any
 
-from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.result.event import Severity
 
 SECTIONS = ("What it sees", "Why it matters", "What to try", "When it is wrong", "Reference")
 """The paragraphs of a judgement's docstring, after its first sentence."""

@@ -11,15 +11,15 @@ from collections.abc import Callable, Iterable, Sequence
 from math import isfinite
 from typing import Any
 
-from mlflow_stability.detectors.baseline import Baseline
 from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.detector import Detector, Point
-from mlflow_stability.detectors.players import Turns
-from mlflow_stability.detectors.whole_model import ALL, is_wanted
-from mlflow_stability.vocabulary.event import Event
-from mlflow_stability.vocabulary.milestone import Reset
-from mlflow_stability.vocabulary.observation import Observation, StepReading
-from mlflow_stability.vocabulary.signal import Signal
+from mlflow_stability.detectors.engine.adversarial import Turns
+from mlflow_stability.detectors.engine.baseline import Baseline
+from mlflow_stability.detectors.engine.detector import Detector, Point
+from mlflow_stability.detectors.engine.layer_values import ALL, is_wanted
+from mlflow_stability.vocabulary.measured.observation import Observation, StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.run.milestone import Reset
 
 new_tuple = tuple.__new__
 _Step = Callable[[Any, Point], tuple[Any, Event | None]]

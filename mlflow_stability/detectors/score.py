@@ -10,7 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.detectors.sensitivity import factor_of
 from mlflow_stability.vocabulary.sensitivity import MOST
 

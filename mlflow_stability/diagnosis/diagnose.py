@@ -13,32 +13,37 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.diagnosis.asked_rules import asked_for, changed_kinds, found_by
-from mlflow_stability.diagnosis.causes import deciding_cause, with_causes
-from mlflow_stability.diagnosis.curve_reading import reading_of
-from mlflow_stability.diagnosis.curves import RunCurves, run_curves, starts_of
-from mlflow_stability.diagnosis.endings import endings_of
-from mlflow_stability.diagnosis.episodes import episodes_of
-from mlflow_stability.diagnosis.fitting_remedies import with_fitting_remedies
-from mlflow_stability.diagnosis.hindsight import in_hindsight
-from mlflow_stability.diagnosis.limits import limits_of
-from mlflow_stability.diagnosis.main_curves import judged_curves
-from mlflow_stability.diagnosis.passed import passed
-from mlflow_stability.diagnosis.reconcile import reconciled
-from mlflow_stability.diagnosis.remedies import remedies_of
-from mlflow_stability.diagnosis.replay import replayed
-from mlflow_stability.diagnosis.resumes import joined, resumed_in
-from mlflow_stability.diagnosis.rule_scores import no_worse_than_sure
-from mlflow_stability.diagnosis.rules import OF_VALIDATIONS, RULES, WHERE_JUDGED_LIVE
-from mlflow_stability.diagnosis.silence import silence_of, single_loss
-from mlflow_stability.diagnosis.sketch import sketch_of
-from mlflow_stability.diagnosis.step_words import in_words_of_the_log
-from mlflow_stability.diagnosis.told_findings import told_findings
-from mlflow_stability.diagnosis.verdict import outcome_of, verdict_of
-from mlflow_stability.vocabulary.diagnosis import JUDGED_LIVE, Diagnosis
-from mlflow_stability.vocabulary.episode import Episode
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
+from mlflow_stability.diagnosis.advice.remedies import remedies_of
+from mlflow_stability.diagnosis.causes.causes import deciding_cause, with_causes
+from mlflow_stability.diagnosis.curves.curve_shape import reading_of
+from mlflow_stability.diagnosis.curves.curves import RunCurves, run_curves, starts_of
+from mlflow_stability.diagnosis.curves.main_curves import judged_curves
+from mlflow_stability.diagnosis.curves.resumes import joined, resumed_in
+from mlflow_stability.diagnosis.curves.sketch import sketch_of
+from mlflow_stability.diagnosis.findings.downgrade import in_hindsight
+from mlflow_stability.diagnosis.findings.episodes import episodes_of
+from mlflow_stability.diagnosis.findings.merge import reconciled
+from mlflow_stability.diagnosis.findings.process_end import endings_of
+from mlflow_stability.diagnosis.findings.recovered_rises import passed
+from mlflow_stability.diagnosis.findings.replay import replayed
+from mlflow_stability.diagnosis.findings.told_in_log import told_findings
+from mlflow_stability.diagnosis.rules.registry import (
+    OF_VALIDATIONS,
+    RULES,
+    WHERE_JUDGED_LIVE,
+    asked_for,
+    changed_kinds,
+    found_by,
+)
+from mlflow_stability.diagnosis.rules.scores import no_worse_than_sure
+from mlflow_stability.diagnosis.verdict.coverage import limits_of, silence_of, single_loss
+from mlflow_stability.diagnosis.verdict.step_units import in_words_of_the_log
+from mlflow_stability.diagnosis.verdict.verdict import outcome_of, verdict_of
+from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE, Diagnosis
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 MOST_CURVES = 12
 """Of so many curves at most a reading and a sketch are given."""

@@ -2,6 +2,8 @@
 
 Out: figures that belong to nobody's pyplot, and PNG. Promised: what the user has set up in matplotlib neither
 shows in our pictures nor is changed by them. Colours: Okabe and Ito, https://jfly.uni-koeln.de/color/
+
+Pictures of many small cells, as PNG files sharp enough to print.
 """
 
 from __future__ import annotations
@@ -19,8 +21,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from mlflow_stability.vocabulary.event import Severity
-from mlflow_stability.vocabulary.harmless_text import visible
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.text.harmless_text import visible
 
 Picture: TypeAlias = Figure
 
@@ -116,3 +118,15 @@ def shown(text: str, longest: int | None = None) -> str:
 @lru_cache(maxsize=1)
 def _letters() -> frozenset[int]:
     return frozenset(get_font(findfont(FontProperties(family="DejaVu Sans"))).get_charmap())
+
+
+SHARP = 300
+"""Dots per inch."""
+
+
+def sharp_png(figure: Picture) -> bytes:
+    """The picture as a PNG file of 300 dots per inch."""
+    file = BytesIO()
+    with our_style():
+        figure.savefig(file, dpi=SHARP, format="png", pil_kwargs={"compress_level": 3})
+    return file.getvalue()

@@ -3,27 +3,41 @@
 In: a folder, and how a single file is read. Out: a `RunHistory` for each log. Promised: what belongs to one run stays
 together; hidden folders and runs that were deleted are left out, unless they were asked for; what looks like a log and
 cannot be read is noted, what is none is passed over, and so are reports of ours.
+
+Tells a report of ours, which may lie beside the logs that it is about, from a log.
+
+In: the first bytes of a file. Out: whether it is a JSON or CSV that `diagnose` or `compare` wrote. Promised: a log with
+a column called `source` or `rank` is not taken for one.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.importers.decode.harmless import reason_of, shown_path
+from mlflow_stability.importers.decode.log_text import head_of
+from mlflow_stability.importers.files.mlflow_files import is_deleted, is_mlflow_run, read_mlflow_run
 from mlflow_stability.importers.formats.event_file import (
     is_event_file,
     read_event_files,
     read_split_event_files,
 )
-from mlflow_stability.importers.harmless import reason_of, shown_path
 from mlflow_stability.importers.log_format import formats
-from mlflow_stability.importers.log_text import head_of
-from mlflow_stability.importers.mlflow_files import is_deleted, is_mlflow_run, read_mlflow_run
-from mlflow_stability.importers.own_report import is_own_report
-from mlflow_stability.vocabulary.name_words import HELD_OUT, TRAIN, words_of
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.text.name_reading import HELD_OUT, TRAIN, words_of
+
+_JSON = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"summary":')
+_CSV = (b"source,name,outcome,step,issue_type,severity,", b"rank,source,name,outcome,severity,verdict,")
+
+
+def is_own_report(head: bytes) -> bool:
+    """Whether a file that begins like this is a report."""
+    return head.startswith(_CSV) or _JSON.match(head) is not None
+
 
 DEEPEST = 8
 MOST_FILES = 20_000

@@ -9,11 +9,11 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.importers.decode.harmless import reason_of, shown_path, shown_text
+from mlflow_stability.importers.decode.log_text import encoding_of, head_of
 from mlflow_stability.importers.folder import read_folder
-from mlflow_stability.importers.harmless import reason_of, shown_path, shown_text
 from mlflow_stability.importers.log_format import Opening, formats
-from mlflow_stability.importers.log_text import encoding_of, head_of
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 
 def read(path: Path) -> list[RunHistory]:

@@ -22,8 +22,8 @@ from mlflow_stability.journal.record import (
     decode_step,
     unframe,
 )
-from mlflow_stability.vocabulary.milestone import Opening
-from mlflow_stability.vocabulary.signal import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.run.milestone import Opening
 
 
 @dataclass(frozen=True, slots=True)

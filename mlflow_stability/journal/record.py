@@ -28,10 +28,10 @@ from zlib import crc32
 
 import orjson
 
-from mlflow_stability.vocabulary.event import Event, Severity
-from mlflow_stability.vocabulary.milestone import Closing, Fact, Gap, Note, Opening, Reset, Returned
-from mlflow_stability.vocabulary.observation import StepReading
-from mlflow_stability.vocabulary.signal import Signal
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Note, Opening, Reset, Returned
 
 SCHEMA = 1
 Record: TypeAlias = StepReading | Event | Opening | Note | Fact | Reset | Gap | Returned | Closing

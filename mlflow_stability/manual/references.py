@@ -11,10 +11,10 @@ from collections.abc import Iterator
 
 from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, documentation, name_of
 from mlflow_stability.detectors.kind_documentation import KindDocumentation
-from mlflow_stability.diagnosis.cause_catalog import CAUSES
-from mlflow_stability.diagnosis.rule import Rule
-from mlflow_stability.diagnosis.rules import RULES
-from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.diagnosis.causes.catalog import CAUSES
+from mlflow_stability.diagnosis.rules.registry import RULES
+from mlflow_stability.diagnosis.rules.rule import Rule
+from mlflow_stability.vocabulary.result.event import Severity
 
 INTRODUCTION_TO_FINDINGS = (
     "What `diagnose` and the detectors report: what each finding sees, why it matters, what to do, when it is wrong, "

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mlflow_stability.vocabulary.signal import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 
 @dataclass(frozen=True, slots=True)

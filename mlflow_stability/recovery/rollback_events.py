@@ -6,7 +6,7 @@ In: a decision, and what restoring did. Out: an event with its reason, its targe
 from __future__ import annotations
 
 from mlflow_stability.recovery.decisions import Decision
-from mlflow_stability.vocabulary.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event, Severity
 
 ROLLBACK = "rollback"
 GIVE_UP = "give_up"

@@ -21,7 +21,7 @@ from mlflow_stability.vocabulary.argument import (
     whole_number,
     yes_or_no,
 )
-from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.settings import PRESETS
 
 GiveUp = Literal["continue", "raise"]

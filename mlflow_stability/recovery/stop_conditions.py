@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from mlflow_stability.errors import SettingsError, TrainingDiverged
-from mlflow_stability.vocabulary.observation import StepReading
+from mlflow_stability.vocabulary.measured.observation import StepReading
 
 QUANTITIES = (
     "loss",

@@ -11,11 +11,11 @@ from pathlib import Path
 from mlflow_stability.reports.report import Report
 
 FORMATS = {
-    "rich": "mlflow_stability.reports.terminal",
-    "json": "mlflow_stability.reports.json_document",
-    "csv": "mlflow_stability.reports.csv_table",
-    "markdown": "mlflow_stability.reports.markdown_page",
-    "html": "mlflow_stability.reports.html_page",
+    "rich": "mlflow_stability.reports.run.terminal",
+    "json": "mlflow_stability.reports.run.json_document",
+    "csv": "mlflow_stability.reports.run.csv_table",
+    "markdown": "mlflow_stability.reports.run.markdown_page",
+    "html": "mlflow_stability.reports.run.html_page",
 }
 """Where each is written; `rich` is the one for people at a terminal."""
 ENDINGS = {

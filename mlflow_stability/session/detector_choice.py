@@ -6,10 +6,9 @@ from dataclasses import is_dataclass, replace
 from typing import cast
 
 from mlflow_stability.detectors.catalog import default_detectors, named
-from mlflow_stability.detectors.detector import Detector
-from mlflow_stability.detectors.divergence_classic import DivergenceClassic
-from mlflow_stability.detectors.sdr_collapse import SdrCollapse
-from mlflow_stability.detectors.sdr_low_diversity import SdrLowDiversity
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
+from mlflow_stability.detectors.loss.divergence import DivergenceClassic
 from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.settings import Settings

@@ -18,9 +18,9 @@ from typing import Any
 from torch import is_grad_enabled
 
 from mlflow_stability.errors import TorchLacksError, TrainingDiverged
-from mlflow_stability.probes import torch_api
-from mlflow_stability.probes.script_errors import raised_by_script
-from mlflow_stability.probes.thread_state import ThreadState, noted, put_right
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks.script_errors import raised_by_script
+from mlflow_stability.probes.hooks.thread_state import ThreadState, noted, put_right
 
 OnFailure = Callable[[str, Exception], None]
 

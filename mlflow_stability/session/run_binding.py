@@ -21,13 +21,13 @@ from typing import Literal
 from mlflow_stability.detectors.catalog import described
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layout import new_session_folder
-from mlflow_stability.session.courier_link import CourierLink, Say
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.heard_metrics import HeardMetrics
+from mlflow_stability.session.process.courier_link import CourierLink, Say
 from mlflow_stability.session.ranks import rank_and_world_size
-from mlflow_stability.session.recording import Recording
-from mlflow_stability.tracking.active_run import (
+from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.session.recording.script_metrics import HeardMetrics
+from mlflow_stability.tracking.in_process.active_run import (
     ImplicitRunJoin,
     RunInProgress,
     announced_run,
@@ -38,10 +38,10 @@ from mlflow_stability.tracking.active_run import (
     measures_machine,
     tracking_uri,
 )
-from mlflow_stability.tracking.address import absolute_uri, default_uri, strip_credentials
-from mlflow_stability.tracking.user_metrics import CLIENT
-from mlflow_stability.vocabulary.event import Event
-from mlflow_stability.vocabulary.milestone import Closing, Opening
+from mlflow_stability.tracking.in_process.user_metrics import CLIENT
+from mlflow_stability.tracking.store.address import absolute_uri, default_uri, strip_credentials
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.run.milestone import Closing, Opening
 from mlflow_stability.vocabulary.settings import Settings
 
 JOIN_WAIT = 10.0

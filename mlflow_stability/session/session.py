@@ -18,24 +18,23 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.probes import torch_api
-from mlflow_stability.probes.cycle_meter import CycleMeter
-from mlflow_stability.probes.reading import CycleReading
-from mlflow_stability.probes.survey import Survey
-from mlflow_stability.probes.torch_watch import TorchWatch
-from mlflow_stability.session.ending import EndingWatch
-from mlflow_stability.session.exit_wait import wait_for_delivery
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
+from mlflow_stability.probes.probe_scheduler import Survey
+from mlflow_stability.probes.step.reading import CycleReading
+from mlflow_stability.probes.step.step_meter import CycleMeter
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.process_exit import Awaited, process_exit
-from mlflow_stability.session.recording import Recording
+from mlflow_stability.session.probe_plan import survey_of
+from mlflow_stability.session.process.courier_link import wait_for_delivery
+from mlflow_stability.session.process.process_end import Awaited, EndingWatch, process_exit
+from mlflow_stability.session.process.thread_end import ThreadEnd
+from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.session.recording.unseen_training import UnseenTraining
 from mlflow_stability.session.run_binding import RunBinding
-from mlflow_stability.session.survey_plan import survey_of
-from mlflow_stability.session.thread_end import ThreadEnd
-from mlflow_stability.session.unseen_training import UnseenTraining
-from mlflow_stability.tracking.active_run import end_fluent_run, fluent_run_id
-from mlflow_stability.vocabulary.event import Event, Severity
-from mlflow_stability.vocabulary.milestone import Closing
-from mlflow_stability.vocabulary.outcome import RUN_STATUS
+from mlflow_stability.tracking.in_process.active_run import end_fluent_run, fluent_run_id
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.milestone import Closing
+from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 from mlflow_stability.vocabulary.settings import Settings
 
 logger = logging.getLogger("mlflow_stability")
@@ -187,8 +186,8 @@ class Session:
         self._flight = None
         if not self.settings.flies:
             return CycleMeter(self._guard, self._at_gate, self._on_reading, self._survey_for)
-        from mlflow_stability.probes.piloted_meter import PilotedMeter
-        from mlflow_stability.session.flight import Flight
+        from mlflow_stability.probes.step.autopilot_meter import PilotedMeter
+        from mlflow_stability.session.autopilot.autopilot_lifecycle import Flight
 
         self._flight = Flight(self.settings, self._guard, self._settle, self._binding.current_run_id)
         hooks = self._guard, self._at_gate, self._on_reading

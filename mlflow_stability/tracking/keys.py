@@ -3,14 +3,21 @@
 In: a `Signal` and the section of the run that its recording writes to. Out: a metric key that every MLflow store takes.
 Promised: two signals never share a key; no key is a path prefix of another (file stores keep keys as paths); a key
 has at most 250 characters; `parse_key` gives the same signal back unless its name had to be changed to fit.
+
+How names that other people gave are written in MLflow.
+
+In: the names of one run. Out: for each a key that every MLflow store takes. Promised: a name that is a key already
+stays as it is; two names never become one key.
 """
 
 from __future__ import annotations
 
+import posixpath
 import re
+from collections.abc import Iterable
 from hashlib import blake2b
 
-from mlflow_stability.vocabulary.signal import Signal, of_the_whole
+from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
 
 SECTION = "stability"
 LONGEST_KEY = 250  # what MLflow's stores take
@@ -75,3 +82,30 @@ def _fitting(name: str, longest: int) -> str:
 
 def _mark(name: str) -> str:
     return blake2b(name.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
+
+
+_UNFIT_FOR_MLFLOW = re.compile(r"[^\w.\- /:]")
+
+
+def fitting_keys(names: Iterable[str]) -> dict[str, str]:
+    """The key of each name."""
+    wanted = list(dict.fromkeys(names))
+    keys = {name: name for name in wanted if _fitting_for_mlflow(name) == name}
+    taken = set(keys.values())
+    for name in wanted:
+        if name in keys:
+            continue
+        key = _fitting_for_mlflow(name)
+        if key in taken:
+            mark = blake2b(name.encode("utf-8", "surrogatepass"), digest_size=5).hexdigest()
+            key = f"{key[: LONGEST_KEY - len(mark) - 1]}-{mark}"
+        keys[name] = key
+        taken.add(key)
+    return {name: keys[name] for name in wanted}
+
+
+def _fitting_for_mlflow(name: str) -> str:
+    """A name without what MLflow's keys may not hold, and without what would make a path of it that leads elsewhere."""
+    parts = [part for part in _UNFIT_FOR_MLFLOW.sub("_", name).split("/") if part not in ("", ".", "..")]
+    key = "/".join(parts)[:LONGEST_KEY].rstrip("/")
+    return posixpath.normpath(key) if key.strip() else "_"

@@ -1,11 +1,10 @@
 """The nouns: frozen data that crosses from room to room."""
 
-from mlflow_stability.vocabulary.event import Event, Severity
-from mlflow_stability.vocabulary.milestone import Closing, Fact, Gap, Note, Opening, Reset
-from mlflow_stability.vocabulary.observation import Observation, StepReading
-from mlflow_stability.vocabulary.series import Series, series_by_signal
+from mlflow_stability.vocabulary.measured.observation import Observation, Series, StepReading, series_by_signal
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Note, Opening, Reset
 from mlflow_stability.vocabulary.settings import Settings
-from mlflow_stability.vocabulary.signal import Signal
 
 __all__ = [
     "Closing",

@@ -10,14 +10,14 @@ from jsonschema import Draft202012Validator
 from mlflow import MlflowClient
 from mlflow.entities import Metric
 
+from mlflow_stability.analysis.cards.worker_pool import cards_from_processes
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
-from mlflow_stability.analysis.worker_pool import cards_from_processes
 from mlflow_stability.cli.main import run
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.reports.json_document import schema
 from mlflow_stability.reports.report import Failure
-from mlflow_stability.vocabulary.judged_curves import AskedCurves
+from mlflow_stability.reports.run.json_document import schema
+from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
 
 OTHER = "aux/objective_value"
 

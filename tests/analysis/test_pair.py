@@ -10,11 +10,11 @@ from mlflow import MlflowClient
 from mlflow_stability.analysis.compare import compare
 from mlflow_stability.analysis.compare_layers import compare_layers
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.tracking.record_events import EVENTS_FOLDER, events_name, line_of
-from mlflow_stability.tracking.record_parts import RECORD_FOLDER, PartBuffer, part_name
-from mlflow_stability.vocabulary.event import Event, Severity
-from mlflow_stability.vocabulary.observation import StepReading
-from mlflow_stability.vocabulary.signal import Signal
+from mlflow_stability.tracking.artifacts.record_events import EVENTS_FOLDER, events_name, line_of
+from mlflow_stability.tracking.artifacts.record_parts import RECORD_FOLDER, PartBuffer, part_name
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.event import Event, Severity
 
 LAYERS = ("embed", "blocks.0.attn", "blocks.1.attn", "head")
 HEADS = tuple(f"blocks.{block}.attn.head_{head}" for block in range(2) for head in range(3))

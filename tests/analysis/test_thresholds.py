@@ -6,8 +6,8 @@ from diagnosis.histories import run_named
 
 from mlflow_stability.analysis.thresholds import asked_detectors, detectors_with
 from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.loss_spike import LossSpike
+from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.detectors.loss.loss_spike import LossSpike
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.errors import SettingsError
 

@@ -57,8 +57,8 @@ def test_help_loads_no_command(arguments: list[str]) -> None:
     [
         "from mlflow_stability import load_run",
         "from mlflow_stability.detectors.panel import replay",
-        "import mlflow_stability.cli.sync",
-        "import mlflow_stability.cli.demo_view",
+        "import mlflow_stability.cli.commands.sync",
+        "import mlflow_stability.cli.commands.demo_view",
         "import mlflow_stability.courier.__main__",
     ],
 )

@@ -12,7 +12,7 @@ import pytest
 import mlflow_stability
 
 PACKAGE = Path(mlflow_stability.__file__).parent
-HOME = PACKAGE / "probes" / "torch_api.py"
+HOME = PACKAGE / "probes" / "hooks" / "torch_api.py"
 OF_OBJECTS = ("getattr", "hasattr", "setattr", "delattr")
 OF_MODULES = ("import_module", "__import__", "modules.get")
 SYMBOL = re.compile(r"torch(\.\w+)*:\w+(\.\w+)*")

@@ -28,7 +28,7 @@ from zoo.failure import Failure
 from zoo.loop import Notes
 
 from mlflow_stability.analysis.diagnose import diagnose
-from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 
 MODES: dict[str, dict[str, Any]] = {"watch": {}, "rollback": {"rollback": True}}
 BATCH = frozenset({"bad_batch"})

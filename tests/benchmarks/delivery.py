@@ -32,7 +32,7 @@ import psutil
 import mlflow_stability
 from mlflow_stability.journal.layout import STATUS, new_session_folder
 from mlflow_stability.journal.writer import JournalWriter
-from mlflow_stability.session.courier_link import CourierLink
+from mlflow_stability.session.process.courier_link import CourierLink
 from mlflow_stability.vocabulary import Closing, Opening, Signal, StepReading
 
 

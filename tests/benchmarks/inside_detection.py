@@ -25,7 +25,7 @@ from zoo.language import LETTERS, written
 
 from mlflow_stability.detectors.catalog import named
 from mlflow_stability.detectors.panel import Panel
-from mlflow_stability.probes.attention import AttentionProbe
+from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.vocabulary import Event, Signal, StepReading
 
 WIDTH, HEADS, LENGTH, BATCH = 32, 4, 24, 16

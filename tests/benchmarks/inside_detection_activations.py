@@ -31,8 +31,8 @@ from benchmarks.inside_trainings import HEALTHY, ILL
 
 from mlflow_stability.detectors.catalog import named
 from mlflow_stability.detectors.panel import replay
-from mlflow_stability.probes.activation_probe import ActivationProbe
-from mlflow_stability.probes.representation_probe import RepresentationProbe
+from mlflow_stability.probes.activations.activation_probe import ActivationProbe
+from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 from mlflow_stability.vocabulary import Event, StepReading
 
 EVERY = 10

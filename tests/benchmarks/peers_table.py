@@ -22,12 +22,12 @@ import numpy as np
 from peer_series import OTHERS, PEERS
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.vocabulary.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.episode import Episode
-from mlflow_stability.vocabulary.event import Severity
-from mlflow_stability.vocabulary.metric_names import Meaning
-from mlflow_stability.vocabulary.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.series import Series
+from mlflow_stability.vocabulary.measured.observation import Series
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.text.metric_names import Meaning
 
 Found = tuple[str, int]
 Judge = Callable[[list[np.ndarray]], list[list[Found]]]

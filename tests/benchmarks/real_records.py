@@ -31,11 +31,11 @@ from pathlib import Path
 
 import numpy as np
 
+from mlflow_stability.analysis.cards.card_cache import fingerprint_of_rules
 from mlflow_stability.analysis.diagnose import diagnose_all
-from mlflow_stability.analysis.rules_fingerprint import fingerprint_of_rules
 from mlflow_stability.reports.report import Failure
-from mlflow_stability.vocabulary.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result.event import Severity
 
 NAMED_BY = {
     "nan": ("nan_detected", "inf_detected"),

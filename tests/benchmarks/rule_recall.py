@@ -35,14 +35,13 @@ from zoo.curves.healthy import PLAIN, TRAPS, healthy_run
 from zoo.curves.ill import FORMS, NON_FINITE, ill_run
 
 from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.detector import Detector
+from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.detectors.sensitivity import moved
-from mlflow_stability.diagnosis.asked_rules import found_by
-from mlflow_stability.diagnosis.curves import run_curves
+from mlflow_stability.diagnosis.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.rules import RULES
-from mlflow_stability.vocabulary.episode import Episode
-from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.diagnosis.rules.registry import RULES, found_by
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.sensitivity import FACTORS
 
 KINDS = {"spike": "loss_spike", "divergence": "divergence", "overfitting": "overfitting", "plateau": "plateau"}

@@ -16,7 +16,7 @@ import time
 import torch
 from torch import Tensor
 
-from mlflow_stability.probes.sparse_codes import QUANTITIES, describe_codes
+from mlflow_stability.probes.representations.sparse_codes import QUANTITIES, describe_codes
 
 
 def codes(count: int, bits: int, active: int) -> Tensor:

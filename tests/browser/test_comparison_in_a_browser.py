@@ -9,10 +9,10 @@ from browser.chromium import Chromium, find_chromium
 from diagnosis.cards import made
 from reports.comparisons import many, two, two_with_layers
 
-from mlflow_stability.diagnosis.compare_cards import comparison_of
-from mlflow_stability.reports.comparison_html import render
-from mlflow_stability.vocabulary.event import Severity
-from mlflow_stability.vocabulary.run_card import Mark
+from mlflow_stability.diagnosis.compare import comparison_of
+from mlflow_stability.reports.comparison.comparison_html import render
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.run_card import Mark
 
 PROGRAM = find_chromium()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: apt-get install chromium")

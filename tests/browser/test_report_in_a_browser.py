@@ -8,8 +8,8 @@ import pytest
 from browser.chromium import Chromium, find_chromium
 from reports.samples import SEVERAL, broken
 
-from mlflow_stability.reports.html_page import render
 from mlflow_stability.reports.report import Report
+from mlflow_stability.reports.run.html_page import render
 
 PROGRAM = find_chromium()
 pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: apt-get install chromium")

@@ -9,13 +9,12 @@ from courier.staging import Training, reading
 from mlflow import MlflowClient
 
 from mlflow_stability.analysis.load import load_run
-from mlflow_stability.courier.claim import Claim
 from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.courier.environment import ask_for_short_requests
-from mlflow_stability.courier.orphans import next_orphan
+from mlflow_stability.courier.process.claim import Claim, next_orphan
+from mlflow_stability.courier.process.environment import ask_for_short_requests
 from mlflow_stability.journal.layout import TRAINING
 from mlflow_stability.journal.process_identity import identity_of
-from mlflow_stability.tracking.run_reader import RunReader
+from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary import Closing, Event, Gap, Note, Reset, Severity
 
 

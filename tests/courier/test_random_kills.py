@@ -7,7 +7,7 @@ from courier.staging import Training, kill, reading, wait_until
 from mlflow import MlflowClient
 
 from mlflow_stability.analysis.load import load_run
-from mlflow_stability.tracking.run_reader import RunReader
+from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary import Closing, Event, Severity
 
 KILLS = 20

@@ -8,11 +8,11 @@ import numpy as np
 from diagnosis.histories import falling, metric_of, run_of
 from numpy.typing import ArrayLike
 
+from mlflow_stability.diagnosis.cohort.run_summary import run_card_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.diagnosis.run_card_of import run_card_of
-from mlflow_stability.vocabulary.event import Severity
-from mlflow_stability.vocabulary.run_card import Mark, RunCard
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.run_card import Mark, RunCard
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 
 def history_of_loss(losses: ArrayLike, name: str = "a", **params: object) -> RunHistory:

@@ -8,8 +8,8 @@ import numpy as np
 from numpy.typing import ArrayLike
 
 from mlflow_stability.vocabulary import Event, Series
-from mlflow_stability.vocabulary.metric_names import Meaning, meanings_of
-from mlflow_stability.vocabulary.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
 
 
 def metric_of(

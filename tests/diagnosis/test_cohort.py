@@ -7,13 +7,13 @@ from diagnosis.cards import made
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.diagnosis.associations import associations_of
-from mlflow_stability.diagnosis.cohort_of import cohort_of
-from mlflow_stability.diagnosis.learning_rate_sensitivity import sensitivity_of
-from mlflow_stability.diagnosis.many_tests import corrected
-from mlflow_stability.diagnosis.seed_groups import estimate, interquartile_mean, seed_groups_of
-from mlflow_stability.diagnosis.survival import survival_of
-from mlflow_stability.vocabulary.run_card import RunCard
+from mlflow_stability.diagnosis.associations.association_tests import corrected
+from mlflow_stability.diagnosis.associations.associations import associations_of
+from mlflow_stability.diagnosis.cohort.cohort import cohort_of
+from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import sensitivity_of
+from mlflow_stability.diagnosis.cohort.seed_groups import estimate, interquartile_mean, seed_groups_of
+from mlflow_stability.diagnosis.cohort.survival import survival_of
+from mlflow_stability.vocabulary.run.run_card import RunCard
 
 
 def caused_by_rate(count: int = 60, seed: int = 0, **more: str) -> list[RunCard]:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary import Event, Gap, Severity
-from mlflow_stability.vocabulary.metric_names import meanings_of
+from mlflow_stability.vocabulary.text.metric_names import meanings_of
 
 nan, inf = math.nan, math.inf
 

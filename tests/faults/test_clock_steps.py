@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from faults.endings import Training, wait_until
 
-from mlflow_stability.courier.json_page import read_page
+from mlflow_stability.courier.progress.json_file import read_page
 from mlflow_stability.journal.layout import STATUS, session_folders
 
 pytestmark = pytest.mark.fault

@@ -8,7 +8,7 @@ from itertools import count
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.layer_table import BINS, LEVELS, LayerTable, layer_table_of
+from mlflow_stability.vocabulary.measured.layer_table import BINS, LEVELS, LayerTable, layer_table_of
 
 PARTS = ("ln_1", "attn.c_attn", "attn.c_proj", "ln_2", "mlp.c_fc", "mlp.c_proj")
 Draw = Callable[[np.random.Generator], NDArray[np.float64]]

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from mlflow_stability.figures.mark import MOST_PER_KIND, Mark, MarkSketch, grouped
+from mlflow_stability.figures.run_page.mark import MOST_PER_KIND, Mark, MarkSketch, grouped
 from mlflow_stability.figures.scale import number_text, scale_of
 from mlflow_stability.vocabulary import Event, Severity
 

@@ -11,14 +11,14 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from importers.test_event_file import VERSION, event, simple
-from importers.test_notebook import cell, hugging_face, keras, notebook, printed, shown
+from importers.formats.test_event_file import VERSION, event, simple
+from importers.formats.test_notebook import cell, hugging_face, keras, notebook, printed, shown
 from importers.wandb_writer import SAMPLE
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.log_format import formats
 from mlflow_stability.importers.open_log import read
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 N = range(1, 9)
 SAMPLES = {

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layer_tables import layer_table_files, read_layer_table, write_layer_table
-from mlflow_stability.vocabulary.layer_table import LayerTable, layer_table_of
+from mlflow_stability.vocabulary.measured.layer_table import LayerTable, layer_table_of
 
 
 def equal(one: LayerTable, other: LayerTable) -> bool:

@@ -10,11 +10,11 @@ import pytest
 from architecture.repository import PACKAGE, ROOT, tree_of
 
 import mlflow_stability
+from mlflow_stability.cli.commands.manual import all_pages
 from mlflow_stability.cli.main import Commands, commands
-from mlflow_stability.cli.manual import all_pages
 from mlflow_stability.detectors.catalog import KINDS
-from mlflow_stability.diagnosis.cause_catalog import CAUSES
-from mlflow_stability.probes.torch_api import OLDEST_TORCH
+from mlflow_stability.diagnosis.causes.catalog import CAUSES
+from mlflow_stability.probes.hooks.torch_api import OLDEST_TORCH
 
 README = (ROOT / "README.md").read_text(encoding="utf-8")
 MAP = (PACKAGE / "README.md").read_text(encoding="utf-8")
@@ -93,7 +93,7 @@ def test_every_quantity_that_is_measured_is_described() -> None:
 def measured() -> set[str]:
     """The quantities that the code names, at the few places where readings are made."""
     found = set()
-    for name in ("probes/reading.py", "session/recording.py", "tracking/thinning.py"):
+    for name in ("probes/step/reading.py", "session/recording/recording.py", "tracking/write/thinning.py"):
         for node in ast.walk(tree_of(PACKAGE / name)):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("Signal", "named") and node.args:
                 first = node.args[0]

@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mlflow_stability.probes.attention import AttentionProbe
-from mlflow_stability.vocabulary.attention_map import AttentionMap
+from mlflow_stability.probes.attention.attention_probe import AttentionProbe
+from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
 
 
 @dataclass

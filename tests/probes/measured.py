@@ -11,9 +11,9 @@ import torch
 from torch import Tensor, nn
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.gate_view import GateView
-from mlflow_stability.probes.layers import Layers
-from mlflow_stability.probes.survey import Probe
+from mlflow_stability.probes.parameters.layers import Layers
+from mlflow_stability.probes.probe import GateView
+from mlflow_stability.probes.probe_scheduler import Probe
 
 Row = dict[str, float]
 

@@ -6,12 +6,12 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from mlflow_stability.probes.cycle_meter import CycleMeter
+from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
+from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe import Probe
-from mlflow_stability.probes.reading import CycleReading
-from mlflow_stability.probes.survey import Probes, Survey
-from mlflow_stability.probes.torch_watch import TorchWatch
-from mlflow_stability.probes.training_pace import TrainingPace
+from mlflow_stability.probes.probe_scheduler import Probes, Survey
+from mlflow_stability.probes.step.reading import CycleReading
+from mlflow_stability.probes.step.step_meter import CycleMeter
 from mlflow_stability.session.guard import PartGuard
 
 Rows = dict[str, list[tuple[int, float]]]

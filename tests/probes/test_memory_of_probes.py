@@ -14,17 +14,16 @@ from torch.optim import AdamW
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from mlflow_stability.probes.adam_rms import AdamRms
-from mlflow_stability.probes.gate_view import GateView
-from mlflow_stability.probes.gradient_extremes import GradientExtremes
-from mlflow_stability.probes.layer_norms import LayerNorms
-from mlflow_stability.probes.layer_statistics import LayerStatistics
-from mlflow_stability.probes.layers import Layers
-from mlflow_stability.probes.momentum_norm import MomentumNorm
-from mlflow_stability.probes.nonfinite_count import NonfiniteCount
-from mlflow_stability.probes.real_updates import RealUpdates
-from mlflow_stability.probes.survey import Probe
-from mlflow_stability.probes.weight_extremes import WeightExtremes
+from mlflow_stability.probes.parameters.adam_rms import AdamRms
+from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, WeightExtremes
+from mlflow_stability.probes.parameters.layer_norms import LayerNorms
+from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
+from mlflow_stability.probes.parameters.layers import Layers
+from mlflow_stability.probes.parameters.momentum_norm import MomentumNorm
+from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
+from mlflow_stability.probes.parameters.weight_updates import RealUpdates
+from mlflow_stability.probes.probe import GateView
+from mlflow_stability.probes.probe_scheduler import Probe
 
 BUDGET = 64 * 2**20
 SCALARS = 2**20

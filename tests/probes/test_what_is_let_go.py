@@ -13,10 +13,10 @@ from probes.looked_into import unguarded
 from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode
 
-from mlflow_stability.probes.activation_probe import ActivationProbe
-from mlflow_stability.probes.attention import AttentionProbe
-from mlflow_stability.probes.forward_turns import ForwardProbe, ForwardTurns
-from mlflow_stability.probes.representation_probe import RepresentationProbe
+from mlflow_stability.probes.activations.activation_probe import ActivationProbe
+from mlflow_stability.probes.attention.attention_probe import AttentionProbe
+from mlflow_stability.probes.forward.forward_scheduler import ForwardProbe, ForwardTurns
+from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 
 PROBES = ("activations", "representations", "attention")
 

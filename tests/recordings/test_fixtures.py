@@ -12,10 +12,10 @@ from mlflow_stability.analysis.diagnose import diagnose, history_of
 from mlflow_stability.cli.main import run as run_command
 from mlflow_stability.detectors.catalog import built
 from mlflow_stability.detectors.panel import replay
-from mlflow_stability.tracking.record_events import read_line
-from mlflow_stability.tracking.record_parts import read_part
-from mlflow_stability.vocabulary.event import Event, Severity
-from mlflow_stability.vocabulary.milestone import Opening
+from mlflow_stability.tracking.artifacts.record_events import read_line
+from mlflow_stability.tracking.artifacts.record_parts import read_part
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.milestone import Opening
 
 EXPERIMENT = Path(__file__).parents[2] / "mlruns_fixtures" / "0"
 RUNS = sorted(each.parent for each in EXPERIMENT.glob("*/meta.yaml"))

@@ -12,12 +12,12 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from mlflow_stability.probes.cycle_meter import CycleMeter
-from mlflow_stability.probes.reading import CycleReading
-from mlflow_stability.probes.torch_watch import TorchWatch
-from mlflow_stability.recovery.buffer_undo import BufferUndo
-from mlflow_stability.recovery.step_guard import StepGuard, Verdict, Vote
-from mlflow_stability.vocabulary.signal import Signal
+from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
+from mlflow_stability.probes.step.reading import CycleReading
+from mlflow_stability.probes.step.step_meter import CycleMeter
+from mlflow_stability.recovery.skipping.step_guard import StepGuard, Verdict, Vote
+from mlflow_stability.recovery.skipping.step_undo import BufferUndo
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 
 def _plain(part: str, body: Callable[..., Any]) -> Callable[..., Any]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 from torch import nn
 from torch.optim import SGD
 
-from mlflow_stability.probes.forward_watch import ForwardWatch
-from mlflow_stability.recovery.batch_capture import BatchCapture
+from mlflow_stability.probes.forward.forward_watch import ForwardWatch
+from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture
 
 
 def listening(model: nn.Module, capture: BatchCapture | None = None) -> tuple[BatchCapture, ForwardWatch]:

@@ -18,10 +18,10 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from mlflow_stability.recovery.checkpoint_store import CheckpointStore
-from mlflow_stability.recovery.discovery import find_parts
-from mlflow_stability.recovery.resume import restore
-from mlflow_stability.recovery.state_copy import copy_state, with_what_followed
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
+from mlflow_stability.recovery.checkpoints.resume import restore
+from mlflow_stability.recovery.state.part_discovery import find_parts
+from mlflow_stability.recovery.state.state_copy import copy_state, with_what_followed
 
 
 class Net(nn.Module):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.recovery.decisions import Decision, GoodState, Past, Situation, decide
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.vocabulary.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event, Severity
 
 POLICY = RollbackPolicy()
 

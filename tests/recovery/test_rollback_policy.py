@@ -9,7 +9,7 @@ import pytest
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery import rollback_policy as policies
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.session.flight_plan import KNOBS
+from mlflow_stability.session.autopilot.autopilot_config import KNOBS
 from mlflow_stability.vocabulary.settings import PRESETS, Settings
 
 

@@ -6,8 +6,8 @@ from hypothesis import strategies as st
 
 from mlflow_stability.errors import SettingsError, TrainingDiverged
 from mlflow_stability.recovery.stop_conditions import check_stop, stop_conditions
-from mlflow_stability.vocabulary.observation import StepReading
-from mlflow_stability.vocabulary.signal import Signal
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 NAN, INF = float("nan"), float("inf")
 

@@ -8,11 +8,11 @@ import numpy as np
 from diagnosis.cards import card_of_loss, diverging, history_of_loss
 from diagnosis.histories import falling
 
-from mlflow_stability.diagnosis.compare_cards import comparison_of
-from mlflow_stability.diagnosis.parting import parting_of
-from mlflow_stability.vocabulary.comparison import Comparison
-from mlflow_stability.vocabulary.layers_beside import BrokenAt, Farthest, LayersBeside
-from mlflow_stability.vocabulary.run_card import RunCard
+from mlflow_stability.diagnosis.compare import comparison_of
+from mlflow_stability.diagnosis.two_runs.first_difference import parting_of
+from mlflow_stability.vocabulary.measured.layers_beside import BrokenAt, Farthest, LayersBeside
+from mlflow_stability.vocabulary.result.comparison import Comparison
+from mlflow_stability.vocabulary.run.run_card import RunCard
 
 HOSTILE = "<script>alert('x')</script>| a_b *c* \x1b[31m =1+1"
 

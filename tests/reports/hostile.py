@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 from reports.samples import broken, nan, spike
 
 from mlflow_stability.reports.report import Failure, Report
-from mlflow_stability.vocabulary.cause import Cause
-from mlflow_stability.vocabulary.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 
 PIECES = st.sampled_from(
     [

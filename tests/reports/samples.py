@@ -7,10 +7,10 @@ import math
 import numpy as np
 
 from mlflow_stability.reports.report import Failure, Report
-from mlflow_stability.vocabulary.cause import Cause
-from mlflow_stability.vocabulary.diagnosis import CurveReading, Diagnosis, Sketch
-from mlflow_stability.vocabulary.episode import Episode
-from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis, Sketch
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
 
 STEPS = np.arange(1000)
 FALLING = 1.5 + 3 * np.exp(-STEPS / 150)

@@ -10,8 +10,8 @@ import jsonschema
 import pytest
 from reports.samples import broken, spike
 
-from mlflow_stability.reports import csv_table, html_page, json_document, markdown_page, terminal
 from mlflow_stability.reports.report import Report
+from mlflow_stability.reports.run import csv_table, html_page, json_document, markdown_page, terminal
 
 BATCH = "A bad batch at step 300: the loss jumped and came back."
 DECIDING = "The loss was infinite one step before it was NaN."

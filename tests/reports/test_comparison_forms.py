@@ -11,10 +11,11 @@ from jsonschema import Draft202012Validator
 from markdown_it import MarkdownIt
 from reports.comparisons import ALL, HOSTILE, many, two
 
-from mlflow_stability.reports import comparison_terminal, formats
-from mlflow_stability.reports.comparison_formats import FORMATS, render
-from mlflow_stability.reports.comparison_json import schema
-from mlflow_stability.vocabulary.comparison import Comparison
+from mlflow_stability.reports import formats
+from mlflow_stability.reports.comparison import comparison_terminal
+from mlflow_stability.reports.comparison.comparison_formats import FORMATS, render
+from mlflow_stability.reports.comparison.comparison_json import schema
+from mlflow_stability.vocabulary.result.comparison import Comparison
 
 Made = Callable[[], Comparison]
 
@@ -120,7 +121,7 @@ def test_the_page_is_whole_and_needs_no_script_and_no_network(made: Made) -> Non
 def test_of_a_thousand_runs_the_page_shows_the_stablest_and_the_sickest() -> None:
     from dataclasses import replace
 
-    from mlflow_stability.diagnosis.compare_cards import comparison_of
+    from mlflow_stability.diagnosis.compare import comparison_of
 
     cards = [replace(card, source=f"{card.source}-{n}") for n in range(20) for card in many().cards]
     page = render(comparison_of(cards), "html")

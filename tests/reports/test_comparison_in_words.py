@@ -7,15 +7,15 @@ import pytest
 from diagnosis.cards import made
 from rich.cells import cell_len
 
-from mlflow_stability.diagnosis.compare_cards import comparison_of
-from mlflow_stability.diagnosis.parameter_difference import differences_of
-from mlflow_stability.reports import comparison_terminal
-from mlflow_stability.reports import comparison_wording as wording
-from mlflow_stability.reports.comparison_formats import render
-from mlflow_stability.vocabulary.cohort import Association, Cohort, Interval, Sensitivity, SurvivalCurve
-from mlflow_stability.vocabulary.diagnosis import JUDGED_LIVE
-from mlflow_stability.vocabulary.event import Severity
-from mlflow_stability.vocabulary.run_card import Mark
+from mlflow_stability.diagnosis.compare import comparison_of
+from mlflow_stability.diagnosis.parameters.parameter_difference import differences_of
+from mlflow_stability.reports.comparison import comparison_terminal
+from mlflow_stability.reports.comparison.comparison_formats import render
+from mlflow_stability.reports.words import comparison_phrases as wording
+from mlflow_stability.vocabulary.result.cohort import Association, Cohort, Interval, Sensitivity, SurvivalCurve
+from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.run_card import Mark
 
 
 def test_names_that_differ_in_their_ends_alone_can_be_told_apart_in_80_columns() -> None:

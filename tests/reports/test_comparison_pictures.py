@@ -10,12 +10,12 @@ from diagnosis.histories import falling
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mlflow_stability.reports.dots import dots_of
-from mlflow_stability.reports.overlay import HEIGHT, WIDTH, overlay_of
-from mlflow_stability.reports.plane import axis_of
-from mlflow_stability.reports.strips import strips_of
-from mlflow_stability.reports.survival_picture import survival_picture_of
-from mlflow_stability.vocabulary.cohort import ParamPlot, SurvivalCurve
+from mlflow_stability.reports.html_kit.axis import axis_of
+from mlflow_stability.reports.html_kit.dots import dots_of
+from mlflow_stability.reports.html_kit.overlay import HEIGHT, WIDTH, overlay_of
+from mlflow_stability.reports.html_kit.strips import strips_of
+from mlflow_stability.reports.html_kit.survival_picture import survival_picture_of
+from mlflow_stability.vocabulary.result.cohort import ParamPlot, SurvivalCurve
 
 POINT = re.compile(r"(-?[\d.]+) (-?[\d.]+)")
 

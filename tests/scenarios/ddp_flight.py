@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import mlflow_stability
 from mlflow_stability import RollbackPolicy, TrainingDiverged
-from mlflow_stability.session.autopilot import Autopilot
+from mlflow_stability.session.autopilot.autopilot import Autopilot
 
 STEPS = 260
 TROUBLE = 150

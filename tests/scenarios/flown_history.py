@@ -8,11 +8,10 @@ from dataclasses import replace
 from scenarios.flying import Flown
 
 from mlflow_stability.journal.record import Record
-from mlflow_stability.vocabulary.event import Event
-from mlflow_stability.vocabulary.metric_names import Meaning, meanings_of
-from mlflow_stability.vocabulary.observation import StepReading
-from mlflow_stability.vocabulary.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.series import Series, series_by_signal
+from mlflow_stability.vocabulary.measured.observation import Series, StepReading, series_by_signal
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
 
 
 def recorded(flown: Flown) -> RunHistory:

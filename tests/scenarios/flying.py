@@ -18,7 +18,7 @@ from mlflow_stability.journal.record import Record
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.session.session import Session
-from mlflow_stability.vocabulary.event import Event
+from mlflow_stability.vocabulary.result.event import Event
 
 QUICK = RollbackPolicy(snapshot_every=20, snapshot_share=1.0, healthy_after=10, rewind=20, easing_steps=40)
 """For trainings of a few hundred steps."""

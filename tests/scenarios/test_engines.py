@@ -14,8 +14,8 @@ from torch import nn
 from torch.optim import AdamW
 
 from mlflow_stability.journal.record import Record
-from mlflow_stability.probes.reading import COPIED
-from mlflow_stability.vocabulary.milestone import Note
+from mlflow_stability.probes.step.reading import COPIED
+from mlflow_stability.vocabulary.run.milestone import Note
 
 CLIP = 0.3
 

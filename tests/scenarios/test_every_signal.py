@@ -16,7 +16,7 @@ from mlflow import MlflowClient
 from torch import Tensor, nn
 
 import mlflow_stability
-from mlflow_stability.tracking.layer_parts import read_layer_part
+from mlflow_stability.tracking.artifacts.layer_parts import read_layer_part
 
 pytestmark = pytest.mark.scenario
 SIGNALS = PACKAGE / "manual" / "signals.md"

@@ -14,7 +14,7 @@ from torch import nn
 from torch.optim import SGD, Adam, Optimizer
 
 from mlflow_stability import RollbackPolicy, TrainingDiverged
-from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.result.event import Severity
 
 pytestmark = pytest.mark.scenario
 Make = Callable[[list[torch.nn.Parameter]], Optimizer]

@@ -21,9 +21,9 @@ from mlflow_stability import load_run
 from mlflow_stability.detectors.panel import replay
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.tracking.keys import metric_key
-from mlflow_stability.tracking.run_reader import RunReader
-from mlflow_stability.vocabulary.observation import StepReading
-from mlflow_stability.vocabulary.signal import Signal
+from mlflow_stability.tracking.read.run_reader import RunReader
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 SMALL, LARGE = "loss@track_critic", "loss"
 """The critic has the smaller model, and a name of its own."""

@@ -18,8 +18,8 @@ import mlflow_stability
 from mlflow_stability.detectors.catalog import built
 from mlflow_stability.detectors.panel import replay
 from mlflow_stability.errors import SettingsError, StabilityError, TrainingDiverged
-from mlflow_stability.vocabulary.milestone import Note, Opening, Reset
-from mlflow_stability.vocabulary.observation import StepReading
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.run.milestone import Note, Opening, Reset
 
 pytestmark = pytest.mark.scenario
 HOPELESS = dataclasses.replace(QUICK, hold_learning_rate_above=None, easing_steps=5)

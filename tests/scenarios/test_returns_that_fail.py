@@ -17,10 +17,10 @@ from torch import Tensor
 from torch.optim import LBFGS, AdamW
 
 from mlflow_stability.errors import TrainingDiverged
-from mlflow_stability.recovery.restore import RestorePlan
-from mlflow_stability.session import keeping
+from mlflow_stability.recovery.state.restore import RestorePlan
+from mlflow_stability.session.autopilot import snapshot_manager as keeping
 from mlflow_stability.session.session import Session
-from mlflow_stability.vocabulary.event import Severity
+from mlflow_stability.vocabulary.result.event import Severity
 
 pytestmark = pytest.mark.scenario
 AT_ONCE = dataclasses.replace(QUICK, rollback_after_skips=5)

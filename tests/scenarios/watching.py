@@ -10,9 +10,9 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlflow_stability.probes.cycle_meter import CycleMeter
-from mlflow_stability.probes.reading import CycleReading
-from mlflow_stability.probes.torch_watch import TorchWatch
+from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
+from mlflow_stability.probes.step.reading import CycleReading
+from mlflow_stability.probes.step.step_meter import CycleMeter
 from mlflow_stability.session.guard import PartGuard
 
 Row = dict[str, float]

@@ -18,12 +18,12 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 
 import mlflow_stability
 from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.probes.cycle_meter import CycleMeter
-from mlflow_stability.probes.torch_watch import TorchWatch
+from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
+from mlflow_stability.probes.step.step_meter import CycleMeter
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.recording import Recording
-from mlflow_stability.session.survey_plan import survey_of
-from mlflow_stability.vocabulary.milestone import Opening
+from mlflow_stability.session.probe_plan import survey_of
+from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.vocabulary.run.milestone import Opening
 from mlflow_stability.vocabulary.settings import Settings
 
 OURS = str(Path(mlflow_stability.__file__).parent)
@@ -118,7 +118,7 @@ class Training:
         finally:
             self.watch.remove()
             self.meter.close()
-            self.recording.close(mlflow_stability.vocabulary.milestone.Closing("finished", run_was_active=False))
+            self.recording.close(mlflow_stability.vocabulary.run.milestone.Closing("finished", run_was_active=False))
 
     def step(self) -> None:
         """One step of the script."""

@@ -21,10 +21,10 @@ from torch.optim import optimizer as torch_optimizer
 
 import mlflow_stability
 from mlflow_stability.detectors.catalog import built
-from mlflow_stability.detectors.detector import Point
-from mlflow_stability.detectors.divergence_classic import DivergenceClassic
-from mlflow_stability.detectors.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.loss_spike import LossSpike
+from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.detectors.loss.divergence import DivergenceClassic
+from mlflow_stability.detectors.loss.loss_spike import LossSpike
 from mlflow_stability.detectors.sensitivity import moved
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.journal.follower import read_journal

@@ -13,7 +13,7 @@ import pytest
 import torch
 from session.interrupting import Moments, thread_state
 
-from mlflow_stability.probes.aside import aside
+from mlflow_stability.probes.hooks.untracked_ops import aside
 from mlflow_stability.session.guard import FORGIVEN, PartGuard
 
 

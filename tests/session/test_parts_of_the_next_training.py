@@ -14,8 +14,8 @@ import torch
 from torch import Tensor, nn
 
 import mlflow_stability
-from mlflow_stability.probes.adam_rms import AdamRms
-from mlflow_stability.tracking.active_run import lightning_run
+from mlflow_stability.probes.parameters.adam_rms import AdamRms
+from mlflow_stability.tracking.in_process.active_run import lightning_run
 
 
 @pytest.fixture(autouse=True)

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import mlflow_stability
-from mlflow_stability.probes import torch_api
+from mlflow_stability.probes.hooks import torch_api
 
 pytestmark = pytest.mark.scenario
 STEPS = 12
@@ -94,7 +94,7 @@ def test_the_training_goes_on(name: str, monkeypatch: pytest.MonkeyPatch, caplog
 SCRIPT = """
 import sys
 from dataclasses import replace
-from mlflow_stability.probes import torch_api
+from mlflow_stability.probes.hooks import torch_api
 
 for name in sys.argv[1:]:
     torch_api.SYMBOLS[name] = replace(torch_api.SYMBOLS[name], where="torch:gone_" + name)

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mlflow_stability.tracking.keys import metric_key, parse_key, section_of
-from mlflow_stability.vocabulary.signal import Signal
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 names = st.from_regex(r"[A-Za-z_][A-Za-z0-9_.\-]{0,30}", fullmatch=True)
 anything = st.text(min_size=1, max_size=400)

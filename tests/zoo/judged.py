@@ -25,11 +25,11 @@ from zoo.healthy.data import REWARDS, NotLearntError
 from mlflow_stability.detectors.panel import replay
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.journal.record import Record
-from mlflow_stability.session.courier_link import CourierLink
-from mlflow_stability.vocabulary.event import Event, Severity
-from mlflow_stability.vocabulary.metric_names import meanings_of
-from mlflow_stability.vocabulary.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.series import Series
+from mlflow_stability.session.process.courier_link import CourierLink
+from mlflow_stability.vocabulary.measured.observation import Series
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.text.metric_names import meanings_of
 
 OF_THE_MACHINE = frozenset({"step_time_increase", "throughput_drop", "memory_pressure", "low_mfu"})
 VIEWS = ("live", "recorded", "every step", "every tenth", "epochs")

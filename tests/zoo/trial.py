@@ -24,7 +24,7 @@ import mlflow_stability
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.layout import recording_folders, session_folders
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.vocabulary.event import Event
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(frozen=True, slots=True)

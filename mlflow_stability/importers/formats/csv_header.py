@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 
+from mlflow_stability.importers.decode.log_text import plain
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
-from mlflow_stability.importers.log_text import plain
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 _LINES_LOOKED_AT = 30
 _SEPARATORS = (",", ";", "\t", "|")
@@ -26,7 +26,7 @@ def read_table(opening: Opening) -> list[RunHistory] | None:
     separator = separator_of(list(islice(map(plain, opening.text.splitlines()), _LINES_LOOKED_AT)))
     if separator is None:
         return None
-    from mlflow_stability.importers.csv_table import read_csv  # pandas takes a third of a second to load
+    from mlflow_stability.importers.files.csv_table import read_csv  # pandas takes a third of a second to load
 
     return [read_csv(opening.path, opening.encoding, separator)]
 

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from pathlib import Path
 
-from mlflow_stability.importers.gathered import Gathered
-from mlflow_stability.importers.history import history_of
+from mlflow_stability.importers.assemble.gathered import Gathered
+from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.decode.log_text import opened
+from mlflow_stability.importers.files.wire_format import fields_of, records_of, signed
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
-from mlflow_stability.importers.log_text import opened
-from mlflow_stability.importers.wire_format import fields_of, records_of, signed
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 _Event = tuple[int, float, dict[str, float]]
 _WALL_TIME, _STEP, _VERSION, _SUMMARY = 1, 2, 3, 5

@@ -15,15 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.cut_json import closed
-from mlflow_stability.importers.gathered import Gathered
-from mlflow_stability.importers.harmless import shown_path
-from mlflow_stability.importers.history import history_of
-from mlflow_stability.importers.json_rows import json_line, log_row, number_in, parsed
+from mlflow_stability.importers.assemble.gathered import Gathered
+from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.assemble.step_names import is_epoch, step_name
+from mlflow_stability.importers.decode.harmless import shown_path
+from mlflow_stability.importers.decode.log_text import text_of
+from mlflow_stability.importers.files.json_rows import closed, json_line, log_row, number_in, parsed
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
-from mlflow_stability.importers.log_text import text_of
-from mlflow_stability.importers.step_names import is_epoch, step_name
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 LARGEST = 500_000_000
 """A document is held whole; one with more characters than this is refused."""

@@ -12,17 +12,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.decode.harmless import shown_path
+from mlflow_stability.importers.decode.log_text import LONGEST_LINE, plain
+from mlflow_stability.importers.files.html_table import tables_in
+from mlflow_stability.importers.files.json_rows import parsed
 from mlflow_stability.importers.formats.json_document import Document, document_in, read_document, rows_history
 from mlflow_stability.importers.formats.text_log import TextLog
-from mlflow_stability.importers.harmless import shown_path
-from mlflow_stability.importers.history import history_of
-from mlflow_stability.importers.html_table import tables_in
-from mlflow_stability.importers.json_rows import parsed
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
-from mlflow_stability.importers.log_text import LONGEST_LINE, plain
-from mlflow_stability.importers.overwritten import all_states, last_states
-from mlflow_stability.vocabulary.metric_names import meanings_of
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.importers.text.overwritten import all_states, last_states
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.text.metric_names import meanings_of
 
 FEWEST = 8
 """Bars that leave fewer points than this in the end are read in all their states."""

@@ -9,12 +9,12 @@ from __future__ import annotations
 import re
 
 from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.importers.decode.harmless import shown_path, shown_text
+from mlflow_stability.importers.decode.log_text import opened
+from mlflow_stability.importers.files.plain_pickle import NotPlainError, plain_value
 from mlflow_stability.importers.formats.json_document import Document, read_document
-from mlflow_stability.importers.harmless import shown_path, shown_text
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
-from mlflow_stability.importers.log_text import opened
-from mlflow_stability.importers.plain_pickle import NotPlainError, plain_value
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 LARGEST = 128 * 1024 * 1024
 """A pickle is held whole; no history is larger than this."""

@@ -11,21 +11,21 @@ import re
 from collections import Counter
 from pathlib import Path
 
-from mlflow_stability.importers.decimal_commas import with_points
-from mlflow_stability.importers.gathered import Gathered
-from mlflow_stability.importers.history import history_of
-from mlflow_stability.importers.json_rows import json_line
-from mlflow_stability.importers.line_pattern import LinePatterns
+from mlflow_stability.importers.assemble.gathered import Gathered
+from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.decode.log_text import lines_of, text_of
+from mlflow_stability.importers.decode.number_formats import with_points
+from mlflow_stability.importers.files.json_rows import json_line
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
-from mlflow_stability.importers.log_line import LogLine
-from mlflow_stability.importers.log_text import lines_of, text_of
-from mlflow_stability.importers.loose_lines import LooseLines
-from mlflow_stability.importers.overwritten import is_unfinished_bar
-from mlflow_stability.importers.pair_line import held_out_in, pair_line, said_of
-from mlflow_stability.importers.printed_lists import PrintedLists, has_loss_curve
-from mlflow_stability.importers.table_lines import ColumnTable, KeyValueTable
-from mlflow_stability.importers.told_in_words import Told, says_skipped
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.importers.text.line_pattern import LinePatterns
+from mlflow_stability.importers.text.log_line import LogLine
+from mlflow_stability.importers.text.loose_lines import LooseLines
+from mlflow_stability.importers.text.overwritten import is_unfinished_bar
+from mlflow_stability.importers.text.pair_line import held_out_in, pair_line, said_of
+from mlflow_stability.importers.text.printed_lists import PrintedLists, has_loss_curve
+from mlflow_stability.importers.text.table_lines import ColumnTable, KeyValueTable
+from mlflow_stability.importers.text.told_in_words import Told, says_skipped
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 _UNKNOWN = float("nan")
 _SAYS_MORE = re.compile(r"verflow|onfinite|[Ss]kipping|[Ii]nvalid|[Aa]bort|[Ss]topping")

@@ -13,18 +13,18 @@ import struct
 from collections.abc import Iterator
 from itertools import islice
 
+from mlflow_stability.importers.assemble.gathered import Gathered
+from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.decode.harmless import shown_text
+from mlflow_stability.importers.decode.log_text import opened, plain
+from mlflow_stability.importers.files.json_rows import number_in
+from mlflow_stability.importers.files.leveldb_log import BLOCK, Losses, records_of
+from mlflow_stability.importers.files.wire_format import fields_of, signed, zigzag
 from mlflow_stability.importers.formats.text_log import TextLog
-from mlflow_stability.importers.gathered import Gathered
-from mlflow_stability.importers.harmless import shown_text
-from mlflow_stability.importers.history import history_of
-from mlflow_stability.importers.json_rows import number_in
-from mlflow_stability.importers.leveldb_log import BLOCK, Losses, records_of
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
-from mlflow_stability.importers.log_text import opened, plain
-from mlflow_stability.importers.told_in_words import Told
-from mlflow_stability.importers.wire_format import fields_of, signed, zigzag
-from mlflow_stability.vocabulary.counted import counted
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.importers.text.told_in_words import Told
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.text.phrases import counted
 
 _MARK = b":W&B"
 _IDENTITY = 7  # the mark, a number of two bytes, a version

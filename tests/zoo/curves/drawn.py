@@ -12,9 +12,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.importers.gathered import Gathered
-from mlflow_stability.importers.history import history_of
-from mlflow_stability.vocabulary.run_history import RunHistory
+from mlflow_stability.importers.assemble.gathered import Gathered
+from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 Floats = NDArray[np.float64]
 UNKNOWN = float("nan")

@@ -1,0 +1,62 @@
+"""`checklist`: lists what to check when something is wrong, filled in with what a run shows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import click
+from rich.text import Text
+
+from mlflow_stability.analysis.diagnose import asked_curves, history_of
+from mlflow_stability.cli.kit.finding_types import checked_kind_if_any, complete_kinds
+from mlflow_stability.cli.kit.options import curve_options, tracking_uri_option
+from mlflow_stability.cli.kit.output import present
+from mlflow_stability.cli.kit.terminal import notes_console
+from mlflow_stability.diagnosis.checklist.checklist import ChecklistItem, checklist_of
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.reports.terminal_kit.pen import Pen
+
+STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}
+
+
+@click.command("checklist")
+@click.argument("kind", required=False, callback=checked_kind_if_any, shell_complete=complete_kinds)
+@click.option("--run", metavar="RUN_ID|PATH", type=click.Path(), help="Fill it in with what this run or log shows.")
+@curve_options
+@tracking_uri_option
+def command(
+    kind: str | None, run: str | None, loss: str | None, val_loss: str | None, tracking_uri: str | None
+) -> None:
+    """List what to check, filled in with what a run shows.
+
+    KIND is what `diagnose` calls an issue. Without it: the checks for the worst issue of the run, or those that fit any
+    trouble.
+    """
+    if run is None:
+        items = checklist_of(kind or "")
+        title = f"What to check: {kind or 'any trouble'}"
+    else:
+        with notes_console().status("Reading ..."):
+            history = history_of(run, tracking_uri, asked_curves(loss, val_loss))
+            diagnosis = diagnosis_of(history)
+            items = checklist_of(kind or "", history, diagnosis)
+        title = f"What to check in {history.name}: {kind or diagnosis.outcome.replace('_', ' ')}"
+    present(lambda pen: _show(pen, title, items))
+
+
+def _show(pen: Pen, title: str, items: Sequence[ChecklistItem]) -> None:
+    rows = ((_head(pen, number, each), _body(pen, each)) for number, each in enumerate(items, start=1))
+    pen.section(title, rows, space=False)
+
+
+def _head(pen: Pen, number: int, item: ChecklistItem) -> Text:
+    head = pen.text(f"{number}.")
+    return head.append(f" {item.state}", STYLES[item.state]) if item.finding else head
+
+
+def _body(pen: Pen, item: ChecklistItem) -> Text:
+    lines = [pen.text(item.question, "bold")]
+    if item.finding:
+        lines.append(pen.text(item.finding))
+    lines.append(pen.text(f"by hand: {item.how}", "dim"))
+    return Text("\n").join(lines)

@@ -1,0 +1,150 @@
+"""`compare`: says which of many runs are unstable, since when, and what they have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from mlflow_stability.analysis.compare import NoneReadError, compare
+from mlflow_stability.cli.kit.options import curve_options, output_options, sensitivity_option, tracking_uri_option
+from mlflow_stability.cli.kit.output import form_for, must_not_overwrite, present, put_out
+from mlflow_stability.cli.kit.reading_progress import ReadingProgress
+from mlflow_stability.cli.kit.terminal import notes_console
+from mlflow_stability.cli.main import COULD_NOT, INTERRUPTED
+from mlflow_stability.reports.comparison import comparison_terminal
+from mlflow_stability.reports.comparison.comparison_formats import FORMATS, render
+from mlflow_stability.reports.escape import plain
+from mlflow_stability.vocabulary.result.comparison import Comparison
+from mlflow_stability.vocabulary.result.event import Severity
+
+FOUND = 1
+
+
+@click.command("compare")
+@click.argument("sources", metavar="RUN_ID|PATH...", nargs=-1, type=click.Path())
+@click.option("--experiment", metavar="NAME", help="All runs of this experiment, by its name or id.")
+@click.option("--filter", "condition", metavar="FILTER", help="Those that meet this: \"params.lr = '0.1'\".")
+@click.option("--baseline", metavar="RUN", help="The run that no other may be worse than, by its id or name.")
+@click.option("--verbose", "-v", is_flag=True, help="Show everything: all runs, causes, parameters and groups.")
+@curve_options
+@sensitivity_option
+@output_options(FORMATS)
+@click.option("--log-to-run", metavar="RUN_ID", help="Add the comparison to this run, as HTML and JSON.")
+@click.option("--log-to-experiment", metavar="NAME", help="Add it to this experiment, as a run of its own.")
+@click.option("--dask", metavar="ADDRESS", help="Let a dask.distributed cluster read the runs: tcp://HOST:PORT.")
+@click.option("--no-cache", is_flag=True, help="Read finished runs again, too, and remember nothing.")
+@tracking_uri_option
+def command(
+    sources: tuple[str, ...],
+    experiment: str | None,
+    condition: str | None,
+    baseline: str | None,
+    verbose: bool,
+    loss: str | None,
+    val_loss: str | None,
+    sensitivity: str,
+    form: str | None,
+    file: Path | None,
+    log_to_run: str | None,
+    log_to_experiment: str | None,
+    dask: str | None,
+    no_cache: bool,
+    tracking_uri: str | None,
+) -> int:
+    """Say which of many runs are unstable, since when, and what they have in common.
+
+    Takes ids of MLflow runs and paths of logs, or an experiment. Finished runs are judged once and remembered.
+
+    Exit code 0: nothing above INFO. 1: a WARNING or CRITICAL was found, or a run is worse than the baseline. 2:
+    something could not be read; what could is shown all the same. 130: Ctrl-C; what was done so far is shown.
+    """
+    if not sources and experiment is None:
+        raise click.UsageError("Give ids of runs, paths of logs, or --experiment NAME.")
+    form = form_for(file, form)
+    must_not_overwrite(file, sources)
+    with ReadingProgress(notes_console()) as progress:
+        try:
+            comparison = compare(
+                sources,
+                experiment=experiment,
+                filter=condition,
+                baseline=baseline,
+                tracking_uri=tracking_uri,
+                loss=loss,
+                val_loss=val_loss,
+                sensitivity=sensitivity,
+                dask=dask,
+                remember=not no_cache,
+                progress=progress.show,
+            )
+        except NoneReadError as error:
+            comparison = error.comparison
+    must_not_overwrite(file, (card.source for card in comparison.cards))
+    _show(comparison, form, file, verbose)
+    if file is not None:
+        _note(f"Written to {file}")
+    _remark(comparison, form)
+    _log(comparison, log_to_run, log_to_experiment, tracking_uri)
+    return _exit_code(comparison)
+
+
+def _exit_code(comparison: Comparison) -> int:
+    if comparison.interrupted:
+        return INTERRUPTED
+    if comparison.unread:
+        return COULD_NOT
+    worse = comparison.gate is not None and not comparison.gate.passed
+    return FOUND if worse or comparison.severity > Severity.INFO else 0
+
+
+def _show(comparison: Comparison, form: str, file: Path | None, verbose: bool) -> None:
+    if form != "rich":
+        put_out(render(comparison, form), file)
+    elif file is not None:
+        put_out(comparison_terminal.render(comparison, verbose=verbose), file)
+    else:
+        present(lambda pen: comparison_terminal.show(pen, comparison), verbose=verbose)
+
+
+def _remark(comparison: Comparison, form: str) -> None:
+    """What belongs beside a result that does not say it to a person."""
+    if form == "rich":
+        return
+    for card in comparison.unread:
+        click.echo(f"mlflow-stability: {plain(card.error)}", err=True)
+    for verdict in comparison.gate.verdicts if comparison.gate else ():
+        if not verdict.passed:
+            said = f"{verdict.name or verdict.source} is worse than the baseline: {' '.join(verdict.reasons)}"
+            click.echo(f"mlflow-stability: {plain(said)}", err=True)
+
+
+def _log(comparison: Comparison, run_id: str | None, experiment: str | None, tracking_uri: str | None) -> None:
+    if run_id is None and experiment is None:
+        return
+    files = {"comparison.html": render(comparison, "html"), "comparison.json": render(comparison, "json")}
+    if run_id is not None:
+        from mlflow_stability.tracking.write.run_report import log_report
+
+        with notes_console().status("Adding the comparison to the run ..."):
+            log_report(run_id, tracking_uri, files)
+        _note(_added(run_id, files))
+    if experiment is not None:
+        from mlflow_stability.tracking.write.run_report import log_comparison
+
+        with notes_console().status("Adding the comparison to the experiment ..."):
+            made = log_comparison(experiment, tracking_uri, files, comparison.summary)
+        _note(_added(made, files))
+
+
+def _added(run_id: str, files: Iterable[str]) -> str:
+    return f"Added to run {run_id}: {', '.join(f'stability/{name}' for name in files)}"
+
+
+def _note(said: str) -> None:
+    """Tell a person at a terminal; a script sees it from the exit code."""
+    notes = notes_console()
+    if notes.is_terminal:
+        notes.print(Text(plain(said)), soft_wrap=True)

@@ -1,0 +1,191 @@
+"""Shows what came of the demo's trainings.
+
+In: their losses, and the diagnosis and events of the recorded one. Out: what went wrong, what became of each, their
+curves, what the autopilot did, why it had to, and where to look further.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from mlflow_stability.cli.commands.demo_trainings import Training, Trainings
+from mlflow_stability.demo.troubles import TOO_HIGH, Troubles
+from mlflow_stability.diagnosis.verdict.final_loss import final_loss
+from mlflow_stability.reports.run.terminal import show_gist
+from mlflow_stability.reports.terminal_kit.braille_curve import draw, number_text
+from mlflow_stability.reports.terminal_kit.pen import Pen
+from mlflow_stability.tracking.store.run_page import RunPage
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.text.phrases import counted
+
+CURVE_ROWS = 4
+ACTS = ("rollback", "step_skipped")
+"""The kinds of events in which the autopilot says what it did."""
+
+
+@dataclass(frozen=True, slots=True)
+class Story:
+    """Everything there is to show."""
+
+    trainings: Trainings
+    troubles: Troubles
+    seconds: float
+    diagnosis: Diagnosis
+    """Of the recorded one, as are the rest."""
+    events: tuple[Event, ...]
+    page: RunPage
+    reports: Path | None
+    """The folder that the report was put into; None where it is not on this machine."""
+    journal: Path | None
+    """The journal folder, where it is still there."""
+
+
+def show(pen: Pen, story: Story) -> None:
+    """All of it."""
+    pen.rule("mlflow-stability demo")
+    pen.console.print(pen.text(_what_was_done(story)))
+    pen.section("What goes wrong", _troubles(pen, story.troubles))
+    _show_table(pen, story)
+    for training in story.trainings.all:
+        _show_curve(pen, training)
+    pen.section("What the autopilot did", _acts(pen, story))
+    show_gist(pen, story.diagnosis, "What `mlflow-stability diagnose` says of it")
+    _show_way(pen, story)
+
+
+def final_of(training: Training) -> float:
+    """What the training ended at; NaN where its last step was."""
+    final = final_loss(np.array(training.losses))
+    return math.nan if final is None else final
+
+
+def dead_from(training: Training) -> int | None:
+    """The step from which on no loss was finite; None where the last one was."""
+    alive = [step for step, loss in enumerate(training.losses, start=1) if math.isfinite(loss)]
+    after = alive[-1] + 1 if alive else 1
+    return after if after <= len(training.losses) else None
+
+
+def _what_was_done(story: Story) -> str:
+    one = story.trainings.twin
+    return (
+        f"A GPT of {one.parameters:,} parameters was trained three times side by side, with the same weights "
+        f"and the same batches: {len(one.losses)} steps each, {story.seconds:.0f} s in all. In two of them something "
+        "goes wrong."
+    )
+
+
+def _troubles(pen: Pen, troubles: Troubles) -> Iterator[tuple[Text, Text]]:
+    steps = f"steps {troubles.first} to {troubles.last}"
+    yield pen.text(steps), pen.text(f"The schedule gives {TOO_HIGH} times the learning rate that is meant.")
+    yield pen.text(f"step {troubles.empty}"), pen.text("The batch is nothing but padding; its mean loss is 0 / 0.")
+
+
+def _show_table(pen: Pen, story: Story) -> None:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("training", no_wrap=True)
+    table.add_column("final loss", no_wrap=True, justify="right")
+    table.add_column("what became of it", overflow="fold")
+    became = (_of_the_twin(), _of_the_bare(story), _of_the_rescued(story))
+    for training, (said, style) in zip(story.trainings.all, became, strict=True):
+        table.add_row(pen.text(training.title), pen.text(number_text(final_of(training))), pen.text(said, style))
+    pen.console.print(Padding(table, (1, 0, 0, 0)))
+
+
+def _of_the_twin() -> tuple[str, str]:
+    return "Nothing went wrong.", "green"
+
+
+def _of_the_bare(story: Story) -> tuple[str, str]:
+    dead = dead_from(story.trainings.bare)
+    end = _end(story.trainings.bare, story.trainings.twin)
+    return (f"Dead: {end}." if dead is not None else f"{end}."), "bold red"
+
+
+def _of_the_rescued(story: Story) -> tuple[str, str]:
+    back = [event for event in story.events if event.kind == "rollback"]
+    skipped = max((event.evidence.get("skipped_steps", 0.0) for event in story.events), default=0.0)
+    lost = sum(event.evidence.get("steps_lost", 0.0) for event in back)
+    done = [f"Set back {_times(len(back))} ({counted(int(lost), 'step')} lost)"] if back else []
+    done += [f"{counted(int(skipped), 'step')} skipped"] if skipped else []
+    end = _end(story.trainings.rescued, story.trainings.twin)
+    return ", ".join([*done, end[:1].lower() + end[1:] if done else end]) + ".", "green"
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _end(training: Training, twin: Training) -> str:
+    """``NaN from step 320 on``, ``Ends 2.7% above its twin``."""
+    dead = dead_from(training)
+    if dead is not None:
+        return f"{number_text(training.losses[-1])} from step {dead} on"
+    ratio = final_of(training) / final_of(twin) - 1
+    return f"Ends {abs(ratio):.1%} {'above' if ratio >= 0 else 'below'} its twin"
+
+
+def _show_curve(pen: Pen, training: Training) -> None:
+    losses = np.array(training.losses)
+    finite = losses[np.isfinite(losses)]
+    logarithmic = bool(finite.size and finite.min() > 0)
+    head, width = pen.text(training.title, "bold cyan"), pen.console.width - 2
+    last = f"final loss {number_text(final_of(training))}" + (", log scale" if logarithmic else "")
+    pen.console.print()
+    pen.console.print(Text.assemble(head, " " * max(1, width - head.cell_len - len(last)), last))
+    steps = np.arange(1, losses.size + 1)
+    for line in draw(steps, losses, width, CURVE_ROWS, dots=pen.unicode, logarithmic=logarithmic):
+        pen.console.print(Text(line, "cyan", no_wrap=True))
+
+
+def _acts(pen: Pen, story: Story) -> Iterator[tuple[Text, Text]]:
+    for event in story.events:
+        if event.kind in ACTS:
+            yield pen.text(f"step {event.step}"), pen.text(event.message)
+
+
+def _report(folder: Path | None) -> str:
+    """Where the page can be opened."""
+    if folder is None:
+        return "stability/report.html, among the artifacts of the run"
+    return str(_from_here(folder) / "report.html")
+
+
+def _from_here(path: Path) -> Path:
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _left_on_disk(journal: Path | None) -> list[str]:
+    """What the demo leaves in the directory beside the run, and how to remove it."""
+    if journal is None:
+        return []
+    return [
+        f"{_from_here(journal)}/ (checkpoints and captured batches; git ignores it)",
+        f"rm -r {_from_here(journal)}",
+    ]
+
+
+def _show_way(pen: Pen, story: Story) -> None:
+    """How to go on; commands and addresses are never broken over lines, so that they can be copied."""
+    run_id = story.diagnosis.source
+    ways = {
+        "The report": [_report(story.reports)],
+        "The whole diagnosis": [f"mlflow-stability diagnose {run_id}"],
+        "Every step, in Python": [f'mlflow_stability.load_run("{run_id}")'],
+        "The run in MLflow": [each for each in (story.page.command, story.page.url) if each],
+        "Left on disk": _left_on_disk(story.journal),
+    }
+    for title, lines in ((title, lines) for title, lines in ways.items() if lines):
+        pen.console.print(Padding(pen.text(title, "bold"), (1, 0, 0, 0)))
+        for line in lines:
+            pen.console.print(Text("  ").append(pen.text(line)), soft_wrap=True)

@@ -1,0 +1,164 @@
+"""`diagnose`: says what went wrong in runs and logs, why, and what to change."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+import click
+from rich.text import Text
+
+from mlflow_stability.analysis.asked_for import asked_for
+from mlflow_stability.analysis.diagnose import diagnose_all
+from mlflow_stability.analysis.only_kinds import only_kinds
+from mlflow_stability.analysis.thresholds import detectors_with
+from mlflow_stability.cli.kit.finding_types import checked_kinds, complete_kinds
+from mlflow_stability.cli.kit.options import curve_options, output_options, sensitivity_option, tracking_uri_option
+from mlflow_stability.cli.kit.output import form_for, must_not_overwrite, present, put_out
+from mlflow_stability.cli.kit.terminal import notes_console
+from mlflow_stability.cli.main import COULD_NOT
+from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.reports.escape import plain
+from mlflow_stability.reports.formats import FORMATS, render
+from mlflow_stability.reports.report import Failure, Report, is_from_store
+from mlflow_stability.reports.run import terminal
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result.event import Severity
+
+FOUND = 1
+FLOORS = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
+
+
+@click.command("diagnose")
+@click.argument("sources", metavar="RUN_ID|PATH...", nargs=-1, required=True, type=click.Path())
+@click.option("--verbose", "-v", is_flag=True, help="Show everything: all runs, curves, evidence, INFO findings.")
+@click.option(
+    "--issue-type",
+    "kinds",
+    multiple=True,
+    metavar="KIND",
+    callback=checked_kinds,
+    shell_complete=complete_kinds,
+    help="Show and count only these; may be given several times.  [all]",
+)
+@sensitivity_option
+@click.option(
+    "--loss-spike-threshold",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="Z",
+    help="How many robust sigmas above its level a loss is a spike.",
+)
+@click.option(
+    "--gradient-explosion-threshold",
+    type=click.FloatRange(min=0, min_open=True),
+    metavar="Z",
+    help="How many robust sigmas above its level a gradient norm has exploded.",
+)
+@curve_options
+@output_options(FORMATS)
+@click.option("--log-to-run", is_flag=True, help="Add the report to each run: stability/report.html and report.json.")
+@click.option(
+    "--fail-on",
+    type=click.Choice(list(FLOORS)),
+    default="warning",
+    show_default=True,
+    help="How bad a finding has to be for exit code 1.",
+)
+@tracking_uri_option
+def command(
+    sources: tuple[str, ...],
+    verbose: bool,
+    kinds: tuple[str, ...],
+    sensitivity: str,
+    loss_spike_threshold: float | None,
+    gradient_explosion_threshold: float | None,
+    loss: str | None,
+    val_loss: str | None,
+    form: str | None,
+    file: Path | None,
+    log_to_run: bool,
+    fail_on: str,
+    tracking_uri: str | None,
+) -> int:
+    """Say what went wrong in runs and logs, why, and what to change.
+
+    Takes ids of MLflow runs, log files, folders of logs and mlruns folders. What exists as a path is taken as one, and
+    needs no server.
+
+    Exit code 0: nothing above INFO. 1: a WARNING or CRITICAL was found. 2: something could not be read; what could is
+    shown all the same.
+    """
+    form = form_for(file, form)
+    must_not_overwrite(file, sources)
+    if log_to_run:
+        _must_be_runs(sources)
+    detectors = detectors_with(loss_spike_threshold, gradient_explosion_threshold, sensitivity)
+    diagnoses: list[Diagnosis] = []
+    failures: list[Failure] = []
+    for source in sources:
+        with notes_console().status(Text(f"Reading {plain(source)} ...")):
+            for found in diagnose_all([source], tracking_uri, loss=loss, val_loss=val_loss, detectors=detectors):
+                if isinstance(found, Failure):
+                    failures.append(found)
+                else:
+                    diagnoses.append(found)
+    report = Report(tuple(only_kinds(each, kinds) for each in diagnoses), tuple(failures))
+    must_not_overwrite(file, (each.source for each in diagnoses))
+    _show(report, form, file, verbose)
+    if file is not None:
+        _note(f"Written to {file}")
+    _remark(sources, report)
+    if log_to_run:
+        _log(report, tracking_uri)
+    if failures:
+        return COULD_NOT
+    return FOUND if report.worst >= FLOORS[fail_on] else 0
+
+
+def _show(report: Report, form: str, file: Path | None, verbose: bool) -> None:
+    if form != "rich":
+        put_out(render(report, form), file)
+    elif file is not None:
+        put_out(terminal.render(report, verbose=verbose), file)
+    elif report.diagnoses:
+        present(lambda pen: terminal.show(pen, report), verbose=verbose)
+
+
+def _remark(sources: Sequence[str], report: Report) -> None:
+    """What belongs beside the result: what could not be read, and what was taken for a path."""
+    failed = {failure.source for failure in report.failures}
+    for source in sources:
+        remark = asked_for(source).remark if source not in failed else ""
+        if remark:
+            click.echo(f"mlflow-stability: {plain(remark)}", err=True)
+    for failure in report.failures:
+        click.echo(f"mlflow-stability: {plain(failure.message)}", err=True)
+
+
+def _must_be_runs(sources: Sequence[str]) -> None:
+    for source in sources:
+        try:
+            asked = asked_for(source)
+        except UnreadableLogError:
+            continue  # it is said where it is read
+        if asked.is_path:
+            raise click.UsageError(f"--log-to-run adds the report to a run, and {plain(source)} is a file or folder.")
+
+
+def _log(report: Report, tracking_uri: str | None) -> None:
+    from mlflow_stability.tracking.write.run_report import log_report
+
+    for diagnosis in report.diagnoses:
+        if is_from_store(diagnosis):
+            alone = Report((diagnosis,))
+            files = {"report.html": render(alone, "html"), "report.json": render(alone, "json")}
+            with notes_console().status("Adding the report to the run ..."):
+                log_report(diagnosis.source, tracking_uri, files)
+            _note(f"Added to run {diagnosis.source}: {', '.join(f'stability/{name}' for name in files)}")
+
+
+def _note(said: str) -> None:
+    """Tell a person at a terminal; a script sees it from the exit code."""
+    notes = notes_console()
+    if notes.is_terminal:
+        notes.print(Text(plain(said)), soft_wrap=True)

@@ -1,0 +1,193 @@
+"""`doctor`: says whether recording would work here, and what to do where it would not.
+
+What `doctor` looks at, one function each.
+
+In: this machine, this environment, this directory. Out: findings. Nothing is changed and nothing is created.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import shutil
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import click
+from rich.console import Console
+from rich.padding import Padding
+from rich.table import Table
+from rich.text import Text
+
+from mlflow_stability.cli.commands.sync import sessions_in
+from mlflow_stability.cli.kit.options import journal_root, tracking_uri_option
+from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
+from mlflow_stability.errors import TORCH_IS_MISSING
+from mlflow_stability.tracking.store.reachable_client import check_store, mlflow_version
+from mlflow_stability.vocabulary.result.event import Severity
+
+LITTLE_ROOM = 200e6  # bytes; a day of 20 signals at 10 steps a second is about 150 MB
+FINE = Severity.INFO
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One line of the answer."""
+
+    subject: str
+    severity: Severity
+    """INFO: fine. WARNING: worth a look. CRITICAL: it will not work."""
+    said: str
+    advice: str = ""
+    """What to do; empty while all is well."""
+
+
+def check_python() -> Iterator[Finding]:
+    """The interpreter and the system."""
+    said = f"{platform.python_version()} on {platform.system()} {platform.machine()}"
+    if sys.platform.startswith(("linux", "darwin")):
+        yield Finding("python", FINE, said)
+    else:
+        advice = "Trainings can be watched on Linux and macOS only; runs can be read back anywhere."
+        yield Finding("python", Severity.CRITICAL, said, advice)
+    if os.environ.get("MLFLOW_STABILITY_DISABLE", "") not in ("", "0"):
+        advice = "autolog() does nothing in this environment. Unset it to record."
+        yield Finding("switch", Severity.WARNING, "MLFLOW_STABILITY_DISABLE is set", advice)
+
+
+def check_torch() -> Iterator[Finding]:
+    """PyTorch, and every place in it that watching needs."""
+    if find_spec("torch") is None:
+        advice = f"Runs can be read back without it. To train here, autolog() {TORCH_IS_MISSING}"
+        yield Finding("torch", Severity.WARNING, "not installed", advice)
+        return
+    try:
+        from mlflow_stability.probes.hooks.torch_api import OLDEST_TORCH, missing, torch_version
+
+        version, lacking = torch_version(), missing(load=True)
+    except (ImportError, OSError) as error:
+        yield Finding("torch", Severity.CRITICAL, f"cannot be loaded: {error}", "Install it again.")
+        return
+    if lacking:
+        unseen = "; ".join(dict.fromkeys(lacking.values()))
+        advice = f"Off without it: {unseen}. Needed: torch {OLDEST_TORCH} or later."
+        yield Finding("torch", Severity.CRITICAL, f"{version} lacks {', '.join(lacking)}", advice)
+    else:
+        yield Finding("torch", FINE, f"{version}, every symbol that is used of it is there")
+
+
+def check_mlflow(uri: str | None) -> Iterator[Finding]:
+    """MLflow, and the store that runs would go to."""
+    yield Finding("mlflow", FINE, mlflow_version())
+    store = check_store(uri)
+    if not store.answers:
+        said = f"{store.kind} {store.uri} {store.answered or f'does not answer: {store.trouble}'}"
+        advice = (
+            "Is the address right, and is it running? It comes from --tracking-uri, else MLFLOW_TRACKING_URI. "
+            "A training records all the same: its journal waits for the store."
+        )
+        yield Finding("store", Severity.CRITICAL, said, advice)
+    elif not store.exists:
+        yield Finding("store", FINE, f"{store.kind} {store.uri}, made at the first run")
+    else:
+        yield Finding("store", FINE, f"{store.kind} {store.uri} answers in {store.seconds * 1000:.0f} ms")
+
+
+def check_journal_directory() -> Iterator[Finding]:
+    """Whether a journal could be kept, and how much of one."""
+    root = journal_root()
+    folder = root
+    while not folder.exists():
+        folder = folder.parent
+    if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
+        advice = "Name another with autolog(journal_dir=...) or MLFLOW_STABILITY_JOURNAL_DIR."
+        yield Finding("journal", Severity.CRITICAL, f"{root} cannot be written to", advice)
+        return
+    room = shutil.disk_usage(folder).free
+    said = f"{root}, {megabytes(room)} free"
+    if room < LITTLE_ROOM:
+        advice = "Recording stops when the disk is full; training goes on. Make room, or name another folder."
+        yield Finding("journal", Severity.WARNING, said, advice)
+    else:
+        yield Finding("journal", FINE, said)
+
+
+def check_sessions() -> Iterator[Finding]:
+    """What lies in the journal directory: trainings in progress, and what was left behind."""
+    sessions = sessions_in(journal_root())
+    for session in sessions:
+        if session.left_behind:
+            trouble = f"; its courier said last: {session.trouble}" if session.trouble else ""
+            said = f"{session.folder.name} was left behind with {megabytes(session.size)} of journal{trouble}"
+            yield Finding("undelivered", Severity.WARNING, said, "mlflow-stability sync")
+        elif session.trouble:
+            said = f"{session.folder.name}: {session.trouble}"
+            yield Finding("courier", Severity.WARNING, said, "It tries again by itself until the store answers.")
+        else:
+            who = "training and courier run" if session.training_lives else "its courier is delivering the rest"
+            yield Finding("courier", FINE, f"{session.folder.name}: {who}")
+    if not sessions:
+        yield Finding("undelivered", FINE, "nothing")
+
+
+def check_everything(uri: str | None) -> Iterator[Finding]:
+    """All of it, the slow questions last."""
+    yield from check_python()
+    yield from check_journal_directory()
+    yield from check_sessions()
+    yield from check_torch()
+    yield from check_mlflow(uri)
+
+
+def worst(findings: list[Finding]) -> Severity:
+    """The severity of the worst of them."""
+    return max((each.severity for each in findings), default=FINE)
+
+
+EXIT_CODES = {Severity.INFO: 0, Severity.WARNING: 1, Severity.CRITICAL: 2}
+_MARKS = {
+    Severity.INFO: ("ok", "green"),
+    Severity.WARNING: ("look", "yellow"),
+    Severity.CRITICAL: ("broken", "bold red"),
+}
+_ENDINGS = {
+    Severity.INFO: "Everything is in place.",
+    Severity.WARNING: "It works; see the lines marked 'look'.",
+    Severity.CRITICAL: "Something will not work; see the lines marked 'broken'.",
+}
+
+
+@click.command("doctor")
+@tracking_uri_option
+def command(tracking_uri: str | None) -> int:
+    """Check the installation, the tracking store and the journals.
+
+    Takes a few seconds, for torch and MLflow are loaded; the store has five to answer. Nothing is changed.
+
+    Exit code 0: all is well. 1: something is worth a look, such as a journal that was left behind. 2: something will
+    not work, such as a store that does not answer.
+    """
+    notes = notes_console()
+    out = result_console()
+    with notes.status("Looking ..."):
+        findings = list(check_everything(tracking_uri))
+    show(out, findings)
+    return EXIT_CODES[worst(findings)]
+
+
+def show(out: Console, findings: list[Finding]) -> None:
+    """The findings as a table, what to do beneath each."""
+    table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column(no_wrap=True)
+    table.add_column(no_wrap=True)
+    table.add_column(overflow="fold")
+    for each in findings:
+        mark, style = _MARKS[each.severity]
+        said = Text(each.said)
+        if each.advice:
+            said.append(f"\n-> {each.advice}", "bold")
+        table.add_row(Text(mark, style), each.subject, said)
+    out.print(table)
+    out.print(Padding(_ENDINGS[worst(findings)], (1, 0, 0, 0)))

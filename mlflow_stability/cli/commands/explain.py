@@ -1,0 +1,110 @@
+"""`explain`: says what a judgement or a cause means, what is seen of it, what to try, and when it is wrong."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Iterator
+
+import click
+from rich.text import Text
+
+from mlflow_stability.cli.kit.finding_types import (
+    RULES_BESIDE,
+    RULES_ON_REQUEST,
+    checked_rule_if_any,
+    complete_explained,
+)
+from mlflow_stability.cli.kit.output import present
+from mlflow_stability.detectors.catalog import KINDS, documentation
+from mlflow_stability.detectors.kind_documentation import KindDocumentation
+from mlflow_stability.diagnosis.causes.catalog import BY_NAME, CAUSES, CauseDocumentation
+from mlflow_stability.diagnosis.rules.registry import RULES
+from mlflow_stability.diagnosis.rules.rule import Rule
+from mlflow_stability.reports.terminal_kit.pen import Pen
+
+Rows = Iterator[tuple[Text, Text]]
+EXPLAINED_CAUSES_ALONE = frozenset(BY_NAME) - frozenset(KINDS)
+"""Causes that are no kinds of findings as well."""
+
+
+@click.command("explain")
+@click.argument("kind", required=False, callback=checked_rule_if_any, shell_complete=complete_explained)
+def command(kind: str | None) -> None:
+    """Say what a judgement sees, why it matters and what to try.
+
+    KIND is what `diagnose` calls an issue or a cause: loss_spike, divergence:start, bad_batch. Without it, all of them
+    are listed.
+    """
+    present(_list_all if kind is None else lambda pen: _explain_name(pen, kind))
+
+
+def _list_all(pen: Pen) -> None:
+    usual = [documentation(each) for each in KINDS if each not in RULES_ON_REQUEST]
+    pen.section("Kinds", _listed(pen, usual), space=False)
+    pen.section("Rules that look beside them", _listed(pen, [documentation(each) for each in RULES_BESIDE]))
+    pen.section("Rules that look on request", _listed(pen, [documentation(each) for each in RULES_ON_REQUEST]))
+    causes = [each for each in CAUSES if each.name not in KINDS]
+    pen.section("Causes", ((pen.text(each.name), pen.text(each.meaning)) for each in causes))
+    pen.paragraph("Kinds that are causes, too", ", ".join(each.name for each in CAUSES if each.name in KINDS))
+    pen.paragraph("More", "`mlflow-stability explain KIND` says everything about one.")
+
+
+def _listed(pen: Pen, found: list[KindDocumentation]) -> Rows:
+    for each in found:
+        mark = "" if not each.experimental else " (experimental)"
+        yield pen.text(each.name, pen.style(each.severities[-1])), pen.text(f"{each.sentence}{mark}")
+
+
+def _explain_name(pen: Pen, name: str) -> None:
+    """A kind or a rule, a cause, or both of one name."""
+    cause = BY_NAME.get(name)
+    if name not in EXPLAINED_CAUSES_ALONE:
+        _explain(pen, documentation(name))
+    if cause is not None:
+        _explain_cause(pen, cause, heading=name in EXPLAINED_CAUSES_ALONE)
+
+
+def _explain_cause(pen: Pen, cause: CauseDocumentation, *, heading: bool) -> None:
+    if heading:
+        pen.console.print(Text.assemble(pen.text(cause.name, "bold"), ": ", pen.text(cause.meaning)))
+    else:
+        pen.paragraph("As a cause", cause.meaning)
+    pen.paragraph("What is seen of it", cause.evidence)
+    pen.paragraph("What goes against it", " ".join(cause.remedies))
+    pen.paragraph("When another cause looks the same", cause.wrong)
+
+
+def _explain(pen: Pen, about: KindDocumentation) -> None:
+    pen.console.print(Text.assemble(pen.text(about.name, "bold"), ": ", pen.text(about.sentence)))
+    pen.paragraph("Severity", _severity(about))
+    pen.paragraph("Looks at", ", ".join(about.quantities), names=True)
+    pen.paragraph("What it sees", about.sees)
+    pen.paragraph("Why it matters", about.why)
+    pen.paragraph("What to try", about.try_)
+    pen.paragraph("When it is wrong", about.wrong)
+    pen.section("Thresholds", _thresholds(pen, about))
+    if not about.rule:
+        for rule in RULES:
+            if rule.kind == about.kind:
+                pen.paragraph("What it sees in whole curves, afterwards", _said_by(rule, "What it sees"))
+                pen.paragraph("When that is wrong", _said_by(rule, "When it is wrong"))
+        rules = [each for each in (*RULES_BESIDE, *RULES_ON_REQUEST) if each.startswith(f"{about.kind}:")]
+        others = [documentation(each) for each in rules]
+        pen.section("Other rules", ((pen.text(each.name), pen.text(each.sentence)) for each in others))
+    pen.paragraph("Reference", about.reference)
+
+
+def _severity(about: KindDocumentation) -> str:
+    named = " or ".join(each.name for each in about.severities)
+    return f"{named}; experimental: it changes no verdict and no exit code" if about.experimental else named
+
+
+def _thresholds(pen: Pen, about: KindDocumentation) -> Rows:
+    for each in about.thresholds:
+        yield Text.assemble(pen.text(each.name), " = ", pen.text(f"{each.value:g}", "cyan")), pen.text(each.meaning)
+
+
+def _said_by(rule: type[Rule], title: str) -> str:
+    """One paragraph of a rule's own description."""
+    paragraphs = (" ".join(each.split()) for each in (inspect.getdoc(rule) or "").split("\n\n"))
+    return next((each.removeprefix(f"{title}: ") for each in paragraphs if each.startswith(f"{title}: ")), "")

@@ -1,0 +1,83 @@
+"""`import`: other people's logs become MLflow runs."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mlflow_stability.cli.kit.options import tracking_uri_option
+from mlflow_stability.cli.kit.terminal import notes_console
+from mlflow_stability.errors import StabilityError, UnreadableLogError
+from mlflow_stability.importers.decode.harmless import shown_text
+from mlflow_stability.importers.open_log import read
+from mlflow_stability.tracking.imports.run_import import RunImport
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+
+@click.command("import")
+@click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
+@click.option(
+    "--experiment", required=True, metavar="NAME", help="The experiment that the runs go to; made if missing."
+)
+@tracking_uri_option
+def command(paths: tuple[Path, ...], experiment: str, tracking_uri: str | None) -> None:
+    """Turn logs of other tools into MLflow runs.
+
+    PATH is a log file, a folder of logs, or a folder in MLflow's file-store layout. Every run becomes an MLflow run;
+    its id is printed. A log that was imported before is not imported again, also where it was moved since.
+    """
+    notes = notes_console()
+    histories, trouble = _read_all(paths)
+    if histories:
+        into = RunImport(experiment, tracking_uri)
+        with _progress(notes, histories) as show:
+            for history in histories:
+                artifacts = Path(history.source, "artifacts", "stability")  # of a run that we recorded
+                click.echo(into.bring(history, artifacts, show(history), _remark))
+    for error in trouble[1:]:
+        click.echo(f"mlflow-stability: {error}", err=True)
+    if trouble:
+        raise trouble[0]
+
+
+def _remark(said: str) -> None:
+    click.echo(f"mlflow-stability: {shown_text(said)}", err=True)
+
+
+def _read_all(paths: tuple[Path, ...]) -> tuple[list[RunHistory], list[StabilityError]]:
+    """All runs at these paths, and why others could not be read."""
+    histories: list[RunHistory] = []
+    trouble: list[StabilityError] = []
+    for path in paths:
+        try:
+            histories.extend(read(path))
+        except UnreadableLogError as error:
+            trouble.append(error)
+    return histories, trouble
+
+
+@contextmanager
+def _progress(console: Console, histories: list[RunHistory]) -> Iterator[Callable[[RunHistory], Callable[[int], None]]]:
+    """A bar that is there while values are sent, on a terminal only."""
+    columns = (
+        TextColumn("{task.description}", markup=False),
+        BarColumn(20),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+    )
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=max(1, sum(each.points for each in histories)))
+        before = 0
+
+        def show(history: RunHistory) -> Callable[[int], None]:
+            nonlocal before
+            begin, before = before, before + history.points
+            bar.update(task, description=shown_text(history.name)[:30])
+            return lambda done: bar.update(task, completed=begin + done)
+
+        yield show

@@ -1,0 +1,180 @@
+"""`sync`: delivers what journals still hold after a kill, a reboot, or while the server was away.
+
+Looks through a journal directory: which sessions are there, who writes them, who delivers them.
+
+In: a journal root, or one session in it. Out: what is known of each session, oldest first. Nothing is changed and
+nobody is asked but the files and this machine's list of processes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+from mlflow_stability.cli.kit.options import journal_argument, journal_root, tracking_uri_option
+from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
+from mlflow_stability.courier.deliver import deliver_session
+from mlflow_stability.courier.process.claim import holder_lives
+from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.process.training_process import process_of
+from mlflow_stability.courier.progress.json_file import read_page
+from mlflow_stability.courier.recording import opening_if_readable
+from mlflow_stability.courier.session_delivery import DeliveryReport
+from mlflow_stability.errors import JournalError, SettingsError, TrackingError
+from mlflow_stability.journal.layout import RELEASED, STATUS, recording_folders, session_folders
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.tracking.store.address import same_store, strip_credentials
+from mlflow_stability.vocabulary.run.milestone import Opening
+
+
+@dataclass(frozen=True, slots=True)
+class SessionState:
+    """One training process, as its journal shows it."""
+
+    folder: Path
+    openings: tuple[Opening, ...]
+    """How its recordings began."""
+    size: int
+    """Bytes of its journals."""
+    training_lives: bool
+    courier_lives: bool
+    trouble: str
+    """What the courier said last, if the store is away."""
+
+    @property
+    def left_behind(self) -> bool:
+        """Nobody delivers it any more."""
+        return not self.courier_lives and not self.training_lives
+
+
+def sessions_in(journal: Path) -> list[SessionState]:
+    """The sessions of a journal root, or the one session that was named."""
+    if is_session(journal):
+        return [_state(journal)]
+    sessions = [_state(folder) for folder in session_folders(journal) if is_session(folder)]
+    if not sessions and journal.is_dir() and any(journal.iterdir()):
+        raise JournalError(
+            f"{journal} holds no journal of mlflow-stability. Journals lie in .mlflow-stability/ where the training "
+            "was started, or where MLFLOW_STABILITY_JOURNAL_DIR or autolog(journal_dir=...) says."
+        )
+    return sessions
+
+
+def is_session(folder: Path) -> bool:
+    """Whether this is the folder of one training process."""
+    return bool(recording_folders(folder)) or any((folder / name).exists() for name in (STATUS, RELEASED))
+
+
+def _state(folder: Path) -> SessionState:
+    recordings = recording_folders(folder)
+    openings = tuple(each for each in map(opening_if_readable, recordings) if each is not None)
+    return SessionState(
+        folder,
+        openings,
+        sum(map(_size, recordings)),
+        not (folder / RELEASED).exists() and process_of(folder, next(iter(openings), None)).alive(),
+        holder_lives(folder),
+        str(read_page(folder / STATUS).get("error") or ""),
+    )
+
+
+def _size(recording: Path) -> int:
+    try:
+        return (recording / JOURNAL).stat().st_size
+    except FileNotFoundError:  # its courier has just delivered it
+        return 0
+
+
+@click.command("sync")
+@journal_argument
+@tracking_uri_option
+@click.option(
+    "--wait",
+    default=10.0,
+    show_default=True,
+    metavar="SECONDS",
+    help="For how long to try again while the store does not answer.",
+)
+@click.pass_context
+def command(context: click.Context, journal: Path | None, tracking_uri: str | None, wait: float) -> None:
+    """Deliver what journals still hold.
+
+    JOURNAL is a journal directory, or one session in it; without it, the one that autolog() would use here. What has
+    arrived before is not sent again. A session that its own courier is delivering is left to it.
+
+    --tracking-uri is for credentials, which no journal holds: it has to name the store that the training recorded for.
+    """
+    place = journal or journal_root()
+    sessions = sessions_in(place)
+    if context.get_parameter_source("tracking_uri") is click.core.ParameterSource.COMMANDLINE and tracking_uri:
+        _must_be_the_same_store(sessions, tracking_uri)
+    ask_for_short_requests()
+    out = result_console()
+    errors = []
+    for session in sessions:
+        with _progress(notes_console(), session) as show:
+            report = deliver_session(session.folder, tracking_uri, wait, show)
+        for line in report_lines(session, report):
+            out.print(line, soft_wrap=True)
+        if report.error and report.remaining:
+            errors.append(report.error)
+    if not sessions:
+        out.print(f"Nothing to deliver: there is no journal in {place}.", soft_wrap=True)
+    if errors:
+        raise TrackingError(
+            f"Not everything could be delivered. {errors[0].rstrip('.')}. What is left is kept in {place}; "
+            "run `mlflow-stability sync` again when the store answers."
+        )
+
+
+def report_lines(session: SessionState, report: DeliveryReport) -> Iterator[str]:
+    """What became of one session, a line for each thing worth saying."""
+    name = session.folder.name
+    if report.busy:
+        yield f"{name}: left to its own courier, which is delivering it."
+        return
+    runs = ", ".join(report.run_ids) or "no run"
+    if report.delivered or not report.remaining:
+        count = f"{report.delivered} recording{'' if report.delivered == 1 else 's'}"
+        yield f"{name}: delivered {count} ({megabytes(session.size)}) to {runs}."
+    if report.kept_for:
+        yield (
+            f"{name}: its journal is kept: {report.kept_for} cannot be asked from here whether it has ended. Run "
+            "`mlflow-stability sync` there, or delete the folder when it has."
+        )
+    if report.remaining:
+        why = "the training goes on" if session.training_lives and not report.error else report.error or "not all sent"
+        yield f"{name}: {megabytes(report.waiting_bytes)} not delivered ({why})."
+    if report.refused:
+        yield f"{name}: the store refused {', '.join(report.refused)}; the full record has them."
+
+
+def _must_be_the_same_store(sessions: list[SessionState], uri: str) -> None:
+    for session in sessions:
+        for opening in session.openings:
+            if opening.tracking_uri is not None and not same_store(uri, opening.tracking_uri, opening.directory):
+                raise SettingsError(
+                    f"{session.folder.name} was recorded for {opening.tracking_uri}, and {strip_credentials(uri)} is "
+                    "another store. Leave --tracking-uri out, or name the same store with its credentials."
+                )
+
+
+@contextmanager
+def _progress(console: Console, session: SessionState) -> Iterator[Callable[[DeliveryReport], None]]:
+    """A bar that is there while something is sent, on a terminal only."""
+    columns = (TextColumn(session.folder.name), BarColumn(20), TextColumn("{task.fields[left]} left"))
+    hidden = not console.is_terminal
+    with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as bar:
+        task = bar.add_task("", total=max(1, session.size), left=megabytes(session.size))
+
+        def show(report: DeliveryReport) -> None:
+            done = session.size - report.waiting_bytes
+            bar.update(task, completed=max(0, done), left=megabytes(report.waiting_bytes))
+
+        yield show

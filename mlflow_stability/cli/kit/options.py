@@ -1,0 +1,81 @@
+"""The options that commands share, each written once."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import click
+
+from mlflow_stability.cli.kit.output import must_be_writable
+from mlflow_stability.vocabulary.sensitivity import SENSITIVITIES
+from mlflow_stability.vocabulary.settings import Settings
+
+_F = TypeVar("_F", bound=Callable[..., Any])
+
+
+def tracking_uri_option(command: _F) -> _F:
+    """`--tracking-uri`, or the environment's."""
+    return click.option(
+        "--tracking-uri",
+        metavar="URI",
+        envvar="MLFLOW_TRACKING_URI",
+        help="Where runs live. Without it: MLFLOW_TRACKING_URI, else what MLflow takes by default.",
+    )(command)
+
+
+def curve_options(command: _F) -> _F:
+    """`--loss` and `--val-loss`: the curves to judge."""
+    validation = click.option("--val-loss", metavar="NAME", help="The metric that is the validation loss.  [chosen]")
+    return click.option("--loss", metavar="NAME", help="The metric that is the loss to judge.  [chosen]")(
+        validation(command)
+    )
+
+
+def sensitivity_option(command: _F) -> _F:
+    """`--sensitivity`, for detectors and rules alike."""
+    return click.option(
+        "--sensitivity",
+        type=click.Choice(list(SENSITIVITIES)),
+        default="normal",
+        show_default=True,
+        help="How little evidence is enough: low is wrong less often, high finds more.",
+    )(command)
+
+
+def output_options(formats: Iterable[str]) -> Callable[[_F], _F]:
+    """`--output-format` and `--output`, which says the format by its ending."""
+
+    def both(command: _F) -> _F:
+        to_file = click.option(
+            "--output",
+            "file",
+            type=click.Path(dir_okay=False, writable=True, path_type=Path),
+            callback=must_be_writable,
+            metavar="FILE",
+            help="Write there instead of to stdout.",
+        )
+        form = click.option(
+            "--output-format",
+            "form",
+            type=click.Choice(list(formats)),
+            help="Without it: what the ending of --output says, else rich.",
+        )
+        return form(to_file(command))
+
+    return both
+
+
+def journal_argument(command: _F) -> _F:
+    """A journal directory, or one session in it."""
+    return click.argument(
+        "journal",
+        required=False,
+        type=click.Path(exists=True, file_okay=False, path_type=Path),
+    )(command)
+
+
+def journal_root() -> Path:
+    """Where `autolog()` would keep journals if it were called here."""
+    return Settings().journal_root()

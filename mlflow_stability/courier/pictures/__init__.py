@@ -1,0 +1,1 @@
+"""Pictures of a recording, drawn beside the training."""

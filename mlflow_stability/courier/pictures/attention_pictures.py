@@ -1,0 +1,275 @@
+"""Carries pictures of attention maps into the run: as files, and into its charts with a slider over the steps.
+
+In: the folder of a recording, where the training puts maps. Out: `stability/attention/step_000500_layer0.png`, and the
+same under the key `stability/attention/L00_<layer>`. Promised: at most twenty steps and twelve layers of each; drawing
+takes at most a twentieth of one core while the training's process lives; the end of the training waits for them a few
+seconds and no longer, the last round is drawn first, and what is left out is said in the run; a picture that cannot be
+drawn or is refused is told of once and given up; one that cannot be sent is sent when the store is back.
+
+Chooses the layers of a round that get a picture, names their files and draws them.
+
+In: the maps of one step. Out: at most twelve pictures, evenly chosen from the first layer to the last. Promised: each
+has a name of its own, and says how many layers there are where some are left out.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.streams.attention_stream import Round, RoundReader, Thinning
+from mlflow_stability.errors import TrackingError
+from mlflow_stability.journal.attention_maps import AttentionMapFile, read_attention_map
+from mlflow_stability.journal.layout import recording_folders
+from mlflow_stability.tracking.artifacts.attention_parts import ATTENTION_FOLDER, AttentionPart, picture_of_layer
+from mlflow_stability.tracking.store.store_errors import RefusedError
+from mlflow_stability.tracking.write.run_images import RunImages, image_key
+from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+
+MOST_LAYERS = 12
+
+
+@dataclass(frozen=True, slots=True)
+class LayerPicture:
+    """A picture that is due."""
+
+    round: Round
+    file: AttentionMapFile
+    name: str
+    """Of its file."""
+
+
+def pictures_of(found: Round, recording: int, step: int) -> list[LayerPicture]:
+    """The pictures of a round of the n-th recording, at the step that the run counts."""
+    part = AttentionPart(recording, found.attempt, step)
+    names: list[str] = []
+    for file in found.files:
+        name = picture_of_layer(part, file.layer_number)
+        again = sum(each.layer_number == file.layer_number for each in found.files[: len(names)])
+        names.append(name if not again else name.replace(".png", f"_{again + 1}.png"))  # of another model
+    every, most = len(names), min(len(names), MOST_LAYERS)
+    picked = [round(each * (every - 1) / max(1, most - 1)) for each in range(most)]
+    return [LayerPicture(found, found.files[each], names[each]) for each in picked]
+
+
+def png_of(attention: AttentionMap, of: Round) -> bytes:
+    """The picture; the first one loads matplotlib."""
+    from mlflow_stability.figures.attention.attention_heatmap import attention_heatmap
+    from mlflow_stability.figures.style import sharp_png
+
+    drawn = min(MOST_LAYERS, len(of.files))
+    note = f"{drawn} of {of.layers} layers drawn" if drawn < of.layers else ""
+    return sharp_png(attention_heatmap(attention, note))
+
+
+MOST_STEPS = 20
+THINNING = Thinning(dense=8, growth=1.5, most=MOST_STEPS - 1)
+"""The one that is left is the last of the training."""
+TAG = "stability.attention_pictures"
+"""Says in the run which pictures are missing; there is none where all were drawn in time."""
+_PAUSE = 20.0
+"""How long nothing is drawn after a picture, as many times as that took."""
+_AWAITED = 10.0
+"""How many seconds the end of the training waits for pictures at most."""
+_LAST_SECONDS = 600.0
+"""For how long they are drawn after the end of the training, when nobody waits; the maps are in the run anyway."""
+_UNTIL_THEN = "attention_heatmap() draws any of them from the maps."
+_logger = logging.getLogger("mlflow_stability.courier")
+
+
+@dataclass(frozen=True, slots=True)
+class _Drawn:
+    """A picture that has not arrived yet."""
+
+    file_name: str
+    key: str
+    step: int
+    time: float
+    content: bytes
+
+
+class AttentionPictures:
+    """The pictures of the attention of one recording."""
+
+    def __init__(self, delivered: Delivered, writer: RunWriter, alive: Callable[[], bool] = lambda: False) -> None:
+        """`alive`: whether the training's process is there, which may train again after this recording."""
+        self.done = False
+        self.reached = 1 << 62
+        """Nothing of the journal waits for them."""
+        self.awaited = not delivered.complete
+        """Whether the end of the training should wait for them."""
+        self._delivered = delivered
+        self._writer = writer
+        self._alive = alive
+        self._images: RunImages | None = None
+        self._rounds = RoundReader(delivered.folder, "pictures", THINNING)
+        self._under_way: list[Round] = []
+        """What is passed when everything in `_to_draw` has been dealt with."""
+        self._to_draw: deque[LayerPicture] = deque()
+        self._drawn: _Drawn | None = None
+        self._draw_at = 0.0
+        self._over_since: float | None = None
+        self._spent = 0.0
+        """Seconds of drawing since then."""
+        self._sent: set[str] = set()
+        """The files that are in the run."""
+        self._numbers: dict[str, int] = {}
+        """Under which number a layer is in the charts: where layers are skipped at random, it is not always theirs."""
+        self._told: set[str] = set()
+        self._left_out: dict[int, int] = {}
+        """By step, how many pictures were given up."""
+
+    def advance(self, over: bool) -> bool:
+        """Draw one picture and send it, where it is time to. `over`: no more maps will come."""
+        now = time.monotonic()
+        if over and self._over_since is None:
+            self._send()
+            self._plan_the_end()
+            self._over_since = now
+        elif not over and not self._under_way and not self._take_up():
+            return False
+        if self._over_since is not None and self.awaited and now - self._over_since >= _AWAITED and self._to_draw:
+            self._say(f"{len(self._to_draw)} are being drawn. {_UNTIL_THEN}")
+            self.awaited = False
+        if self._to_draw and self._drawn is None:
+            if self._is_late(now):
+                self._give_up_the_rest()
+            elif now < self._draw_at and self._is_paced(now):
+                return False
+            else:
+                self._draw(self._to_draw[0])
+        self._send()
+        if self._to_draw:
+            self._to_draw.popleft()
+        if self._to_draw:
+            return True
+        if over and not self.done:
+            self._say_what_became_of_them()
+        for each in self._under_way:
+            self._rounds.passed(each)
+        self._under_way = []
+        self.done = over
+        return not over
+
+    def _take_up(self) -> bool:
+        """Begin with the next round, if there is one."""
+        found = self._rounds.next(False, time.time())
+        if found is None:
+            return False
+        self._to_draw = deque(self._pictures_of(found) if self._has_room(found) else ())
+        self._under_way = [found]
+        return True
+
+    def _plan_the_end(self) -> None:
+        """The last round comes first, for it is what people look at; then the others in their order."""
+        rounds = self._rounds.rest()
+        planned: deque[LayerPicture] = deque()
+        steps: set[int] = set()
+        for each in [*rounds[-1:], *rounds[:-1]]:
+            if self._has_room(each, steps):
+                planned.extend(one for one in self._pictures_of(each) if one.name not in self._sent)
+                steps.add(self._step(each))
+        self._under_way, self._to_draw = rounds, planned
+
+    def _has_room(self, found: Round, planned: set[int] | None = None) -> bool:
+        """Whether this round is kept, and may be one more step in the charts."""
+        if not found.is_kept:
+            return False
+        if self._images is None:
+            self._images = self._writer.images()
+        there = self._images.steps(self._section()) | (planned or set())
+        reserved = 1 if planned is None else 0  # for the last of the training
+        return self._step(found) in there or len(there) < MOST_STEPS - reserved
+
+    def _pictures_of(self, found: Round) -> list[LayerPicture]:
+        return pictures_of(found, self._delivered.number or 0, self._step(found))
+
+    def _is_paced(self, now: float) -> bool:
+        """Whether somebody trains, or may train again."""
+        is_awaited = self._over_since is not None and now - self._over_since < _AWAITED
+        return not is_awaited and (self._over_since is None or self._alive())
+
+    def _is_late(self, now: float) -> bool:
+        if self._over_since is None:
+            return False
+        return self._spent > _LAST_SECONDS or (now - self._over_since > _LAST_SECONDS and self._alive())
+
+    def _give_up_the_rest(self) -> None:
+        for each in self._to_draw:
+            self._leave_out(each)
+        self._to_draw.clear()
+
+    def _draw(self, one: LayerPicture) -> None:
+        """The picture, unless it is there; the first one loads matplotlib."""
+        began = time.monotonic()
+        try:
+            attention = read_attention_map(one.file.path)
+            attention = replace(attention, step=attention.step + self._delivered.offset)
+            layer = attention.layer or "model"
+            number = self._numbers.setdefault(layer, attention.layer_number)
+            key = image_key(self._delivered.section, "attention", number, layer)
+            assert self._images is not None
+            if self._images.holds(key, attention.step, one.round.time):
+                return
+            self._drawn = _Drawn(one.name, key, attention.step, one.round.time, png_of(attention, one.round))
+        except TrackingError:
+            raise
+        except Exception as error:  # whatever it is, it must not hold the delivery up
+            self._leave_out(one)
+            self._tell("draw", f"No picture {one.name}: {type(error).__name__}, {error}. Everything else is delivered.")
+            return
+        took = time.monotonic() - began
+        self._spent += took if self._over_since is not None else 0.0
+        beside = max(1, len(recording_folders(self._delivered.folder.parent)))  # they share the twentieth
+        self._draw_at = time.monotonic() + _PAUSE * took * beside
+
+    def _send(self) -> None:
+        if self._drawn is None:
+            return
+        drawn = self._drawn
+        assert self._images is not None
+        try:
+            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+                file = Path(room, drawn.file_name)
+                file.write_bytes(drawn.content)
+                self._writer.upload(file, ATTENTION_FOLDER)
+                self._images.log(file, drawn.key, drawn.step, drawn.time)
+                self._sent.add(drawn.file_name)
+        except (OSError, RefusedError) as error:
+            self._leave_out(self._to_draw[0])
+            self._tell("send", f"No picture {drawn.file_name}: {error}. Everything else is delivered.")
+        self._drawn = None
+
+    def _leave_out(self, one: LayerPicture) -> None:
+        step = self._step(one.round)
+        self._left_out[step] = self._left_out.get(step, 0) + 1
+
+    def _say_what_became_of_them(self) -> None:
+        """In the run, where something is missing or was."""
+        if self._left_out:
+            missing = ", ".join(f"{count} of step {step:,}" for step, count in sorted(self._left_out.items()))
+            self._say(f"missing: {missing}. {_UNTIL_THEN}")
+            self._tell("late", f"Pictures of attention that were not drawn: {missing}. {_UNTIL_THEN}")
+        elif self._under_way and not self.awaited:
+            self._say("all drawn")
+
+    def _say(self, what: str) -> None:
+        self._writer.set_tags({TAG: what})
+
+    def _step(self, found: Round) -> int:
+        return found.step + self._delivered.offset
+
+    def _section(self) -> str:
+        return f"{self._delivered.section}/attention"
+
+    def _tell(self, about: str, what: str) -> None:
+        if about not in self._told:
+            self._told.add(about)
+            _logger.warning("%s", what)

@@ -1,0 +1,1 @@
+"""Who delivers, and whether the training lives."""

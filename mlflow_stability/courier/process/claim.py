@@ -1,0 +1,115 @@
+"""Makes sure that a session has one courier.
+
+In: a session's folder. Out: whether it is ours to deliver. Promised: of couriers that live, one holds the claim; that
+of a courier which was killed is taken over. Where two take over at the same moment, both look again until one has it;
+even a short overlap does no harm, for everything that is delivered can be delivered twice.
+
+Finds sessions that nobody delivers any more: their training and their courier were killed together.
+
+In: a journal root and where we deliver to. Out: the oldest session that is left alone and goes to the same store.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from dataclasses import replace
+from pathlib import Path
+
+from mlflow_stability.courier.process.training_process import process_of
+from mlflow_stability.courier.progress.json_file import read_page
+from mlflow_stability.courier.recording import opening_if_readable
+from mlflow_stability.journal.layout import COURIER, STATUS, recording_folders, session_folders
+from mlflow_stability.journal.process_identity import Life, identity_from, identity_in_link, life_of, own_identity
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.tracking.store.address import default_uri, same_store
+
+_SILENT_SECONDS = 60.0
+_SETTLE_SECONDS = 0.2
+
+
+class Claim:
+    """The right to deliver one session."""
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / COURIER
+        me = own_identity()
+        if me.boot:  # tells the machine too; a claim must be so short that it fits on a full disk
+            me = replace(me, host="", machine="")
+        self._mine = {**me.said(), "claim": time.time_ns()}
+
+    def take(self) -> bool:
+        """Claim the session; False if a living courier has it."""
+        if self._create():
+            return True
+        if holder_lives(self._file.parent):
+            return False
+        self._file.unlink(missing_ok=True)
+        if not self._create():
+            return False
+        time.sleep(_SETTLE_SECONDS)
+        return self.holds()
+
+    def holds(self) -> bool:
+        """Whether it is still ours."""
+        return identity_in_link(self._file) == self._mine
+
+    def release(self) -> None:
+        """Leave the session to the next courier."""
+        if self.holds():
+            self._file.unlink(missing_ok=True)
+
+    def _create(self) -> bool:
+        try:
+            self._file.symlink_to(json.dumps(self._mine, separators=(",", ":")))
+        except FileExistsError:
+            return False
+        return True
+
+
+def holder_lives(folder: Path) -> bool:
+    """Whether a courier is at work on this session."""
+    file = folder / COURIER
+    holder = identity_from(identity_in_link(file))
+    if holder is None:
+        return False
+    life = life_of(holder)
+    if life is Life.UNKNOWN:
+        return abs(time.time() - max(_changed(file), _changed(folder / STATUS))) < _SILENT_SECONDS
+    return life is Life.LIVES
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.lstat().st_mtime
+    except OSError:
+        return 0.0
+
+
+def next_orphan(root: Path, own: Path, tracking_uri: str | None, not_again: set[Path]) -> Path | None:
+    """A session to deliver beside our own; None if there is none."""
+    ours = tracking_uri or default_uri("")
+    for folder in session_folders(root):
+        if folder != own and folder not in not_again and _is_orphan(folder, ours):
+            return folder
+    return None
+
+
+def _is_orphan(folder: Path, tracking_uri: str) -> bool:
+    openings = [opening_if_readable(each) for each in recording_folders(folder)]
+    known = [each for each in openings if each is not None]
+    if not known or len(known) < len(openings) or holder_lives(folder):
+        return False
+    process = process_of(folder, known[0])
+    if process.alive() or (not process.has_ended() and _was_delivered(folder)):
+        return False
+    theirs = [each.tracking_uri or default_uri(each.directory) for each in known]
+    return all(same_store(uri, tracking_uri, each.directory) for uri, each in zip(theirs, known, strict=True))
+
+
+def _was_delivered(folder: Path) -> bool:
+    """Whether all that was written here has arrived, and the journal is kept only for what may come."""
+    page = folder / STATUS
+    if read_page(page).get("state") != "done":
+        return False
+    return all((each / JOURNAL).stat().st_mtime <= page.stat().st_mtime for each in recording_folders(folder))

@@ -1,0 +1,81 @@
+"""Tells whether the process that trained can still append to its journal.
+
+Guarantees: `has_ended` is true only of a process that is certainly gone. One that cannot be asked counts as `alive`
+while it writes; when it is silent, all that it wrote is delivered, and its journal is kept, for it may go on.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import psutil
+
+from mlflow_stability.journal.layout import TRAINING, recording_folders
+from mlflow_stability.journal.process_identity import (
+    Life,
+    ProcessIdentity,
+    identity_from,
+    identity_in_link,
+    life_of,
+)
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.vocabulary.run.milestone import Opening
+
+_SILENT_SECONDS = 60.0
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingProcess:
+    """The process that writes a journal."""
+
+    identity: ProcessIdentity | None
+    """None: the journal does not say which."""
+    folder: Path
+    """Its session."""
+
+    def has_ended(self) -> bool:
+        """Whether it will certainly not append any more."""
+        return self._life() is Life.GONE
+
+    def alive(self) -> bool:
+        """Whether it may still append, as far as can be seen."""
+        life = self._life()
+        if life is Life.UNKNOWN:
+            return abs(time.time() - self._last_written()) < _SILENT_SECONDS
+        return life is Life.LIVES
+
+    def command(self) -> list[str]:
+        """How it was started; empty if it cannot be asked."""
+        if self.identity is None or not self.identity.is_neighbour or self._life() is not Life.LIVES:
+            return []
+        try:
+            return psutil.Process(self.identity.pid).cmdline()
+        except psutil.Error:
+            return []
+
+    def named(self) -> str:
+        """How a person finds it."""
+        return "unknown process" if self.identity is None else f"process {self.identity.pid} on {self.identity.host}"
+
+    def _life(self) -> Life:
+        return Life.UNKNOWN if self.identity is None else life_of(self.identity)
+
+    def _last_written(self) -> float:
+        return max((_changed(folder / JOURNAL) for folder in recording_folders(self.folder)), default=0.0)
+
+
+def process_of(folder: Path, opening: Opening | None) -> TrainingProcess:
+    """The process of a session: as its folder says; in journals of older versions, the first record says it."""
+    identity = identity_from(identity_in_link(folder / TRAINING))
+    if identity is None and opening is not None:
+        identity = ProcessIdentity(opening.pid, opening.host, started=opening.process_started)
+    return TrainingProcess(identity, folder)
+
+
+def _changed(file: Path) -> float:
+    try:
+        return file.stat().st_mtime
+    except OSError:  # its courier has just delivered it
+        return 0.0

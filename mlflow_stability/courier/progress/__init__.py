@@ -1,0 +1,1 @@
+"""How far the delivery is, on pages that other processes read."""

@@ -1,0 +1,1 @@
+"""Opens, tags and ends the run."""

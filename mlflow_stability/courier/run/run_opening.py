@@ -1,0 +1,77 @@
+"""Finds the run of a recording: the one that was in progress, or one made for it, exactly once.
+
+In: a recording's opening and what was delivered of it so far. Out: a writer into its run, and the recording's place in
+it. Promised: whatever is killed when, there is one run for the recording; the training can read its id from
+`delivered.json` as soon as there is one.
+"""
+
+from __future__ import annotations
+
+import getpass
+from dataclasses import replace
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+
+from mlflow_stability.courier.process.training_process import TrainingProcess
+from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.tracking.store.run_creation import TrackingStore, tracking_store
+from mlflow_stability.tracking.write.recording_claim import RecordingTag, claim_place, place_among, tag_name
+from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.vocabulary.run.milestone import Opening
+
+RECORD_SCHEMA = "1"
+
+
+def open_run(
+    opening: Opening, delivered: Delivered, uri: str, process: TrainingProcess
+) -> tuple[RunWriter, RecordingTag]:
+    """The way into the recording's run, and its place there."""
+    store = tracking_store(uri)
+    delivered.recording = opening.recording
+    if delivered.run_id is None:
+        delivered.run_id = opening.run_id or _made_run(store, opening, delivered, process)
+        delivered.creating = False
+        delivered.save()
+    writer = store.writer(delivered.run_id)
+    place = claim_place(writer, opening)
+    delivered.number = place.number
+    if opening.resumed and place.state == "live":
+        writer.resume()
+    delivered.section, delivered.offset = place.section, place.offset
+    delivered.save()
+    writer.set_tags({**opening.tags, **_our_tags()})
+    return writer, place
+
+
+def _made_run(store: TrackingStore, opening: Opening, delivered: Delivered, process: TrainingProcess) -> str:
+    experiment_id = store.experiment(opening.experiment_id)
+    if delivered.creating:  # asked before, and the answer was lost
+        found = store.find_run(experiment_id, tag_name(opening.recording), opening.recording)
+        if found:
+            return found
+    delivered.creating = True
+    delivered.save()
+    return store.create_run(experiment_id, _first_tags(opening, process), opening.time)
+
+
+def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:
+    """What MLflow itself says of a run that it starts, and the recording's place, by which the run is found again."""
+    tags = {"mlflow.autologging": "stability", "mlflow.source.type": "LOCAL", **opening.tags}
+    try:
+        tags["mlflow.user"] = getpass.getuser()
+    except (KeyError, OSError):  # a container without an entry for this user
+        tags["mlflow.user"] = "unknown"
+    script = next((word for word in process.command()[1:] if word.endswith(".py")), None)
+    if script is not None:
+        tags["mlflow.source.name"] = str(Path(opening.directory, script))
+    place = replace(place_among([], 0, opening, opening.time), settled=True)
+    tags[tag_name(opening.recording)] = place.text()
+    return tags
+
+
+def _our_tags() -> dict[str, str]:
+    try:
+        installed = version("mlflow-stability")
+    except PackageNotFoundError:  # run from a checkout
+        installed = "unknown"
+    return {"stability.version": installed, "stability.schema": RECORD_SCHEMA}

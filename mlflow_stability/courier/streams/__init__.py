@@ -1,0 +1,1 @@
+"""One file for each kind of data that goes from a journal into a run."""

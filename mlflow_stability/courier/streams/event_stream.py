@@ -1,0 +1,207 @@
+"""Carries what happened in a recording into its run: one line for each event, reset, gap, note.
+
+In: the journal, from its first line. Out: files of events, and the `Story` from which the run's tags are made.
+Promised: the journal is always heard from the beginning, so that a new courier knows all that the one before knew; at
+most one file's lines are in memory.
+
+Notices that a training hangs: it lives, and no step comes.
+
+In: each step as the journal is heard, and a clock that nobody sets. Out: a `stall` event while it lasts; afterwards one
+at INFO for the record, for what went on again was a pause. Promised: the journal heard again gives the same pauses; one
+long evaluation in each epoch is told of once; a wall clock that is set, and a machine that sleeps, are no stall.
+"""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections import deque
+from dataclasses import replace
+from pathlib import Path
+from statistics import median
+
+from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.streams.run_summary import Story
+from mlflow_stability.detectors.reported.endings import Stall
+from mlflow_stability.errors import TrackingError
+from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.tracking.artifacts.record_events import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of
+from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.milestone import Gap, Reset, Returned
+
+LEAST_SECONDS = 60.0
+USUAL_STEPS = 10.0
+"""How many usual steps long a pause must be."""
+LONGER_THAN_BEFORE = 3.0
+"""How many times as long as the longest pause before: trainings evaluate and save now and then."""
+_REMEMBERED = 101
+_LEAST_STEPS = 5
+
+
+class StallWatch:
+    """The clock of one recording's steps."""
+
+    def __init__(self) -> None:
+        self._recent: deque[float] = deque(maxlen=_REMEMBERED)
+        self._longest = 0.0
+        self._step = 0
+        self._time: float | None = None
+        self._heard_at = 0.0
+
+    def heard(self, step: int, time: float, took: float | None, now: float) -> Event | None:
+        """Take a step in; what to say of the pause before it.
+
+        `time` is the wall clock's at its end, `took` how long it took by a clock that nobody sets, where that was
+        measured, and `now` what such a clock of this process said then.
+        """
+        before, last = self._time, self._step
+        self._time, self._step, self._heard_at = time, step, now
+        if before is None:
+            return None
+        seconds = time - before if took is None else took
+        if seconds <= 0:
+            return None
+        limit = self._limit()
+        if seconds < LEAST_SECONDS:
+            self._recent.append(seconds)
+        self._longest = max(self._longest, seconds)
+        if limit is None or seconds <= limit:
+            return None
+        message = f"No step came for {seconds:.0f} s after step {last}; then training went on."
+        return self._event(last, Severity.INFO, message, seconds, time)
+
+    def look(self, now: float) -> Event | None:
+        """What to say where no step has come until `now`; None while all is well."""
+        limit = self._limit()
+        if limit is None or self._time is None or now - self._heard_at <= limit:
+            return None
+        usual = median(self._recent)
+        message = (
+            f"No step has come for more than {limit:.0f} s since step {self._step}; "
+            f"a step usually takes {usual:.3g} s. The process is still there."
+        )
+        return self._event(self._step, Severity.CRITICAL, message, limit, self._time + limit)
+
+    def _limit(self) -> float | None:
+        """The longest wait that is no stall; None before steps have a usual time."""
+        if len(self._recent) < _LEAST_STEPS:
+            return None
+        return max(LEAST_SECONDS, USUAL_STEPS * median(self._recent), LONGER_THAN_BEFORE * self._longest)
+
+    @staticmethod
+    def _event(step: int, severity: Severity, message: str, seconds: float, time: float) -> Event:
+        remedies = Stall.remedies if severity > Severity.INFO else ()
+        return Event(step, Stall.kind, severity, message, evidence={"seconds": seconds}, remedies=remedies, time=time)
+
+
+_READ_AT_ONCE = 500
+_INTERVAL = 10.0
+
+
+class EventStream:
+    """The events of one recording."""
+
+    def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
+        self.done = False
+        self.story = Story(delivered.offset)
+        self.reached = 0
+        """The place up to which the journal was heard."""
+        self._stalls = StallWatch()
+        self._all_heard_at: float | None = None
+        """When the end of the journal was seen last; steps may have come since then."""
+        self._delivered = delivered
+        self._writer = writer
+        self._follower = JournalFollower(delivered.folder / JOURNAL)
+        self._file = 0
+        self._lines: list[str] = []
+        self._changed = False
+        self._sent_at = 0.0
+
+    @property
+    def broken_lines(self) -> int:
+        """How many lines of the journal were torn."""
+        return self._follower.broken_lines
+
+    def advance(self, over: bool) -> bool:
+        """Hear on, and send the file when it has changed."""
+        full = len(self._lines) >= LINES_PER_FILE
+        more = not full and self._read()
+        if full or (self._changed and not more and (over or time.monotonic() - self._sent_at >= _INTERVAL)):
+            self._send()
+        if full:
+            self._next_file()
+        self.done = over and not full and not more and not self._changed
+        return full or more
+
+    def look_for_stall(self) -> None:
+        """See whether steps still come; while none does, the run says so."""
+        if self._all_heard_at is None:
+            return
+        stall = self._stalls.look(self._all_heard_at)
+        if stall != self.story.stalled:
+            self.story.stalled = stall
+            self._changed = True
+
+    def _read(self) -> bool:
+        limit = min(_READ_AT_ONCE, LINES_PER_FILE - len(self._lines))
+        now = time.monotonic()
+        entries = self._follower.read(limit)
+        for entry in entries:
+            self.story.hear(entry.record)
+            self.reached = entry.end
+            if isinstance(entry.record, StepReading):
+                pause = self._stalls.heard(
+                    entry.record.step, entry.record.time, _took(entry.record), now - self._late(entry.record)
+                )
+                if pause is not None:
+                    self._lines.append(line_of(_counted(pause, self._delivered.offset)))
+                    self._changed = True
+            elif not isinstance(entry.record, Returned):
+                self._lines.append(line_of(_counted(entry.record, self._delivered.offset)))
+                self._changed = True
+        if len(entries) < limit:
+            self._all_heard_at = now
+        return len(entries) >= limit
+
+    def _late(self, reading: StepReading) -> float:
+        """How long ago a step ended, of those that were there before this courier: only the wall clock tells."""
+        return max(0.0, time.time() - reading.time) if self._all_heard_at is None else 0.0
+
+    def _send(self) -> None:
+        if self._file >= self._delivered.events_files:
+            number, stalled = self._delivered.number or 0, self.story.stalled
+            now = [] if stalled is None else [line_of(_counted(stalled, self._delivered.offset))]
+            try:
+                with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+                    file = Path(room, events_name(number, self._file))
+                    file.write_text("".join([*self._lines, *now]), encoding="utf-8")
+                    self._writer.upload(file, EVENTS_FOLDER)
+            except OSError as error:
+                raise TrackingError(f"Could not write the file of events: {error}") from error
+        self._changed = False
+        self._sent_at = time.monotonic()
+
+    def _next_file(self) -> None:
+        self._file += 1
+        self._lines = []
+        if self._file > self._delivered.events_files:
+            self._delivered.events_files = self._file
+            self._delivered.save()
+
+
+def _counted(record: Said, offset: int) -> Said:
+    """The same record, with its steps as the run counts them."""
+    if isinstance(record, Event | Reset) and offset:
+        return replace(record, step=record.step + offset)
+    if isinstance(record, Gap) and offset and record.first_step:
+        return replace(record, first_step=record.first_step + offset, last_step=record.last_step + offset)
+    return record
+
+
+def _took(reading: StepReading) -> float | None:
+    """How long the step took by the training's own clock that nobody sets; None where that was not measured."""
+    pairs = zip(reading.signals, reading.values, strict=True)
+    return next((value for signal, value in pairs if signal.quantity == "step_time"), None)

@@ -1,0 +1,142 @@
+"""Carries what a run should know about itself into its parameters.
+
+In: the facts that the training has told, as the story has heard them, and what git says of its code. Out: parameters of
+the run; where one is longer than a parameter can be, all of them uncut in `stability/environment.json`. Promised: git
+is asked once, and only while its answer is still true; what the store will not take is told once and holds nothing up.
+
+Asks git what a training's code is: the commit, and what was changed since.
+
+In: the working directory of the training. Out: facts: ``git.commit``, ``git.branch``, ``git.dirty``, ``git.diff`` (a
+summary), ``git.untracked`` (Python files that no commit has). Promised: nothing of the repository is written, no
+watcher and no difference tool of its configuration is run, each answer is waited for a few seconds at most; where there
+is no git or no repository, there are no facts.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import tempfile
+import time
+from pathlib import Path
+
+from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.streams.event_stream import EventStream
+from mlflow_stability.errors import TrackingError
+from mlflow_stability.tracking.write.run_params import is_cut
+from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.vocabulary.run.milestone import Opening
+
+SECONDS = 5.0
+"""For how long one question may take: work trees on network file systems can be slow."""
+MOST_LINES = 50
+"""Of the summary, and of untracked files."""
+_QUIET = {"GIT_OPTIONAL_LOCKS": "0", "GIT_TERMINAL_PROMPT": "0", "GIT_PAGER": "cat", "LC_ALL": "C"}
+# A repository can name programs that git runs while it looks around: a watcher of files, a way to show differences.
+_PLAIN = ("-c", "core.fsmonitor=false", "-c", "core.quotePath=false", "--no-pager")
+
+
+def git_state(directory: str) -> dict[str, str]:
+    """What git says of the code in a directory; nothing where it says nothing."""
+    status = _git(
+        directory, "status", "--porcelain=v2", "--branch", "--untracked-files=no", "--ignore-submodules=dirty"
+    )
+    if status is None:
+        return {}
+    head = dict(line[2:].split(" ", 1) for line in status if line.startswith("# ") and " " in line[2:])
+    changed = [line for line in status if line and not line.startswith("#")]
+    commit = head.get("branch.oid", "")
+    facts = {
+        "git.commit": "" if commit == "(initial)" else commit,
+        "git.branch": head.get("branch.head", ""),
+        "git.dirty": str(bool(changed)),
+    }
+    if changed and facts["git.commit"]:
+        options = ("--stat=120", f"--stat-count={MOST_LINES}", "--no-ext-diff", "--no-textconv", "HEAD")
+        facts["git.diff"] = "\n".join(_git(directory, "diff", *options) or ())
+    untracked = _git(directory, "ls-files", "--others", "--exclude-standard", "--", "*.py") or []
+    facts["git.untracked"] = "\n".join(_some(untracked))
+    return {key: value for key, value in facts.items() if value}
+
+
+def _some(lines: list[str]) -> list[str]:
+    if len(lines) <= MOST_LINES:
+        return lines
+    return [*lines[:MOST_LINES], f"and {len(lines) - MOST_LINES} more"]
+
+
+def _git(directory: str, *words: str) -> list[str] | None:
+    """The lines of an answer; None where there is none."""
+    if not directory or not Path(directory).is_dir():
+        return None
+    try:
+        answer = subprocess.run(
+            ["git", *_PLAIN, *words],
+            cwd=directory,
+            env={**os.environ, **_QUIET},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            timeout=SECONDS,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    if answer.returncode:
+        return None
+    return answer.stdout.decode(errors="replace").rstrip("\n").split("\n") if answer.stdout.strip() else []
+
+
+ASK_WITHIN = 600.0
+"""For how many seconds after the beginning of a recording the code on the disk is taken for the one that runs."""
+FOLDER = "stability"
+
+
+class FactsStream:
+    """The facts of one recording."""
+
+    def __init__(self, delivered: Delivered, writer: RunWriter, events: EventStream) -> None:
+        self.done = False
+        self._delivered = delivered
+        self._writer = writer
+        self._params = writer.params(delivered.number or 0)
+        self._events = events
+        self._sent: dict[str, str] = {}
+
+    @property
+    def reached(self) -> int:
+        """The place in the journal up to which facts were heard: the events' own."""
+        return self._events.reached
+
+    def advance(self, over: bool) -> bool:
+        """Send what is new, if anything is."""
+        facts = {**self._events.story.facts, **(self._delivered.git or {})}
+        new = {key: value for key, value in facts.items() if key not in self._sent}
+        if new:
+            self._params.write(new)
+            self._writer.refused.update(self._params.refused)
+            if any(map(is_cut, facts.values())):
+                self._upload(facts)
+            self._sent |= new
+        self.done = over and self._events.done
+        return False
+
+    def _upload(self, facts: dict[str, str]) -> None:
+        number = self._delivered.number or 0
+        name = f"environment_{number + 1}.json" if number else "environment.json"
+        try:
+            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+                file = Path(room, name)
+                file.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+                self._writer.upload(file, FOLDER)
+        except OSError as error:
+            raise TrackingError(f"Could not write {name}: {error}") from error
+
+
+def ask_git(delivered: Delivered, opening: Opening) -> None:
+    """Ask what the training's code is, unless that was done before; the answer is kept with the recording."""
+    if delivered.git is None:
+        fresh = time.time() - opening.time < ASK_WITHIN
+        delivered.git = git_state(opening.directory) if fresh else {}
+        delivered.save()

@@ -1,0 +1,102 @@
+"""Carries the tables of layers that lie beside a journal into the run.
+
+In: the folder of a recording, where the training puts tables. Out: Parquet parts in `stability/layers`, seldom at first
+and ever more seldom. Promised: a part that is sent twice lands on itself; tables stay where they are; at most
+`_MOST_BYTES` of them are in memory; one that cannot be read is left out, and the courier's log says so.
+"""
+
+from __future__ import annotations
+
+import logging
+import tempfile
+import time
+from itertools import accumulate
+from pathlib import Path
+
+from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.progress.json_file import read_page, write_page
+from mlflow_stability.errors import JournalError, TrackingError
+from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
+from mlflow_stability.tracking.artifacts.attention_parts import LAYERS_FOLDER
+from mlflow_stability.tracking.artifacts.layer_parts import layer_part_name, write_layer_part
+from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.vocabulary.measured.layer_table import LayerTable
+
+PAGE = "layers.json"
+"""Up to which step tables have arrived."""
+_SHORTEST_INTERVAL = 60.0
+_INTERVALS_PER_RUN = 50
+_MOST_BYTES = 32_000_000
+_logger = logging.getLogger("mlflow_stability.courier")
+
+
+class LayerStream:
+    """The tables of layers of one recording."""
+
+    def __init__(self, delivered: Delivered, writer: RunWriter, started: float) -> None:
+        self.done = False
+        self.reached = 1 << 62
+        """Nothing of the journal waits for tables."""
+        self._delivered = delivered
+        self._writer = writer
+        self._started = started
+        self._page = delivered.folder / PAGE
+        self._until = int(read_page(self._page).get("until", -1))
+        self._looked_at = time.time()
+
+    def advance(self, over: bool) -> bool:
+        """Send a part, where it is time to and there is something to send."""
+        now = time.time()
+        if not over and now - self._looked_at < max(_SHORTEST_INTERVAL, (now - self._started) / _INTERVALS_PER_RUN):
+            return False
+        waiting = [each for each in layer_table_files(self._delivered.folder) if each.step > self._until]
+        if not over and waiting:  # of the newest step there may be another table to come
+            waiting = [each for each in waiting if each.step < waiting[-1].step]
+        chosen = _as_many_as_fit(waiting)
+        if chosen:
+            self._send(chosen)
+        more = len(chosen) < len(waiting)
+        if not more:
+            self._looked_at = now
+        self.done = over and not more
+        return more
+
+    def _send(self, files: list[LayerTableFile]) -> None:
+        tables = [table for each in files if (table := _read(each)) is not None]
+        number, offset = self._delivered.number or 0, self._delivered.offset
+        if tables:
+            try:
+                with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+                    file = Path(room, layer_part_name(number, files[0].step + offset))
+                    write_layer_part(file, tables, number, offset)
+                    self._writer.upload(file, LAYERS_FOLDER)
+            except OSError as error:
+                raise TrackingError(f"Could not write a part of the tables of layers: {error}") from error
+        self._until = files[-1].step
+        write_page(self._page, {"until": self._until})
+
+
+def _as_many_as_fit(files: list[LayerTableFile]) -> list[LayerTableFile]:
+    """The first of them, whole steps only: the place to go on from is a step."""
+    sizes = list(accumulate(_size(each) for each in files))
+    room = next((number for number, size in enumerate(sizes) if size > _MOST_BYTES), len(files))
+    if room == len(files):
+        return files
+    last = files[max(0, room - 1)].step
+    whole = [each for each in files if each.step < last]
+    return whole or [each for each in files if each.step == last]
+
+
+def _size(file: LayerTableFile) -> int:
+    try:
+        return file.path.stat().st_size
+    except OSError:
+        return 0
+
+
+def _read(file: LayerTableFile) -> LayerTable | None:
+    try:
+        return read_layer_table(file.path)
+    except JournalError as error:
+        _logger.warning("%s", error)
+        return None

@@ -1,0 +1,232 @@
+"""Carries chosen points of a journal into MLflow's metric tables.
+
+In: the journal, from the place up to which metrics have arrived. Out: metrics. Promised: after a kill at any moment
+the same points are sent again from that place, which the store recognises; memory is bounded, for nothing is read
+while enough waits; where the store cannot take as much as is measured, fewer points are chosen instead of falling
+behind, and the run says so.
+
+Keeps delivery gentle, and knows how much it can take.
+
+In: how long each request took. Out: when the next may go, and how many points a second that makes. On a SQLite file
+every writer makes all others wait, the script's own `log_metric` too. There a batch is small, and while training lives
+one twenty-fifth of the time is ours: of a hundred calls of the script's, four meet one of ours, which its 95th
+percentile does not feel.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import deque
+from dataclasses import dataclass, replace
+from typing import Any
+
+from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.errors import StabilityError
+from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.tracking.store.address import is_sqlite
+from mlflow_stability.tracking.write.layer_metrics import LayerMetrics
+from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.write.thinning import Point, Thinner, is_of_the_script
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.result.event import Event
+
+_SMALLEST_BATCH = 10
+# One in twenty-five of the script's own calls then meets one of ours, so that its 95th percentile stays what it was.
+_SQLITE_SHARE = 0.04
+_KNOWN_AFTER = 3  # requests
+
+
+class Pace:
+    """The rhythm of one recording's metrics."""
+
+    def __init__(self, uri: str) -> None:
+        sqlite = is_sqlite(uri)
+        self._share = _SQLITE_SHARE if sqlite else 0.8
+        self._largest = 200 if sqlite else 1000
+        self._rate = 1000.0 if sqlite else 1500.0
+        self._free_at = 0.0
+        self._measured = 0
+        self.batch = self._largest
+        """How many points a request may hold."""
+
+    def wait(self, now: float, hurry: bool) -> float:
+        """Seconds until the next request may go; in a hurry, when training waits or has ended, none."""
+        return 0.0 if hurry else max(0.0, self._free_at - now)
+
+    def sent(self, points: int, took: float, now: float) -> None:
+        """A request went well."""
+        rate = points / max(took, 1e-4)
+        if points >= self.batch // 2:  # small ones say nothing about what is possible
+            self._rate += 0.3 * (rate - self._rate)
+            self._measured += 1
+        self._free_at = now + took * (1 / self._share - 1)
+        self.batch = min(self._largest, self.batch * 2)
+
+    def failed(self) -> None:
+        """A request did not get through: perhaps it was too much at once."""
+        self.batch = max(_SMALLEST_BATCH, self.batch // 2)
+
+    @property
+    def is_known(self) -> bool:
+        """Whether the speed of the store was measured, not only guessed."""
+        return self._measured >= _KNOWN_AFTER
+
+    def points_in(self, seconds: float) -> float:
+        """How many points can be sent in this time while training lives."""
+        return self._rate * self._share * seconds
+
+
+_READ_AT_ONCE = 500
+_GATHER_SECONDS = 1.0  # few points wait this long for company
+HELD_READINGS = 64
+"""So many readings are held for the events of their steps, which come up to half as many later, ..."""
+HELD_SECONDS = 2.0
+"""... but none for longer than this."""
+_BACKLOG_SECONDS = 5.0  # of sending; with more than that waiting, perhaps too many points are chosen
+_MOST_OF_CAPACITY = 0.5  # the share of what the store can take that new points may need
+
+
+@dataclass(frozen=True, slots=True)
+class Bite:
+    """Points that are sent together, and where the journal is taken up again once they have arrived."""
+
+    points: list[Point]
+    until: int
+    thinning: dict[str, Any]
+
+
+class MetricStream:
+    """The metrics of one recording."""
+
+    def __init__(
+        self, delivered: Delivered, writer: RunWriter, pace: Pace, every: int, layers: LayerMetrics = ""
+    ) -> None:
+        self.done = False
+        self._delivered = delivered
+        self._writer = writer
+        self._pace = pace
+        self._follower = JournalFollower(delivered.folder / JOURNAL, delivered.metrics_until)
+        self._thinner = Thinner.resumed(delivered.thinning, layers) if delivered.thinning else Thinner(every, layers)
+        self._bites: deque[Bite] = deque()
+        self._waiting = 0
+        self._sent_of_first = 0
+        self._open: list[Point] = []
+        self._open_since = 0.0
+        self._held: deque[tuple[StepReading, int]] = deque()
+        """The newest readings, and where each begins: an event of their steps may still come."""
+        self._marked: set[int] = set()
+        """The steps of those that have events."""
+        self._read_until = self._safe_until = delivered.metrics_until
+        self._adapted_at = 0.0
+
+    @property
+    def reached(self) -> int:
+        """The place up to which no point waits; what is only held back for company does not count."""
+        return self._read_until if not self._bites else self._delivered.metrics_until
+
+    @property
+    def every(self) -> int:
+        """Every how many steps a point is chosen at the moment."""
+        return self._thinner.every
+
+    def advance(self, over: bool) -> bool:
+        """Read, choose, and send one request if it is time to."""
+        full = self._waiting >= self._pace.points_in(2 * _BACKLOG_SECONDS)
+        more = full or self._read(over)
+        if not over:
+            self._adapt()
+        if self._bites and self._pace.wait(time.monotonic(), hurry=over) <= 0:
+            self._send(self._bites[0])
+        elif full:
+            return False
+        self.done = over and not more and not self._bites
+        return more or (over and bool(self._bites))
+
+    def seconds_to_wait(self) -> float:
+        """When to come back for points that wait only for their turn."""
+        return self._pace.wait(time.monotonic(), hurry=False) if self._bites else float("inf")
+
+    def _read(self, over: bool) -> bool:
+        entries = self._follower.read(_READ_AT_ONCE)
+        for entry in entries:
+            if isinstance(entry.record, StepReading):
+                if not is_of_the_script(entry.record):
+                    self._held.append((entry.record, self._read_until))
+                    if len(self._held) > HELD_READINGS:
+                        self._release()
+            elif isinstance(entry.record, Event) and self._held and entry.record.step >= self._held[0][0].step:
+                self._marked.add(entry.record.step)
+            self._read_until = entry.end
+        more = len(entries) >= _READ_AT_ONCE
+        while self._held and not more and (over or time.time() - self._held[0][0].time > HELD_SECONDS):
+            self._release()
+        if not self._held:
+            self._safe_until = self._read_until
+        if over and not more:
+            self._open += self._thinner.rest()
+            self._safe_until = self._read_until
+            self._seal()
+        elif self._open and time.monotonic() - self._open_since >= _GATHER_SECONDS:
+            self._seal()
+        return more
+
+    def _release(self) -> None:
+        """Choose from the oldest held reading, now that all is known of its step."""
+        held, _ = self._held.popleft()
+        if not self._open:
+            self._open_since = time.monotonic()
+        self._open += self._thinner.points(
+            replace(held, step=held.step + self._delivered.offset), held.step in self._marked
+        )
+        self._safe_until = self._held[0][1] if self._held else self._read_until
+        if not self._held or self._held[0][0].step != held.step:
+            self._marked.discard(held.step)
+        if len(self._open) >= self._pace.batch:
+            self._seal()
+
+    def _seal(self) -> None:
+        """Make a bite of what was chosen up to here."""
+        behind = self._bites[-1].until if self._bites else self._delivered.metrics_until
+        if self._safe_until > behind:
+            self._bites.append(Bite(self._open, self._safe_until, self._thinner.saved()))
+            self._waiting += len(self._open)
+            self._open = []
+
+    def _send(self, bite: Bite) -> None:
+        """One request; the place in the journal moves on when all of the bite has arrived."""
+        points = bite.points[self._sent_of_first : self._sent_of_first + self._pace.batch]
+        if points:
+            began = time.monotonic()
+            try:
+                self._writer.log(points, self._delivered.section)
+            except StabilityError:
+                self._pace.failed()
+                raise
+            now = time.monotonic()
+            self._pace.sent(len(points), now - began, now)
+            self._sent_of_first += len(points)
+        if self._sent_of_first >= len(bite.points):
+            self._bites.popleft()
+            self._waiting -= len(bite.points)
+            self._sent_of_first = 0
+            self._delivered.metrics_until, self._delivered.thinning = bite.until, bite.thinning
+            self._delivered.save()
+
+    def _adapt(self) -> None:
+        """Choose fewer points, half of them or a quarter…, if more come in than the store can take."""
+        if not self._pace.is_known or self._waiting < self._pace.points_in(_BACKLOG_SECONDS):
+            return
+        times = [bite.points[0].time for bite in self._bites if bite.points]
+        span = times[-1] - times[0]
+        if times[0] < self._adapted_at or span <= 0:  # these were chosen before the last change
+            return
+        arriving = (self._waiting - len(self._bites[-1].points)) / span
+        bearable = _MOST_OF_CAPACITY * self._pace.points_in(1.0)
+        if arriving > bearable:
+            self._seal()
+            self._thinner.every *= 2 ** math.ceil(math.log2(arriving / bearable))
+            # The bite before the change says so too: a courier that goes on from there chooses the same points.
+            self._bites[-1].thinning["every"] = self._thinner.every
+            self._adapted_at = times[-1]

@@ -1,0 +1,132 @@
+"""Says when the gradient has all but gone while there is still something to learn."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from statistics import median
+from typing import ClassVar
+
+from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.layer_values import WHOLE
+from mlflow_stability.detectors.engine.loss_fall import FIRST, Beginning, LossFall
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(slots=True)
+class Fading:
+    """What has been seen so far."""
+
+    fall: LossFall = field(default_factory=LossFall)
+    first_norms: list[float] = field(default_factory=list)
+    start_norm: float | None = None
+    tiny: int = 0
+    """For how many steps in a row the norm has been below the limit."""
+    faded: int = 0
+    """For how many steps in a row it has been below its share of the start."""
+    said: bool = False
+    measured: bool = False
+    """Whether any norm has been above zero."""
+
+
+@dataclass(frozen=True, slots=True)
+class GradientVanishing:
+    """The gradient norm has all but gone, and the loss has hardly fallen.
+
+    What it sees: a norm below 1e-5 for 10 steps, unless the loss has fallen to half of its start; or a norm below a
+    tenth of its start for 200 steps while the loss has fallen by less than 2 %. A loss below a hundredth of its first
+    value has been learnt: a tiny gradient belongs to it. A norm that was exactly 0 from the first step on counts after
+    200 steps in which the loss has not fallen: else it was not measured. One finding until the norm is back.
+
+    Why it matters: the weights no longer move; more steps change nothing.
+
+    What to try: look at the initialisation; add residual connections; normalise before each block; raise the learning
+    rate; look for saturated or dead units.
+
+    When it is wrong: losses that are scaled down by hand; norms that were recorded after clipping to a tiny value.
+
+    Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
+    """
+
+    smallest: float = 1e-5
+    """The norm below which it has vanished."""
+    steps: int = 10
+    """For how many steps in a row."""
+    gained: float = 0.5
+    """A loss at or below this share of its start has done its work: a tiny gradient is natural then."""
+    share_of_start: float = 0.1
+    """The share of the norm at the start below which it has faded."""
+    faded_steps: int = 200
+    """For how many steps in a row."""
+    stuck: float = 0.98
+    """The least share of the loss at the start at which a faded gradient counts."""
+    start: int = FIRST
+    """How many first values are the start; their median counts."""
+
+    kind: ClassVar[str] = "gradient_vanishing"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm")
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = False
+    places: ClassVar[str] = WHOLE
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    experimental: ClassVar[bool] = False
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Look at the initialisation.",
+        "Add residual connections, or normalise before each block.",
+        "Raise the learning rate.",
+        "Look for saturated or dead units.",
+    )
+
+    def begin(self) -> Fading:
+        """Start afresh, knowing nothing."""
+        return Fading(LossFall(Beginning(count=self.start)))
+
+    def step(self, state: Fading, point: Point) -> tuple[Fading, Event | None]:
+        """Look at the next loss or gradient norm."""
+        if not point.finite:
+            return state, None
+        if point.quantity == "loss":
+            state.fall.take(point.value)
+            return state, None
+        norm = point.value
+        if state.start_norm is None:
+            state.first_norms.append(norm)
+            if len(state.first_norms) == self.start:
+                state.start_norm = median(state.first_norms)
+        state.measured = state.measured or norm > 0
+        start = state.start_norm
+        tiny, faded = norm < self.smallest, start is not None and norm < start * self.share_of_start
+        share = state.fall.share() if tiny or faded else None
+        if (tiny or faded) and state.fall.learnt():
+            tiny = faded = False
+        tiny = tiny and not (share is not None and share <= self.gained)
+        state.tiny = state.tiny + 1 if tiny else 0
+        state.faded = state.faded + 1 if faded and share is not None and share >= self.stuck else 0
+        if not tiny and not faded:
+            state.said = False
+        elif not state.measured and not self._stands_still(state, share):
+            pass  # a log that writes 0 for what it does not measure
+        elif not state.said and (state.tiny >= self.steps or state.faded >= self.faded_steps):
+            state.said = True
+            return state, self._vanished(state, point)
+        return state, None
+
+    def _stands_still(self, state: Fading, share: float | None) -> bool:
+        """Whether a loss has stood where it began for so long that even a norm of exactly 0 from the start is one."""
+        return state.tiny >= self.faded_steps and share is not None and share >= self.stuck
+
+    def _vanished(self, state: Fading, point: Point) -> Event:
+        evidence = {"grad_norm": point.value, "limit": self.smallest}
+        since = f"below {self.smallest:g} for {state.tiny} steps" if state.tiny >= self.steps else ""
+        if not since and state.start_norm is not None:
+            evidence["start"] = state.start_norm
+            since = f"below a share of {self.share_of_start:g} of its start ({state.start_norm:.3g})"
+            since += f" for {state.faded} steps"
+        share = state.fall.share()
+        if share is not None:
+            evidence["share_of_loss"] = share
+            since += f", and the loss is at {share:.0%} of its start"
+        return finding(
+            self, point, Severity.WARNING, f"grad_norm is {point.value:.3g} at step {point.step}: {since}.", evidence
+        )

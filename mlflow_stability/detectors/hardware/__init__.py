@@ -1,0 +1,1 @@
+"""Judgements of time, memory and throughput."""

@@ -1,0 +1,67 @@
+"""Says when the device's memory is nearly full."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlflow_stability.detectors.engine.debounce import Streak
+from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.layer_values import ALL
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class MemoryPressure:
+    """The device's memory is nearly full.
+
+    What it sees: more than 95 % of the device's memory in use, 3 times in a row. One finding until it is less.
+
+    Why it matters: the next longer batch ends the training; before that, the allocator slows it down.
+
+    What to try: a smaller batch with accumulation; activation checkpointing; `expandable_segments:True`.
+
+    When it is wrong: frameworks that reserve all memory in advance and share it out themselves. How often that is, is
+    not measured: it depends on the device and on the allocator.
+
+    Reference: https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
+    """
+
+    highest: float = 0.95
+    """The share of the memory above which it is nearly full."""
+    steps: int = 3
+    """How many times in a row."""
+
+    kind: ClassVar[str] = "memory_pressure"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("memory_share",)
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
+    experimental: ClassVar[bool] = True
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Take a smaller batch and accumulate gradients.",
+        "Use activation checkpointing.",
+        "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
+    )
+
+    def begin(self) -> Streak:
+        """Start afresh, knowing nothing."""
+        return Streak()
+
+    def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
+        """Look at the next share."""
+        if not point.finite:
+            return state, None
+        bad = point.value > self.highest
+        if not state.reaches(self.steps, bad=bad):
+            return state, None
+        return state, finding(
+            self,
+            point,
+            Severity.INFO,
+            f"{point.value:.0%} of the device's memory is in use at step {point.step}.",
+            {"memory_share": point.value, "limit": self.highest},
+        )

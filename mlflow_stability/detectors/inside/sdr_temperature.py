@@ -1,0 +1,84 @@
+"""Says when the temperature of sparse codes runs away."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from mlflow_stability.detectors.engine.debounce import Streak
+from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.layer_values import ALL
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(slots=True)
+class Heat:
+    """What has been seen so far of one module."""
+
+    first: float | None = None
+    streak: Streak = field(default_factory=Streak)
+
+
+@dataclass(frozen=True, slots=True)
+class SdrTemperature:
+    """The temperature at which sparse codes are made has run away.
+
+    What it sees: the temperature of a module with sparse binary codes below 0.001 or above 100, or more than ten times
+    above or below where it began. One finding until it is back.
+
+    Why it matters: with next to no temperature the choice of bits gets no gradient; with very much it is left to
+    chance.
+
+    What to try: bound the temperature; look at its schedule or at its learning rate.
+
+    When it is wrong: a schedule that is meant to lower the temperature by more than ten times. It spoke in none of 12
+    healthy trainings of 4 kinds with sparse codes (138 measurements every 100 steps, 1,380 every 10).
+
+    Reference: Jang, Gu and Poole, Categorical reparameterization with Gumbel-softmax (arXiv:1611.01144)
+    """
+
+    lowest: float = 0.001
+    """The temperature below which it is too low."""
+    highest: float = 100.0
+    """The temperature above which it is too high."""
+    drift: float = 10.0
+    """How many times above or below its first value it may go."""
+
+    kind: ClassVar[str] = "sdr_temperature"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("sdr_temperature",)
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    experimental: ClassVar[bool] = False
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Bound the temperature.",
+        "Look at its schedule, or at its learning rate.",
+    )
+
+    def begin(self) -> Heat:
+        """Start afresh, knowing nothing."""
+        return Heat()
+
+    def step(self, state: Heat, point: Point) -> tuple[Heat, Event | None]:
+        """Look at the next temperature."""
+        if not point.finite:
+            return state, None
+        if state.first is None:
+            state.first = point.value
+        outside = not self.lowest <= point.value <= self.highest
+        drifted = state.first > 0 and not state.first / self.drift <= point.value <= state.first * self.drift
+        if not state.streak.reaches(1, bad=outside or drifted):
+            return state, None
+        where = f" of {point.place}" if point.place else ""
+        limits = f"{self.lowest:g} to {self.highest:g} is sound"
+        return state, finding(
+            self,
+            point,
+            self.severities[-1],
+            f"The temperature{where} is {point.value:.3g} at step {point.step}; it began at {state.first:.3g}, and "
+            f"{limits}.",
+            {"temperature": point.value, "first": state.first},
+        )

@@ -1,0 +1,162 @@
+"""The part of a judgement that NaN and infinity share: when one appears, where it came first, when it is over.
+
+A run of bad values is one finding, not one for each step and each quantity: it begins with the first and is over when
+every quantity is finite again. Gradients that a loss scaler found to be infinite and threw away are its normal search
+for a scale and are not counted here.
+
+Says when a loss or a gradient norm is not a number.
+
+Says when a loss or a gradient norm is infinite.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.layer_values import WHOLE
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+SKIPPED = "skipped_steps"
+LOSS = "loss"
+
+
+@dataclass(frozen=True, slots=True)
+class NonFinite:
+    """What has been seen so far."""
+
+    ill: frozenset[str] = frozenset()
+    """The quantities that are bad at the moment."""
+    skips: float = 0.0
+    excused_step: int = -1
+    """The step that the loss scaler threw away."""
+
+
+def watch(state: NonFinite, point: Point, *, is_bad: bool) -> tuple[NonFinite, bool]:
+    """The new state, and whether a finding begins here."""
+    quantity = point.quantity
+    if quantity == SKIPPED:
+        if point.value > state.skips:
+            return replace(state, skips=point.value, excused_step=point.step), False
+        return state, False
+    if is_bad:
+        if quantity in state.ill or (quantity != LOSS and point.step == state.excused_step):
+            return state, False
+        return replace(state, ill=state.ill | {quantity}), not state.ill
+    if point.finite and quantity in state.ill:
+        return replace(state, ill=state.ill - {quantity}), False
+    return state, False
+
+
+def before(point: Point) -> str:
+    """The half sentence about the last good value."""
+    if point.before is None:
+        return "no finite value came before it"
+    return f"the last finite value before it was {point.before:.4g}"
+
+
+@dataclass(frozen=True, slots=True)
+class NanDetected:
+    """A loss or a gradient norm became NaN.
+
+    What it sees: the first NaN of the loss or of the gradient norm after finite values; one finding until all are
+    finite again. A gradient that a loss scaler threw away does not count.
+
+    Why it matters: the next optimizer step writes NaN into every weight it touches, and no later step repairs that.
+
+    What to try: find the first module that puts out NaN; look at the inputs; lower the learning rate; clip the
+    gradients; train in bf16 instead of fp16.
+
+    When it is wrong: a script that passes NaN to ``backward`` on purpose, to mark a batch without targets.
+
+    Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/amp_examples.html
+    """
+
+    kind: ClassVar[str] = "nan_detected"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("skipped_steps", "loss", "grad_norm")
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = False
+    places: ClassVar[str] = WHOLE
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
+    experimental: ClassVar[bool] = False
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Find the first module whose output is NaN.",
+        "Look at the inputs of this step: empty targets, a division by zero, the logarithm of zero.",
+        "Lower the learning rate 2-5 times, or clip gradients at 1.0.",
+        "Train in bf16 instead of fp16.",
+    )
+
+    def begin(self) -> NonFinite:
+        """Start afresh, knowing nothing."""
+        return NonFinite()
+
+    def step(self, state: NonFinite, point: Point) -> tuple[NonFinite, Event | None]:
+        """Look at the next value."""
+        if point.finite and not state.ill and point.quantity != SKIPPED:
+            return state, None  # nearly always
+        new, found = watch(state, point, is_bad=math.isnan(point.value))
+        if not found:
+            return new, None
+        return new, finding(
+            self,
+            point,
+            Severity.CRITICAL,
+            f"{point.quantity} is NaN at step {point.step}; {before(point)}.",
+            {point.quantity: point.value},
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class InfDetected:
+    """A loss or a gradient norm became infinite.
+
+    What it sees: the first infinity of the loss or of the gradient norm after finite values; one finding until all are
+    finite again. A gradient that a loss scaler threw away does not count.
+
+    Why it matters: an overflow comes before most NaNs: infinity minus infinity, or times zero, is NaN one operation
+    later, and then every weight.
+
+    What to try: lower the learning rate; clip the gradients; look for an exponential or a division without a bound;
+    train in bf16 instead of fp16, or with a lower loss scale.
+
+    When it is wrong: a log-likelihood that is minus infinity on purpose for an impossible sample.
+
+    Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/amp_examples.html
+    """
+
+    kind: ClassVar[str] = "inf_detected"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("skipped_steps", "loss", "grad_norm")
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = False
+    places: ClassVar[str] = WHOLE
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
+    experimental: ClassVar[bool] = False
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Lower the learning rate 2-5 times, or clip gradients at 1.0.",
+        "Look for an exponential, a division or a logarithm without a bound in the first infinite module.",
+        "Train in bf16 instead of fp16, or start with a loss scale of 1024.",
+    )
+
+    def begin(self) -> NonFinite:
+        """Start afresh, knowing nothing."""
+        return NonFinite()
+
+    def step(self, state: NonFinite, point: Point) -> tuple[NonFinite, Event | None]:
+        """Look at the next value."""
+        if point.finite and not state.ill and point.quantity != SKIPPED:
+            return state, None  # nearly always
+        new, found = watch(state, point, is_bad=math.isinf(point.value))
+        if not found:
+            return new, None
+        return new, finding(
+            self,
+            point,
+            Severity.CRITICAL,
+            f"{point.quantity} is {point.value} at step {point.step}; {before(point)}.",
+            {point.quantity: point.value},
+        )

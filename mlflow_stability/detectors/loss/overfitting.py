@@ -1,0 +1,137 @@
+"""Says when the validation loss rises while the training loss falls."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from statistics import median
+from typing import ClassVar
+
+from mlflow_stability.detectors.engine.chance import stays_at_chance
+from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.layer_values import ALL
+from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.text.phrases import above
+
+
+@dataclass(slots=True)
+class Pair:
+    """What has been seen so far of a training loss and its validation loss."""
+
+    total: float = 0.0
+    count: int = 0
+    """The training losses since the last validation."""
+    last: deque[float] = field(default_factory=deque)
+    """The last validation losses."""
+    two: tuple[float, float] | None = None
+    """The last two validation losses."""
+    bends: deque[float] = field(default_factory=lambda: deque(maxlen=20))
+    """By how much the validation loss left the straight line through the two before it: its noise."""
+    best: float | None = None
+    best_step: int = -1
+    train_at_best: float | None = None
+    said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Overfitting:
+    """The validation loss rises while the training loss still falls.
+
+    What it sees: three validation losses in a row at least 10 % above the best one, and by more than their noise makes
+    likely, while the training loss has fallen by 2 % since the best and is not what guessing costs. One finding until
+    the validation loss is back.
+
+    Why it matters: from the best step on the model learns its training data by heart; what is kept from later steps is
+    worse.
+
+    What to try: keep the weights of the best step; stop there; more or augmented data; dropout; weight decay; a
+    smaller model.
+
+    When it is wrong: validation data of another kind than the training data; accuracy can still rise while the
+    validation loss does.
+
+    Reference: Prechelt, Early stopping - but when? (1998)
+    """
+
+    smallest_rise: float = 1.10
+    """The least validation loss as a multiple of the best one."""
+    in_a_row: int = 3
+    """How many validation losses in a row must be that high."""
+    beyond_noise: float = 3.2
+    """How many times the usual distance of a validation loss from the line through the two before it they must lie
+    above the best: 5.3 standard deviations of its noise."""
+    few_bends: float = 3.0
+    """By how much that is raised, as a share, where only one such distance is known; half of it with two, and so on."""
+    train_fell: float = 0.98
+    """The highest training loss as a share of what it was at the best validation loss."""
+    over: float = 1.02
+    """At or below this multiple of the best validation loss the trouble is over."""
+
+    kind: ClassVar[str] = "overfitting"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("loss", "val_loss")
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    experimental: ClassVar[bool] = False
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power", "beyond_noise": "times"}
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Keep the weights of the best validation loss, and stop there.",
+        "Use more data, or augment it.",
+        "Add dropout or weight decay, or take a smaller model.",
+    )
+
+    def begin(self) -> Pair:
+        """Start afresh, knowing nothing."""
+        return Pair()
+
+    def step(self, state: Pair, point: Point) -> tuple[Pair, Event | None]:
+        """Look at the next training or validation loss."""
+        if not point.finite:
+            return state, None
+        if point.quantity == "loss":
+            state.total += point.value
+            state.count += 1
+            return state, None
+        train = state.total / state.count if state.count else None
+        state.total, state.count = 0.0, 0
+        value = point.value
+        if state.two is not None:
+            state.bends.append(abs(value - 2 * state.two[1] + state.two[0]))
+        state.two = (value if point.before is None else point.before, value)
+        if state.best is None or value < state.best:
+            state.best, state.best_step = value, point.step
+            state.train_at_best = train
+            state.last.clear()
+            state.said = False
+            return state, None
+        state.last.append(value)
+        if len(state.last) > self.in_a_row:
+            state.last.popleft()
+        best = state.best
+        if state.said:
+            state.said = not (best > 0 and value <= best * self.over)
+            return state, None
+        if best <= 0 or len(state.last) < self.in_a_row or train is None or state.train_at_best is None:
+            return state, None
+        lowest = min(state.last)
+        noise = median(state.bends) * (1 + self.few_bends / len(state.bends))
+        high = lowest >= best * self.smallest_rise and lowest - best >= self.beyond_noise * noise
+        if not high or not 0 < train <= state.train_at_best * self.train_fell:
+            return state, None
+        if stays_at_chance(state.train_at_best, train):
+            return state, None
+        state.said = True
+        return state, finding(
+            self,
+            point,
+            Severity.WARNING,
+            f"The validation loss is {value:.4g} at step {point.step}, {above(value / best - 1, 'its best')} of "
+            f"{best:.4g} at step {state.best_step}, while the training loss fell from {state.train_at_best:.4g} "
+            f"to {train:.4g}.",
+            {"val_loss": value, "best": best, "best_step": float(state.best_step), "loss": train},
+        )

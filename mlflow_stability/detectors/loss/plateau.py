@@ -1,0 +1,152 @@
+"""Says when a loss stands where it began."""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from itertools import pairwise
+from statistics import median
+from typing import ClassVar
+
+from mlflow_stability.detectors.engine.chance import classes_of
+from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.layer_values import ALL
+from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(slots=True)
+class Level:
+    """What has been seen so far."""
+
+    seen: int = 0
+    start_sum: float = 0.0
+    total: float = 0.0
+    count: int = 0
+    means: deque[float] = field(default_factory=deque)
+    """The means of stretches of the loss, the newest last."""
+    best: float = math.inf
+    """The lowest of all means."""
+    said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Plateau:
+    """The loss stands where it began.
+
+    What it sees: from 1000 steps on, a loss within 2 % of where it began that has not fallen; or one that gained less
+    than 10 % in all and has not fallen in the last 10,000 steps. Not to have fallen means: not clearly, and the noise
+    leaves no room for half a percent. A loss at the logarithm of a number of classes is named as chance level. A run
+    that gained more and then converged is no plateau. One finding until the loss has gained 10 %. Losses that can be
+    negative are not judged, nor those of trainings that take turns, as the halves of a GAN do. `diagnose`, which sees
+    the whole curve, judges shorter runs as well, from 15 points on.
+
+    Why it matters: nothing is being learnt, and more steps of the same will not change that.
+
+    What to try: look whether labels and inputs belong together and are shuffled; try one batch until its loss is zero;
+    raise the learning rate, or lower it ten times; look for frozen parameters and dead units.
+
+    When it is wrong: losses that stand still by nature; a warm-up longer than 1000 steps.
+
+    Reference: https://karpathy.github.io/2019/04/25/recipe/
+    """
+
+    first_steps: int = 20
+    """How many first losses are the start."""
+    least_steps: int = 1000
+    """From how many steps on anything is judged."""
+    stretch: int = 100
+    """How many steps make one mean; the last two are compared with those before."""
+    stuck_gain: float = 0.02
+    """The gain since the start below which a loss stands where it began."""
+    small_gain: float = 0.10
+    """The gain since the start below which a loss that has stood still for long is stuck."""
+    long_steps: int = 10_000
+    """How long that is."""
+    fall: float = 0.005
+    """The least fall, as a share of the level, that is a fall."""
+    errors: float = 3.0
+    """How many standard errors of the fall the noise is given room for."""
+    chance_within: float = 0.005
+    """How near to the logarithm of a number of classes a loss must be to be named so, as a share."""
+
+    kind: ClassVar[str] = "plateau"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("loss",)
+    compared: ClassVar[tuple[str, ...]] = ("loss",)
+    across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    experimental: ClassVar[bool] = False
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "stuck_gain": "inverse",
+        "small_gain": "inverse",
+        "fall": "inverse",
+    }
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Look whether labels and inputs belong together and are shuffled.",
+        "Train on one batch until its loss is near zero; if that fails, the model or the loss is broken.",
+        "Raise the learning rate, or lower it ten times.",
+        "Look for frozen parameters and dead units.",
+    )
+
+    def begin(self) -> Level:
+        """Start afresh, knowing nothing."""
+        return Level(means=deque(maxlen=self.long_steps // self.stretch))
+
+    def step(self, state: Level, point: Point) -> tuple[Level, Event | None]:
+        """Look at the next loss."""
+        if not point.accepted or point.players:
+            return state, None
+        state.seen += 1
+        if state.seen <= self.first_steps:
+            state.start_sum += point.value
+        state.total += point.value
+        state.count += 1
+        if state.count < self.stretch:
+            return state, None
+        state.means.append(state.total / state.count)
+        state.best = min(state.best, state.means[-1])
+        state.total, state.count = 0.0, 0
+        judged = point.logarithmic and state.seen >= self.least_steps
+        return state, self._judge(state, point) if judged else None
+
+    def _judge(self, state: Level, point: Point) -> Event | None:
+        means = state.means
+        start = state.start_sum / self.first_steps
+        recent = (means[-1] + means[-2]) / 2
+        if start <= 0 or recent <= 0 or not math.isfinite(start + recent):
+            return None
+        gain, best_gain = 1 - recent / start, 1 - state.best / start
+        if best_gain >= self.small_gain or gain < -self.small_gain:
+            state.said = False
+            return None
+        if state.said or (gain >= self.stuck_gain and len(means) * self.stretch < self.long_steps):
+            return None
+        if self._fall_at_most(list(means)) >= self.fall:
+            return None
+        state.said = True
+        classes = classes_of(recent, self.chance_within)
+        chance = f", the chance level of {classes:,} classes" if classes else ""
+        return finding(
+            self,
+            point,
+            Severity.WARNING,
+            f"loss is {recent:.4g} at step {point.step}{chance}: it began at {start:.4g} and has not fallen "
+            f"in the last {len(means) * self.stretch:,} steps.",
+            {"loss": recent, "start": start, "gain": gain, **({"classes": float(classes)} if classes else {})},
+        )
+
+    def _fall_at_most(self, means: list[float]) -> float:
+        """How far the loss has fallen over these means, at most, as a share of its level."""
+        half = len(means) // 2
+        before, after = sum(means[:half]) / half, sum(means[half:]) / (len(means) - half)
+        # Two neighbouring means differ by their noise alone, nearly: 0.954 standard deviations of one, usually.
+        noise = median(abs(one - other) for one, other in pairwise(means)) / 0.954
+        room = self.errors * noise * math.sqrt(2 / half)
+        if before - after > room:
+            return math.inf  # it falls, if slowly: that alone is no plateau
+        return 2 * (before - after + room) / before  # between the middles of the halves lies half of the fall

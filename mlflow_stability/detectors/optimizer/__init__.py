@@ -1,0 +1,1 @@
+"""Judgements of steps, learning rate and weights."""

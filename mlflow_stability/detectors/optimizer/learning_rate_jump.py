@@ -1,0 +1,119 @@
+"""Says when the learning rate leaps to where it has never been."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.layer_values import ALL
+from mlflow_stability.detectors.engine.learning_rate_restart import LEAST_RISE, NOT_BEYOND
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(slots=True)
+class Rate:
+    """What has been seen of one parameter group."""
+
+    last: float
+    highest: float
+    fallen: bool = False
+    """Whether it has ever gone down, which ends its warm-up."""
+    leap: tuple[Point, float, float] | None = None
+    """A leap that may be the first step of a linear warm-up, with the rate before it and the highest before it."""
+
+
+@dataclass(slots=True)
+class Rates:
+    """What has been seen so far, by parameter group."""
+
+    groups: dict[str, Rate] = field(default_factory=dict)
+    said_at: int = -1
+    """Groups that leap together are one finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateJump:
+    """The learning rate leapt to where it has never been.
+
+    What it sees: a learning rate that grows 1.5-fold in one step, beyond the highest that there was. Before it has
+    gone down for the first time it may still be warming up: then only 5-fold counts, and only if the next step does not
+    go on as a linear warm-up from near zero does. Restarts (cosine with warm restarts, cycles) come back to the highest
+    rate and no further, so they are no jump; nor is a fall. Groups that leap in the same step are one finding.
+
+    Why it matters: the schedule, or a resumed run that lost its schedule, has put the training where nobody tested it;
+    what follows in the loss has its cause here.
+
+    What to try: look at the schedule, above all its behaviour at the end and after a resume; warm up to the new rate
+    over some hundred steps.
+
+    When it is wrong: a warm-up whose first stair is more than five times lower than the second; a rate set by hand on
+    purpose.
+
+    Reference: Goyal et al. (arXiv:1706.02677, 2.2); SGDR (arXiv:1608.03983)
+    """
+
+    smallest_rise: float = LEAST_RISE
+    """The least growth in one step, once the rate has gone down before."""
+    smallest_rise_in_warm_up: float = 5.0
+    """The least growth in one step before that."""
+    same_pace: float = 0.5
+    """The least share of a leap that the next step must rise by for both to be one linear warm-up."""
+    beyond_highest: float = NOT_BEYOND
+    """How far beyond the highest rate so far, as a multiple."""
+
+    kind: ClassVar[str] = "learning_rate_jump"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = True
+    places: ClassVar[str] = ALL
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    experimental: ClassVar[bool] = False
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Look at the learning rate's schedule, above all at its end and after a resume.",
+        "Warm up to the new rate over some hundred steps.",
+    )
+
+    def begin(self) -> Rates:
+        """Start afresh, knowing nothing."""
+        return Rates()
+
+    def step(self, state: Rates, point: Point) -> tuple[Rates, Event | None]:
+        """Look at the next learning rate."""
+        rate = point.value
+        if not point.finite:
+            return state, None
+        group = state.groups.get(point.place)
+        if group is None:
+            state.groups[point.place] = Rate(rate, rate)
+            return state, None
+        last, highest, leap = group.last, group.highest, group.leap
+        group.last, group.leap = rate, None
+        if leap is not None and rate - last < self.same_pace * (leap[0].value - leap[1]):
+            group.fallen = True
+            return state, self._jump(state, *leap)
+        if rate <= last:
+            group.fallen = group.fallen or rate < last
+            return state, None
+        group.highest = max(rate, highest)
+        if last > 0 and rate >= highest * self.beyond_highest:
+            if group.fallen and rate >= last * self.smallest_rise:
+                return state, self._jump(state, point, last, highest)
+            if not group.fallen and rate >= last * self.smallest_rise_in_warm_up:
+                group.leap = (point, last, highest)
+        return state, None
+
+    def _jump(self, state: Rates, point: Point, last: float, highest: float) -> Event | None:
+        if state.said_at == point.step:
+            return None
+        state.said_at = point.step
+        return finding(
+            self,
+            point,
+            Severity.WARNING,
+            f"The learning rate leapt from {last:.3g} to {point.value:.3g} at step {point.step}; "
+            f"the highest before was {highest:.3g}.",
+            {"learning_rate": point.value, "before": last, "highest_before": highest},
+        )

@@ -1,0 +1,88 @@
+"""Says when a learning rate is one that hardly any training uses."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.layer_values import ALL
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(slots=True)
+class Range:
+    """What has been seen of one parameter group."""
+
+    seen: int = 0
+    highest: float = 0.0
+    high: int = 0
+    """For how many steps it has been too high."""
+    said: bool = field(default=False)
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRateOutOfRange:
+    """The learning rate is one that hardly any training with Adam uses.
+
+    What it sees: a rate above 0.01 for 20 steps, or one that never rose above 1e-8 in the first 1000 steps. One finding
+    a parameter group. The end of a schedule, where the rate goes to zero, does not count.
+
+    Why it matters: a rate that is off by powers of ten is most often a slip in a configuration.
+
+    What to try: look at the configuration; for Adam 1e-5 to 1e-3 is usual.
+
+    When it is wrong: other optimizers than the Adam family: plain SGD takes 0.1, Muon 0.02, Adafactor its own.
+
+    Reference: https://github.com/google-research/tuning_playbook
+    """
+
+    highest: float = 1e-2
+    """The rate above which it is unusually high."""
+    high_steps: int = 20
+    """For how many steps."""
+    lowest: float = 1e-8
+    """The rate that it must have reached ..."""
+    low_steps: int = 1000
+    """... in so many first steps."""
+
+    kind: ClassVar[str] = "learning_rate_out_of_range"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("learning_rate",)
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
+    experimental: ClassVar[bool] = True
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Look at the learning rate in the configuration; for Adam 1e-5 to 1e-3 is usual.",
+        "Look at the schedule.",
+    )
+
+    def begin(self) -> Range:
+        """Start afresh, knowing nothing."""
+        return Range()
+
+    def step(self, state: Range, point: Point) -> tuple[Range, Event | None]:
+        """Look at the next learning rate."""
+        rate = point.value
+        if state.said or not point.finite:
+            return state, None
+        state.seen += 1
+        state.highest = max(state.highest, rate)
+        state.high = state.high + 1 if rate > self.highest else 0
+        if state.high >= self.high_steps:
+            limit, what = self.highest, f"above {self.highest:g} for {state.high} steps"
+        elif state.seen == self.low_steps and state.highest < self.lowest:
+            limit, what = self.lowest, f"never above {self.lowest:g} in {state.seen} steps"
+        else:
+            return state, None
+        state.said = True
+        return state, finding(
+            self,
+            point,
+            Severity.INFO,
+            f"The learning rate is {rate:.3g} at step {point.step}, {what}.",
+            {"learning_rate": rate, "limit": limit},
+        )

@@ -1,0 +1,102 @@
+"""Says when the loss scale of fp16 training only goes down."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.layer_values import ALL
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(slots=True)
+class Scale:
+    """What has been seen so far."""
+
+    last: float | None = None
+    highest: float = 0.0
+    held: int = 0
+    """For how many steps the scale has not changed."""
+    settled: bool = False
+    """Whether the search for a scale at the start is over."""
+    falls: int = 0
+    """How often it fell without growing in between, since it had settled."""
+    said: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class LossScaleCollapse:
+    """The loss scale fell to its floor, or fell again and again without growing.
+
+    What it sees: a scale that fell to 1 or below, or that was lowered 5 times without having grown in between. While
+    the scaler searches for its first scale (until one has held for 50 steps), only the floor counts. One finding until
+    the scale grows again.
+
+    Why it matters: every fall is a step that was thrown away because a gradient was infinite; at the floor the
+    gradients themselves overflow, and training goes on with hardly any step taken.
+
+    What to try: train in bf16; start with a scale of 1024 and let it grow by 1.5 every 200 steps; lower the learning
+    rate; clip the gradients; look for the module that overflows.
+
+    When it is wrong: a scaler that was given a scale of 1 on purpose and grows it; DeepSpeed with hysteresis lowers
+    its scale later than it overflows.
+
+    Reference: Micikevicius et al., Mixed precision training (arXiv:1710.03740); DeepSpeed, loss_scaler.py
+    """
+
+    floor: float = 1.0
+    """At or below this scale there is nothing left to lower."""
+    falls: int = 5
+    """How often the scale may fall without growing in between; the last of them is reported."""
+    settled_after: int = 50
+    """For how many steps the first scale must hold until the search for it is over."""
+
+    kind: ClassVar[str] = "loss_scale_collapse"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("loss_scale",)
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
+    experimental: ClassVar[bool] = False
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Train in bf16 instead of fp16.",
+        "Start with a loss scale of 1024 that grows by 1.5 every 200 steps.",
+        "Lower the learning rate, or clip gradients at 1.0.",
+        "Look for the module whose output overflows.",
+    )
+
+    def begin(self) -> Scale:
+        """Start afresh, knowing nothing."""
+        return Scale()
+
+    def step(self, state: Scale, point: Point) -> tuple[Scale, Event | None]:
+        """Look at the next scale."""
+        scale, last = point.value, state.last
+        if not point.finite:
+            return state, None
+        state.last = scale
+        state.highest = max(state.highest, scale)
+        if last is None or scale == last:
+            state.held += 1
+            state.settled = state.settled or state.held >= self.settled_after
+            return state, None
+        state.held = 0
+        if scale > last:
+            state.settled, state.falls, state.said = True, 0, False
+            return state, None
+        state.falls += state.settled
+        at_floor = scale <= self.floor
+        if state.said or not (at_floor or state.falls >= self.falls):
+            return state, None
+        state.said = True
+        why = "its floor" if at_floor else f"lowered {state.falls} times without growing"
+        return state, finding(
+            self,
+            point,
+            Severity.CRITICAL,
+            f"The loss scale is {scale:g} at step {point.step}: {why}, from {state.highest:g} at its highest.",
+            {"loss_scale": scale, "highest": state.highest, "falls": float(state.falls)},
+        )

@@ -1,0 +1,116 @@
+"""Says when optimizer steps are thrown away."""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.layer_values import ALL
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(slots=True)
+class Skipping:
+    """What has been seen so far."""
+
+    count: float | None = None
+    """How many steps had been skipped at the last look."""
+    scaled: bool = False
+    """Whether a loss scaler is at work."""
+    kept: int = 0
+    """For how many steps in a row nothing was skipped."""
+    settled: bool = False
+    """Whether the scaler's search for its first scale is over."""
+    recent: deque[int] = field(default_factory=deque)
+    """The last steps at which one was skipped."""
+    said: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class StepSkipped:
+    """Optimizer steps were thrown away, more than a loss scaler needs.
+
+    What it sees: a step skipped without a loss scaler; with one, 3 skipped among 300, after its search for a first
+    scale is over (50 steps without a skip): a scaler that grows its scale every 2000 steps skips one then, and that is
+    its normal work. Critical when more than 5 % of 300 steps are skipped. One finding until 300 steps go by without.
+
+    Why it matters: a skipped step learns nothing, yet the learning rate's schedule goes on and the data is used up; a
+    run that skips most of its steps shows a calm loss and stands still.
+
+    What to try: train in bf16; start with a loss scale of 1024; lower the learning rate; look at the batches that were
+    skipped.
+
+    When it is wrong: a very short growth interval of the scaler makes skips more frequent on purpose.
+
+    Reference: https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling
+    """
+
+    of_steps: int = 300
+    """Among how many steps skips are counted."""
+    scaler_skips: int = 3
+    """How many of them make a warning where a loss scaler is at work."""
+    critical_share: float = 0.05
+    """Above which share it is critical."""
+    settled_after: int = 50
+    """How many steps without a skip end a scaler's search for its first scale."""
+
+    kind: ClassVar[str] = "step_skipped"
+    rule: ClassVar[str] = ""
+    quantities: ClassVar[tuple[str, ...]] = ("skipped_steps", "loss_scale")
+    compared: ClassVar[tuple[str, ...]] = ()
+    across_places: ClassVar[bool] = False
+    places: ClassVar[str] = ALL
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
+    experimental: ClassVar[bool] = False
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Train in bf16 instead of fp16.",
+        "Start with a loss scale of 1024 that grows by 1.5 every 200 steps.",
+        "Lower the learning rate.",
+        "Look at the batches of the skipped steps.",
+    )
+
+    def begin(self) -> Skipping:
+        """Start afresh, knowing nothing."""
+        return Skipping()
+
+    def step(self, state: Skipping, point: Point) -> tuple[Skipping, Event | None]:
+        """Look at the count of skipped steps, or see that there is a loss scale."""
+        if point.quantity == "loss_scale":
+            state.scaled = True
+            return state, None
+        if not point.finite:
+            return state, None
+        before, state.count = state.count, point.value
+        if before is None or point.value <= before:
+            state.kept += 1
+            state.settled = state.settled or state.kept >= self.settled_after
+            if state.said and state.kept >= self.of_steps:
+                state.said = 0
+            return state, None
+        state.kept = 0
+        if state.scaled and not state.settled:
+            return state, None
+        recent = state.recent
+        recent.append(point.step)
+        while recent and (recent[0] <= point.step - self.of_steps or recent[0] > point.step):
+            recent.popleft()
+        many = len(recent)
+        if many > self.critical_share * self.of_steps:
+            severity = Severity.CRITICAL
+        elif not state.scaled or many >= self.scaler_skips:
+            severity = Severity.WARNING
+        else:
+            return state, None
+        if severity <= state.said:
+            return state, None
+        state.said = severity
+        return state, finding(
+            self,
+            point,
+            severity,
+            f"{many} of the last {self.of_steps} optimizer steps were skipped, the latest at step {point.step}.",
+            {"skipped_of_recent": float(many), "skipped_steps": point.value},
+        )

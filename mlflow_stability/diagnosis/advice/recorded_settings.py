@@ -1,0 +1,93 @@
+"""Reads from what a run recorded of its settings which causes they exclude, and which remedies they make pointless.
+
+In: a run. Out: the weight decay, the clipping, the family of the optimizer, whether it computes in fp16; None where the
+run does not say. Promised: a setting that was changed in mid-run excludes nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from mlflow_stability.diagnosis.advice.half_precision import in_half_precision
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+WEIGHT_DECAY = frozenset({"weight_decay", "wd"})
+MAX_NORM = frozenset({"max_norm", "max_grad_norm", "gradient_clip_val", "grad_clip", "clip_grad_norm", "clip_grad"})
+OPTIMIZER = frozenset({"optimizer", "optimizer_name", "optimizer_type", "optim", "opt"})
+ADAM = re.compile(r"adam|lamb", re.IGNORECASE)
+"""Optimizers that divide by what they remember of the size of gradients."""
+OTHERS = re.compile(r"^(?:sgd|asgd|rmsprop|adagrad|rprop|lbfgs|lion|muon)\b", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class RecordedSettings:
+    """What is known of the settings of one run."""
+
+    half_precision: bool | None
+    weight_decay: float | None
+    """The highest of all parameter groups."""
+    max_norm: float | None
+    """The norm that gradients are clipped to."""
+    adam: bool | None
+    """Whether any of its optimizers is of the Adam family."""
+
+
+def settings_of(history: RunHistory) -> RecordedSettings:
+    """The recorded settings."""
+    decays = _numbers(history.params, WEIGHT_DECAY)
+    norms = [each for each in _numbers(history.params, MAX_NORM) if each > 0]
+    changes = [each.message for each in history.events or () if each.kind == "configuration_changed"]
+    decay_changed = any(each.startswith("weight_decay of ") for each in changes)
+    clipping_changed = any(" clipped to " in each for each in changes)
+    return RecordedSettings(
+        in_half_precision(history),
+        None if not decays or decay_changed else max(decays),
+        None if not norms or clipping_changed else min(norms),
+        is_adam(history),
+    )
+
+
+def excluded(cause: str, settings: RecordedSettings) -> str:
+    """By which recorded setting a cause is excluded, as a sentence; empty: by none."""
+    said = EXCLUDES.get(cause)
+    return "" if said is None else said(settings)
+
+
+EXCLUDES: Mapping[str, Callable[[RecordedSettings], str]] = {
+    "weight_decay": lambda known: "weight decay: it is 0" if known.weight_decay == 0 else "",
+    "fp16_scale": lambda known: "fp16: nothing is computed in it" if known.half_precision is False else "",
+    "optimizer_lag": lambda known: "Adam's memory of gradients: another optimizer" if known.adam is False else "",
+}
+"""For each cause that a setting can exclude, what it says where it does."""
+
+
+def _numbers(params: Mapping[str, str], names: frozenset[str]) -> list[float]:
+    found = []
+    for key, value in params.items():
+        if re.split(r"[./]", key.lower())[-1] in names:
+            try:
+                number = float(value)
+            except ValueError:
+                continue
+            if math.isfinite(number):
+                found.append(number)
+    return found
+
+
+def is_adam(history: RunHistory) -> bool | None:
+    """Whether any optimizer is of the Adam family; None: the run does not say."""
+    said = [value for key, value in history.params.items() if _names_an_optimizer(key)]
+    if any(map(ADAM.search, said)):
+        return True
+    if said and all(map(OTHERS.search, said)):
+        return False
+    words = (*history.params.items(), *history.tags.items())  # some name it in the name of a run or of a file
+    return True if any("adam" in f"{key} {value}".lower() for key, value in words) else None
+
+
+def _names_an_optimizer(key: str) -> bool:
+    last = re.split(r"[./]", key.lower())[-1]
+    return last in OPTIMIZER or re.fullmatch(r"optimizer_\d+", last) is not None

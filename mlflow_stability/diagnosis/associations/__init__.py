@@ -1,0 +1,1 @@
+"""Which parameters go with instability."""

@@ -1,0 +1,256 @@
+"""Names why each finding came about, as far as the run shows it.
+
+In: the episodes of a run and its history. Out: the episodes, each with its likeliest cause, what speaks for it, what
+was ruled out and what could not be checked; or without one, and a sentence about what would have to be known. Promised:
+never a guess.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+
+from mlflow_stability.diagnosis.advice.recorded_settings import RecordedSettings, excluded, settings_of
+from mlflow_stability.diagnosis.advice.remedies import AGAINST
+from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Look, is_not, not_seen
+from mlflow_stability.diagnosis.causes.context import Surroundings, surroundings_of
+from mlflow_stability.diagnosis.causes.course import (
+    chance_look,
+    deaf_look,
+    end_look,
+    memorising_look,
+    repeated_data_look,
+)
+from mlflow_stability.diagnosis.causes.gradient import accumulation_look, explosion_look, growth_look, vanishing_look
+from mlflow_stability.diagnosis.causes.inside import inside_look
+from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_look, rate_too_high_look, rate_too_low_look
+from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR, hardware_look, one_step_look, origin_look, said_of
+from mlflow_stability.diagnosis.causes.numeric import gradient_first_look, loss_scale_look, overflow_look
+from mlflow_stability.diagnosis.causes.one_batch import bad_batch_look
+from mlflow_stability.diagnosis.causes.step_size import first_steps_look
+from mlflow_stability.diagnosis.causes.weights import damage_look, decay_look, setting_look
+from mlflow_stability.diagnosis.curves.curves import RunCurves
+from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
+from mlflow_stability.diagnosis.verdict.finding_phrases import noun_of
+from mlflow_stability.diagnosis.verdict.verdict import deciding_of
+from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.run_card import OF_THE_PROCESS
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+NON_FINITE = (
+    loss_scale_look,
+    learning_rate_look,
+    hardware_look,
+    one_step_look,
+    decay_look,
+    explosion_look,
+    damage_look,
+    inside_look,
+    origin_look,
+    gradient_first_look,
+    overflow_look,
+    setting_look,
+)
+RISING = (
+    learning_rate_look,
+    bad_batch_look,
+    decay_look,
+    accumulation_look,
+    explosion_look,
+    inside_look,
+    setting_look,
+    growth_look,
+)
+STUCK = (first_steps_look, vanishing_look, rate_too_low_look, rate_too_high_look, inside_look, chance_look)
+UPDATES = (learning_rate_look, decay_look, setting_look)
+LOOKS: dict[str, tuple[Callable[[Surroundings], Look], ...]] = {
+    "nan_detected": NON_FINITE,
+    "inf_detected": NON_FINITE,
+    "activation_nonfinite": NON_FINITE,
+    "loss_scale_collapse": NON_FINITE,
+    "step_skipped": NON_FINITE,
+    "divergence": RISING,
+    "loss_spike": RISING,
+    "gradient_explosion": RISING,
+    "gradient_vanishing": (first_steps_look, vanishing_look, rate_too_low_look, inside_look, setting_look),
+    "plateau": STUCK,
+    "dead_layer": (setting_look, inside_look, vanishing_look),
+    "learning_rate_jump": (learning_rate_look,),
+    "update_ratio_high": UPDATES,
+    "weight_spike": UPDATES,
+    "repeated_data": (repeated_data_look, vanishing_look, inside_look, deaf_look),
+    "overfitting": (memorising_look,),
+    "attention_collapse": (learning_rate_look, inside_look),
+    "attention_logit_growth": (learning_rate_look, inside_look),
+    "dead_units": (learning_rate_look, inside_look),
+    "saturated_activation": (learning_rate_look, inside_look),
+    "representation_collapse": (learning_rate_look, inside_look),
+    "sdr_collapse": (learning_rate_look, inside_look),
+    "out_of_memory": (end_look,),
+    "killed": (end_look,),
+    "crashed": (end_look,),
+    "stall": (end_look,),
+}
+"""For each kind where to look, in the order in which causes of the same certainty are believed."""
+FINDS: dict[Callable[[Surroundings], Look], frozenset[str]] = {
+    accumulation_look: frozenset({"gradients_not_cleared"}),
+    bad_batch_look: frozenset({"bad_batch"}),
+    damage_look: frozenset({"damaged_weights"}),
+    decay_look: frozenset({"weight_decay"}),
+    explosion_look: frozenset({"gradient_explosion"}),
+    gradient_first_look: frozenset({"gradient_non_finite"}),
+    growth_look: frozenset({"gradient_explosion"}),
+    hardware_look: frozenset({"hardware"}),
+    learning_rate_look: frozenset({"learning_rate_jump", "learning_rate_too_high", "no_warm_up"}),
+    loss_scale_look: frozenset({"fp16_scale"}),
+    one_step_look: frozenset({"bad_batch"}),
+    overflow_look: frozenset({"fp16_scale", "overflow"}),
+    rate_too_high_look: frozenset({"learning_rate_too_high", "no_warm_up"}),
+    rate_too_low_look: frozenset({"learning_rate_too_low"}),
+    repeated_data_look: frozenset({"repeated_data"}),
+    setting_look: frozenset({"configuration_changed"}),
+    vanishing_look: frozenset({"vanishing_gradients"}),
+}
+"""Which causes a look can find: where another one has found the same, it says nothing against it."""
+SAME_TROUBLE = 0.05
+"""Episodes that began within this share of the run before another one are where it came from, ..."""
+SAME_POINTS = 64
+"""... and within so many logged points."""
+RISING_KINDS = frozenset({"divergence", "loss_spike", "gradient_explosion"})
+"""What went on until another finding began is where that came from, however long before."""
+
+
+def with_causes(episodes: Sequence[Episode], history: RunHistory, curves: RunCurves) -> tuple[Episode, ...]:
+    """The same episodes, each that is above INFO with its likeliest cause."""
+    attempts = attempts_of_run(history)
+    looked = [Looked(each, looks_at(each, history, curves, attempts)) for each in explainable(episodes)]
+    causes = {id(one.episode): _cause_of(one, looked, history, curves, attempts) for one in looked}
+    return tuple(replace(each, cause=causes.get(id(each))) for each in episodes)
+
+
+def deciding_cause(
+    outcome: str, episodes: Sequence[Episode], history: RunHistory, curves: RunCurves
+) -> tuple[Cause | None, tuple[str, ...]]:
+    """The cause of the finding that decides the outcome, and what could not be told about it."""
+    deciding = deciding_of(outcome, explainable(episodes))
+    if deciding is None or deciding.cause is not None:
+        return None if deciding is None else deciding.cause, ()
+    looks = looks_at(deciding, history, curves)
+    seen, unseen = [look.ruled_out for look in looks if look.ruled_out], [look.unseen for look in looks if look.unseen]
+    said = [f"Ruled out: {'; '.join(seen)}."] if seen else []
+    said += [f"Not checked: {'; '.join(dict.fromkeys(unseen))}."] if unseen else []
+    return None, (" ".join([f"No cause found for {noun_of(deciding.kind)} at step {deciding.start}.", *said]),)
+
+
+def explainable(episodes: Sequence[Episode]) -> list[Episode]:
+    """The episodes whose causes are looked for."""
+    return [each for each in episodes if each.severity >= Severity.WARNING and each.kind in LOOKS]
+
+
+@dataclass(frozen=True, slots=True)
+class Looked:
+    """An episode, and all that was looked at for it."""
+
+    episode: Episode
+    looks: list[Look]
+
+
+def _cause_of(
+    one: Looked, every: Sequence[Looked], history: RunHistory, curves: RunCurves, attempts: RunAttempts
+) -> Cause | None:
+    """The likeliest cause of one episode, found by looking at it and at what is the same trouble, seen elsewhere."""
+    span, reach = attempts.around(one.episode.attempt, one.episode.start), _reach(curves)
+    trouble = [each for each in _same_trouble(one.episode, every, reach) if each.episode.start in span]
+    found = [(each, look.cause) for each in trouble for look in each.looks if look.cause is not None]
+    if not found:
+        return None
+
+    def order(each: tuple[Looked, Cause]) -> tuple[bool, bool, bool, int]:
+        """How the process ended is certain, and mostly what came of the trouble before it; and what was going on long
+        before, as a divergence before a NaN, is where it came from, unless its own cause was seen directly.
+        """
+        episode, cause = each[0].episode, each[1]
+        long_before = episode.start < one.episode.start - reach
+        sure = CERTAINTIES.index(cause.certainty)
+        return episode.kind in OF_THE_PROCESS, not cause.certain, not long_before, sure
+
+    source, cause = min(found, key=order)
+    first = min((each.episode for each in trouble), key=lambda each: each.start)
+    cause = _with_birth(cause, surroundings_of(first, history, curves, attempts), source.episode)
+    asked = LOOKS[source.episode.kind]
+    ruled_out = _said([look.ruled_out for look in source.looks], asked, cause)
+    not_checked = _said([look.unseen for look in source.looks], asked, cause)
+    kind, step = one.episode.kind, one.episode.start
+    return replace(cause, ruled_out=ruled_out, not_checked=not_checked, kind=kind, step=step)
+
+
+def _said(results: Sequence[str], asked: Sequence[Callable[[Surroundings], Look]], cause: Cause) -> tuple[str, ...]:
+    """What looks ended in, once each, without what would deny the cause that was found."""
+    pairs = zip(asked, results, strict=True)
+    return tuple(dict.fromkeys(said for look, said in pairs if said and cause.name not in FINDS.get(look, ())))
+
+
+def _with_birth(cause: Cause, around: Surroundings, explained: Episode) -> Cause:
+    """The cause, with where a NaN was born meanwhile and what goes against that, if it does not say so."""
+    last = max(explained.end, explained.start + NEAR) if LOOKS[explained.kind] in (NON_FINITE, RISING) else -1
+    since = around.episode.start - NEAR
+    first = next((each for each in around.said(KIND) if since <= each.step <= last), None)
+    said = "" if first is None else said_of(first.message)
+    if first is None or any(said in one for one in (cause.statement, *cause.evidence)):
+        return cause
+    born = f"At step {first.step} {said[:1].lower()}{said[1:]}"
+    against = (*(cause.remedies or AGAINST.get(cause.name, ())), *first.remedies)
+    return replace(cause, evidence=(*cause.evidence, born), remedies=against)
+
+
+def _reach(curves: RunCurves) -> float:
+    """How many steps before a finding another one may have begun to be taken for the same trouble."""
+    losses = [curve for curve in curves.losses if len(curve.steps) > 1]
+    span = max((int(curve.steps[-1] - curve.steps[0]) for curve in losses), default=0)
+    return min(SAME_TROUBLE * span, SAME_POINTS * max((curve.distance for curve in losses), default=1.0))
+
+
+def _same_trouble(episode: Episode, every: Sequence[Looked], reach: float) -> list[Looked]:
+    """What the episode came of, the earliest first: itself, and what began before it and was still going on.
+
+    What had passed by then is another trouble. A jump of the learning rate comes last, for what it did is what there is
+    to explain.
+    """
+    same = [each for each in every if each.episode is episode or _led_to(each.episode, episode, reach)]
+    return sorted(same, key=lambda each: (each.episode.kind == "learning_rate_jump", each.episode.start))
+
+
+def _led_to(earlier: Episode, later: Episode, reach: float) -> bool:
+    """Whether an episode is the beginning of a later one."""
+    if earlier.attempt != later.attempt or earlier.start > later.start or earlier.kind in OF_THE_PROCESS:
+        return False
+    passed = bool(earlier.recovered) and earlier.end < later.start
+    lasting = earlier.recovered is False and earlier.end >= later.start and earlier.kind in RISING_KINDS
+    return not passed and (later.start - earlier.start <= reach or lasting)
+
+
+def looks_at(
+    episode: Episode, history: RunHistory, curves: RunCurves, attempts: RunAttempts | None = None
+) -> list[Look]:
+    """All that is looked at for one episode."""
+    around = surroundings_of(episode, history, curves, attempts)
+    settings = settings_of(history)
+    return [admitted(look(around), around, settings) for look in LOOKS.get(episode.kind, ())]
+
+
+def admitted(look: Look, around: Surroundings, settings: RecordedSettings) -> Look:
+    """A look's result, if what is known of the run allows it: no cause comes later than what it explains, and none is
+    named that the recorded settings exclude.
+    """
+    cause = look.cause
+    if cause is None:
+        return look
+    excluding = excluded(cause.name, settings)
+    if excluding:
+        return is_not(excluding)
+    if cause.since is not None and cause.since > around.latest:
+        name = cause.name.replace("_", " ")
+        return not_seen(f"{name}: seen from step {cause.since} on, after the beginning at step {around.episode.start}")
+    return look

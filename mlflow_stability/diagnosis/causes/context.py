@@ -1,0 +1,166 @@
+"""What lies around the beginning of an episode: the curves in which its cause may be seen.
+
+In: an episode, a history and its curves. Out: loss, gradient norm, learning rates and loss scale of the same attempt,
+any other curve on request, what was said while it trained, with ways to ask for what came just before. Promised: no
+curve reaches across a rollback or a restart, so that nothing can be compared across one.
+
+What the gradient norm usually is: one number for all that is said about it.
+
+In: the surroundings of an episode, or norms before it. Out: the middle of those that are not just before it, with their
+spread. Promised: sentences of one report that call a norm usual mean the same number.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves, curves_of
+from mlflow_stability.diagnosis.findings.attempt_span import AttemptSpan, RunAttempts, attempts_of_run
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+JUST_BEFORE = 50
+"""So many logged points before the first bad one are just before it."""
+EARLY = 0.05
+"""An episode within this share of the run began early."""
+EARLY_IN_IT = 1 / 3
+"""What is measured in this first share of a plateau came with it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Surroundings:
+    """One episode and the curves around it."""
+
+    episode: Episode
+    history: RunHistory
+    loss: Curve | None
+    norm: Curve | None
+    """Of the whole model, or of the episode's own place; that of another layer says nothing about it."""
+    rates: tuple[Curve, ...]
+    scale: Curve | None
+    attempts: RunAttempts
+    span: AttemptSpan
+    """The attempt that it began in: all curves here end at its ends."""
+    whole_loss: Curve | None
+    """The loss from the start of the training to its end, across rollbacks: fit for counting, not for comparing."""
+
+    @property
+    def is_early(self) -> bool:
+        """Whether it began while the training was starting."""
+        if self.whole_loss is None or not self.span.begins_training:
+            return False
+        first, last = int(self.whole_loss.steps[0]), int(self.whole_loss.steps[-1])
+        return self.episode.start - first <= EARLY * (last - first)
+
+    @property
+    def latest(self) -> int:
+        """The last step at which what explains it may begin: its own first; a plateau has none that is sharp."""
+        start, end = self.episode.start, self.episode.end
+        return int(start + EARLY_IN_IT * (end - start)) if self.episode.kind == "plateau" else start
+
+    @property
+    def every_step(self) -> bool:
+        """Whether the loss of each step was logged, so that a point stands for one batch."""
+        return self.loss is not None and len(self.loss.steps) > 1 and self.loss.distance < 2
+
+    @property
+    def reach(self) -> float:
+        """How many steps lie in what counts as just before."""
+        return JUST_BEFORE * (self.loss.distance if self.loss is not None and len(self.loss.steps) > 1 else 1.0)
+
+    def before(self, curve: Curve, points: int = JUST_BEFORE) -> NDArray[np.float64]:
+        """The finite values just before the episode."""
+        end = int(np.searchsorted(curve.steps, self.episode.start, side="left"))
+        values = curve.values[max(0, end - points) : end]
+        return values[np.isfinite(values)]
+
+    def first_before(self, curve: Curve, points: int = JUST_BEFORE) -> int:
+        """The first step of what counts as just before."""
+        end = int(np.searchsorted(curve.steps, self.episode.start, side="left"))
+        return int(curve.steps[max(0, end - points)])
+
+    def at(self, curve: Curve) -> NDArray[np.float64]:
+        """The values from the episode's first step to its worst, and the one after."""
+        low = int(np.searchsorted(curve.steps, self.episode.start, side="left"))
+        high = int(np.searchsorted(curve.steps, max(self.episode.peak, self.episode.start), side="right"))
+        return curve.values[low : high + 1]
+
+    def of(self, quantity: str) -> tuple[Curve, ...]:
+        """The curves of one quantity, that of the whole model first, then layers in the order of the record."""
+        measured = {metric.name for metric in self.history.of(quantity)}  # and no sums of them
+        found = curves_of(self.history, quantity, self.attempts.starts) if measured else ()
+        mine = [each for each in found if each.attempt == self.episode.attempt and each.name in measured]
+        return tuple(part for each in mine if (part := self.span.cut(each)) is not None)
+
+    def said(self, *kinds: str) -> list[Event]:
+        """What was said of these kinds while it trained, since this start of the training."""
+        events = [each for each in self.history.events or () if each.kind in kinds]
+        return [each for each in events if self.attempts.starts.get(each.attempt, each.attempt) == self.episode.attempt]
+
+
+def surroundings_of(
+    episode: Episode, history: RunHistory, curves: RunCurves, attempts: RunAttempts | None = None
+) -> Surroundings:
+    """What is known around an episode; ``attempts``: what `attempts_of_run` gives, for those who ask more than once."""
+    attempts = attempts_of_run(history) if attempts is None else attempts
+    span = attempts.around(episode.attempt, episode.start)
+
+    def one(among: Iterable[Curve]) -> Curve | None:
+        mine = [curve for curve in among if curve.attempt == episode.attempt]
+        by_place = [curve for curve in mine if curve.place == episode.place]
+        return next(iter((*by_place, *mine)), None)
+
+    named = tuple(curve for curve in (*curves.losses, *curves.validations) if curve.name == episode.metric)
+    loss = one(named or curves.losses or curves.validations)
+    rates = [each for each in curves_of(history, "learning_rate", attempts.starts) if each.attempt == episode.attempt]
+    return Surroundings(
+        episode,
+        history,
+        span.cut(loss),
+        span.cut(one(norm for norm in curves.norms if norm.place in ("", episode.place))),
+        tuple(part for each in rates if (part := span.cut(each)) is not None),
+        span.cut(one(curves_of(history, "loss_scale", attempts.starts))),
+        attempts,
+        span,
+        loss,
+    )
+
+
+def shown(value: float) -> str:
+    """A number as sentences have it."""
+    return f"{value:.3g}"
+
+
+LOOKED_AT = 200
+"""So many points before an episode are looked at."""
+RECENT = 10
+"""So many points before the first bad one count as what came just before, and not as usual."""
+
+
+def usual_norm(around: Surroundings) -> float | None:
+    """The usual one; None where there was none."""
+    norms = norms_before(around)
+    return usual_of(split(norms)[1])[0] if len(norms) else None
+
+
+def norms_before(around: Surroundings) -> NDArray[np.float64]:
+    """The gradient norms before an episode, without those that are zero."""
+    norms = np.zeros(0) if around.norm is None else around.before(around.norm, LOOKED_AT)
+    return norms[norms > 0]
+
+
+def split(norms: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
+    """Those just before, and those that tell what is usual."""
+    return norms[-RECENT:], norms[:-RECENT] if len(norms) > 2 * RECENT else norms
+
+
+def usual_of(norms: NDArray[np.float64]) -> tuple[float, float]:
+    """The middle, and the spread of their logarithms."""
+    logs = np.log(norms)
+    middle = float(np.median(logs))
+    return float(np.exp(middle)), 1.4826 * float(np.median(np.abs(logs - middle))) + 0.02

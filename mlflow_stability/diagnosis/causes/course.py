@@ -1,0 +1,101 @@
+"""Looks for the cause in the course of the run: a level of guessing, a fit that is too good, the end of the process.
+
+Looks for the cause in what the loader gives: the same batch again and again.
+"""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+
+from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.curves.chance_level import chance_of, classes_in
+
+
+def chance_look(around: Surroundings) -> Look:
+    """Whether the model does no better than guessing."""
+    last = around.episode.evidence.get("last", math.nan)
+    named = classes_in(around.history.params)
+    classes = (chance_of(last, named) if last > 0 else 0) or int(around.episode.evidence.get("classes", 0))
+    if classes > 1:
+        return is_it(
+            "guessing",
+            f"The model guesses: a loss of {shown(last)} is that of a uniform guess among {classes} classes. Labels of "
+            "other inputs, inputs that carry nothing, or a learning rate far off would all look like this.",
+            f"ln {classes} = {math.log(classes):.4g}, the loss is {last:.4g}",
+            since=None,
+        )
+    if named:
+        levels = " or ".join(f"{shown(math.log(each))} among {each:,}" for each in sorted(set(named))[:3])
+        return is_not(f"guessing: it costs {levels} classes, the loss is {shown(last)}")
+    return is_not(f"guessing among a usual number of classes: a loss of {shown(last)} is no such level")
+
+
+def memorising_look(around: Surroundings) -> Look:
+    """A validation loss that rises while the training loss falls is its own evidence."""
+    evidence = around.episode.evidence
+    best, last, step = evidence.get("best"), evidence.get("last"), evidence.get("best_step")
+    said = "The model learns its training data by heart"
+    if best is None or last is None or step is None:
+        return is_it("overfitting", f"{said}: the validation loss rises while the training loss falls.", since=None)
+    return is_it(
+        "overfitting",
+        f"{said} since step {step:.0f}, its best validation: stop there, or regularise.",
+        f"validation loss {shown(best)} at step {step:.0f}, {shown(last)} at the end",
+        since=None,
+    )
+
+
+def end_look(around: Surroundings) -> Look:
+    """How the process ended is known, not concluded."""
+    detail = around.history.outcome_detail
+    said = {
+        "out_of_memory": "The process ran out of memory.",
+        "killed": "The process was killed from outside.",
+        "crashed": "The script raised an exception.",
+        "stall": "No step was finished for a long time: the process hung.",
+    }
+    name = {"killed": "external_kill", "crashed": "exception"}.get(around.episode.kind, around.episode.kind)
+    return is_it(name, said.get(around.episode.kind, around.episode.message), detail, since=None, certainty="certain")
+
+
+def repeated_data_look(around: Surroundings) -> Look:
+    """Whether one batch comes again and again: the loss lost its noise, and falls."""
+    loss, episode = around.loss, around.episode
+    if loss is None:
+        return not_seen("data: no loss was logged")
+    row = int(episode.evidence.get("steps", 16))
+    end = int(np.searchsorted(loss.steps, episode.start, side="right"))
+    smooth, earlier = loss.values[max(0, end - row) : end], loss.values[: max(0, end - row)]
+    smooth, earlier = smooth[np.isfinite(smooth)], earlier[np.isfinite(earlier)]
+    if len(smooth) < 2 or len(earlier) < 2:
+        return not_seen("data: too few losses before it")
+    first = episode.start - row + 1
+    if float(smooth[-1]) < float(earlier[-100:].min()):
+        return is_it(
+            "repeated_data",
+            f"The same batch came again and again from about step {first} on: the loss lost its noise and fell to "
+            f"{shown(float(smooth[-1]))}, below all of the {min(100, len(earlier))} losses before. The model learns "
+            "one batch by heart.",
+            f"{row} losses in a row without the noise from batch to batch, which was "
+            f"{episode.evidence.get('usual', 0.0):.1%} of the loss",
+            since=min(first, episode.start),
+        )
+    return is_not(
+        f"repeated data: the loss lost its noise and did not fall, {shown(float(earlier[-1]))} before and "
+        f"{shown(float(smooth[-1]))} after {row} steps"
+    )
+
+
+def deaf_look(around: Surroundings) -> Look:
+    """Whether the loss lost its noise because the output does not depend on the input any more."""
+    if around.loss is None or around.episode.kind != "repeated_data":
+        return not_seen("output: no loss was logged")
+    return is_it(
+        "constant_output",
+        "The loss lost its noise without falling: the output seems not to depend on the input any more.",
+        since=around.episode.start,
+        certainty="possible",
+    )

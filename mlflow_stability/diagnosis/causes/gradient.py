@@ -1,0 +1,203 @@
+"""Looks for the cause in the gradients: an explosion before, a slow growth, or none left at all.
+
+Looks for the cause in gradients that are never cleared.
+
+The argument: a sum of gradients that nobody clears grows by about one gradient in each step, evenly and ever more
+slowly in relation to itself, while the loss is still as usual; a training that diverges multiplies its gradients, and
+its loss with them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.context import RECENT, Surroundings, norms_before, shown, split, usual_of
+from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer, last_layer_with_gradient
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.rules.gradient_rise import GradientRiseRule
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.text.phrases import counted
+
+FEWEST_SUMMED = 8
+"""So many steps of growth at least."""
+USUAL = 64
+"""So many norms before tell what is usual."""
+GROWN = 2.5
+"""The norm must have grown by so much while the loss was as usual."""
+NEAR = 16
+"""The growth ends at most so many points before or after the beginning of the trouble."""
+MOSTLY = 0.6
+"""This share of the steps at least went up."""
+
+
+def accumulation_look(around: Surroundings) -> Look:
+    """Whether gradients pile up because nothing clears them between steps."""
+    loss, norm = around.loss, around.norm
+    if loss is None or norm is None or not around.every_step or not np.array_equal(loss.steps, norm.steps):
+        return not_seen("gradients that pile up: loss and gradient norm of each step were not logged")
+    start = int(np.searchsorted(norm.steps, around.episode.start, side="right"))
+    if (
+        start < USUAL + FEWEST_SUMMED
+        or not np.isfinite([norm.values[:start][-USUAL:], loss.values[:start][-USUAL:]]).all()
+    ):
+        return not_seen("gradients that pile up: too few steps before it")
+    # What was found may begin anywhere in the growth, or a little behind it.
+    ends = range(min(start + NEAR, len(norm.values)), start - NEAR, -1)
+    sums = ((end, _sum_like(norm.values[:end], loss.values[:end])) for end in ends)
+    end, grown = next((each for each in sums if each[1] is not None), (start, None))
+    if grown is None:
+        return is_not(
+            "gradients that are never cleared: their norm did not grow as a sum does while the loss was usual"
+        )
+    return is_it(
+        "gradients_not_cleared",
+        f"The gradients grew as a sum does, from {shown(float(grown[0]))} to {shown(float(grown[-1]))} in the "
+        f"{len(grown)} steps to step {int(norm.steps[end - 1])}, while the loss was as usual: perhaps they are not "
+        "cleared between steps.",
+        f"no step added more than {shown(float(np.abs(np.diff(grown)).max()))} to the norm",
+        since=int(norm.steps[end - len(grown)]),
+        certainty="possible",
+    )
+
+
+def _sum_like(norms: NDArray[np.float64], losses: NDArray[np.float64]) -> NDArray[np.float64] | None:
+    """The last norms, if they grow as a sum of gradients does; None: they do not."""
+    low = len(norms) - 4 * FEWEST_SUMMED
+    usual = norms[max(0, low - USUAL) : low]
+    if len(usual) < FEWEST_SUMMED:
+        return None
+    middle, highest = float(np.median(usual)), float(usual.max())
+    within = np.flatnonzero(norms[low:] <= middle)
+    if not len(within):
+        return None
+    grown = norms[low + int(within[-1]) :]
+    if len(grown) < FEWEST_SUMMED or not np.isfinite(grown).all() or float(grown[-1]) < GROWN * middle:
+        return None
+    changes = np.diff(grown)
+    ordinary = losses[max(0, low - USUAL) : low]
+    calm = float(np.median(losses[-len(grown) :])) <= float(ordinary.max())
+    count = np.arange(1, len(grown) + 1)
+    logs = np.log(grown)
+    as_a_sum, as_a_power = np.corrcoef(np.log(count), logs)[0, 1], np.corrcoef(count, logs)[0, 1]
+    even = float(np.abs(changes).max()) <= 1.5 * highest and float((changes > 0).mean()) >= MOSTLY
+    return grown if calm and even and as_a_sum > as_a_power else None
+
+
+EXPLODED = 5.0
+"""A gradient norm of so many times its usual one."""
+DEVIATIONS = 6.0
+"""And so many deviations of its own noise above it."""
+VANISHED = 1e-5
+"""A gradient norm of the whole model below this moves nothing."""
+OF_ITS_START = 0.1
+"""Or below this share of what it was at the start, while the loss stands still."""
+FEWEST = 16
+"""With fewer gradient norms before, nobody knows what is usual."""
+
+
+def explosion_look(around: Surroundings) -> Look:
+    """Whether the gradients exploded before the loss did."""
+    if around.norm is None:
+        return not_seen("gradient norm: not logged")
+    before = norms_before(around)
+    if len(before) < FEWEST:
+        there = counted(len(before), "value")
+        return not_seen(f"gradient norm: {there} before it, {FEWEST} are needed to know what is usual")
+    recent, earlier = split(before)
+    usual, spread = usual_of(earlier)
+    highest = float(recent.max())
+    if highest > EXPLODED * usual and np.log(highest) > np.log(usual) + DEVIATIONS * spread:
+        layer = exploding_layer(around)
+        return is_it(
+            "gradient_explosion",
+            f"The gradients exploded first: their norm reached {shown(highest)} within the {len(recent)} points "
+            f"before, from a usual {shown(usual)}.",
+            f"gradient norm x {highest / usual:.3g}",
+            "" if layer is None else layer.sentence,
+            since=_since_exploded(around.norm, around.episode.start, EXPLODED * usual),
+            # A sum that nobody clears looks like this in the end: what made it comes first.
+            certainty="likely" if accumulation_look(around).cause is None else "possible",
+            place="" if layer is None else layer.place,
+        )
+    lowest = float(recent.min())
+    return is_not(f"gradient norm: {shown(lowest)} to {shown(highest)} just before, usually {shown(usual)}")
+
+
+def growth_look(around: Surroundings) -> Look:
+    """Whether the gradient norm grew long before, too gradually to stand out just before."""
+    grown = _growth(around)
+    if grown is None:
+        return is_not("a gradient norm that grew gradually") if around.norm else not_seen("gradient norm: not logged")
+    what = "" if around.episode.kind == "gradient_explosion" else f"; the loss followed at step {around.episode.start}"
+    return is_it(
+        "gradient_explosion",
+        f"The gradients grew without end from step {grown.start} on, from a norm of {shown(grown.evidence['level'])} "
+        f"to {shown(grown.evidence['last'])}{what}.",
+        f"gradient norm x {grown.evidence['grown']:.3g}",
+        since=grown.start,
+        certainty="possible",
+    )
+
+
+def _growth(around: Surroundings) -> Episode | None:
+    if around.norm is None or around.loss is None:
+        return None
+    found = GradientRiseRule().find(RunCurves((around.loss,), (), (around.norm,), ()))
+    return next((each for each in found if each.start <= around.latest), None)
+
+
+def vanishing_look(around: Surroundings) -> Look:
+    """Whether there was no gradient left to learn from."""
+    lost = around.episode if around.episode.kind == "gradient_vanishing" and around.episode.place else None
+    layer = None if lost is None else last_layer_with_gradient(around)
+    if lost is not None and layer is not None:
+        what = f"The gradients vanish {layer.sentence}."
+        return is_it("vanishing_gradients", what, *_of_the_whole(around), since=lost.start, place=layer.place)
+    said = [each for each in around.said("gradient_vanishing") if each.place and around.episode.kind == "plateau"]
+    said = [each for each in said if each.step <= around.episode.end]
+    if said:
+        what = f"The gradients vanished while the loss stood still: {said[0].message}"
+        evidence, place = _of_the_whole(around), said[0].place
+        since = said[0].step
+        return is_it("vanishing_gradients", what, *evidence, since=since, certainty="possible", place=place)
+    if around.norm is None:
+        return not_seen("gradient norm: not logged")
+    values = around.norm.values[around.norm.finite]
+    if len(values) < FEWEST:
+        return not_seen(f"gradient norm: {counted(len(values), 'value')}, {FEWEST} are needed")
+    tenth = max(3, len(values) // 10)
+    first, last = float(np.median(values[:tenth])), float(np.median(values[-tenth:]))
+    if last < VANISHED or last < OF_ITS_START * first:
+        course = f"fell from {shown(first)} to {shown(last)}" if last < 0.9 * first else ""
+        course = course or f"was {shown(first)} at the start and {shown(last)} at the end"
+        layer = last_layer_with_gradient(around)
+        return is_it(
+            "vanishing_gradients",
+            f"The gradients vanished: their norm {course}, too little to learn from.",
+            f"gradient norm x {last / first:.2g}" if first > 0 else "the gradient norm was 0 from the start",
+            "" if layer is None else layer.sentence,
+            since=_since_left(around.norm, first),
+            place="" if layer is None else layer.place,
+        )
+    return is_not(f"vanishing gradients: norm {shown(last)} at the end, {shown(first)} at the start")
+
+
+def _since_exploded(norm: Curve, start: int, limit: float) -> int:
+    """The first of the points just before at which the norm stood above a limit."""
+    near = np.flatnonzero((norm.steps < start) & (norm.values > 0) & norm.finite)[-RECENT:]
+    return int(norm.steps[near[norm.values[near] > limit][0]])
+
+
+def _since_left(norm: Curve, first: float) -> int:
+    """The first point after the last at which the norm was half of what it was at first."""
+    steps, values = norm.steps[norm.finite], norm.values[norm.finite]
+    high = np.flatnonzero(values >= first / 2)
+    return int(steps[min(int(high[-1]) + 1, len(steps) - 1)]) if len(high) and first > 0 else int(steps[0])
+
+
+def _of_the_whole(around: Surroundings) -> tuple[str, ...]:
+    whole = next((each for each in around.of("grad_norm") if not each.place), None)
+    values = np.zeros(0) if whole is None else around.before(whole)
+    return (f"the norm of all gradients is {shown(float(values[-1]))} meanwhile",) if len(values) else ()

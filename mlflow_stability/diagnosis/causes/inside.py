@@ -1,0 +1,222 @@
+"""Looks for the cause inside: attention that grew, units that died, codes that became alike, an optimizer that lags.
+
+In: what the probes measured of layers up to the beginning, or early in a plateau, which has no sharp beginning. Out:
+the layer where it went furthest; of a divergence also what was first measured so right after it had begun, as a
+possible cause. What such a layer does is asked after the learning rate and the data, for it is mostly what they did to
+it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.causes.weights import setting_look
+from mlflow_stability.diagnosis.curves.curves import Curve
+
+NOTHING_TO_SEE = 1e-3
+"""Heads whose entropy is below this share of the highest possible in every measurement never looked around; ..."""
+STANDS_STILL = ("plateau", "divergence", "gradient_vanishing")
+"""... in all heads of a layer, and where nothing is learned, that is no habit of theirs."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sign:
+    """One thing that can go wrong inside."""
+
+    quantity: str
+    name: str
+    """Of the cause."""
+    what: str
+    """The sentence; takes `place`, `first` and `last`."""
+    ill: Callable[[float, float], bool]
+    """Whether it is, from the first value and the last before the trouble."""
+    far: Callable[[float, float], float]
+    """How far it went, so that the worst layer is named."""
+    certainty: str = "likely"
+    strictly: bool = False
+    """Whether it counts only from before the step of the trouble: in that very step it comes of the trouble itself."""
+
+
+SIGNS = (
+    Sign(
+        "attention_max_logit",
+        "attention_logit_growth",
+        "The attention logits of {place} had grown from {first} to {last}: attention that sees one place only, and has "
+        "no gradient left.",
+        lambda first, last: last > max(100.0, 2 * first) or last > max(50.0, 10 * first),
+        lambda first, last: last / max(first, 1e-9),
+    ),
+    Sign(
+        "attention_entropy",
+        "attention_collapse",
+        "The attention of {place} had collapsed: its entropy fell from {first} of the highest possible to {last}.",
+        lambda first, last: last < 0.05 and first > 0.1,
+        lambda first, last: first - last,
+    ),
+    Sign(
+        "sdr_unique_ratio",
+        "sdr_collapse",
+        "The codes of {place} had become alike: {last} of their patterns were unique, {first} at the start.",
+        lambda _, last: last < 0.3,
+        lambda _, last: 1 - last,
+    ),
+    Sign(
+        "sdr_bit_usage",
+        "sdr_collapse",
+        "The codes of {place} had narrowed: {last} of their bits were ever on, {first} at the start.",
+        lambda first, last: last < min(0.3, 0.5 * first),
+        lambda first, last: first - last,
+    ),
+    # Adam's second moment lags behind gradients that grow: a spike comes 1-8 steps later (arXiv:2304.13013, figure 9).
+    Sign(
+        "adam_rms",
+        "optimizer_lag",
+        "Gradients of {place} had outrun what Adam remembers of their size: their AdamW RMS rose from {first} to "
+        "{last}, which makes steps too large.",
+        lambda first, last: last > 2.3 and last > 2 * first,
+        lambda first, last: last / max(first, 1e-9),
+        "possible",
+        strictly=True,
+    ),
+    Sign(
+        "activation_dead",
+        "dead_units",
+        "Units of {place} had died: a share of {last} is never active, {first} at the start.",
+        lambda first, last: last > 0.5 and last > first + 0.2,
+        lambda first, last: last - first,
+        "possible",
+    ),
+    Sign(
+        "activation_saturation",
+        "saturated_activation",
+        "Units of {place} were pinned: a share of {last} stood at the ends of its activation, {first} at the start.",
+        lambda first, last: last > 0.5 and last > first + 0.2,
+        lambda first, last: last - first,
+        "possible",
+    ),
+    Sign(
+        "effective_rank",
+        "representation_collapse",
+        "The outputs of {place} had collapsed: their effective rank fell from {first} to {last}.",
+        lambda first, last: last < 0.1 * first,
+        lambda first, last: first / max(last, 1e-9),
+        "possible",
+    ),
+)
+
+
+def inside_look(around: Surroundings) -> Look:
+    """What had gone wrong inside the model before it showed."""
+    episode, seen = around.episode, False
+    for sign in SIGNS:
+        curves = around.of(sign.quantity)
+        limits = [around.latest - sign.strictly for _ in curves]
+        found, ends = _worst(sign, [_ends(curve, until) for curve, until in zip(curves, limits, strict=True)], curves)
+        seen = seen or ends > 0
+        if found is not None:
+            return found
+    never = _never_looked(around) if episode.kind in STANDS_STILL else None
+    if never is not None:
+        return never
+    meanwhile = _right_after(around) if episode.kind == "divergence" and setting_look(around).cause is None else None
+    if meanwhile is not None:
+        return meanwhile
+    return (
+        is_not("the inside of the model: attention, units and codes as before")
+        if seen
+        else not_seen("inside: neither attention nor activations were measured before it")
+    )
+
+
+def _never_looked(around: Surroundings) -> Look | None:
+    """A layer all of whose heads looked at one place in every measurement so far."""
+    layers: dict[str, list[float]] = {}
+    for curve in around.of("attention_entropy"):
+        values = curve.values[(curve.steps <= around.latest) & curve.finite]
+        if len(values) >= 2:
+            layers.setdefault(curve.place.rpartition(".head_")[0], []).append(float(values.max()))
+    still = {layer: highest for layer, highest in layers.items() if layer and max(highest) < NOTHING_TO_SEE}
+    if not still:
+        return None
+    place = min(still, key=lambda each: max(still[each]))
+    return is_it(
+        "attention_collapse",
+        f"The attention of {place} looked at one place alone from its first measurement on: the entropy of all of its "
+        f"heads ({len(still[place])}) stayed at or below {shown(max(still[place]))} of the highest possible.",
+        f"{len(still)} of {len(layers)} measured layers show it" if len(layers) > 1 else "",
+        since=around.span.first,
+        certainty="possible",
+        place=place,
+    )
+
+
+def _right_after(around: Surroundings) -> Look | None:
+    """What was as before in the last measurement before, and ill in the next, which lies nearer to the beginning.
+
+    It went wrong somewhere between the two, so that it may have begun before the trouble did: possible, and no more.
+    """
+    start = around.episode.start
+    for sign in (each for each in SIGNS if not each.strictly):
+        curves = around.of(sign.quantity)
+        nearest = [_next_if_nearer(curve, start) for curve in curves]
+        ends = [None if at is None else _ends(curve, at) for curve, at in zip(curves, nearest, strict=True)]
+        found, _ = _worst(sign, ends, curves, start)
+        if found is not None:
+            return found
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Ends:
+    """The usual value at the start, and the last one before the trouble with its step and that of the one before."""
+
+    first: float
+    last: float
+    step: int
+    step_before: int
+
+
+def _worst(
+    sign: Sign, ends: Sequence[Ends | None], curves: Sequence[Curve], began: int | None = None
+) -> tuple[Look | None, int]:
+    """The place where it is worst, if it is anywhere, and of how many places it is known; ``began``: before it did."""
+    known = [(curve, pair) for curve, pair in zip(curves, ends, strict=True) if pair is not None]
+    ill = [(curve, pair) for curve, pair in known if sign.ill(pair.first, pair.last)]
+    if not ill:
+        return None, len(known)
+    curve, worst = max(ill, key=lambda each: sign.far(each[1].first, each[1].last))
+    late = ""
+    if began is not None:
+        late = f"as before at step {worst.step_before}, so at step {worst.step}; the loss rose from step {began} on"
+    look = is_it(
+        sign.name,
+        sign.what.format(place=curve.place or "the model", first=shown(worst.first), last=shown(worst.last)),
+        f"{len(ill)} of {len(known)} measured places show it" if len(known) > 1 else "",
+        late,
+        since=worst.step if began is None else worst.step_before,
+        certainty="possible" if late else sign.certainty,
+        place=curve.place,
+    )
+    return look, len(known)
+
+
+def _next_if_nearer(curve: Curve, start: int) -> int | None:
+    at = int(np.searchsorted(curve.steps, start, side="right"))
+    if not 0 < at < len(curve.steps):
+        return None
+    before, after = int(curve.steps[at - 1]), int(curve.steps[at])
+    return after if after - start < start - before else None
+
+
+def _ends(curve: Curve, until: int) -> Ends | None:
+    usable = (curve.steps <= until) & np.isfinite(curve.values)
+    values, steps = curve.values[usable], curve.steps[usable]
+    if len(values) < 2:
+        return None
+    usual = float(np.median(values[: max(1, len(values) // 4)]))
+    return Ends(usual, float(values[-1]), int(steps[-1]), int(steps[-2]))

@@ -1,0 +1,348 @@
+"""Looks for the cause in the learning rate: a jump, a missing warm-up, a rate that is too high or too low.
+
+The argument: a rate at which the loss had fallen for a while is not what broke the training; a rate that is higher than
+all before may be, and one at which nothing was ever learned cannot be cleared.
+
+Finds the jumps and the restarts of a logged learning rate, by the definitions of the detectors.
+
+In: the curve of a learning rate. Out: where it jumped, with the rates before and after; where it was restarted on
+purpose. Promised: what the detector of jumps excuses, as warm restarts and warm-ups, is no jump here either.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.learning_rate_restart import LEAST_RISE, RateRestart
+from mlflow_stability.detectors.optimizer.learning_rate_jump import LearningRateJump
+from mlflow_stability.diagnosis.advice.recorded_settings import is_adam
+from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, Surroundings, shown
+from mlflow_stability.diagnosis.causes.step_size import lower_by, step_size_look
+from mlflow_stability.diagnosis.curves.curves import Curve, curves_of
+
+
+@dataclass(frozen=True, slots=True)
+class RateRise:
+    """One rise in one step."""
+
+    step: int
+    before: float
+    after: float
+
+
+def jumps_in(rate: Curve) -> list[RateRise]:
+    """The jumps, in order of time."""
+    if not _rises_at_once(rate):
+        return []
+    detector = LearningRateJump()
+    state, found = detector.begin(), []
+    for step, value in _points(rate):
+        state, event = detector.step(state, Point("learning_rate", rate.place, step, value))
+        if event is not None:
+            found.append(RateRise(event.step, event.evidence["before"], event.evidence["learning_rate"]))
+    return found
+
+
+def restart_before(rate: Curve, step: int) -> RateRise | None:
+    """The restart to which a rise of the loss at this step belongs; None: there is none."""
+    if not _rises_at_once(rate):
+        return None
+    watch, last, found = RateRestart(), 0.0, None
+    for at, value in _points(rate):
+        if at > step:
+            break
+        watch.see(value, at)
+        if watch.at == at:
+            found = RateRise(at, last, value)
+        last = value
+    return found if watch.excuses(step) else None
+
+
+def _points(rate: Curve) -> list[tuple[int, float]]:
+    return list(zip(rate.steps[rate.finite].tolist(), rate.values[rate.finite].tolist(), strict=True))
+
+
+def _rises_at_once(rate: Curve) -> bool:
+    """Whether it is worth while to look at each point."""
+    values = rate.values[rate.finite]
+    return bool((values[1:] >= LEAST_RISE * values[:-1]).any())
+
+
+ACROSS_RESUME = 1.5
+"""A learning rate that is so many times what it was before a resume is another one."""
+HIGH_FOR_ADAM = 1e-2
+"""Optimizers of the Adam family rarely tolerate more."""
+HIGH = 0.1
+"""Other optimizers learn with more only where all else is made for it."""
+FAR_TOO_HIGH = 10.0
+"""So many times what Adam tolerates is too high whatever the schedule."""
+NONE_TO_SPEAK_OF = 1e-8
+"""With a learning rate below this nothing moves."""
+STILL = 1e-3
+"""A rate that changed by less than this share just before is constant."""
+RISEN = 1.05
+"""A rate must have risen by this factor in all for its rise to be a reason."""
+WENT_ON = 1.4
+"""A rate that went on to rise by this factor while the training went on well was not too high."""
+NEW_GROUND = 100
+"""Over so many points before the trouble a rate is compared with all that came before them."""
+RAISED = 2.0
+"""A rate that has been raised so many times above that went where the training had never been."""
+TOLERATED = 0.95
+"""A rate that was at this share of the present one, or above, was as high."""
+LEARNED = 0.9
+"""A loss that fell to this share of what it was had learned."""
+FEWEST = 16
+"""With fewer losses at a rate nobody knows whether it was tolerated."""
+ENDS = 5
+"""So many points tell where a loss was."""
+Values = NDArray[np.float64]
+
+
+def learning_rate_look(around: Surroundings) -> Look:
+    """What the learning rate did before something broke."""
+    resumed = _since_the_resume(around)
+    if resumed is not None:
+        return resumed
+    jumped = _jumped(around)
+    if jumped is not None:
+        return jumped
+    too_large = step_size_look(around)
+    if too_large is not None:
+        return too_large
+    highest = _highest(around, around.episode.start)
+    if highest is None:
+        return not_seen("learning rate: not logged")
+    rate, values = highest
+    return _risen(around, rate, values) or _too_high(around, rate, values) or _tolerated(around, rate, values)
+
+
+def rate_too_low_look(around: Surroundings) -> Look:
+    """Whether nothing could move for want of a learning rate."""
+    every = [rate for rate in around.rates if rate.finite.any()]
+    if not every:
+        return not_seen("learning rate: not logged")
+    top = max(float(rate.values[rate.finite].max()) for rate in every)
+    if top <= NONE_TO_SPEAK_OF:
+        said = f"The learning rate never rose above {shown(top)}: nothing could move."
+        return is_it("learning_rate_too_low", said, since=min(int(rate.steps[0]) for rate in every))
+    return is_not(f"a learning rate too low to move anything: it reached {shown(top)}")
+
+
+def rate_too_high_look(around: Surroundings) -> Look:
+    """Whether nothing is learned because steps are too large, where the loss stands still from the beginning."""
+    highest = _highest(around, around.latest)
+    if highest is None or around.loss is None:
+        return not_seen("a learning rate that is too high: not logged")
+    rate, values = highest
+    top, name = float(values.max()), "a learning rate that is too high"
+    losses = around.loss.values[around.loss.finite & (around.loss.steps <= around.episode.end)]
+    if len(losses) >= FEWEST and _fell(losses):
+        return is_not(f"{name}: the loss had fallen from {shown(losses[0])} at up to {shown(top)} before")
+    too_high = HIGH_FOR_ADAM if is_adam(around.history) else HIGH
+    if top > too_high and around.span.begins_training:
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate was {shown(top)}, and nothing was learned at it: more than {too_high:g} is rarely "
+            f"tolerated{' by the Adam family' if too_high == HIGH_FOR_ADAM else ''}.",
+            f"learning rate {_course(values)}",
+            since=int(rate.steps[0]),
+            remedies=(lower_by(top, max(10.0, top / too_high)),),
+        )
+    return not_seen(f"{name}: whether a lower one than {shown(top)} would learn")
+
+
+def _highest(around: Surroundings, step: int) -> tuple[Curve, Values] | None:
+    """The learning rate that was the highest up to a step, with its values until then; None where none is known."""
+    rates = [(rate, values) for rate in around.rates if len(values := _until(rate, step))]
+    return max(rates, key=lambda each: float(each[1].max()), default=None)
+
+
+def _since_the_resume(around: Surroundings) -> Look | None:
+    """Whether the learning rate was another one before the resume after which it began.
+
+    A setting, which the resume should have kept, and no measurement: so it is compared across the resume.
+    """
+    if "resumed" not in around.episode.evidence:
+        return None
+    earlier = [each for each in curves_of(around.history, "learning_rate") if each.attempt < around.episode.attempt]
+    for rate in around.rates:
+        old = max((each for each in earlier if each.name == rate.name), key=lambda each: each.attempt, default=None)
+        if old is None or not old.finite.any() or not rate.finite.any():
+            continue
+        same = old.values[old.finite & (old.steps <= rate.steps[0])]
+        before = float(same[-1] if len(same) else old.values[old.finite][-1])
+        after = float(rate.values[rate.finite][0])
+        if before > 0 and after >= ACROSS_RESUME * before:
+            return is_it(
+                "learning_rate_jump",
+                f"The learning rate was {shown(after)} after the resume at step {int(rate.steps[0])}, and "
+                f"{shown(before)} before it.",
+                f"learning rate x {after / before:.3g} across the resume",
+                since=int(rate.steps[0]),
+            )
+    return None
+
+
+def _jumped(around: Surroundings) -> Look | None:
+    """Whether it jumped just before, as the detector of jumps defines it."""
+    start = around.episode.start
+    for rate in around.rates:
+        near = [each for each in jumps_in(rate) if around.first_before(rate) <= each.step <= start]
+        if near:
+            jump = near[-1]
+            earlier, factor = start - jump.step, jump.after / jump.before
+            since = f", {earlier} step{'s' if earlier > 1 else ''} before the first sign" if earlier > 0 else ""
+            what = f"from {shown(jump.before)} to {shown(jump.after)}"
+            return is_it(
+                "learning_rate_jump",
+                f"The learning rate jumped {what} at step {jump.step}{since}.",
+                f"learning rate x {factor:.3g} in one step",
+                since=jump.step,
+            )
+    return None
+
+
+def _risen(around: Surroundings, rate: Curve, values: Values) -> Look | None:
+    """Whether it was rising when it began, and higher than ever before."""
+    now, finite = float(values[-1]), rate.steps[rate.finite]
+    higher = _tolerated_later(around, rate, WENT_ON * now)
+    if higher is not None:
+        return is_not(f"learning rate: rose on from {shown(now)}, and was tolerated at {shown(higher)} later")
+    ground = float(values[:-NEW_GROUND].max()) if len(values) > NEW_GROUND else 0.0
+    if ground > 0 and now >= RAISED * ground:
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate had been raised to {shown(now)} when it began; it had not been above {shown(ground)}.",
+            f"learning rate x {now / ground:.3g} within {NEW_GROUND} points",
+            since=int(finite[len(values) - NEW_GROUND]),
+            remedies=(f"Lower the learning rate to {shown(ground)}, which it had tolerated.",),
+        )
+    begun = _climb(values)
+    recent = values[-JUST_BEFORE:]
+    rising = len(values) > ENDS and now > (1 + STILL) * float(recent[0])
+    highest_before = float(values[:begun].max(initial=0.0))
+    if not rising or now < RISEN * float(values[begun]) or now <= highest_before:
+        return None
+    return is_it(
+        "learning_rate_too_high",
+        f"The learning rate was rising and had reached {shown(now)} when it began, the highest so far: more than the "
+        "model tolerates yet.",
+        f"learning rate rose from {shown(float(values[begun]))} at step {int(finite[begun])} to {shown(now)}",
+        since=int(finite[begun]),
+    )
+
+
+def _tolerated_later(around: Surroundings, rate: Curve, least: float) -> float | None:
+    """A rate of at least so much at which the training went on well afterwards; None: there was none."""
+    if around.loss is None:
+        return None
+    start = around.episode.start
+    high = np.flatnonzero((rate.steps > start) & (rate.values >= least))
+    since = around.loss.values[around.loss.steps >= rate.steps[high[0]]] if len(high) else np.zeros(0)
+    before = around.loss.values[(around.loss.steps < start) & around.loss.finite]
+    if not len(since) or not len(before) or not np.isfinite(since).all():
+        return None
+    usual = float(np.median(before[-JUST_BEFORE:]))
+    well = float(np.median(since[:JUST_BEFORE])) <= usual and float(np.median(since[-ENDS:])) <= usual
+    return float(rate.values[high].max()) if well else None
+
+
+def _climb(values: Values) -> int:
+    """Where the rise that was still going on at the end began: after the last point that was higher than the next."""
+    fell = np.flatnonzero(np.diff(values) < 0)
+    return int(fell[-1]) + 1 if len(fell) else 0
+
+
+def _too_high(around: Surroundings, rate: Curve, values: Values) -> Look | None:
+    """Whether it was too high from the start, or for the optimizer."""
+    episode, now, adam = around.episode, float(values[-1]), is_adam(around.history)
+    top = float(rate.values[rate.finite].max())
+    first = int(rate.steps[0])
+    if around.is_early and now > FAR_TOO_HIGH * HIGH_FOR_ADAM and adam:
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate was {shown(now)} from the start; the Adam family, whose every step moves each weight "
+            f"by about that much, rarely tolerates more than {HIGH_FOR_ADAM:g}.",
+            f"learning rate {shown(now)} at step {episode.start}",
+            since=first,
+            remedies=(lower_by(now, now / HIGH_FOR_ADAM),),
+        )
+    if around.is_early and episode.kind != "loss_spike" and float(values[0]) >= 0.9 * top > 0:
+        return is_it(
+            "no_warm_up",
+            f"The learning rate was {shown(now)}, its highest, from the first step on, without a warm-up.",
+            f"it began at step {episode.start}, and the learning rate was {shown(float(values[0]))} from the start",
+            since=first,
+        )
+    if now > HIGH_FOR_ADAM and adam:
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate was {shown(now)}; the Adam family rarely tolerates more than {HIGH_FOR_ADAM:g}.",
+            f"learning rate {shown(now)} at step {episode.start}",
+            since=first,
+            certainty="possible",
+            remedies=(lower_by(now, now / HIGH_FOR_ADAM),) if now >= 2 * HIGH_FOR_ADAM else (),
+        )
+    if now > HIGH and around.span.begins_training and not _learned_before(around):
+        return is_it(
+            "learning_rate_too_high",
+            f"The learning rate was {shown(now)}, and nothing had been learned at it.",
+            f"learning rate {_course(values)}",
+            since=first,
+            certainty="possible",
+            remedies=(lower_by(now, 10.0),),
+        )
+    return None
+
+
+def _tolerated(around: Surroundings, rate: Curve, values: Values) -> Look:
+    """Whether the training had learned at such a rate: then it is not that; otherwise nobody knows."""
+    said = f"learning rate: {_course(values)}"
+    restart = restart_before(rate, around.episode.start)
+    if restart is not None:
+        return not_seen(
+            f"learning rate: restarted from {shown(restart.before)} to {shown(restart.after)} at step {restart.step}, "
+            "where it had been before; whether the restart did it"
+        )
+    if around.loss is None:
+        return not_seen(f"{said}; no loss tells how it was tolerated")
+    reached = int(rate.steps[rate.finite][int(np.argmax(values >= TOLERATED * float(values[-1])))])
+    at_it = (around.loss.steps >= reached) & (around.loss.steps < around.episode.start) & around.loss.finite
+    losses = around.loss.values[at_it]
+    if len(losses) >= FEWEST and _fell(losses):
+        first, last = float(np.median(losses[:ENDS])), float(np.median(losses[-ENDS:]))
+        return is_not(f"{said}, and at such a rate the loss had fallen from {shown(first)} to {shown(last)}")
+    return not_seen(f"{said}; the loss had not fallen at such a rate, so a lower one may do")
+
+
+def _learned_before(around: Surroundings) -> bool:
+    return around.loss is not None and _fell(around.before(around.loss, len(around.loss.values)))
+
+
+def _fell(losses: Values) -> bool:
+    """Whether a loss ended lower than it began."""
+    if len(losses) < 2 * ENDS:
+        return False
+    first, last = float(np.median(losses[:ENDS])), float(np.median(losses[-ENDS:]))
+    return last < (LEARNED * first if first > 0 else first)
+
+
+def _until(curve: Curve, step: int) -> Values:
+    """The finite values up to a step."""
+    finite = curve.finite
+    return curve.values[finite][: int(np.searchsorted(curve.steps[finite], step, side="right"))]
+
+
+def _course(values: Values) -> str:
+    recent = values[-JUST_BEFORE:]
+    low, high = float(recent.min()), float(recent.max())
+    if high - low <= STILL * high:
+        return f"constant at {shown(high)}"
+    way = "falling" if recent[-1] < recent[0] else "rising"
+    return f"{way} from {shown(float(recent[0]))} to {shown(float(recent[-1]))}"

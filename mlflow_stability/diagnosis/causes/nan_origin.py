@@ -1,0 +1,181 @@
+"""Looks for the cause in what was found when the broken step was run again: where its first non-finite number was born.
+
+In: the events ``nan_origin`` and ``broken_batch`` of the step that broke. What the batch held before the model met
+it, and what the optimizer's state holds, is seen directly; an operation that overflowed is the end of a story, and what
+came before it is asked first.
+
+Reads what the event `nan_origin` says of the first number that is not finite.
+
+In: the surroundings of an episode. Out: the event of its step, its sentence, and whether numbers overflowed there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import isfinite
+
+from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.causes.one_batch import sudden_look, unsound_before, value_at
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.text.phrases import capitalised
+
+KIND = "nan_origin"
+NEAR = 2
+"""What broke at most so many steps later is the same."""
+ABSURD = 1e15
+"""Numbers beyond this are not reached by one step of a training that was sound."""
+MODEST = 10.0
+"""Numbers up to this overflow in no type: an infinity that comes of them is one of an operation that is not defined."""
+SOURCES = ("input", "weight", "buffer", "optimizer", "forward", "backward", "loss", "elsewhere")
+
+
+def origin_near(around: Surroundings) -> Event | None:
+    """The event that says where the first number that is not finite was born; None: it was not looked for."""
+    return next((each for each in around.said(KIND) if near(around, each)), None)
+
+
+def near(around: Surroundings, event: Event) -> bool:
+    """Whether an event belongs to the beginning of the episode."""
+    return around.episode.start <= event.step <= around.episode.start + NEAR
+
+
+def source_of(origin: Event) -> str:
+    """One of `SOURCES`."""
+    return next((each for each in SOURCES if f"from.{each}" in origin.evidence), "elsewhere")
+
+
+def said_of(message: str) -> str:
+    """The event's sentence without its step."""
+    _, _, said = message.partition(": ")
+    return capitalised(said) if said else message
+
+
+def range_of(origin: Event) -> str:
+    """What went into the operation, in words; empty where it is not known."""
+    low, high = origin.evidence.get("input.least"), origin.evidence.get("input.greatest")
+    return "" if low is None or high is None else f"from {shown(low)} to {shown(high)}"
+
+
+def overflowed(origin: Event) -> bool:
+    """Whether large finite numbers went in and exceeded what the type can hold; told by the numbers where not said."""
+    evidence = origin.evidence
+    if "overflow" in evidence:
+        return evidence["overflow"] == 1.0
+    if source_of(origin) != "forward":
+        return False
+    known = [abs(evidence[key]) for key in ("input.least", "input.greatest") if key in evidence]
+    infinite = evidence.get("output.inf", 0.0) > 0 and evidence.get("output.nan", 0.0) == 0
+    return max(known, default=MODEST) >= (MODEST if infinite else ABSURD)
+
+
+NAMES = {
+    "weight": "damaged_weights",
+    "buffer": "damaged_weights",
+    "backward": "gradient_non_finite",
+    "elsewhere": "tensor_from_outside",
+}
+"""What it is where that with which the operation was done was broken already."""
+
+
+def origin_look(around: Surroundings) -> Look:
+    """Where the first number that is not finite was born."""
+    origin = origin_near(around)
+    if origin is None:
+        return not_seen("origin: the broken step was not run again, so where it was born is not known")
+    look = _of_its_source(around, origin)
+    exact = any(each.startswith(("operation.", "from.input")) for each in origin.evidence)
+    if look.cause is None or not exact or look.cause.name == "damaged_weights":
+        return look
+    return Look(replace(look.cause, remedies=origin.remedies))
+
+
+def _of_its_source(around: Surroundings, origin: Event) -> Look:
+    source = source_of(origin)
+    sound = not unsound_before(around)
+    evidence = _inputs(origin)
+    if source == "input":
+        return is_it("bad_batch", said_of(origin.message), evidence, since=origin.step, certainty="certain")
+    if source == "optimizer":
+        sure = "certain" if sound else "likely"
+        place, since = origin.place, origin.step
+        return is_it("optimizer_state", said_of(origin.message), evidence, since=since, certainty=sure, place=place)
+    if source == "loss":
+        # With a finite loss it broke on the way back: a slope, a hook, a loss scale.
+        name = "gradient_non_finite" if _loss_was_finite(around, origin.step) else "loss_function"
+        return is_it(name, said_of(origin.message), evidence, since=origin.step)
+    if source in NAMES:
+        return is_it(NAMES[source], said_of(origin.message), evidence, since=origin.step, place=origin.place)
+    return _of_the_forward_pass(around, origin, sound)
+
+
+def one_step_look(around: Surroundings) -> Look:
+    """Whether it was one batch out of a sound training, and if so, what in the model or the loss could not bear it."""
+    batch, origin = sudden_look(around), origin_near(around)
+    if origin is None:
+        return batch
+    if batch.cause is None:  # where it was born is known; whether another batch would have met it is not
+        return not_seen(batch.ruled_out or batch.unseen)
+    born = origin_look(around).cause
+    if born is None or born.name in ("bad_batch", "damaged_weights", "optimizer_state"):
+        return batch
+    if born.name == "overflow":  # large numbers in, larger ones out: whether they were the batch's is not known
+        evidence = (*batch.cause.evidence, said_of(origin.message))
+        return Look(replace(batch.cause, evidence=evidence, place=born.place, remedies=born.remedies))
+    return Look(replace(born, evidence=(*born.evidence, *batch.cause.evidence)))
+
+
+def hardware_look(around: Surroundings) -> Look:
+    """Whether the same batch gave finite numbers the second time."""
+    looked = [each for each in around.said("broken_batch") if near(around, each)]
+    if not looked or "finite_again" not in looked[0].evidence:
+        return not_seen("hardware: the batch was not run again")
+    if looked[0].evidence["finite_again"] == 1.0:
+        return is_it(
+            "hardware",
+            f"The batch of step {looked[0].step} broke once and was finite when it was run again, on the same weights "
+            "and with the same random numbers: the device, or an operation that does not always give the same.",
+            looked[0].message,
+            since=looked[0].step,
+        )
+    return is_not("hardware: the same batch broke again when it was run a second time")
+
+
+def _of_the_forward_pass(around: Surroundings, origin: Event, sound: bool) -> Look:
+    evidence = origin.evidence
+    largest = max((abs(evidence[key]) for key in ("input.least", "input.greatest") if key in evidence), default=0.0)
+    given = _modest_batch(around)
+    if sound and largest > ABSURD and given:
+        return is_it(
+            "damaged_weights",
+            f"Weights were absurd at step {origin.step}: numbers up to {shown(largest)} came to "
+            f"{origin.place or 'the model'} out of {given}, one step after all was as usual. No update does that: look "
+            "at what writes into weights, and at the memory of the device.",
+            said_of(origin.message),
+            since=origin.step,
+            place=origin.place,
+        )
+    name = "overflow" if overflowed(origin) else "invalid_operation"
+    return is_it(name, said_of(origin.message), _inputs(origin), since=origin.step, place=origin.place)
+
+
+def _modest_batch(around: Surroundings) -> str:
+    """What came in, in words, where it is known to hold no absurd number; empty: it may."""
+    if around.history.params.get("stability.batch", "").startswith(("int", "uint", "bool")):
+        return "a batch of whole numbers"
+    for each in around.said("broken_batch"):
+        ranges = [abs(value) for key, value in each.evidence.items() if key.startswith(("least.", "greatest."))]
+        if near(around, each) and ranges and max(ranges) < ABSURD:
+            return f"a batch whose numbers reach {shown(max(ranges))}"
+    return ""
+
+
+def _loss_was_finite(around: Surroundings, step: int) -> bool:
+    loss = around.loss
+    value = None if loss is None else value_at(loss, step)
+    return value is not None and isfinite(value)
+
+
+def _inputs(origin: Event) -> str:
+    ranges = range_of(origin)
+    return f"what went in ranges {ranges}" if ranges else ""

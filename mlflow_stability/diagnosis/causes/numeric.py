@@ -1,0 +1,154 @@
+"""Looks for the cause in the numbers: an overflow before the NaN, a loss scale that collapsed."""
+
+from __future__ import annotations
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.context import Surroundings, norms_before, shown, usual_norm
+from mlflow_stability.diagnosis.causes.nan_origin import origin_near, overflowed, range_of, source_of
+from mlflow_stability.diagnosis.curves.curves import Curve
+from mlflow_stability.vocabulary.result.event import Event
+
+HALVINGS = 3
+"""So many reductions of the loss scale just before mean that it was collapsing."""
+RAISED = 8.0
+"""A scale that was raised so many times within the points just before is raised boldly; doubling every 2000 steps is
+usual."""
+IN_A_ROW = 3
+"""So many steps in a row that break do so whatever their batch is."""
+
+
+def overflow_look(around: Surroundings) -> Look:
+    """Whether something became infinite before anything became NaN."""
+    origin = origin_near(around)
+    if origin is not None:
+        return _where_it_was_born(origin)
+    start = around.episode.start
+    curves = [curve for curve in (around.loss, around.norm) if curve is not None]
+    first: dict[str, tuple[int, str]] = {}
+    for curve in curves:
+        for word, bad in (("inf", np.isinf(curve.values)), ("nan", np.isnan(curve.values))):
+            near = np.flatnonzero(bad & (curve.steps <= around.episode.end))
+            if len(near) and (word not in first or int(curve.steps[near[0]]) < first[word][0]):
+                first[word] = int(curve.steps[near[0]]), curve.name
+    if "inf" in first and ("nan" not in first or first["inf"][0] <= first["nan"][0]):
+        step, name = first["inf"]
+        said = f"Numbers overflowed: {name} was infinite at step {step}"
+        if "nan" not in first:
+            return is_it("overflow", f"{said}.", "nothing was NaN before it", since=step)
+        later, where = first["nan"]
+        what = f"{said}, before anything was NaN."
+        return is_it("overflow", what, f"NaN followed at step {later} in {where}", since=step)
+    named = " nor ".join(curve.name for curve in curves)
+    return is_not(
+        f"overflow: {named or 'nothing that was logged'} was not infinite before the first NaN at step {start}"
+    )
+
+
+def _where_it_was_born(origin: Event) -> Look:
+    """What the operation that made the first number that is not finite says of it."""
+    if overflowed(origin):
+        return not_seen("overflow: it is told with the place where it was born")
+    ranges, source = range_of(origin), source_of(origin)
+    if source == "input":
+        return is_not("overflow: what is not finite came in with the batch")
+    if source in ("forward", "backward") and ranges:
+        return is_not(f"overflow: what went into the operation that broke ranges {ranges}, which its type can hold")
+    return not_seen("overflow: what went into the operation that broke is not known")
+
+
+def gradient_first_look(around: Surroundings) -> Look:
+    """Whether the gradient norm was not finite while the loss still was."""
+    first, after = _first_broken(around)
+    if first is None or after is None or around.norm is None or around.loss is None:
+        return is_not("the gradient: its norm was not seen to be non-finite before the loss was")
+    row = _row_of_broken(around.norm, first)
+    whole = f" up to step {after}" if after < int(around.loss.steps[-1]) else ""
+    every = f"{row} steps in a row, whatever their batch" if IN_A_ROW <= row < after - first else ""
+    return is_it(
+        "gradient_non_finite",
+        f"The gradient went non-finite first: {around.norm.name} is no number at step {first}, while the loss was "
+        f"still finite{whole}.",
+        "the forward pass was sound: it broke on the way back",
+        every,
+        since=first,
+    )
+
+
+def _first_broken(around: Surroundings) -> tuple[int | None, int | None]:
+    """The first step whose gradient was not finite, and the last before the loss was not either; None: neither."""
+    evidence = around.episode.evidence
+    told, later = evidence.get("gradient_step"), evidence.get("loss_step")
+    if told is not None and later is not None:
+        return int(told), int(later)
+    norm, loss = around.norm, around.loss
+    if norm is None or loss is None:
+        return None, None
+    since = norm.steps >= around.episode.start
+    broken = norm.steps[since & ~norm.finite]
+    if not len(broken) or int(broken[0]) > max(around.episode.end, around.episode.start):
+        return None, None
+    first = int(broken[0])
+    at = loss.steps[~loss.finite & (loss.steps >= around.episode.start)]
+    if len(at) and int(at[0]) <= first:
+        return None, None
+    return first, int(at[0]) if len(at) else int(loss.steps[-1])
+
+
+def _row_of_broken(norm: Curve, first: int) -> int:
+    """For how many points in a row the norm was not finite."""
+    values = norm.values[int(np.searchsorted(norm.steps, first)) :]
+    whole = np.flatnonzero(np.isfinite(values))
+    return int(whole[0]) if len(whole) else len(values)
+
+
+def loss_scale_look(around: Surroundings) -> Look:
+    """Whether the loss scale was collapsing, as it does when gradients overflow in half precision again and again."""
+    if around.scale is None:
+        return not_seen("loss scale: not logged")
+    before = around.before(around.scale)
+    before = before[before > 0]
+    raised = _raised(around, before)
+    if raised is not None:
+        return raised
+    if len(before) < 2:
+        return is_not("loss scale: not in use") if len(before) == 0 else not_seen("loss scale: one value before it")
+    cuts = int((np.diff(before) < 0).sum())
+    grown = bool((np.diff(before) > 0).any())
+    if cuts >= HALVINGS and not grown:
+        return is_it(
+            "fp16_scale",
+            f"The loss scale was cut {cuts} times without growing, from {shown(float(before[0]))} to "
+            f"{shown(float(before[-1]))}: gradients overflowed in half precision again and again.",
+            f"loss scale {shown(float(before[-1]))} at the last step before",
+            since=around.first_before(around.scale),
+        )
+    return is_not(f"loss scale: {shown(float(before[-1]))}, cut {cuts} times in the {len(before)} points before")
+
+
+def _raised(around: Surroundings, before: NDArray[np.float64]) -> Look | None:
+    """Whether the scale was raised again and again until gradients that were no larger than usual overflowed."""
+    if around.scale is None or len(before) < 2:
+        return None
+    top, lowest = float(before.max()), float(before[: int(np.argmax(before)) + 1].min())
+    place = int(np.searchsorted(around.scale.steps, around.episode.start))
+    then = around.scale.values[place : place + IN_A_ROW]
+    top = max(top, float(then[0])) if len(then) and np.isfinite(then[0]) else top
+    if top < RAISED * lowest:
+        return None
+    norms, usual = norms_before(around), usual_norm(around)
+    if len(norms) < 2 or usual is None:
+        return None
+    last = float(norms[-1])
+    if last > 3 * usual:
+        return None
+    return is_it(
+        "fp16_scale",
+        f"The loss scale was raised from {shown(lowest)} to {shown(top)} within {len(before)} points: there gradients "
+        f"overflowed in half precision that were no larger than usual.",
+        f"gradient norm {shown(last)} in the last step that was whole, usually {shown(usual)}",
+        f"loss scale x {top / lowest:.3g}",
+        since=around.first_before(around.scale),
+    )

@@ -1,0 +1,184 @@
+"""Looks for the cause in one batch: a spike that came back by itself, a leap out of a sound training.
+
+The argument: the loss of a step is what the weights and the batch of that step give. Where the step before was as
+usual in gradient and learning rate, the weights are sound, and what leaps is the batch. Where the step was skipped and
+the next batches are as usual with the same weights, it is plain.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.context import LOOKED_AT, Surroundings, norms_before, shown, usual_norm
+from mlflow_stability.diagnosis.curves.curves import Curve
+
+WITH_IT = 3.0
+"""A gradient norm that jumps together with the loss jumps to so many times its usual one."""
+SHORT = 3
+"""A spike of so many logged points or fewer is that of a batch."""
+FEWEST_POINTS = 50
+"""A curve of fewer points may log an epoch in each, and no batch."""
+FEWEST = 16
+"""With fewer values before, nobody knows what is usual."""
+LEAP = 10.0
+"""A loss that is so many times the whole range of the last points above them did not get there by a usual update."""
+MOST_IN_A_ROW = 8
+"""So many bad batches in a row at most are counted; more are another story."""
+AFTERWARDS = 3
+"""So many steps after one that was skipped must be as usual to clear the weights."""
+
+
+def bad_batch_look(around: Surroundings) -> Look:
+    """Whether it was one batch: a spike of a step or a few that came back by itself, or a leap within one step."""
+    episode, loss = around.episode, around.loss
+    if loss is None:
+        return not_seen("batch: no loss was logged")
+    sudden = sudden_look(around)
+    if sudden.cause is not None:
+        return sudden
+    if any(episode.start <= each.step <= episode.end + SHORT * loss.distance for each in around.said("rollback")):
+        return is_not("a single bad batch: it did not come back by itself, the training was set back")
+    points = int(((loss.steps >= episode.start) & (loss.steps <= episode.end)).sum())
+    if not episode.recovered or points > SHORT:
+        lasted = "did not come back" if not episode.recovered else f"lasted {points} logged points"
+        return is_not(f"a single bad batch: it {lasted}")
+    if loss.quantity == "val_loss":
+        return is_not(f"a bad batch: {loss.name} jumped, which no training batch does for one validation alone")
+    width = "one logged point" if points == 1 else f"{points} logged points"
+    evidence = [f"it lasted {width} and came back by itself"]
+    jumped = ""
+    if around.norm is not None:
+        usual, at = usual_norm(around), around.at(around.norm)
+        at = at[np.isfinite(at)]
+        if usual is not None and len(norms_before(around)) >= FEWEST and len(at):
+            if float(at.max()) > WITH_IT * usual > 0:
+                jumped = ", and the gradient norm with it" if episode.kind != "gradient_explosion" else ""
+                evidence.append(f"gradient norm {shown(float(at.max()))} in that step, usually {shown(usual)}")
+            else:
+                evidence.append(f"gradient norm {shown(float(at.max()))} in that step, as usual")
+    if not jumped and len(loss.values) < FEWEST_POINTS:
+        return not_seen(
+            f"batch: with {len(loss.values)} logged points nobody knows how many batches one point stands for"
+        )
+    norm = f"the gradient norm of {episode.place}" if episode.place else "the gradient norm"
+    what = norm if episode.kind == "gradient_explosion" else "the loss"
+    said = f"A bad batch at step {episode.start}: {what} jumped{jumped} and came back."
+    return is_it("bad_batch", said, *evidence, since=episode.start)
+
+
+def sudden_look(around: Surroundings) -> Look:
+    """Whether it came out of a sound training within one step, and went with the batch."""
+    loss, step = around.loss, around.episode.start
+    if loss is None or loss.quantity == "val_loss":
+        return not_seen("batch: no training loss was logged")
+    if not around.every_step:
+        return not_seen("batch: the loss of each step was not logged")
+    before = around.before(loss)
+    if len(before) < FEWEST:
+        return not_seen(f"batch: {len(before)} losses before it, {FEWEST} are needed to know what is usual")
+    unsound = unsound_before(around)
+    if unsound:
+        return is_not(f"a single bad batch: {unsound}")
+    usual, span = float(np.median(before)), float(before.max() - before.min())
+    value = value_at(loss, step)
+    if value is not None and np.isfinite(value) and value - usual > LEAP * span > 0:
+        return _leap(around, value, usual, span)
+    return _cleared(around, usual, span)
+
+
+def _leap(around: Surroundings, value: float, usual: float, span: float) -> Look:
+    step, norm = around.episode.start, around.norm
+    evidence = [f"the step before was as usual: {_of_the_step_before(around)}"]
+    if norm is not None:
+        there, before = value_at(norm, step), usual_norm(around)
+        if there is not None and before is not None:
+            evidence.append(f"gradient norm {shown(there)} in that step, usually {shown(before)}")
+    last = _last_of_the_leap(around, usual, span)
+    which = f"A bad batch at step {step}" if last == step else f"Bad batches at steps {step} to {last}"
+    skipped = any(each.step == step for each in around.said("step_skipped"))
+    after = "" if skipped or around.episode.recovered else " What came after is what the step taken on it did."
+    return is_it(
+        "bad_batch",
+        f"{which}: the loss leapt from a usual {shown(usual)} to {shown(value)} within one step, "
+        f"out of a training that was sound.{after}",
+        *evidence,
+        since=step,
+    )
+
+
+def _last_of_the_leap(around: Surroundings, usual: float, span: float) -> int:
+    """The last of a few steps that leapt as far and were followed by usual ones; the first where it went on."""
+    step, loss = around.episode.start, around.loss
+    if loss is None:
+        return step
+    place = int(np.searchsorted(loss.steps, step, side="left"))
+    high = loss.values[place : place + MOST_IN_A_ROW + 1] - usual > LEAP * span
+    width = int(np.argmin(high)) if not high.all() else 0
+    back = loss.values[place + width : place + width + AFTERWARDS] - usual
+    return int(loss.steps[place + width - 1]) if width > 1 and len(back) and float(back.max()) < span else step
+
+
+def _cleared(around: Surroundings, usual: float, span: float) -> Look:
+    """Whether the step was skipped and the weights were found sound by the batches after it."""
+    step, loss = around.episode.start, around.loss
+    if loss is None or not any(each.step == step for each in around.said("step_skipped")):
+        return is_not("a single bad batch: the loss did not leap within one step")
+    value = value_at(loss, step)
+    if around.scale is not None and value is not None and np.isfinite(value):
+        return is_not("a single bad batch: the loss was finite, and gradients are scaled")
+    place = int(np.searchsorted(loss.steps, step, side="right"))
+    later = loss.values[place : place + AFTERWARDS]
+    until = int(loss.steps[place : place + AFTERWARDS].max(initial=step))
+    if any(step <= each.step <= until for each in around.said("rollback")):
+        return is_not("a single bad batch: the batches after it met other weights, for the training was set back")
+    if len(later) < AFTERWARDS or not np.all(np.isfinite(later)) or float(later.max()) > usual + 2 * span:
+        return is_not("a single bad batch: the batches after it were not as usual either")
+    if around.norm is not None:
+        norms = around.norm.values[int(np.searchsorted(around.norm.steps, step, side="right")) :][:AFTERWARDS]
+        if not np.all(np.isfinite(norms)):
+            return is_not("a single bad batch: the gradients of the batches after it were not finite either")
+    broken = value is not None and not np.isfinite(value)
+    what = f"its loss was {value}" if broken else "its gradients were not finite, or absurd"
+    return is_it(
+        "bad_batch",
+        f"A bad batch at step {step}: {what}; the step was skipped, and the next batches were as usual.",
+        f"with the same weights the next batches gave losses from {shown(float(later.min()))} to "
+        f"{shown(float(later.max()))}, as usual",
+        f"the step before was as usual: {_of_the_step_before(around)}",
+        since=step,
+    )
+
+
+def unsound_before(around: Surroundings) -> str:
+    """What was not as usual in the step before; empty: nothing."""
+    for curve, what in ((around.norm, "the gradient norm"), *((rate, "the learning rate") for rate in around.rates)):
+        values = np.zeros(0) if curve is None else around.before(curve, LOOKED_AT)
+        if len(values) < FEWEST or (what == "the learning rate" and float(values.min()) <= 0):
+            continue
+        usual, last = float(np.median(values[-FEWEST:])), float(values[-1])
+        if last > WITH_IT * usual > 0:
+            median = f"the median of its last {FEWEST} is {shown(usual)}"
+            return f"{what} was {shown(last)} in the step before already; {median}"
+    return ""
+
+
+def _of_the_step_before(around: Surroundings) -> str:
+    """The numbers of the last step before."""
+    named = [
+        (around.loss, "loss"),
+        (around.norm, "gradient norm"),
+        *((rate, "learning rate") for rate in around.rates[:1]),
+    ]
+    said = []
+    for curve, what in named:
+        values = np.zeros(0) if curve is None else around.before(curve)
+        if len(values):
+            said.append(f"{what} {shown(float(values[-1]))}")
+    return ", ".join(said)
+
+
+def value_at(curve: Curve, step: int) -> float | None:
+    """What a curve has at a step; None: nothing."""
+    place = int(np.searchsorted(curve.steps, step, side="left"))
+    return float(curve.values[place]) if place < len(curve.steps) and curve.steps[place] == step else None

@@ -1,0 +1,146 @@
+"""Looks for the cause in the size of the steps themselves, and says how much lower the learning rate has to be.
+
+In: the measured updates of the whole model, as shares of its weights, up to where the loss left its start. Out: that
+the learning rate is too high, with the share and a rate that would make first updates usual ones; None where updates
+were not measured or are no reason. Promised: an update that training went on from well, as one of weights that start at
+nothing may be, is none.
+
+Looks for the cause in the first steps: updates that were too large for weights just drawn, without a warm-up.
+
+In: the learning rate, the size of updates and the loss of the first steps. Out: whether the rate stood at its highest
+from the first step on, whether its first updates moved the weights by far more than updates usually do, and whether the
+loss rose on them at once. Only all three together say it: an update as large can be right for weights that start at
+nothing, and a loss rises now and then by itself. Where updates were so large that no warm-up would have helped, the
+learning rate itself is too high.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.curves.curves import Curve
+
+ABSURD = 0.1
+"""An update of this share of the weights leaves little of what they held; a thousandth is usual."""
+USUAL_FIRST = 0.01
+"""The first updates of a training are larger than later ones: so large they may be."""
+FIRST_POINTS = 32
+"""A beginning within so many points, or a twentieth of the run, is one of the first steps."""
+LEFT = 3.0
+"""A loss at so many times its first value has left its start: updates from there on come of that."""
+LEARNED = 0.8
+"""A loss that had fallen to this share of its first value stood the updates until then."""
+OF_STEPS = ("update_ratio_high", "weight_spike")
+"""Findings that say no more than that steps are large are not explained by that."""
+
+
+def step_size_look(around: Surroundings) -> Look | None:
+    """Whether the first updates were so large that no training stands them."""
+    ratio = next((each for each in around.of("update_ratio") if not each.place), None)
+    if ratio is None or around.loss is None or len(around.loss.values) < 2 or around.episode.kind in OF_STEPS:
+        return None
+    first, start = int(around.loss.steps[0]), around.episode.start
+    early = around.is_early or start - first <= FIRST_POINTS * around.loss.distance
+    early = early and around.span.begins_training
+    return _of_the_first(around, ratio, around.loss) if early and not around.episode.recovered else None
+
+
+def too_high(around: Surroundings, update: float, step: int, *more: str) -> Look:
+    """The learning rate is too high, as this update shows; ``more``: what else is to be said of it."""
+    rate = rate_at(around, step)
+    of = "" if rate is None else f" of {shown(rate)}"
+    moved = f"the update of step {step} changed the weights by {share_of_weights(update)}"
+    sentence = f"The learning rate{of} is far too high: {moved}."
+    return is_it(
+        "learning_rate_too_high",
+        " ".join((sentence, *more)),
+        f"update of {update:.3g} of the weights; {USUAL_FIRST:g} is large for a first one, 0.001 is usual later",
+        since=step,
+        remedies=(lower_by(rate, update / USUAL_FIRST),),
+    )
+
+
+def lower_by(rate: float | None, factor: float) -> str:
+    """What to do, with the rate to begin with where the present one is known."""
+    times = f"{float(f'{factor:.2g}'):,.0f}" if factor >= 10 else f"{factor:.2g}"
+    if rate is None:
+        return f"Lower the learning rate about {times} times."
+    return f"Lower the learning rate to about {rate / factor:.1g}, {times} times less."
+
+
+def share_of_weights(update: float) -> str:
+    """An update beside the weights: "62 % of their norm", "4.4 times their norm"."""
+    return f"{update:.2g} times their norm" if update >= 1 else f"{update:.0%} of their norm".replace("%", " %")
+
+
+def rate_at(around: Surroundings, step: int) -> float | None:
+    """The highest learning rate of all groups at a step; None: not logged."""
+    known = []
+    for rate in around.rates:
+        values = rate.values[rate.finite & (rate.steps <= step)]
+        known += [float(values[-1])] if len(values) else [float(each) for each in rate.values[rate.finite][:1]]
+    return max(known, default=0.0) or None
+
+
+def _of_the_first(around: Surroundings, ratio: Curve, loss: Curve) -> Look | None:
+    losses, steps = loss.values[loss.finite], loss.steps[loss.finite]
+    if len(losses) < 2 or losses[0] <= 0:
+        return None
+    left = np.flatnonzero((losses >= LEFT * losses[0]) & (steps <= max(around.episode.start, around.episode.peak)))
+    if not len(left) and around.episode.kind != "divergence":
+        return None
+    end = min(around.episode.start, int(steps[left[0]])) if len(left) else around.episode.start
+    if float(losses[steps <= end].min()) < LEARNED * losses[0]:
+        return None
+    usable = ratio.finite & (ratio.steps <= end)
+    if not usable.any():
+        return None
+    worst = int(np.argmax(np.where(usable, ratio.values, -np.inf)))
+    update = float(ratio.values[worst])
+    return too_high(around, update, int(ratio.steps[worst])) if update >= ABSURD else None
+
+
+FIRST_STEPS = 4
+"""The updates of so many steps at the start are first ones, ..."""
+LARGE = 0.02
+"""... and too large above this share of the weights' norm; a thousandth is usual."""
+AT_TOP = 0.9
+"""A rate that begins at this share of its highest value or above was not warmed up."""
+ROSE = 1.05
+"""The loss is that much higher after the first update, or the second, than before it."""
+
+
+def first_steps_look(around: Surroundings) -> Look:
+    """Whether weights just drawn were hurt by the first updates."""
+    if not around.span.begins_training:
+        return not_seen("first steps: the training had been set back since")
+    rates = [each.values[each.finite] for each in around.rates]
+    rates = [each for each in rates if len(each)]
+    ratio = next((each for each in around.of("update_ratio") if not each.place), None)
+    if not rates or ratio is None or around.loss is None or not around.every_step:
+        return not_seen("first steps: learning rate, updates and loss of each of them were not logged")
+    start = int(around.loss.steps[0])
+    first = (ratio.steps < start + FIRST_STEPS) & ratio.finite
+    updates = ratio.values[first]
+    losses = around.loss.values[:3]
+    rate = max(rates, key=lambda each: float(each.max()))
+    if len(updates) == 0 or len(losses) < 3 or not np.isfinite(losses).all():
+        return not_seen("first steps: their updates were not measured")
+    moved, rose = float(updates.max()), float(losses[1:].max() / losses[0]) if losses[0] > 0 else 0.0
+    if float(rate[0]) < AT_TOP * float(rate.max()) or moved < LARGE or rose < ROSE:
+        return is_not(
+            f"the first steps: an update of {moved:.2%} of the weights, a learning rate of {shown(float(rate[0]))}, "
+            f"{shown(float(rate.max()))} at most"
+        )
+    answer = f"the loss rose from {shown(float(losses[0]))} to {shown(float(losses[1:].max()))} on"
+    if moved >= ABSURD:
+        return too_high(around, moved, int(ratio.steps[first][int(np.argmax(updates))]), f"T{answer[1:]} it.")
+    return is_it(
+        "no_warm_up",
+        f"The learning rate was {shown(float(rate[0]))}, its highest, from the first step on, without a warm-up: the "
+        f"first updates moved the weights by up to {moved:.1%} of their norm, and {answer} them.",
+        "0.1 % of the weights is what an update usually moves",
+        since=start,
+    )

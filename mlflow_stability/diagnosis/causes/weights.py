@@ -1,0 +1,101 @@
+"""Looks for the cause in what was done to the weights: decay, a changed setting, damage that no gradient did."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.vocabulary.result.event import Event
+
+SHRUNK = 0.7
+"""Weights whose norm falls below this share of itself from one measurement to the next are decayed away."""
+BETWEEN_LOOKS = 10
+"""A setting is looked at every so many steps: what is seen at a step was changed at most so many before."""
+IN_A_ROW = 3
+"""So many batches in a row that all break are not bad batches."""
+
+
+def decay_look(around: Surroundings) -> Look:
+    """Whether the weights shrank away under a weight decay."""
+    norms = next((each for each in around.of("param_norm") if not each.place), None)
+    if norms is None or len(norms.steps) < 2:
+        return not_seen("weights: their norm was not measured")
+    start = around.episode.start
+    after = int(np.searchsorted(norms.steps, start, side="left"))
+    around_it = [place for place in (after, after + 1) if 0 < place < len(norms.steps)]
+    for place in around_it:
+        then, now = float(norms.values[place - 1]), float(norms.values[place])
+        if not (np.isfinite(then) and np.isfinite(now) and now < SHRUNK * then):
+            continue
+        changed = [each for each in _changes(around) if each.message.startswith("weight_decay")]
+        setting = f" {changed[0].message}" if changed else ""
+        return is_it(
+            "weight_decay",
+            f"The weights shrank away: their norm fell from {shown(then)} at step {int(norms.steps[place - 1])} to "
+            f"{shown(now)} at step {int(norms.steps[place])}, as under a weight decay that is far too strong.{setting}",
+            f"norm of the weights x {now / then:.2g} in {int(norms.steps[place] - norms.steps[place - 1])} steps",
+            since=int(norms.steps[place - 1]),
+        )
+    if not around_it:
+        return not_seen("weights: their norm was not measured around it")
+    now, then = float(norms.values[around_it[-1]]), float(norms.values[around_it[0] - 1])
+    if not np.isfinite(now):
+        return not_seen("weights: not finite after it")
+    return is_not(f"weight decay: the norm of the weights went from {shown(then)} to {shown(now)} meanwhile")
+
+
+def setting_look(around: Surroundings) -> Look:
+    """Whether a setting of the training was changed just before."""
+    changes = _changes(around)
+    if around.history.events is None:
+        return not_seen("settings: what was changed in mid-run is not known")
+    if not changes:
+        return is_not("a change of settings: none was seen just before")
+    said = " ".join(each.message for each in changes[:2])
+    frozen = any("parameters that are trained" in each.message for each in changes)
+    return is_it(
+        "frozen_parameters" if frozen else "configuration_changed",
+        f"The training was changed just before: {said}",
+        f"{max(0, around.episode.start - changes[0].step)} steps before the first sign at step {around.episode.start}",
+        since=changes[0].step - BETWEEN_LOOKS,
+        certainty="possible",
+    )
+
+
+def damage_look(around: Surroundings) -> Look:
+    """Whether every batch breaks on weights that had worked until the step before."""
+    loss, start = around.loss, around.episode.start
+    if loss is None or not around.every_step:
+        return not_seen("weights: the loss of each step was not logged")
+    place = int(np.searchsorted(loss.steps, start, side="left"))
+    row = 0
+    while place + row < len(loss.values) and not np.isfinite(loss.values[place + row]):
+        row += 1
+    skipped = {each.step for each in around.said("step_skipped")}
+    if row < IN_A_ROW or start not in skipped:
+        return not_seen("weights: whether they were damaged shows where broken steps are skipped")
+    before = around.before(loss)
+    if not len(before):
+        return not_seen("weights: no loss before it")
+    back = next((each for each in around.said("rollback") if each.step >= start), None)
+    healed = "" if back is None else f", and the weights of step {back.evidence.get('target', 0):.0f} did well again"
+    return is_it(
+        "damaged_weights",
+        f"The weights were damaged between step {start - 1} and step {start}: {row} batches in a row gave no finite "
+        f"loss on them, while the batch before gave {shown(float(before[-1]))}{healed}. A gradient did not do it: "
+        "look at the optimizer's state, at what writes into weights, at the memory of the device.",
+        f"{row} broken steps in a row were skipped, so that the weights stayed the same",
+        since=start,
+        certainty="possible" if back is None else "likely",
+    )
+
+
+def _changes(around: Surroundings) -> list[Event]:
+    """The settings that were changed just before, as far as they were looked at."""
+    start = around.episode.start
+    return [
+        each
+        for each in around.said("configuration_changed")
+        if start - around.reach < each.step <= start + BETWEEN_LOOKS
+    ]

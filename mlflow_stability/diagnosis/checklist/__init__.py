@@ -1,0 +1,1 @@
+"""Questions that people who train models ask, answered from a run."""

@@ -1,0 +1,59 @@
+"""Says what was found of the batch of a step that broke, and of where its first bad number was born.
+
+In: the surroundings of an episode. Out: for the questions of a checklist, sentences; None where nobody looked.
+"""
+
+from __future__ import annotations
+
+from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.causes.nan_origin import near, origin_near, overflowed, range_of, said_of, source_of
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.text.phrases import counted
+
+MOST = 4
+"""So many tensors of a batch are told of."""
+
+
+def birth_said(around: Surroundings) -> str:
+    """Where the first number that is not finite was born; empty where it was not looked for."""
+    origin = origin_near(around)
+    return "" if origin is None else said_of(origin.message)
+
+
+def overflow_said(around: Surroundings) -> tuple[str, bool] | None:
+    """Whether numbers overflowed where the first bad one was born; None where that was not looked for."""
+    origin = origin_near(around)
+    if origin is not None and source_of(origin) == "input":
+        return "No: what is not finite came in with the batch.", False
+    if origin is None or source_of(origin) not in ("forward", "backward"):
+        return None
+    ranges = range_of(origin)
+    given = f" What went in ranges {ranges}." if ranges else ""
+    if overflowed(origin):
+        return f"Yes, in {origin.place or 'the model'} at step {origin.step}.{given}", True
+    return f"No: the operation that broke is not defined for what it was given.{given}", False
+
+
+def inputs_said(around: Surroundings) -> tuple[str, bool] | None:
+    """What the batch held, and whether all of it was finite; None where nobody looked."""
+    batch = next((each for each in around.said("broken_batch") if near(around, each)), None)
+    if batch is None:
+        return None
+    ill = {_name(key): int(number) for key, number in batch.evidence.items() if key.startswith("not_finite.")}
+    if ill:
+        told = [f"{counted(number, 'number')} of {name}" for name, number in ill.items()]
+        return f"Not finite at step {batch.step}: {'; '.join(told[:MOST])}.", False
+    ranges = _ranges(batch)
+    said = f"All of them are finite at step {batch.step}"
+    return f"{said}: {'; '.join(ranges[:MOST])}." if ranges else f"{said}.", True
+
+
+def _ranges(batch: Event) -> list[str]:
+    evidence = batch.evidence
+    names = [_name(key) for key in evidence if key.startswith("least.")]
+    known = [(name, evidence[f"least.{name}"], evidence.get(f"greatest.{name}")) for name in names]
+    return [f"{name} from {shown(low)} to {shown(high)}" for name, low, high in known if high is not None]
+
+
+def _name(key: str) -> str:
+    return key.partition(".")[2]

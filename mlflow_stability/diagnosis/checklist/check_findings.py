@@ -1,0 +1,214 @@
+"""What a run shows for each question of a checklist.
+
+In: the surroundings of an episode and the diagnosis. Out: a sentence with numbers, and whether that is as it should be.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from mlflow_stability.diagnosis.causes.check import Look
+from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.causes.gradient import explosion_look, vanishing_look
+from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_look, rate_too_low_look
+from mlflow_stability.diagnosis.causes.numeric import loss_scale_look, overflow_look
+from mlflow_stability.diagnosis.checklist.batch_findings import birth_said, inputs_said, overflow_said
+from mlflow_stability.diagnosis.curves.chance_level import chance_of
+from mlflow_stability.diagnosis.curves.curves import decoded
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.outcome import process_ended
+from mlflow_stability.vocabulary.text.phrases import sentence
+
+State = Literal["ok", "bad", "unknown"]
+NON_FINITE = ("nan_detected", "inf_detected")
+FALLEN = 0.9
+"""A loss below this share of what it was at first has learned."""
+AT_FIRST = 5
+"""So many points, first ones and last ones, tell it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The answer to one question."""
+
+    finding: str
+    state: State
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """What the questions are about."""
+
+    around: Surroundings
+    diagnosis: Diagnosis
+
+
+def _locate(case: Case) -> Found:
+    bad = _of(case.diagnosis, *NON_FINITE)
+    if bad:
+        seen = f"First seen in {bad[0].metric or 'the loss'}{_at(bad[0])} at step {bad[0].start}."
+        return Found(f"{seen} {birth_said(case.around)}".rstrip(), "bad")
+    return Found(*_finite(case.around))
+
+
+def _inputs(case: Case) -> Found:
+    looked = inputs_said(case.around)
+    if looked is not None:
+        return Found(looked[0], "ok" if looked[1] else "bad")
+    said = f"The inputs of step {case.around.episode.start} are not in the record."
+    return Found(said, "unknown")
+
+
+def _overflow(case: Case) -> Found:
+    if not _of(case.diagnosis, *NON_FINITE):
+        return Found(*_finite(case.around))
+    born = overflow_said(case.around)
+    if born is not None:
+        return Found(born[0], "bad" if born[1] else "ok")
+    return _answer(overflow_look(case.around))
+
+
+def _data(case: Case) -> Found:
+    loss = case.around.whole_loss
+    if loss is None:
+        return Found("No loss was logged.", "unknown")
+    spikes = [each for each in _of(case.diagnosis, "loss_spike") if each.severity >= Severity.WARNING]
+    if spikes:
+        listed = ", ".join(str(each.start) for each in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
+        return Found(f"{len(spikes)} spike{'s' if len(spikes) > 1 else ''} of the loss, at step {listed}.", "bad")
+    return Found(f"No spike among the {len(loss.values)} points of {loss.name}.", "ok")
+
+
+def _labels(case: Case) -> Found:
+    if case.around.whole_loss is None or not case.around.whole_loss.finite.any():
+        return Found("No loss was logged.", "unknown")
+    values = case.around.whole_loss.values[case.around.whole_loss.finite]
+    last = float(np.median(values[-max(1, len(values) // 10) :]))
+    stuck = _of(case.diagnosis, "plateau")
+    classes = chance_of(last) if last > 0 else 0
+    if stuck:
+        among = f", that of guessing among {classes} classes" if classes else ""
+        return Found(f"The loss stayed at {shown(last)}{among}.", "bad")
+    state: State = "ok" if last < values[0] else "unknown"
+    return Found(f"The loss went from {shown(float(values[0]))} to {shown(last)}.", state)
+
+
+def _gradients(case: Case) -> Found:
+    seen = _of(case.diagnosis, "gradient_explosion", "gradient_vanishing")
+    trouble = [each for each in seen if each.severity >= Severity.WARNING]
+    if trouble:
+        return Found(trouble[0].message, "bad")
+    look = vanishing_look(case.around)
+    # The gradients of a training that has learned are small: that is no trouble of its own.
+    lost = look.cause is not None and not _learned(case)
+    return _answer(look if lost else explosion_look(case.around))
+
+
+def _learned(case: Case) -> bool:
+    """Whether the loss had fallen when it began; for a run without trouble, at the end."""
+    loss, episode = case.around.loss, case.around.episode
+    if loss is None or episode.kind in ("gradient_vanishing", "plateau"):
+        return False
+    values = case.around.before(loss) if episode.kind else loss.values[loss.finite]
+    first = loss.values[loss.finite][:AT_FIRST]
+    return len(values) >= AT_FIRST and float(np.median(values[-AT_FIRST:])) < FALLEN * float(np.median(first))
+
+
+def _learning_rate(case: Case) -> Found:
+    if case.around.episode.kind == "":
+        rates = [rate.values[rate.finite] for rate in case.around.rates if rate.finite.any()]
+        if not rates:
+            return Found("The learning rate was not logged.", "unknown")
+        every = np.concatenate(rates)
+        return Found(f"Between {shown(float(every.min()))} and {shown(float(every.max()))}.", "ok")
+    low = rate_too_low_look(case.around)
+    return _answer(low if low.cause is not None else learning_rate_look(case.around))
+
+
+def _numerics(case: Case) -> Found:
+    bad = _of(case.diagnosis, *NON_FINITE)
+    if bad:
+        return Found(bad[0].message, "bad")
+    look = loss_scale_look(case.around)
+    if look.cause is not None:
+        return _answer(look)
+    finding, state = _finite(case.around)
+    scale = f" {sentence(look.ruled_out)}" if look.ruled_out else ""
+    return Found(finding + scale, state)
+
+
+def _validation(case: Case) -> Found:
+    over = _of(case.diagnosis, "overfitting")
+    if over:
+        return Found(over[0].message, "bad")
+    validated = [
+        each for each in case.diagnosis.curves if "val" in each.metric.lower() or "eval" in each.metric.lower()
+    ]
+    if not validated:
+        return Found("No validation loss was logged.", "unknown")
+    first = validated[0]
+    best = f"{first.metric} was best, {shown(first.best)}, at step {first.best_step}"
+    return Found(f"{best}, and {shown(first.last)} at the end.", "ok")
+
+
+def _end(case: Case) -> Found:
+    if not case.diagnosis.ended:
+        return Found("The record does not say.", "unknown")
+    detail = f": {case.around.history.outcome_detail}" if case.around.history.outcome_detail else ""
+    state: State = "ok" if case.diagnosis.ended in ("finished", "running") else "bad"
+    return Found(f"{process_ended(case.diagnosis.ended)}{detail}.", state)
+
+
+def _memory(case: Case) -> Found:
+    for metric in case.around.history.metrics:
+        if "memory" in metric.meaning.quantity and len(metric.series) > 1:
+            values = decoded(metric.series.values)
+            grown = float(values[-1]) > 1.5 * float(values[0]) > 0
+            said = f"{metric.name} went from {shown(float(values[0]))} to {shown(float(values[-1]))}."
+            return Found(said, "bad" if grown else "ok")
+    return Found("Memory was not logged.", "unknown")
+
+
+FINDINGS: dict[str, Callable[[Case], Found]] = {
+    "locate": _locate,
+    "inputs": _inputs,
+    "overflow": _overflow,
+    "data": _data,
+    "labels": _labels,
+    "gradients": _gradients,
+    "learning_rate": _learning_rate,
+    "numerics": _numerics,
+    "validation": _validation,
+    "end": _end,
+    "memory": _memory,
+}
+
+
+def _of(diagnosis: Diagnosis, *kinds: str) -> list[Episode]:
+    return [each for each in diagnosis.episodes if each.kind in kinds]
+
+
+def _at(episode: Episode) -> str:
+    return f" of {episode.place}" if episode.place else ""
+
+
+def _finite(around: Surroundings) -> tuple[str, State]:
+    loss = around.whole_loss
+    if loss is None:
+        return "No loss was logged.", "unknown"
+    count = int((~loss.finite).sum())
+    if count:
+        return f"{count} of the {len(loss.values)} points of {loss.name} are not finite.", "bad"
+    return f"All {len(loss.values)} points of {loss.name} are finite.", "ok"
+
+
+def _answer(look: Look) -> Found:
+    if look.cause is not None:
+        return Found(look.cause.statement, "bad")
+    return Found(sentence(look.ruled_out or look.unseen), "ok" if look.ruled_out else "unknown")

@@ -1,0 +1,200 @@
+"""Condenses a run to what a comparison of many needs.
+
+In: everything that is known of it, and the diagnosis of it. Out: a `RunCard`. Promised: nothing is looked up, so the
+same history and diagnosis give the same card; what cannot be told is None, never zero.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.diagnosis.curves.curves import Curve, decoded, run_curves
+from mlflow_stability.diagnosis.curves.levels import levels_of
+from mlflow_stability.diagnosis.curves.resumes import joined, resumed_in
+from mlflow_stability.diagnosis.curves.sketch import sketch_of
+from mlflow_stability.diagnosis.verdict.final_loss import final_loss, last_part
+from mlflow_stability.diagnosis.verdict.finding_phrases import noun_of
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.run_card import LOST, OF_THE_PROCESS, Course, Mark, RunCard
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+OURS = "stability."
+"""What the names of our own parameters begin with."""
+
+
+def run_card_of(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
+    """The card of one run."""
+    with np.errstate(all="ignore"):
+        return _card(history, diagnosis)
+
+
+def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
+    main = main_curve(history)
+    about_training = [each for each in _bad(diagnosis) if each.kind not in OF_THE_PROCESS]
+    first, last = diagnosis.steps or (None, None)
+    reading = diagnosis.curves[0] if diagnosis.curves else None
+    return RunCard(
+        source=diagnosis.source,
+        name=diagnosis.name,
+        format=diagnosis.format,
+        params=_short(history.params),
+        tags=dict(history.tags),
+        outcome=diagnosis.outcome,
+        verdict=diagnosis.verdict,
+        severity=diagnosis.severity,
+        cause="" if diagnosis.cause is None else diagnosis.cause.name,
+        cause_statement=_why(diagnosis, about_training),
+        ended=diagnosis.ended,
+        first_step=first,
+        last_step=last,
+        every=_every(main),
+        marks=tuple(Mark(e.kind, e.severity, int(e.start), int(e.end), e.recovered) for e in diagnosis.episodes),
+        onset=min((int(each.start) for each in about_training), default=None),
+        divergence=_lost_at(diagnosis.outcome, about_training),
+        spikes_in_divergence=_spikes_within(about_training),
+        rolled_back=_rolled_back(history),
+        skipped=_skipped(history),
+        loss="" if main is None else main.name,
+        finite_share=1.0 if main is None or not len(main.finite) else float(main.finite.mean()),
+        first_loss=None if main is None or not main.finite.any() else float(main.values[main.finite][0]),
+        final_loss=None if main is None else final_loss(main.values),
+        best_loss=None if main is None else _best(main, diagnosis),
+        spike_score=None if reading is None else reading.spike_score,
+        steps_per_second=_speed(history, main),
+        overhead=_usual(history, "overhead_fraction"),
+        peak_learning_rate=_highest(history, "learning_rate"),
+        course=None if main is None else _course(main),
+        sketch=None if main is None else sketch_of(main),
+        notes=diagnosis.notes,
+        cannot_tell=diagnosis.cannot_tell,
+    )
+
+
+def _why(diagnosis: Diagnosis, about_training: list[Episode]) -> str:
+    """The cause, and which finding it explains where that is not the first."""
+    cause = diagnosis.cause
+    if cause is None:
+        return ""
+    first = min(about_training, key=lambda each: (each.attempt, each.start), default=None)
+    if first is None or cause.step is None or cause.step <= first.start or cause.kind in OF_THE_PROCESS:
+        return cause.statement
+    if cause.name == first.kind:  # the first finding is the cause itself
+        return cause.statement
+    if first.cause is not None and first.cause.statement == cause.statement:
+        return cause.statement
+    return f"Why there was {noun_of(cause.kind)} at step {cause.step}: {cause.statement}"
+
+
+def main_curve(history: RunHistory) -> Curve | None:
+    """The loss that a run is compared by, a training that was resumed as one curve; the validation loss for want."""
+    curves = run_curves(history)
+    drawn = curves.losses or curves.validations
+    whole = drawn if resumed_in(drawn) is None else joined(drawn)
+    return min(whole, key=lambda curve: curve.part, default=None)
+
+
+def _bad(diagnosis: Diagnosis) -> list[Episode]:
+    return [each for each in diagnosis.episodes if each.severity > Severity.INFO]
+
+
+def _lost_at(outcome: str, troubles: list[Episode]) -> int | None:
+    if outcome not in LOST:
+        return None
+    lasting = [each for each in troubles if not each.recovered] or troubles
+    worst = max((each.severity for each in lasting), default=Severity.INFO)
+    return min((int(each.start) for each in lasting if each.severity is worst), default=None)
+
+
+def _spikes_within(troubles: list[Episode]) -> tuple[int, ...]:
+    return tuple(sorted({step for each in troubles for step in each.spikes}))
+
+
+def _rolled_back(history: RunHistory) -> int:
+    back = [each for each in history.events or () if each.kind == "rollback"]
+    return round(sum(each.evidence.get("steps_lost", 0.0) for each in back))
+
+
+def _skipped(history: RunHistory) -> int:
+    """From the counter, which begins anew with each attempt's process; else from what the log says in words."""
+    counted = 0
+    for metric in history.of("skipped_steps"):
+        values = metric.series.values[np.isfinite(metric.series.values)]
+        if len(values):
+            restarts = np.flatnonzero(np.diff(values) < 0)
+            counted += int(values[-1] + values[restarts].sum())
+    return counted or sum(each.kind == "step_skipped" for each in history.reported)
+
+
+def _best(main: Curve, diagnosis: Diagnosis) -> float | None:
+    """The lowest level of as many points as make a final loss; where a divergence tells of a lower one, that one."""
+    known = main.values[main.finite]
+    if not len(known):
+        return None
+    size = last_part(known)
+    starts = range(0, len(known) - size + 1, max(1, size // 2))
+    told = [
+        each.evidence["best"]
+        for each in _bad(diagnosis)
+        if each.kind == "divergence" and each.metric == main.name and "best" in each.evidence
+    ]
+    return min([*told, *(float(np.median(known[each : each + size])) for each in (*starts, len(known) - size))])
+
+
+def _course(curve: Curve) -> Course | None:
+    levels = levels_of(curve)
+    if levels is None or not np.isfinite(levels.noise):
+        return None
+    if levels.logarithmic:
+        return Course(tuple(levels.steps.tolist()), tuple(np.exp(levels.x).tolist()), levels.noise)
+    known = curve.values[curve.finite]
+    far = int(np.argmax(np.abs(known)))
+    unit = float(known[far] / levels.raw_x[far]) if levels.raw_x[far] else 1.0  # such levels come in units of a spread
+    steps, found = tuple(levels.steps.tolist()), tuple((levels.x * unit).tolist())
+    return Course(steps, found, levels.noise * unit, logarithmic=False)
+
+
+def _speed(history: RunHistory, main: Curve | None) -> float | None:
+    """Steps a second: the usual one where steps were timed, else that of the whole span."""
+    usual = _usual(history, "step_time")
+    if usual:
+        return 1 / usual
+    series = next((metric.series for metric in history.metrics if main is not None and metric.name == main.name), None)
+    if series is None or len(series) < 2 or history.ordinal_steps:
+        return None
+    seconds, steps = float(series.times[-1] - series.times[0]), int(series.steps[-1] - series.steps[0])
+    return steps / seconds if seconds > 0 and steps > 0 else None
+
+
+def _usual(history: RunHistory, quantity: str) -> float | None:
+    values = _values(history, quantity)
+    return float(np.median(values)) if len(values) else None
+
+
+def _highest(history: RunHistory, quantity: str) -> float | None:
+    values = _values(history, quantity)
+    return float(values.max()) if len(values) else None
+
+
+def _values(history: RunHistory, quantity: str) -> NDArray[np.float64]:
+    """The finite values of a quantity of the whole training."""
+    found = next((decoded(metric.series.values) for metric in history.of(quantity)), np.zeros(0))
+    return found[np.isfinite(found)]
+
+
+def _every(main: Curve | None) -> int:
+    """How many steps lie between two values of the loss; 1 where it is not known."""
+    return 1 if main is None or len(main.steps) < 2 else max(1, round(float(np.median(np.diff(main.steps)))))
+
+
+def _short(params: Mapping[str, str]) -> dict[str, str]:
+    """The parameters, ours under their short name where the script has none of that name."""
+    named = {name: value for name, value in params.items() if not name.startswith(OURS)}
+    for name, value in params.items():
+        if name.startswith(OURS):
+            named.setdefault(name.removeprefix(OURS), value)
+    return named

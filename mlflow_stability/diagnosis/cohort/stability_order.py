@@ -1,0 +1,29 @@
+"""Puts runs in the order of their stability, the stablest first.
+
+In: cards. Out: the same in order. What counts, one after the other: whether the training was lost, and how late; the
+worst finding; how often the loss spiked; steps in vain; the final loss. Runs that cannot be judged come last but for
+those that were lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.run_card import RunCard
+
+
+def in_order_of_stability(cards: Iterable[RunCard]) -> list[RunCard]:
+    """The stablest first; equals in the order in which they came."""
+    return sorted(cards, key=_instability)
+
+
+def _instability(card: RunCard) -> tuple[float, ...]:
+    steps = max(1, card.steps)
+    worst = max((each.severity for each in card.troubles), default=Severity.INFO)
+    final = math.inf if card.final_loss is None or not math.isfinite(card.final_loss) else card.final_loss
+    unjudged = card.unstable is None
+    lateness = -float(card.divergence or 0) if card.lost else 0.0
+    spikes = len(card.spike_steps) / steps
+    return card.lost, lateness, unjudged, worst, spikes, len(card.troubles) / steps, card.wasted / steps, final

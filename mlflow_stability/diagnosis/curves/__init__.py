@@ -1,0 +1,1 @@
+"""The metrics of a run as clean curves, and what can be read off one."""

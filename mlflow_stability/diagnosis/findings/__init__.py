@@ -1,0 +1,1 @@
+"""From events and judgements to one list of episodes."""

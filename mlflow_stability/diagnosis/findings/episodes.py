@@ -1,0 +1,142 @@
+"""Turns events, which are steps, into episodes, which have a beginning, a worst point and an end.
+
+In: the events of a run and its curves. Out: episodes; neighbouring events of one kind are one. Where the curve they
+were seen in is known, it tells where they ended and whether things were as before afterwards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.sensitivity import with_highest_score
+
+NEIGHBOURS = 16
+"""Events of one kind at most so many logged points apart are one episode."""
+BEFORE = 32
+"""So many values before an event say what was normal."""
+LEFT = 0.05
+"""A loss that ended this share lower than where it stood still has left that plateau."""
+NON_FINITE = ("nan_detected", "inf_detected")
+RISING = frozenset({"divergence", "gradient_explosion", "loss_spike"})
+"""Kinds that end when the curve is back where it was."""
+
+
+def episodes_of(
+    events: Iterable[Event],
+    history: RunHistory,
+    curves: RunCurves,
+    starts: dict[int, int],
+    detectors: Sequence[Detector],
+) -> list[Episode]:
+    """The episodes, in order of time."""
+    quantities = {detector.kind: detector.quantities for detector in detectors}
+    experimental = {each.kind for each in detectors if getattr(each, "experimental", False)}
+    groups: dict[tuple[str, str, int], list[Event]] = {}
+    for event in events:
+        groups.setdefault((event.kind, event.place, starts.get(event.attempt, event.attempt)), []).append(event)
+    found = []
+    for (kind, _, start), group in groups.items():
+        name = _metric(history, quantities.get(kind, ()), group[0])
+        curve = _curve(curves, name, start)
+        gap = NEIGHBOURS * (curve.distance if curve is not None else 1.0)
+        group.sort(key=lambda event: event.step)
+        runs: list[list[Event]] = []
+        for event in group:
+            if runs and event.step - runs[-1][-1].step <= gap:
+                runs[-1].append(event)
+            else:
+                runs.append([event])
+        for run in runs:
+            episode = _episode(run, name, start, kind in experimental)
+            found.append(episode if curve is None else _ended(episode, curve))
+    return sorted(found, key=lambda each: (each.attempt, each.start))
+
+
+def _episode(events: list[Event], metric: str, start: int, experimental: bool) -> Episode:
+    first, worst = events[0], max(events, key=lambda event: event.severity)
+    return Episode(
+        first.kind,
+        worst.severity,
+        first.step,
+        worst.step,
+        events[-1].step,
+        first.message,
+        events=len(events),
+        metric=metric,
+        place=first.place,
+        attempt=start,
+        evidence=with_highest_score(first.evidence, events),
+        remedies=first.remedies,
+        experimental=experimental,
+    )
+
+
+def _ended(episode: Episode, curve: Curve) -> Episode:
+    """With what the curve shows of how it went on."""
+    if episode.kind in RISING:
+        return _placed(episode, curve)
+    last = np.flatnonzero(curve.finite)
+    if episode.kind in NON_FINITE and len(last):
+        recovered = bool(curve.steps[last[-1]] > episode.end)
+        return replace(episode, recovered=recovered, end=episode.end if recovered else int(curve.steps[-1]))
+    if episode.kind == "plateau" and len(last):
+        values = curve.values[last]
+        there = int(np.searchsorted(curve.steps[last], episode.start))
+        then = float(np.median(values[max(0, there - BEFORE) : there + 1]))
+        now = float(np.median(values[-max(3, len(values) // 20) :]))
+        return replace(episode, recovered=now < then - LEFT * abs(then))
+    return episode
+
+
+def _placed(episode: Episode, curve: Curve) -> Episode:
+    """With its worst point, its end, and whether the curve was as before afterwards, as the curve shows them."""
+    finite = curve.finite
+    steps, values = curve.steps[finite], curve.values[finite]
+    first = int(np.searchsorted(steps, episode.start))
+    final = int(np.searchsorted(steps, episode.end, side="right"))
+    if first < 3 or final > len(steps) or final <= first:
+        return episode
+    before = values[max(0, first - BEFORE) : first]
+    usual, high = float(np.median(before)), float(values[first:final].max())
+    limit = usual + max(0.25 * (high - usual), 3 * float(np.median(np.abs(before - usual))))
+    back = (values[final:] <= limit).astype(np.int64)
+    thrice = np.convolve(back, np.ones(3, np.int64), "valid") == 3 if len(back) >= 3 else np.zeros(0, bool)
+    calm = np.flatnonzero(thrice)
+    end = final + int(calm[0]) - 1 if len(calm) else len(values) - 1
+    peak = first + int(np.argmax(values[first : end + 1]))
+    recovered = bool(len(calm)) if len(values) - final >= 3 else None
+    if episode.kind == "divergence":
+        recovered = float(np.median(values[-max(3, len(values) // 20) :])) <= limit
+        recovered = recovered and (bool(len(calm)) or float(np.median(values[-min(5, len(values)) :])) <= limit)
+        end = end if recovered else len(values) - 1
+    return replace(
+        episode,
+        peak=int(steps[peak]),
+        end=max(int(steps[end]), episode.end),
+        recovered=recovered,
+        evidence={**episode.evidence, "highest": float(values[peak])},
+    )
+
+
+def _metric(history: RunHistory, quantities: tuple[str, ...], event: Event) -> str:
+    """The metric that an event was seen in: of the quantities that its detector looks at the one that it speaks of."""
+    named = [each for each in quantities if each in event.evidence]
+    rest = sorted(quantities, key=lambda each: each != ("grad_norm" if "gradient" in event.kind else "loss"))
+    for quantity in (*named, *rest):
+        for metric in history.of(quantity):
+            if metric.meaning.place == event.place and not metric.meaning.duplicate_of:
+                return metric.name
+    return ""
+
+
+def _curve(curves: RunCurves, name: str, start: int) -> Curve | None:
+    every = (*curves.losses, *curves.validations, *curves.norms)
+    return next((each for each in every if each.name == name and each.attempt == start), None)

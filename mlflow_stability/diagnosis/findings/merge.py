@@ -1,0 +1,90 @@
+"""Makes one list of episodes out of what detectors and rules saw of the same trouble.
+
+In: the episodes of both. Out: each trouble once: episodes of one kind that touch are one, the spikes at the onset of a
+divergence belong to it, a plateau is none where the loss rose for good. NaN that comes again and again, the steps that
+were skipped for it, and the operation in which it was born, are one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from mlflow_stability.diagnosis.findings.same_trouble import joined_by_trouble, with_births, with_what_was_skipped
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.sensitivity import with_highest_score
+
+NEAR = 0.02
+"""Episodes that begin within this share of the run from each other are about the same trouble."""
+
+
+def reconciled(episodes: list[Episode], span: int) -> tuple[Episode, ...]:
+    """The episodes of one run, each once, in order of time."""
+    reach = max(2.0, NEAR * span)
+    merged: list[Episode] = []
+    for each in sorted(episodes, key=lambda each: (each.attempt, each.start)):
+        twin = next((at for at, one in enumerate(merged) if _same(one, each, reach)), None)
+        if twin is None:
+            merged.append(each)
+        else:
+            merged[twin] = _joined(merged[twin], each)
+    merged = with_births(with_what_was_skipped(_overflowed(joined_by_trouble(merged), reach)))
+    lasting = [each for each in merged if each.kind == "divergence"]
+    kept = [
+        _with_spikes(each, merged, reach) for each in merged if not any(_belongs(each, one, reach) for one in lasting)
+    ]
+    return tuple(sorted(kept, key=lambda each: (each.attempt, each.start, -each.severity)))
+
+
+def _with_spikes(each: Episode, others: list[Episode], reach: float) -> Episode:
+    """A divergence with the spikes that belong to it: somebody was warned of each, and they count as spikes."""
+    if each.kind != "divergence":
+        return each
+    within = [one for one in others if one.kind == "loss_spike" and _belongs(one, each, reach)]
+    return replace(each, spikes=tuple(one.start for one in within if one.severity > Severity.INFO))
+
+
+def _overflowed(episodes: list[Episode], reach: float) -> list[Episode]:
+    """An infinity that turned into NaN is one trouble, and NaN is what became of it."""
+    for nan in [each for each in episodes if each.kind == "nan_detected"]:
+        for inf in [each for each in episodes if each.kind == "inf_detected" and each.attempt == nan.attempt]:
+            if inf.start <= nan.start <= inf.end + reach:
+                message = f"{inf.message} {nan.message}"
+                both = replace(nan, start=inf.start, message=message, evidence={**nan.evidence, **inf.evidence})
+                episodes = [both if each is nan else each for each in episodes if each is not inf]
+                break
+    return episodes
+
+
+def _same(one: Episode, other: Episode, reach: float) -> bool:
+    alike = one.kind == other.kind and one.attempt == other.attempt
+    if not alike or (one.metric != other.metric and one.place != other.place):
+        return False
+    if one.kind in ("plateau", "overfitting"):
+        return True
+    return other.start <= one.end + (reach if one.kind == "divergence" else 0) and one.start <= other.end + reach
+
+
+def _joined(one: Episode, other: Episode) -> Episode:
+    """Both as one: from the earlier start to the later end, told by the one that knows how it went on."""
+    telling = max(one, other, key=lambda each: (each.severity, each.recovered is not None, "last" in each.evidence))
+    told = [each.recovered for each in (one, other) if each.recovered is not None]
+    worst = max(one, other, key=lambda each: each.evidence.get("highest", each.evidence.get("peak", 0.0)))
+    return replace(
+        telling,
+        start=min(one.start, other.start),
+        peak=worst.peak,
+        end=max(one.end, other.end),
+        events=max(one.events, other.events),
+        recovered=all(told) if told else None,
+        evidence=with_highest_score({**other.evidence, **one.evidence, **telling.evidence}, (one, other)),
+    )
+
+
+def _belongs(each: Episode, divergence: Episode, reach: float) -> bool:
+    """Whether it is a part of a divergence."""
+    if each is divergence or each.attempt != divergence.attempt or each.place != divergence.place:
+        return False
+    if each.kind == "loss_spike":
+        return divergence.start - reach <= each.start <= divergence.end
+    return each.kind == "plateau" and not divergence.recovered

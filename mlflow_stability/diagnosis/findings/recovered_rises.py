@@ -1,0 +1,103 @@
+"""Says of a loss that rose and fell again that it did, now that the run is over.
+
+In: the episodes of a replay and of whole curves, and the curves. Out: the same episodes: small rises that passed are
+only mentioned, many of them in one sentence, and a loss that has been falling since its rise is not lost.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.curves.levels import levels_of
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+
+SMALL = 0.10
+"""A rise by less than this share that passed is no more than a ripple."""
+SMALL_BELOW = 0.25
+"""And so is one by less than this, if the loss ended below where it had risen from."""
+OFTEN = 3
+"""So many ripples are one remark."""
+ALIKE = 1.5
+"""A rise at the end that is at most so many times as large as the ripples before it is one of them."""
+MOSTLY_BACK = 0.5
+"""A loss that lost this share of its rise again, in nats, is on its way down."""
+STEEP = 10
+"""Within so many levels of the rise, of about a hundred, the loss was highest: then it jumped, and has fallen since."""
+
+
+def passed(episodes: Sequence[Episode], curves: RunCurves) -> tuple[Episode, ...]:
+    """The episodes of one run, as what came after them shows them."""
+    every = (*curves.losses, *curves.validations)
+    judged = []
+    for each in episodes:
+        curve = next((one for one in every if (one.name, one.attempt) == (each.metric, each.attempt)), None)
+        if each.kind == "divergence" and curve is not None:
+            each = _rippled(each, curve) if each.recovered else _falling(each, curve)
+        judged.append(each)
+    return tuple(_together(judged))
+
+
+def _rippled(episode: Episode, curve: Curve) -> Episode:
+    """A small slow rise that passed."""
+    rise, level = episode.evidence.get("rise", math.inf), episode.evidence.get("level", -math.inf)
+    values = curve.values[curve.finite]
+    ended = float(np.median(values[-max(3, len(values) // 20) :]))
+    if rise < SMALL or (rise < SMALL_BELOW and ended < level):
+        return replace(episode, severity=Severity.INFO, message=f"{episode.message} It passed.")
+    return episode
+
+
+def _falling(episode: Episode, curve: Curve) -> Episode:
+    """A loss that jumped and has been falling ever since, as it does in a new stage of a training."""
+    levels = levels_of(curve)
+    if levels is None or not levels.logarithmic or len(levels) < 3 * STEEP or "resumed" in episode.evidence:
+        return episode
+    start = max(1, int(np.searchsorted(levels.steps, episode.start, side="right")) - 1)
+    before, since = float(np.median(levels.x[max(0, start - 5) : start])), levels.x[start:]
+    top = int(np.argmax(since))
+    fell = since[top:]
+    if top > STEEP or len(fell) < STEEP:
+        return episode
+    high, half, last = float(fell[0]), float(np.median(fell[len(fell) // 3 : 2 * len(fell) // 3])), _end(fell)
+    back = high - last >= MOSTLY_BACK * (high - before)
+    still = last <= half + levels.noise and float(np.median(fell[: len(fell) // 3])) > half + levels.noise
+    if not back or not still:
+        return episode
+    message = f"{episode.message} It has been falling since its highest, {math.exp(min(high, 700.0)):.4g}."
+    return replace(episode, severity=min(episode.severity, Severity.WARNING), recovered=None, message=message)
+
+
+def _end(x: np.ndarray[tuple[int], np.dtype[np.float64]]) -> float:
+    return float(np.median(x[-max(3, len(x) // 20) :]))
+
+
+def _one_more(episode: Episode, key: tuple[str, int], ripples: list[Episode]) -> bool:
+    """Whether a rise that the end of the run cut off is no larger than those that passed before it."""
+    usual = max(each.evidence.get("rise", 0.0) for each in ripples)
+    alike = episode.kind == "divergence" and (episode.metric, episode.attempt) == key and not episode.recovered
+    slow = episode.severity is Severity.WARNING and "last" not in episode.evidence
+    return alike and slow and episode.evidence.get("rise", math.inf) <= ALIKE * usual
+
+
+def _together(episodes: list[Episode]) -> list[Episode]:
+    """Ripples that come back again and again as one remark, at the first of them."""
+    ripples: dict[tuple[str, int], list[Episode]] = {}
+    for each in episodes:
+        if each.kind == "divergence" and each.recovered and each.severity is Severity.INFO:
+            ripples.setdefault((each.metric, each.attempt), []).append(each)
+    kept = episodes
+    for key, many in ((key, each) for key, each in ripples.items() if len(each) >= OFTEN):
+        many = [*many, *(each for each in episodes if _one_more(each, key, many))]
+        rises = [each.evidence.get("rise", 0.0) for each in many]
+        first, last = many[0], max(each.end for each in many)
+        message = f"{first.metric} rose slowly and fell again {len(many)} times between step {first.start} and step "
+        message += f"{last}, by {min(rises):.0%} to {max(rises):.0%}."
+        one = replace(first, end=last, events=sum(each.events for each in many), message=message)
+        kept = [one if each is first else each for each in kept if each is first or each not in many]
+    return kept

@@ -1,0 +1,96 @@
+"""Shows a run's history to the detectors, as if it were training now.
+
+In: a history and detectors. Out: the events they find, in order of time. Promised: they see each step's values
+together and steps in order; where the training was started again they know nothing of what came before. What only
+a whole curve can tell is not asked of them; and neither is the loss of a game, whose level means nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
+
+import numpy as np
+
+from mlflow_stability.detectors.catalog import default_detectors
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.panel import Panel
+from mlflow_stability.diagnosis.curves.curves import RunCurves, decoded, starts_of
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+
+BETTER_SEEN_WHOLE = frozenset({"inf_detected", "nan_detected", "overfitting", "plateau"})
+"""Kinds for which the rules of whole curves are asked instead, where nothing was judged while it trained."""
+OF_SINGLE_STEPS = frozenset({"repeated_data"})
+"""Kinds that compare one step with the next: only of what we recorded is it known that each point is a single step."""
+FIRST = ("skipped_steps", "loss_scale", "loss", "val_loss", "grad_norm")
+"""The order within a step in which detectors are used to seeing values; all others follow."""
+
+
+def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector] | None = None) -> list[Event]:
+    """The events of the whole history."""
+    asked = default_detectors() if detectors is None else detectors
+    left_out = BETTER_SEEN_WHOLE if history.format == "recorded" else BETTER_SEEN_WHOLE | OF_SINGLE_STEPS
+    players = any(curve.game for curve in curves.losses)
+    panel = Panel([each for each in asked if each.kind not in left_out], players=players)
+    wanted = {quantity for each in panel.detectors for quantity in each.quantities}
+    games = {curve.name for curve in (*curves.losses, *curves.validations) if curve.game or curve.part}
+    metrics = [metric for metric in history.metrics if metric.meaning.quantity in wanted]
+    shown = [metric for metric in metrics if metric.name not in games and not metric.meaning.duplicate_of]
+    shown.sort(key=_turn)
+    starts = starts_of(history)
+    events: list[Event] = []
+    start = None
+    for reading in _readings(shown, by_time=history.format == "recorded"):
+        if starts.get(reading.attempt, reading.attempt) != start:
+            start = starts.get(reading.attempt, reading.attempt)
+            panel.reset()
+        events += panel.judge(reading)
+    return events
+
+
+def _readings(metrics: list[Metric], by_time: bool) -> Iterator[StepReading]:
+    """The values of several metrics, step by step.
+
+    `by_time`: where times say what was measured together, trainings side by side are told apart within a step.
+    """
+    metrics = [metric for metric in metrics if len(metric.series)]
+    if not metrics:
+        return
+    signals = [Signal(metric.meaning.quantity, metric.meaning.place) for metric in metrics]
+    attempts = np.concatenate([metric.series.attempts for metric in metrics])
+    steps = np.concatenate([metric.series.steps for metric in metrics])
+    which = np.repeat(np.arange(len(metrics)), [len(metric.series) for metric in metrics])
+    values = np.concatenate([decoded(metric.series.values) for metric in metrics])
+    times = np.concatenate([metric.series.times for metric in metrics])
+    turn = np.concatenate([_turns(metric) for metric in metrics])
+    moments = np.unique(times, return_inverse=True)[1].reshape(-1) if by_time else np.zeros(len(times), np.int64)
+    order = np.lexsort((which, turn, moments, steps, attempts))
+    keys = np.stack([attempts[order], steps[order], moments[order], turn[order]])
+    edges = np.flatnonzero(np.any(np.diff(keys, axis=1) != 0, axis=0)) + 1
+    bounds = [0, *edges.tolist(), len(order)]
+    columns = [each[order].tolist() for each in (attempts, steps, which, values, times)]
+    layouts: dict[tuple[int, ...], tuple[Signal, ...]] = {}
+    for low, high in pairwise(bounds):
+        codes = tuple(columns[2][low:high])
+        layout = layouts.get(codes)
+        if layout is None:
+            layout = layouts[codes] = tuple(signals[code] for code in codes)
+        yield StepReading(columns[1][low], layout, tuple(columns[3][low:high]), columns[0][low], columns[4][low])
+
+
+def _turn(metric: Metric) -> int:
+    quantity = metric.meaning.quantity
+    return FIRST.index(quantity) if quantity in FIRST else len(FIRST)
+
+
+def _turns(metric: Metric) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    """For each point how many came before it at the same step: a step that was logged twice is two readings."""
+    series = metric.series
+    again = np.concatenate([[False], (np.diff(series.steps) == 0) & (np.diff(series.attempts) == 0)])
+    if not again.any():
+        return np.zeros(len(series), np.int64)
+    places = np.arange(len(series))
+    return (places - np.maximum.accumulate(np.where(again, 0, places))).astype(np.int64)

@@ -1,0 +1,1 @@
+"""What was set, and where runs differ."""

@@ -1,0 +1,275 @@
+"""Says when a loss ended far above its best and stayed there, or rose to the end."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.detectors.engine.adversarial import RISE
+from mlflow_stability.detectors.loss.divergence import Divergence
+from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.curves.levels import Levels, coarser, levels_of, noise_of
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+
+LAST = 5
+"""So many last points say together where a loss ended: a single one may be lucky."""
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceRule:
+    """A loss ended well above the best it had reached, and did not come back.
+
+    What it sees: the last twentieth or fiftieth of the curve, at least two points, all above the best level by more
+    than chance, and by at least 10 % on average: a step up that lasts, a slow rise, the two or three last points of a
+    sparse log. What was lost is a tenth of what had been gained, or, from 25 % on, what it took a quarter of the run to
+    gain; of a loss that reaches zero or below half of its fall, or eight spreads. A loss that ended below a hundredth
+    of where it began is not judged. Chance is measured on the curve itself, and grows with the time since the best, as
+    it does for a curve that merely wanders; it is half where the validation ended above its best, too. Seven points are
+    enough. A curve that left its start upwards and whose second half never came back to it has diverged as well. The
+    step is the one from which on the curve stayed above its best level.
+
+    Why it matters: what was learned until the best step is being lost; every further step makes it worse.
+
+    What to try: go back to a checkpoint before the onset; lower the learning rate 2-5 times; a longer warm-up; clip
+    the gradients.
+
+    When it is wrong: a curriculum, a longer sequence length, a penalty that is switched on: the loss then means
+    something else than before. Losses of adversarial players and of policies move without meaning, so such must rise
+    tenfold, end above where they began, and at ten times the size that they had in the first half of the run.
+
+    Reference: Chowdhery et al. 2022, PaLM, section 5.1; Page 1954, Continuous inspection schemes (the onset).
+    """
+
+    kind: ClassVar[str] = "divergence"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "chance": "times",
+        "smallest_rise": "times",
+        "smallest_rise_in_spreads": "times",
+        "wandering": "times",
+        "above_start": "times",
+    }
+    remedies: ClassVar[tuple[str, ...]] = Divergence.remedies
+
+    fewest_points: int = 7
+    """Shorter curves are not judged."""
+    smallest_rise: float = math.log(1.10)
+    """The mean rise of the end above the best level, in nats: 10 %."""
+    smallest_rise_of_a_game: float = math.log(RISE)
+    """The same for one side of a game and for the objective of a policy."""
+    smallest_rise_in_spreads: float = 8.0
+    """The same for a curve that reaches zero or below, in units of its own spread."""
+    lost_progress: float = 0.1
+    """The share of what was gained since the early curve that is lost at the end."""
+    rise_to_long_ago: float = math.log(1.25)
+    """Or the rise in nats that is enough where the loss is back where it was long ago: what a model learns late is
+    little of what it learns at once, and lost all the same."""
+    long_ago: float = 0.25
+    """So long ago, as a share of the points."""
+    smallest_share_of_fall: float = 0.5
+    """Of a curve that reaches zero or below and fell clearly, the share of that fall which is enough as well."""
+    clear_fall: float = 10.0
+    """It fell clearly by so many deviations of a level, and by more than a random walk would have."""
+    chance: float = 4.0
+    """How many standard deviations of chance the mean rise is at least."""
+    luck: float = 1.0
+    """And how many more, because the best level is the luckiest one of many."""
+    unsure: float = 4.0
+    """By how much the noise of few levels is taken for higher: by so many divided by their number."""
+    confirmed: float = 0.5
+    """By how much chance is smaller where the validation loss ended above its best as well."""
+    wandering: float = 2.0
+    """How many times what a random walk with the curve's own steps would have done since the best level."""
+    fewest_points_never_back: int = 10
+    """From so many points on, a curve whose whole second half lies above its start has diverged, however noisy."""
+    above_start: float = math.log(1.15)
+    """And how far above, in nats: 15 %."""
+    above_first: float = math.log(2)
+    """The same above its very first point alone, where it left that at once: 100 %."""
+    tails: tuple[float, float] = (0.05, 0.02)
+    """The shares of the curve that count as its end, two levels at least: a jump just before the end counts, too."""
+    critical_rise: float = 0.3
+    """From this rise on, in nats, or where the end is above the early curve, it is critical; else a warning."""
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The losses that were lost; validation losses only where no training loss was logged."""
+        judged = [curve for curve in curves.losses or curves.validations if not curve.part and not curve.valued]
+        return [episode for curve in judged for episode in self._of(_known(curve), curves.validations)]
+
+    def _of(self, curve: Curve, validations: tuple[Curve, ...]) -> list[Episode]:
+        levels = levels_of(curve)
+        if levels is None or len(levels.raw_x) < self.fewest_points:
+            return []
+        tails = sorted({max(2, round(share * len(levels))) for share in self.tails}, reverse=True)
+        for count in tails:
+            found = self._ended_above(curve, levels, count, validations)
+            if found:
+                return found
+        start = self._never_back(curve, levels) if levels.logarithmic and not curve.game else None
+        if start is not None:
+            best = int(np.argmin(levels.x[: max(1, len(levels) // 2)]))
+            return [self._episode(curve, levels, best, onset(levels, best, start), critical=True)]
+        return []
+
+    def _ended_above(self, curve: Curve, levels: Levels, count: int, validations: tuple[Curve, ...]) -> list[Episode]:
+        """Judge so many last levels against the best of those before."""
+        x = levels.x
+        best, floor = _best_held(x[:-count]) if len(x) > count else (0, float(x[0]))
+        end = x[-count:]
+        early = float(np.median(x[: min(3, best + 1)])) if best < len(x) // 20 else float(x[len(x) // 20])
+        rise = float(end.mean()) - floor
+        if rise < self._smallest(curve, levels, early - floor) or _ended(curve) < curve.floor:
+            return []
+        if curve.game and _ended(curve) < math.exp(self.smallest_rise_of_a_game) * curve.size:
+            return []  # a loss that crosses zero has a best level near it, and a rise from there says nothing
+        noise = self._noise(levels, best)
+        if self._confirmed(curve, int(levels.steps[best]), validations):
+            noise *= self.confirmed
+        lost = _lost(early, floor, floor + rise) if levels.logarithmic else 1.0
+        wandering = (self.wandering / 2 if lost >= 0.5 else self.wandering) * _wandered(levels, len(x) - count - best)
+        by_chance = max((self.chance / math.sqrt(count) + self.luck) * noise, wandering)
+        stayed = float(end.min()) - floor >= max(noise, rise / 4)
+        least = 1.0 if curve.game else self.lost_progress  # what one player gained, another may win back
+        long_ago = not curve.game and rise >= self.rise_to_long_ago and _undone(x, best, floor + rise) >= self.long_ago
+        if stayed and rise >= by_chance and (lost >= least or long_ago):
+            limit = floor + min(3 * noise, max(1.5 * noise, rise / 6))
+            half = max(limit, floor + rise / 2)
+            start = _left(levels, onset(levels, best, half), best, limit, half)
+            return [self._episode(curve, levels, best, start, rise >= self.critical_rise or lost >= 1)]
+        return []
+
+    def _smallest(self, curve: Curve, levels: Levels, fallen: float) -> float:
+        if not levels.logarithmic:
+            walked = 2 * self.wandering * _wandered(levels, len(levels))
+            learnt = not curve.game and fallen >= max(self.clear_fall * levels.noise, walked)
+            least = max(1.0, self.smallest_share_of_fall * fallen)
+            return min(self.smallest_rise_in_spreads, least) if learnt else self.smallest_rise_in_spreads
+        return self.smallest_rise_of_a_game if curve.game else self.smallest_rise
+
+    def _noise(self, levels: Levels, best: int) -> float:
+        """Chance, as the whole curve or what came since the best shows it, whichever is more."""
+        since = levels.x[best:]
+        noise = max(levels.noise, noise_of(since)) if len(since) >= 10 else levels.noise
+        return noise * (1 + self.unsure / len(levels))
+
+    def _confirmed(self, curve: Curve, best_step: int, validations: tuple[Curve, ...]) -> bool:
+        """Whether the last validations since then are worse than the best of all: other data, the same model."""
+        for other in validations:
+            if other is curve or other.place != curve.place or other.attempt != curve.attempt:
+                continue
+            values, steps = other.values[other.finite], other.steps[other.finite]
+            late = values[steps > best_step][-2:]
+            if len(values) > len(late) > 0 and values.min() > 0:
+                return bool(np.log(late.min() / values.min()) > self.smallest_rise)
+        return False
+
+    def _never_back(self, curve: Curve, levels: Levels) -> float | None:
+        """Where the curve began, if its whole second half, point by point, is above that: no noise does that."""
+        x = levels.raw_x
+        if len(x) < self.fewest_points_never_back:
+            return None
+        lowest = float(levels.x[len(levels.x) // 2 :].min())
+        starts = [(float(np.median(x[:3])), self.above_start)]
+        if curve.values[curve.finite][0] > 0:  # some log a zero before they know a loss
+            starts.append((float(x[0]), self.above_first))
+        return next((start for start, above in starts if lowest > start + above), None)
+
+    def _episode(self, curve: Curve, levels: Levels, best: int, start: int, critical: bool) -> Episode:
+        finite = curve.values[curve.finite]
+        around = finite[best * levels.size : (best + 1) * levels.size]
+        lowest = float(np.median(around))
+        broken = not np.isfinite(curve.values[-1])
+        last = float(finite[-1]) if broken else _ended(curve)
+        ended = f"reached {last:.4g}, its last finite value" if broken else f"ended at {last:.4g}"
+        if not broken and f"{last:.4g}" != f"{finite[-1]:.4g}":
+            ended = f"ended near {last:.4g}"  # the median of a few points, and not the last one
+        # A level is the median of neighbours: the lowest single point, which luck made, is told elsewhere as the best.
+        times = f", {last / lowest:.3g} times its best level of" if lowest > 0 else "; its best level was"
+        first, final = int(levels.raw_steps[start]), int(curve.steps[-1])
+        peak = start + int(np.argmax(finite[start:]))
+        return Episode(
+            self.kind,
+            Severity.CRITICAL if critical else Severity.WARNING,
+            first,
+            int(levels.raw_steps[peak]),
+            final,
+            f"{curve.name} rose from step {first} on and {ended}{times} {lowest:.4g} at step {levels.steps[best]}.",
+            recovered=False,
+            metric=curve.name,
+            place=curve.place,
+            attempt=curve.attempt,
+            evidence={"best": lowest, "highest": float(finite[peak]), "last": last},
+            remedies=self.remedies,
+        )
+
+
+def _known(curve: Curve) -> Curve:
+    """The curve without the zeros before it: some log a zero before they know a loss."""
+    positive = np.flatnonzero(curve.values != 0)
+    first = int(positive[0]) if len(positive) else 0
+    return replace(curve, steps=curve.steps[first:], values=curve.values[first:]) if first else curve
+
+
+def _ended(curve: Curve) -> float:
+    return float(np.median(curve.values[curve.finite][-LAST:]))
+
+
+def _wandered(levels: Levels, since: int) -> float:
+    """How far a random walk with the curve's own steps would be by now.
+
+    Its steps are taken from a coarse reading of the curve, in which noise that differs from point to point evens out.
+    """
+    coarse, size = coarser(levels, 25)
+    return noise_of(coarse) * math.sqrt(max(1.0, since / size))
+
+
+def _lost(early: float, floor: float, end: float) -> float:
+    """The share of what had been gained that is gone, so that a ripple near zero is no matter."""
+    gained, lost = (math.expm1(min(each - floor, 700.0)) for each in (early, end))
+    return lost / gained if gained > 0 else 1.0
+
+
+def _undone(x: NDArray[np.float64], best: int, end: float) -> float:
+    """How long before its best the curve was last as high as it ended, as a share of its points."""
+    high = np.flatnonzero(x[:best] >= end)
+    return (best - int(high[-1])) / len(x) if len(high) else (best / len(x))
+
+
+def _best_held(x: NDArray[np.float64]) -> tuple[int, float]:
+    """The best level that the curve held, and where: of a long curve for five levels, so that luck is none."""
+    width = 5 if len(x) >= 40 else 3 if len(x) >= 18 else 1
+    held = np.median(np.lib.stride_tricks.sliding_window_view(x, width), axis=1)
+    best = int(np.argmin(held))
+    return best + int(np.argmin(x[best : best + width])), float(held[best])
+
+
+def _left(levels: Levels, sure: int, best: int, limit: float, half: float) -> int:
+    """The point at which the curve left its level: back from one where that is sure, while it stays above a limit.
+
+    Of a curve of many points medians of neighbours are asked, so that one lucky point is no return.
+    """
+    width = max(1, min(levels.size, 5) | 1) if levels.size > 1 else 1 if len(levels) < 30 else 3
+    first = best * levels.size
+    x = levels.raw_x[first : sure + 1]
+    if len(x) <= width:
+        return sure
+    medians = np.median(np.lib.stride_tricks.sliding_window_view(x, width), axis=1)
+    low = np.flatnonzero(medians <= limit)
+    start = first + int(low[-1]) + (width + 1) // 2 if len(low) else sure
+    while start < sure and start < first + int(low[-1]) + width and levels.raw_x[start] < half:
+        start += 1  # a median saw the step up to half of its width too early
+    return min(start, sure)
+
+
+def onset(levels: Levels, best: int, limit: float) -> int:
+    """The point from which the curve stayed above a limit: where the sum of what it was above and below is least."""
+    first = best * levels.size
+    above = np.clip(levels.raw_x[first:] - limit, -10 * max(levels.noise, 0.01), 10 * max(levels.noise, 0.01))
+    return min(first + int(np.argmin(np.cumsum(above))) + 1, len(levels.raw_x) - 1)

@@ -1,0 +1,120 @@
+"""Says when a loss blew up in its very last points, too few to move any level of the whole curve."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.detectors.engine.adversarial import RISE
+from mlflow_stability.detectors.loss.divergence import Divergence
+from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.curves.levels import noise_of, scaled
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class FinalRiseRule:
+    """The last points of a loss, three or more, all stand far above everything shortly before them.
+
+    What it sees: at least three points up to the last one, each above twice the level before them, above ten deviations
+    of its noise and above the highest of the points before. A loss that reaches zero or below is judged by deviations
+    alone.
+
+    Why it matters: the run ended while it was breaking; its last checkpoint may hold broken weights.
+
+    What to try: go back to a checkpoint before the onset; lower the learning rate 2-5 times; clip gradients at 1.0.
+
+    When it is wrong: a spike that would have come back had the log gone on; nobody can know that from the log.
+
+    Reference: Chowdhery et al. 2022, PaLM, section 5.1.
+    """
+
+    kind: ClassVar[str] = "divergence"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"deviations": "times", "smallest_rise": "times"}
+    remedies: ClassVar[tuple[str, ...]] = Divergence.remedies
+
+    fewest_before: int = 32
+    """So many points before the end are needed to know what was usual."""
+    before: int = 128
+    """And so many are looked at, at most."""
+    fewest: int = 3
+    """So many points at the end are high."""
+    smallest_rise: float = math.log(2)
+    """How far each of them is above the level before, in nats."""
+    smallest_rise_of_a_game: float = math.log(RISE)
+    """The same for one side of a game and for the objective of a policy."""
+    deviations: float = 10.0
+    """And how far in deviations of the noise of single points."""
+    most: float = 0.1
+    """A longer share of the run than this is left to the rule of whole curves."""
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The losses that ended so; validation losses only where no training loss was logged."""
+        judged = [curve for curve in curves.losses or curves.validations if not curve.part and not curve.valued]
+        return [found for curve in judged if (found := self._of(curve)) is not None]
+
+    def _of(self, curve: Curve) -> Episode | None:
+        finite = curve.finite
+        values, steps = curve.values[finite], curve.steps[finite]
+        if len(values) < self.fewest_before + self.fewest or not finite[-1]:
+            return None
+        x, logarithmic = scaled(values)
+        reach = max(self.fewest, int(self.most * len(x)))
+        past = x[max(0, len(x) - reach - self.before) : max(self.fewest_before, len(x) - reach)]
+        least = self.deviations * noise_of(past)
+        if logarithmic:
+            least = max(least, self.smallest_rise_of_a_game if curve.game else self.smallest_rise)
+        limit = max(float(np.median(past)) + least, float(past.max()))
+        low = np.flatnonzero(x <= limit)
+        first = int(low[-1]) + 1 if len(low) else 0  # none is low where the limit is no number: values of 1e308
+        if not self.fewest <= len(x) - first <= reach:
+            return None
+        if values[first:].min() < curve.floor:
+            return None
+        if curve.game and values[first:].min() < math.exp(self.smallest_rise_of_a_game) * curve.size:
+            return None
+        first = _left(x, first, float(np.median(past)) + least / 2)
+        return self._episode(curve, values, steps, first, values[max(0, first - self.before) : first])
+
+    def _episode(
+        self,
+        curve: Curve,
+        values: NDArray[np.float64],
+        steps: NDArray[np.int64],
+        first: int,
+        before: NDArray[np.float64],
+    ) -> Episode:
+        usual, last = float(np.median(before)), float(values[-1])
+        peak = first + int(np.argmax(values[first:]))
+        times = f", {last / usual:.3g} times its level of {usual:.4g}" if usual > 0 else f"; its level was {usual:.4g}"
+        start, count = int(steps[first]), len(values) - first
+        return Episode(
+            self.kind,
+            Severity.CRITICAL,
+            start,
+            int(steps[peak]),
+            int(steps[-1]),
+            f"{curve.name} blew up in the last {count} points, from step {start} on, and ended at {last:.4g}{times} "
+            "before.",
+            recovered=False,
+            metric=curve.name,
+            place=curve.place,
+            attempt=curve.attempt,
+            evidence={"before": usual, "highest": float(values[peak]), "last": last},
+            remedies=self.remedies,
+        )
+
+
+def _left(x: NDArray[np.float64], first: int, limit: float) -> int:
+    """The point at which the curve left its level: as far back as it was above half of the limit."""
+    while first > 1 and x[first - 1] > limit:
+        first -= 1
+    return first

@@ -1,0 +1,103 @@
+"""Says when a loss froze: the very same number again and again, after real noise or from the start."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.detectors.loss.plateau import Plateau
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.curves.log_resolution import quantum_of
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class FrozenRule:
+    """A loss that had been noisy became one and the same number, and never changed again; or it was zero all along.
+
+    What it sees: at least twenty values up to the end that are equal to the last digit, where neighbours differed by
+    many times the log's last digit before and never had that value; or eight and more that are all exactly zero. A loss
+    that had fallen below a hundredth of where it began has been learnt, and may go on to zero.
+
+    Why it matters: no real batch gives twice the same loss; what is logged is no longer what is trained, or broken
+    weights give zero for every input.
+
+    What to try: look at the outputs and labels of one batch; look for NaN in the weights or gradients; check that the
+    loss is not masked, detached or multiplied by zero.
+
+    When it is wrong: one fixed batch on purpose, at a learning rate of zero.
+
+    Reference: Karpathy 2019, A recipe for training neural networks ("become one with the data").
+    """
+
+    kind: ClassVar[str] = "plateau"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Look at the outputs and labels of one batch: a real loss never repeats itself to the last digit.",
+        "Look for NaN in weights and gradients: half precision and masked losses turn them into zero.",
+        *Plateau.remedies,
+    )
+
+    fewest: int = 20
+    """So many equal values in a row, up to the last, are no accident."""
+    fewest_zeros: int = 8
+    """So many values that are all zero, from the first on, are no loss."""
+    fewest_share: float = 0.02
+    """And at least this share of the run."""
+    before: int = 20
+    """So many values before say how much neighbours differed."""
+    quanta: float = 5.0
+    """They differed by so many times the last digit of the log, so that rounding does not explain it."""
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The training losses of the whole model that froze."""
+        judged = [curve for curve in curves.losses if not curve.part]
+        return [found for curve in judged if (found := self._of(curve)) is not None]
+
+    def _of(self, curve: Curve) -> Episode | None:
+        finite = curve.finite
+        values, steps = curve.values[finite], curve.steps[finite]
+        if len(values) < self.fewest_zeros or not finite[-1]:
+            return None
+        last = float(values[-1])
+        other = np.flatnonzero(values != last)
+        first = int(other[-1]) + 1 if len(other) else 0
+        count = len(values) - first
+        if first > 0 and count < max(self.fewest, self.fewest_share * len(values)):
+            return None
+        if first == 0:
+            if last != 0 or curve.game:
+                return None  # a constant that is not zero is a plateau like others; a policy's loss has no level
+            return self._episode(curve, steps, 0, last, f"{curve.name} was exactly 0 in all of its {count} points.")
+        before = values[max(0, first - self.before) : first]
+        moved = float(np.median(np.abs(np.diff(before)))) if len(before) >= 8 else 0.0
+        if moved <= self.quanta * quantum_of(values) or (before == last).any():
+            return None
+        if before[-3:].min() <= curve.floor:
+            return None  # it had been learnt before, and went on to what the format can tell from zero
+        level = float(np.median(before))
+        way = "fell" if last < level else "rose"
+        message = f"{curve.name} {way} from about {level:.4g} to exactly {last:.4g} in one point, at step "
+        message += f"{int(steps[first])}, and never changed again: {count} equal values up to step {int(steps[-1])}."
+        return self._episode(curve, steps, first, last, message)
+
+    def _episode(self, curve: Curve, steps: NDArray[np.int64], first: int, last: float, message: str) -> Episode:
+        start = int(steps[first])
+        return Episode(
+            self.kind,
+            Severity.WARNING,
+            start,
+            start,
+            int(steps[-1]),
+            message,
+            recovered=False,
+            metric=curve.name,
+            place=curve.place,
+            attempt=curve.attempt,
+            evidence={"last": last, "equal": float(len(steps) - first)},
+            remedies=self.remedies,
+        )

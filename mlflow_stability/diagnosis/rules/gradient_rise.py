@@ -1,0 +1,104 @@
+"""Says when the gradient norm grew and grew while the loss rose, too gradually for any single step to stand out."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.curves.levels import Levels, levels_of
+from mlflow_stability.diagnosis.rules.divergence import onset
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class GradientRiseRule:
+    """The gradient norm ended a hundred times higher than it had been, and the loss above its best.
+
+    What it sees: the last levels of the whole model's gradient norm, all at least a hundred times the lowest level that
+    it held and thirty times its highest before it began to grow, in a run whose loss ended 10 % or more above its best.
+
+    Why it matters: each step is longer than the one before; clipping hides it from the weights only in part.
+
+    What to try: clip gradients at 1.0; lower the learning rate 2-5 times; go back to a checkpoint before the growth.
+
+    When it is wrong: a loss that is multiplied by a growing factor on purpose; a norm that is logged before unscaling.
+
+    Reference: Pascanu et al. 2013 (arXiv:1211.5063).
+    """
+
+    kind: ClassVar[str] = "gradient_explosion"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "times", "above_earlier": "times"}
+    remedies: ClassVar[tuple[str, ...]] = GradientExplosion.remedies
+
+    fewest_levels: int = 20
+    """Shorter curves are not judged."""
+    held: int = 5
+    """The lowest level is one that was held for so many levels."""
+    smallest_rise: float = math.log(100)
+    """How far the end is above the lowest level, in nats."""
+    above_earlier: float = math.log(30)
+    """And above the highest level of all before the growth."""
+    deviations: float = 6.0
+    """The growth began where the norm left its level by so many deviations of the noise of a level."""
+    loss_rise: float = math.log(1.1)
+    """How far the loss ended above its best, in nats."""
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The gradient norms of the whole model that grew so."""
+        norms = [curve for curve in curves.norms if not curve.place]
+        return [found for norm in norms if (found := self._of(norm, curves)) is not None]
+
+    def _of(self, norm: Curve, curves: RunCurves) -> Episode | None:
+        loss = next((each for each in curves.losses if each.attempt == norm.attempt and not each.game), None)
+        levels = levels_of(norm)
+        if loss is None or levels is None or not levels.logarithmic or len(levels) < self.fewest_levels:
+            return None
+        windows = np.median(np.lib.stride_tricks.sliding_window_view(levels.x, self.held), axis=1)
+        best = int(np.argmin(windows))
+        floor, end = float(windows[best]), float(levels.x[-2:].min())
+        if end - floor < self.smallest_rise or not self._risen(loss):
+            return None
+        first = onset(levels, best, floor + max(self.deviations * levels.noise, math.log(1.5)))
+        earlier = levels.x[: max(1, first // levels.size)]
+        if end - float(np.sort(earlier)[-max(1, len(earlier) // 20)]) < self.above_earlier:
+            return None
+        return self._episode(norm, levels, first, math.exp(floor))
+
+    def _risen(self, loss: Curve) -> bool:
+        levels = levels_of(loss)
+        if levels is None or not levels.logarithmic or len(levels) < self.fewest_levels:
+            return False
+        if loss.values[loss.finite][-1] < loss.floor:
+            return False
+        windows = np.median(np.lib.stride_tricks.sliding_window_view(levels.x, self.held), axis=1)
+        return float(levels.x[-2:].min() - windows.min()) > max(self.loss_rise, 3 * levels.noise)
+
+    def _episode(self, norm: Curve, levels: Levels, first: int, usual: float) -> Episode:
+        steps, values = levels.raw_steps, norm.values[norm.finite]
+        peak = first + int(np.argmax(values[first:]))
+        last, start = float(np.median(values[-min(5, len(values)) :])), int(steps[first])
+        grown = last / usual if usual > 0 else math.inf  # a level below the smallest float
+        return Episode(
+            self.kind,
+            Severity.WARNING,
+            start,
+            int(steps[peak]),
+            int(norm.steps[-1]),
+            f"{norm.name} grew from step {start} on, from about {usual:.4g} to {last:.4g} at the end, "
+            f"{grown:,.0f} times as much, while the loss rose.",
+            recovered=False,
+            metric=norm.name,
+            place=norm.place,
+            attempt=norm.attempt,
+            evidence={"level": usual, "highest": float(values[peak]), "last": last, "grown": grown},
+            remedies=self.remedies,
+        )

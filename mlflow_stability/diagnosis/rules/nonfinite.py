@@ -1,0 +1,156 @@
+"""Says from which step on a loss or a gradient norm was not a number, or infinite."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import ClassVar
+
+import numpy as np
+
+from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class NonFiniteRule:
+    """A loss or a gradient norm was NaN or infinite.
+
+    What it sees: every stretch of values that are no finite numbers, in any loss and any gradient norm; losses that
+    break together are one finding, and an infinity that turns into NaN is one that is called NaN.
+
+    Why it matters: a non-finite loss writes NaN into every weight at the next optimizer step, and no later step repairs
+    that.
+
+    What to try: find the first module that puts it out; look at the inputs of that step; lower the learning rate; clip
+    the gradients; train in bf16 instead of fp16.
+
+    When it is wrong: a gradient norm that is infinite while the loss stays finite was thrown away by a loss scaler, or
+    the loss could not have stayed finite: such stretches are only mentioned, if they are few. One that is NaN after the
+    first twenty steps is a warning even once: a scaler that searches for its scale overflows before.
+
+    Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/amp_examples.html
+    """
+
+    kind: ClassVar[str] = "nan_detected"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+    remedies: ClassVar[tuple[str, ...]] = NanDetected.remedies
+
+    nearby: float = 0.01
+    """Stretches of several losses that begin within this share of the run of each other are one finding."""
+    often: float = 0.05
+    """From this share of gradient norms on, it is more than a loss scaler's search and becomes a warning."""
+    search: int = 20
+    """In the first so many gradient norms NaN may come of a loss scaler's search, too."""
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The stretches, earliest first."""
+        losses = sorted(
+            (each for curve in (*curves.losses, *curves.validations) for each in self._stretches(curve)),
+            key=lambda each: (each.attempt, each.start, each.place != ""),
+        )
+        norms = sorted(
+            (each for curve in curves.norms for each in self._stretches(curve)),
+            key=lambda each: (each.attempt, each.start, each.place != ""),
+        )
+        reach = self.nearby * max((int(curve.steps[-1] - curve.steps[0]) for curve in curves.losses), default=0)
+        merged = list(_merged(losses, reach))
+        for norm in norms:
+            at = next((at for at, loss in enumerate(merged) if _together(norm, loss, reach)), None)
+            if at is None:
+                merged.append(self._thrown_away(norm, curves.norms))
+            elif norm.start < merged[at].start:
+                merged[at] = _led(norm, merged[at])
+        return sorted(_merged(merged, reach), key=lambda each: (each.attempt, each.start))
+
+    def _stretches(self, curve: Curve) -> Iterator[Episode]:
+        bad = ~curve.finite
+        if not bad.any():
+            return
+        edges = np.flatnonzero(np.diff(np.concatenate([[False], bad, [False]]).astype(np.int8)))
+        stretches = list(zip(edges[::2].tolist(), (edges[1::2] - 1).tolist(), strict=True))
+        first, last = stretches[0][0], stretches[-1][1]
+        share = float(bad[first : last + 1].mean())
+        if share > 0.5 or len(stretches) > 5:
+            stretches = [(first, last)]
+        for low, high in stretches:
+            yield self._episode(curve, low, high, int(bad[low : high + 1].sum()))
+
+    def _episode(self, curve: Curve, low: int, high: int, count: int) -> Episode:
+        values = curve.values[low : high + 1]
+        nan = np.isnan(values)
+        detector = NanDetected if nan.any() else InfDetected
+        recovered = high + 1 < len(curve.values)
+        first = int(curve.steps[low])
+        before = curve.values[:low][curve.finite[:low]]
+        word = "NaN" if nan[0] else str(values[0])
+        message = f"{curve.name} is {word} at step {first}"
+        if not nan[0] and nan.any():
+            message += f" and NaN from step {int(curve.steps[low + int(np.argmax(nan))])} on"
+        message += f"; it was {before[-1]:.4g} before" if len(before) else "; no finite value came before it"
+        if count > 1:
+            message += f"; {count} values up to step {int(curve.steps[high])} are not finite"
+        message += ", then it is finite again." if recovered else ", and none after it is finite." if count > 1 else "."
+        evidence = {curve.quantity: float(values[0]), "count": float(count)}
+        if len(before):
+            evidence["before"] = float(before[-1])
+        return Episode(
+            detector.kind,
+            Severity.CRITICAL,
+            first,
+            first,
+            int(curve.steps[high]),
+            message,
+            recovered=recovered,
+            metric=curve.name,
+            place=curve.place,
+            attempt=curve.attempt,
+            evidence=evidence,
+            remedies=detector.remedies,
+        )
+
+    def _thrown_away(self, norm: Episode, norms: tuple[Curve, ...]) -> Episode:
+        """A gradient norm that broke while no loss did: a step that a loss scaler did not take."""
+        if not norm.recovered:
+            return norm
+        curve = next(each for each in norms if each.name == norm.metric and each.attempt == norm.attempt)
+        rare = (~curve.finite).mean() < self.often
+        nan = norm.kind == NanDetected.kind and norm.start > int(curve.steps[: self.search][-1])
+        return replace(norm, severity=Severity.INFO if rare and not nan else Severity.WARNING)
+
+
+def _together(norm: Episode, loss: Episode, reach: float) -> bool:
+    return norm.attempt == loss.attempt and norm.start <= loss.end and loss.start <= norm.end + reach
+
+
+def _led(norm: Episode, loss: Episode) -> Episode:
+    """One finding of a gradient norm that broke first and the loss that followed it."""
+    return replace(
+        loss,
+        start=norm.start,
+        peak=norm.peak,
+        message=f"{norm.message} {loss.message}",
+        metric=norm.metric,
+        place=norm.place,
+        evidence={**norm.evidence, **loss.evidence, "gradient_step": float(norm.start), "loss_step": float(loss.start)},
+    )
+
+
+def _merged(episodes: list[Episode], reach: float) -> Iterator[Episode]:
+    """Neighbours as one, under the name of the first; NaN if any of them is."""
+    waiting: Episode | None = None
+    for each in episodes:
+        if waiting is None:
+            waiting = each
+            continue
+        same = each.attempt == waiting.attempt and each.start <= max(waiting.end, waiting.start + reach)
+        if not same or (each.severity != waiting.severity):
+            yield waiting
+            waiting = each
+            continue
+        stayed = waiting.recovered and each.recovered
+        waiting = replace(waiting, end=max(waiting.end, each.end), recovered=stayed, events=waiting.events + 1)
+    if waiting is not None:
+        yield waiting

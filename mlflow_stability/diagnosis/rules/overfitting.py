@@ -1,0 +1,166 @@
+"""Says when a validation loss rises and stays risen while the training loss goes on falling."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.detectors.engine.chance import stays_at_chance
+from mlflow_stability.detectors.loss.overfitting import Overfitting
+from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.curves.training_since import TrainingSince, training_since
+from mlflow_stability.diagnosis.curves.turning_point import by_chance, turned
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+
+FEW = 10
+"""Of fewer validations two stand for a level; of more three, or a tenth of them."""
+REMAINDER = 1e-3
+"""A loss of exactly zero is read as so much of its median."""
+
+
+@dataclass(frozen=True, slots=True)
+class OverfittingRule:
+    """The validation loss rose from its best and stayed above it, while the training loss went on falling.
+
+    What it sees: a training loss and the validation loss of the same place, six validations or more. Overfitting is an
+    excess that lasts: the median of the last fifth of the validations, three at least, lies 4 % or more above the best
+    stretch before it, and seven in ten of them lie above it by half of that one by one. Noise does not explain it: a
+    curve that falls and then rises is nearer to all validations than one that never rises, by more than in 2 of 100
+    noisy curves without a turn. Of eight validations the turn has to explain 93 % of what the other curve leaves over,
+    of thirty 71 %, of 1,000 15 %; less where the rise is a third or the training loss halved meanwhile. The training
+    loss is 2 % lower at the end than at the best validation, and is not what guessing costs; where its noise would hide
+    such a fall, it is enough that it was not seen to rise.
+
+    Why it matters: the model learns its training data by heart; the weights of the best step were better than the last.
+
+    What to try: keep the checkpoint of the best step; stop early; more data, augmentation, dropout, weight decay.
+
+    When it is wrong: validation losses of overconfident classifiers rise while their accuracy still does, too; a
+    validation in another precision or with averaged weights measures another model.
+
+    Reference: Prechelt 1998, Early stopping - but when?
+    """
+
+    kind: ClassVar[str] = "overfitting"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "smallest_rise": "times",
+        "smallest_share": "times",
+        "odds": "times",
+    }
+    remedies: ClassVar[tuple[str, ...]] = Overfitting.remedies
+
+    fewest_validations: int = 6
+    """Fewer validations are not judged."""
+    smallest_rise: float = math.log(1.04)
+    """How far the end of the validation loss is above its best, in nats: 4 %."""
+    smallest_share: float = 0.1
+    """And how far where it goes below zero: this share of its fall from the first validations to the best."""
+    most_above: float = 0.7
+    """The share of the last validations that are above the best by half of that."""
+    smallest_fall: float = math.log(1.02)
+    """How much lower the training loss is at the end than at the best validation, in nats: 2 %."""
+    odds: float = 1.0
+    """By how much the odds are multiplied that a turn has to reach: of what it explains to what it leaves over."""
+    tail: float = 0.2
+    """The share of the validations that count as the end."""
+    large_rise: float = 8.0
+    """A rise of so many times the smallest, and more, counts as evidence with the full ``weight``."""
+    large_fall: float = math.log(2)
+    """So does a fall of the training loss since the best validation by so much, in nats: to its half."""
+    weight: float = 0.2
+    """How much less a turn has to explain then. With both, 4 in 100 flat noisy curves would pass."""
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """One finding for each validation loss; its parts only where the whole of it tells nothing."""
+        found: list[Episode] = []
+        for validation in sorted(curves.validations, key=lambda each: each.place != ""):
+            training = next((each for each in curves.losses if _belongs(each, validation)), None)
+            if training is None or validation.game or (found and validation.place):
+                continue
+            found += self._of(training, validation)
+        return found
+
+    def _of(self, training: Curve, validation: Curve) -> list[Episode]:
+        values = validation.values[validation.finite]
+        if len(values) < self.fewest_validations:
+            return []
+        x, smallest = self._scaled(values)
+        count, width = max(3, round(self.tail * len(x))), _width(len(x))
+        held = np.median(np.lib.stride_tricks.sliding_window_view(x[: max(width, len(x) - count + 1)], width), axis=1)
+        at = int(np.argmin(held))
+        best, level = at + int(np.argmin(x[at : at + width])), float(held[at])
+        first = max(best + 1, len(x) - count)
+        late = x[first:]
+        rise = float(np.median(late)) - level if len(late) > 1 else 0.0
+        if rise < smallest or (late > level + smallest / 2).mean() < self.most_above:
+            return []
+        since = training_since(training, validation, best)
+        if since is None or stays_at_chance(since.before, since.now):
+            return []
+        hidden = since.error > self.smallest_fall and -since.error < since.fall < self.smallest_fall
+        if since.fall < self.smallest_fall and not (hidden and since.fall + 2 * since.error > self.smallest_fall):
+            return []
+        helped = min(1.0, (rise / smallest - 1) / (self.large_rise - 1)) + min(
+            1.0, max(0.0, since.fall) / self.large_fall
+        )
+        share = by_chance(len(x)) - self.weight * helped
+        if turned(x) < self.odds * share / (self.odds * share + 1 - share):
+            return []
+        lowest, last = float(np.median(values[at : at + width])), float(np.median(values[first:]))
+        return [self._episode(validation, best, lowest, last, _beside(training, since, hidden))]
+
+    def _scaled(self, values: NDArray[np.float64]) -> tuple[NDArray[np.float64], float]:
+        """The values on the scale that is judged, and the smallest rise on it."""
+        lowest = float(values.min())
+        if lowest > 0:
+            return np.log(values), self.smallest_rise
+        if lowest == 0 and (values > 0).mean() > 0.5:
+            return np.log(values + REMAINDER * float(np.median(values[values > 0]))), self.smallest_rise
+        width = _width(len(values))
+        medians = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=1)
+        fall = float(medians[0] - medians.min())
+        return values / (fall if fall > 0 else np.inf), self.smallest_share
+
+    def _episode(self, validation: Curve, best: int, lowest: float, last: float, beside: str) -> Episode:
+        values, steps = validation.values[validation.finite], validation.steps[validation.finite]
+        peak = best + int(np.argmax(values[best:]))
+        by = f" (+{last / lowest - 1:.0%})" if lowest > 0 else ""
+        message = f"{validation.name} rose from {lowest:.4g} at step {int(steps[best])} to {last:.4g} at the end{by}"
+        return Episode(
+            self.kind,
+            Severity.WARNING,
+            int(steps[min(best + 1, len(steps) - 1)]),
+            int(steps[peak]),
+            int(steps[-1]),
+            f"{message} {beside}.",
+            recovered=False,
+            metric=validation.name,
+            place=validation.place,
+            attempt=validation.attempt,
+            evidence={"best": lowest, "best_step": float(steps[best]), "last": last},
+            remedies=self.remedies,
+        )
+
+
+def _width(validations: int) -> int:
+    return max(2 if validations < FEW else 3, validations // 10)
+
+
+def _beside(training: Curve, since: TrainingSince, hidden: bool) -> str:
+    """What the training loss did meanwhile."""
+    if hidden:
+        return f"while {training.name} was not seen to rise; its noise hides a fall"
+    by = f" by {1 - since.now / since.before:.0%}" if since.now > 0 else f" from {since.before:.4g} to {since.now:.4g}"
+    return f"while {training.name} fell{by}"
+
+
+def _belongs(training: Curve, validation: Curve) -> bool:
+    return training.place == validation.place and training.attempt == validation.attempt

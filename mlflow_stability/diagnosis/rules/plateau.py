@@ -1,0 +1,200 @@
+"""Says when a training never got anywhere, or stopped getting anywhere early on."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+
+from mlflow_stability.detectors.loss.plateau import Plateau
+from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.diagnosis.curves.chance_level import chance_of
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.curves.levels import Levels, levels_of
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class PlateauRule:
+    """A loss is where it was at the start, or stopped falling early although most of the way was left.
+
+    What it sees: a whole curve of ten points or more that shows one of three plateaus. The loss never left its start:
+    it gained less than 3 % from its first points to its last, as where it stays at what guessing costs, the logarithm
+    of the number of classes or the variance of the target; a number of classes is named. Or it stopped early: it
+    started as high as guessing among many classes does, gained less than a third, and then was flat for 80 % of the
+    run. Or it collapsed: it fell to less than a quarter within the first 7 % of sixty points or more, and did not move
+    from there by more than 1 %, or by more than noise does, up to the end. A loss that falls slowly all along, as from
+    4.5 to 3.3 over a fine-tuning, is no plateau, and neither is one that was learnt: below 1 % of its start.
+
+    Why it matters: the steps are paid for and nothing is learned.
+
+    What to try: a higher learning rate, or a lower one where the loss is noisy; check that labels belong to inputs and
+    are shuffled with them; check that the optimizer holds the parameters and gradients reach them; look for dead units.
+
+    When it is wrong: a training that goes on where another one had ended, if its log does not begin with a late
+    step; a loss whose noise hides slow progress is left alone as long as the noise allows for a gain of 5 %.
+
+    Reference: Karpathy 2019, A recipe for training neural networks ("verify loss at init").
+    """
+
+    kind: ClassVar[str] = "plateau"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "stuck_gain": "inverse",
+        "possible_gain": "inverse",
+        "validated_gain": "inverse",
+        "flat_gain": "inverse",
+    }
+    remedies: ClassVar[tuple[str, ...]] = Plateau.remedies
+
+    fewest_points: int = 10
+    """Shorter curves are not judged."""
+    stuck_gain: float = 0.03
+    """A gain below this share of the start is none."""
+    possible_gain: float = 0.05
+    """And so must be the largest gain that the noise allows for."""
+    steady: float = 0.1
+    """A curve that moves further than this, in nats and beyond its noise, is no plateau but something else."""
+    validated_gain: float = 0.06
+    """Where the validation loss gained nothing, this much on the training data is still nothing learned."""
+    early_gain: float = 0.33
+    """A gain below this share is little, where the start was that of guessing among many classes."""
+    untrained: tuple[float, float] = (3.9, 12.7)
+    """What guessing costs among 50 and among 330,000 classes: what an untrained model of a vocabulary starts at."""
+    flat_share: float = 0.8
+    """The share of the run, up to its end, over which such a loss is flat."""
+    flat_gain: float = 0.01
+    """A stretch is flat that gains less than this share from its first third to its last."""
+
+    collapse: float = 1.5
+    """A fall by so much, in nats, to less than a quarter, is a collapse,"""
+    at_once: float = 0.07
+    """if it is over within this share of the run,"""
+    stands: float = 0.01
+    """and no later third of it is further than this from the others, in nats, or than twice its error."""
+    known: float = 0.06
+    """With a larger error than this nobody can tell."""
+    fewest_after: int = 60
+    """A collapse is told apart from a short training by so many points."""
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The training losses that went nowhere, those of the whole model alone."""
+        found: list[Episode] = []
+        for curve in curves.losses or curves.validations:
+            levels = None if curve.part or curve.game else levels_of(curve)
+            if levels is None or not levels.logarithmic or len(levels.raw_x) < self.fewest_points:
+                continue
+            if not _resumed(curve):
+                found += self._of(curve, levels, self._validation_stuck(curve, curves))
+        return found
+
+    def _of(self, curve: Curve, levels: Levels, validation_stuck: bool) -> list[Episode]:
+        x = levels.raw_x
+        edge = max(3, len(x) // 10)
+        start, first, last = (float(np.median(each)) for each in (x[:3], x[:edge], x[-edge:]))
+        one = levels.noise * math.sqrt(levels.size)  # the noise of a single point
+        error = one * 1.25 * math.sqrt(2 / edge)
+        from_start, gain = -_grown(last - start), -_grown(last - first)
+        rest = -_grown(min(last, float(np.median(x[len(x) // 2 :]))) - first)
+        allowed = self.validated_gain if validation_stuck else self.stuck_gain
+        margin = self.possible_gain - self.stuck_gain
+        low, high = np.percentile(levels.x, [10, 90])
+        steady = float(high - low) < self.steady + 3 * levels.noise and gain > -self.steady
+        learned = max(gain, rest) >= allowed or from_start >= allowed + margin + one
+        if steady and not learned and -_grown(last - first - 2 * error) < allowed + margin:
+            return [self._episode(curve, 0, first, last, gain, edge, f" over its first {edge} points")]
+        flat = self._flat_from(levels)
+        untrained = self.untrained[0] <= math.exp(min(start, 50)) <= self.untrained[1]
+        if untrained and 0 <= from_start < self.early_gain and flat <= (1 - self.flat_share) * len(x):
+            start = min(start, float(x[0]))  # updates too large at first may have lifted the points after the first
+            return [self._episode(curve, flat, start, last, -_grown(last - start), edge)]
+        fallen = self._collapsed(curve, levels)
+        if fallen:
+            high = max(float(x[0]), start)
+            return [self._episode(curve, fallen, high, last, -_grown(last - high), edge)]
+        return []
+
+    def _collapsed(self, curve: Curve, levels: Levels) -> int:
+        """The point from which on a loss that fell at once has stood; 0 where there is none."""
+        x = levels.raw_x
+        first = int(self.at_once * len(x))
+        if len(x) < self.fewest_after or math.exp(min(float(np.median(x[first:])), 700.0)) <= curve.floor:
+            return 0
+        thirds = [float(np.median(each)) for each in np.array_split(x[first:], 3)]
+        then = float(np.median(x[first : 2 * first]))  # right after the fall
+        one = 1.25 * levels.noise * math.sqrt(levels.size)
+        of_thirds, of_then = one * math.sqrt(6 / (len(x) - first)), one * math.sqrt(1 / first + 3 / (len(x) - first))
+        still = max(thirds) - min(thirds) <= max(self.stands, 2 * of_thirds)
+        still = still and abs(then - thirds[-1]) <= max(self.stands, 2 * of_then)
+        fell = max(float(x[0]), float(np.median(x[:3]))) - thirds[0]
+        return first if still and of_thirds <= self.known and fell >= self.collapse else 0
+
+    def _flat_from(self, levels: Levels) -> int:
+        """The point from which on nothing was gained up to the end; the number of points if there is none."""
+        x = levels.x
+        for start in range(int(len(x) * (1 - self.flat_share)) + 1):
+            rest = x[start:]
+            third = len(rest) // 3
+            if 1.25 * levels.noise * math.sqrt(2 / third) > 2 * self.flat_gain:
+                break  # so noisy that nobody can tell whether it is flat
+            head, tail = rest[:third], rest[-third:]
+            fall = float(np.median(head) - np.median(tail))
+            rough = float(np.median(rest[: max(1, third // 3)]) - np.median(tail))
+            if abs(fall) < self.flat_gain and rough < 2 * self.flat_gain + 2 * levels.noise:
+                there = rest <= float(np.median(tail)) + max(self.flat_gain, 2 * levels.noise)
+                return min((start + int(np.argmax(there))) * levels.size, len(levels.raw_x) - 1)
+        return len(levels.raw_x)
+
+    def _validation_stuck(self, curve: Curve, curves: RunCurves) -> bool:
+        """Whether the validation loss of the same place gained nothing over at least eight points."""
+        for other in curves.validations:
+            values = other.values[other.finite]
+            if other.place == curve.place and len(values) >= 8 and values.min() > 0:
+                third = len(values) // 3
+                return bool(np.median(values[-third:]) > (1 - self.stuck_gain / 2) * np.median(values[:third]))
+        return False
+
+    def _episode(
+        self, curve: Curve, start: int, before: float, last: float, gain: float, edge: int, of: str = ""
+    ) -> Episode:
+        steps = curve.steps[curve.finite]
+        began, level = int(steps[start]), math.exp(last)
+        moved = f"fell by only {gain:.1%}" if gain > 0.0005 else f"rose by {-gain:.1%}" if gain < -0.0005 else "stayed"
+        ended = f"to {level:.4g} over its last {edge}{'' if of else ' points'}"
+        message = f"{curve.name} {moved}, from {math.exp(before):.4g}{of} {ended}, "
+        message += f"and was flat from step {began} to step {int(steps[-1])}"
+        evidence = {"first": math.exp(before), "last": level, "gain": gain}
+        classes = chance_of(level)
+        if classes:
+            evidence["classes"] = float(classes)
+            message += f"; {level:.4g} is what guessing among {classes} classes costs"
+        return Episode(
+            self.kind,
+            Severity.WARNING,
+            began,
+            began,
+            int(steps[-1]),
+            message + ".",
+            recovered=False,
+            metric=curve.name,
+            place=curve.place,
+            attempt=curve.attempt,
+            evidence=evidence,
+            remedies=self.remedies,
+        )
+
+
+def _grown(nats: float) -> float:
+    """The change of a level as a share of it."""
+    return math.expm1(min(nats, 700.0))
+
+
+def _resumed(curve: Curve) -> bool:
+    """Whether the log begins so late that the start of the training is in another one."""
+    first, last = int(curve.steps[0]), int(curve.steps[-1])
+    distance = (last - first) / max(1, len(curve.steps) - 1)
+    return first > 3 * distance and first > 0.1 * last

@@ -1,0 +1,119 @@
+"""Every judgement of whole curves there is, in the order in which they look.
+
+Chooses the rules that judge whole curves by the detectors that were asked for.
+
+In: detectors. Out: rules with thresholds as theirs, and which of their findings are asked for. A rule judges for the
+detector of its kind: who asks for other kinds, or for another way of finding that kind (``loss_spike:classic``), does
+not get it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.detectors.loss.divergence import Divergence
+from mlflow_stability.detectors.loss.loss_spike import LossSpike
+from mlflow_stability.detectors.loss.overfitting import Overfitting
+from mlflow_stability.detectors.sensitivity import factor_of, moved, only_moved
+from mlflow_stability.diagnosis.curves.curves import RunCurves
+from mlflow_stability.diagnosis.rules.divergence import DivergenceRule
+from mlflow_stability.diagnosis.rules.final_rise import FinalRiseRule
+from mlflow_stability.diagnosis.rules.frozen import FrozenRule
+from mlflow_stability.diagnosis.rules.gradient_rise import GradientRiseRule
+from mlflow_stability.diagnosis.rules.nonfinite import NonFiniteRule
+from mlflow_stability.diagnosis.rules.overfitting import OverfittingRule
+from mlflow_stability.diagnosis.rules.plateau import PlateauRule
+from mlflow_stability.diagnosis.rules.resume import ResumeRule
+from mlflow_stability.diagnosis.rules.rule import Rule
+from mlflow_stability.diagnosis.rules.score import ScoreRule
+from mlflow_stability.diagnosis.rules.scores import with_scores
+from mlflow_stability.diagnosis.rules.skipped_end import SkippedEndRule
+from mlflow_stability.diagnosis.rules.spike import SpikeRule
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
+
+RULES: tuple[type[Rule], ...] = (
+    NonFiniteRule,
+    SpikeRule,
+    DivergenceRule,
+    FinalRiseRule,
+    ResumeRule,
+    GradientRiseRule,
+    FrozenRule,
+    PlateauRule,
+    ScoreRule,
+    OverfittingRule,
+    SkippedEndRule,
+)
+
+WHERE_JUDGED_LIVE: tuple[type[Rule], ...] = (
+    DivergenceRule,
+    FinalRiseRule,
+    ResumeRule,
+    GradientRiseRule,
+    FrozenRule,
+    PlateauRule,
+    ScoreRule,
+    OverfittingRule,
+    SkippedEndRule,
+)
+"""What is still asked where detectors watched the training: what only the whole curve shows."""
+
+OF_VALIDATIONS: tuple[type[Rule], ...] = (NonFiniteRule, SpikeRule)
+"""And what is asked of validation losses there, which the script logs itself and no detector saw."""
+
+
+def found_by(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence[Detector]) -> list[Episode]:
+    """What these rules find, of the kinds that were asked for."""
+    found: list[Episode] = []
+    for rule in rules:
+        asked = _as_asked(rule(), detectors)
+        seen = asked_for(asked.find(curves), detectors)
+        found += with_scores(seen, asked, _factor(asked, detectors), curves)
+    return found
+
+
+def asked_for(episodes: Iterable[Episode], detectors: Sequence[Detector]) -> list[Episode]:
+    """Those of the kinds that were asked for; how a process ended is no judgement, and always told."""
+    kinds = {each.kind for each in detectors if not each.rule} | {*RUN_STATUS}
+    return [each for each in episodes if each.kind in kinds]
+
+
+def changed_kinds(detectors: Sequence[Detector]) -> set[str]:
+    """The kinds that somebody set a threshold of; what is above it is not made milder."""
+    own = [each for each in detectors if isinstance(each, LossSpike | GradientExplosion)]
+    return {each.kind for each in own if not only_moved(each)}
+
+
+def _as_asked(rule: Rule, detectors: Sequence[Detector]) -> Rule:
+    """The rule as much stricter or looser than usual as the detector of its kind is, or with its very thresholds."""
+    rule = moved(rule, _factor(rule, detectors))
+    for each in detectors:
+        if isinstance(rule, SpikeRule) and isinstance(each, LossSpike):
+            return _spikes(rule, each)
+        if isinstance(rule, DivergenceRule) and isinstance(each, Divergence):
+            of_players = math.log(each.smallest_rise_of_players)
+            return replace(rule, smallest_rise=math.log(each.smallest_rise), smallest_rise_of_a_game=of_players)
+        if isinstance(rule, OverfittingRule) and isinstance(each, Overfitting):
+            smallest = rule.smallest_rise  # a whole curve tells less of a rise, unless somebody asked for this one
+            if not only_moved(each):
+                smallest = math.log(each.smallest_rise)
+            return replace(rule, smallest_rise=smallest, smallest_fall=-math.log(each.train_fell))
+    return rule
+
+
+def _factor(rule: Rule, detectors: Sequence[Detector]) -> float:
+    """By how much the detector that looks for the same kind is stricter or looser than usual."""
+    return next((factor_of(each) for each in detectors if each.kind == rule.kind and not each.rule), 1.0)
+
+
+def _spikes(rule: SpikeRule, detector: LossSpike) -> SpikeRule:
+    """Who asks for all that is so many σ above its level gets it, whatever its size and however heavy the tail."""
+    if detector.share_of_tail > 0:
+        return rule
+    both = (detector.threshold, detector.threshold)
+    return replace(rule, deviations=both, smallest_jump=(0.0, 0.0), share_of_tail=0.0, deviations_there=0.0)

@@ -1,0 +1,72 @@
+"""Says when a model was as good as never right, whatever its loss did."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+from mlflow_stability.diagnosis.curves.curves import RunCurves
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class ScoreRule:
+    """Every score of the run stayed at zero.
+
+    What it sees: all accuracies, precisions, recalls, F1, IoU and mean average precisions that were logged; none of
+    their 40 or more values ever rose above 3 %.
+
+    Why it matters: a loss can fall for a long time while a model learns only to say nothing; a score of zero after so
+    many evaluations means that it does.
+
+    What to try: look at what it predicts; check classes, labels and the threshold of a detection; start from trained
+    weights; another learning rate.
+
+    When it is wrong: a task of very many classes, or one that is so hard that the first right answer comes late; scores
+    of a rare class alone.
+
+    Reference: Karpathy 2019, A recipe for training neural networks ("become one with the data").
+    """
+
+    kind: ClassVar[str] = "plateau"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    remedies: ClassVar[tuple[str, ...]] = (
+        "Look at what the model predicts, beside what it should.",
+        "Check classes and labels, and overfit ten samples on purpose.",
+        "Start from trained weights, or try learning rates 10 times higher and lower.",
+    )
+
+    fewest_points: int = 40
+    """Fewer evaluations are not judged."""
+    highest: float = 0.03
+    """A score above this, once, is a beginning."""
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """One finding, in the score that was logged most often."""
+        scores = [curve for curve in curves.scores if curve.finite.any()]
+        if not scores:
+            return []
+        main = max(scores, key=lambda curve: len(curve.values))
+        best = max(float(curve.values[curve.finite].max()) for curve in scores)
+        lowest = min(float(curve.values[curve.finite].min()) for curve in scores)
+        if len(main.values) < self.fewest_points or best > self.highest or lowest < 0:
+            return []
+        first, last = int(main.steps[0]), int(main.steps[-1])
+        return [
+            Episode(
+                self.kind,
+                Severity.WARNING,
+                first,
+                first,
+                last,
+                f"No score ever rose above {best:.2g}: {main.name} stayed at zero in {len(main.values)} evaluations, "
+                f"from step {first} to step {last}.",
+                recovered=False,
+                metric=main.name,
+                place=main.place,
+                attempt=main.attempt,
+                evidence={"best": best, "evaluations": float(len(main.values))},
+                remedies=self.remedies,
+            )
+        ]

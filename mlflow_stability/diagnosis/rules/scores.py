@@ -1,0 +1,65 @@
+"""How sure the findings of whole curves are, and how severe they may be therefore.
+
+In: a rule and what it found. Out: the same episodes with a score: the highest factor by which all thresholds of the
+rule can be multiplied so that it still finds them. Promised: a finding that is CRITICAL would be found at low
+sensitivity, too; what is less sure is at most a WARNING.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterable
+from dataclasses import replace
+
+from mlflow_stability.detectors.sensitivity import moved
+from mlflow_stability.diagnosis.curves.curves import RunCurves
+from mlflow_stability.diagnosis.rules.rule import Rule
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.sensitivity import FACTORS, MOST, SCORE
+
+HALVINGS = 6
+"""How often the interval of the score is halved: with six it is known to 7 %."""
+
+
+def with_scores(found: list[Episode], rule: Rule, factor: float, curves: RunCurves) -> list[Episode]:
+    """The findings of a rule whose thresholds are already so many times the usual ones."""
+    if not found or not getattr(rule, "by_sensitivity", {}):
+        return found
+    again: dict[float, list[Episode]] = {}
+
+    def still(one: Episode, beyond: float) -> bool:
+        if beyond not in again:
+            again[beyond] = moved(rule, beyond).find(curves)
+        return any(_same(one, each) for each in again[beyond])
+
+    return [_scored(one, factor * _highest(one, still)) for one in found]
+
+
+def _highest(one: Episode, still: Callable[[Episode, float], bool]) -> float:
+    low, high = 0.0, math.log(MOST)
+    if still(one, MOST):
+        return MOST
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        low, high = (middle, high) if still(one, math.exp(middle)) else (low, middle)
+    return math.exp(low)
+
+
+def _scored(one: Episode, score: float) -> Episode:
+    return replace(one, evidence={**one.evidence, SCORE: round(min(MOST, score), 2)})
+
+
+def _same(one: Episode, other: Episode) -> bool:
+    alike = (one.kind, one.metric, one.attempt) == (other.kind, other.metric, other.attempt)
+    return alike and one.start <= other.end and other.start <= one.end
+
+
+def no_worse_than_sure(episodes: Iterable[Episode]) -> tuple[Episode, ...]:
+    """The episodes, CRITICAL only where they are sure."""
+    return tuple(replace(each, severity=min(each.severity, _most(each))) for each in episodes)
+
+
+def _most(episode: Episode) -> Severity:
+    """How severe a finding so sure may be."""
+    return Severity.CRITICAL if episode.score >= FACTORS["low"] else Severity.WARNING

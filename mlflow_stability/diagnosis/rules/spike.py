@@ -1,0 +1,231 @@
+"""Says when a loss stood far above both what came before and what came after, in one point or for a while."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.detectors.loss.loss_spike import LossSpike
+from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.diagnosis.curves.bumps import bumps_of
+from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.curves.levels import scaled
+from mlflow_stability.diagnosis.curves.log_resolution import is_rounding
+from mlflow_stability.diagnosis.curves.prominence import Jumps, jumps_of, noise_of_points, tail_limit
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+
+
+@dataclass(frozen=True, slots=True)
+class SpikeRule:
+    """A loss rose far above its neighbourhood and came back.
+
+    What it sees: a spike of one point is one that stands above the medians of its neighbours on both sides, further
+    than the curve's own noise reaches once in twenty runs of this length, and by 30 % (of 256 points and more: by 15 %
+    and 8 deviations). A spike of several points, up to a fifth of the curve, is a stretch whose median stands above the
+    medians of as many points before it and behind it, by 30 % and 7 deviations of what such stretches differ by; it may
+    jump and decay, or build up over epochs. It must undo more progress than it lasts. Training and validation losses
+    are judged alike, each alone, and so are means over epochs beside a loss of single steps. What training and
+    validation share counts from 2 deviations on, and what loss and gradient norm share from 3.5, and from three
+    quarters of what the loss's own noise reaches. Below a hundredth of where the loss began nothing is a spike; nor is
+    one point below a fifth, once the loss is below a twentieth and leaps about by half of itself: a single example does
+    that. The step is the first one above a quarter of the height; a log that ends in a single high point has a spike
+    there, in several a divergence.
+
+    Why it matters: a spike is a bad batch or a step that was too long; the next one may not come back.
+
+    What to try: look at the batch; clip gradients at 1.0; lower the learning rate 2-5 times.
+
+    When it is wrong: validations of few examples. A training that starts with a high learning rate overshoots: what is
+    back within the first 5 % of the steps is only mentioned, what lasts longer is a spike.
+
+    Reference: Chowdhery et al. 2022, PaLM, section 5.1; Pickands 1975 (tails over a threshold);
+    tests/benchmarks/rule_recall.py (how often which size is found).
+    """
+
+    kind: ClassVar[str] = "loss_spike"
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {
+        "deviations": "times",
+        "smallest_jump": "times",
+        "agreeing": "times",
+        "agreeing_with_gradient": "times",
+        "share_of_tail": "times",
+        "deviations_of_several": "times",
+        "smallest_rise_of_several": "times",
+        "deviations_below_zero": "times",
+        "smallest_rise_in_spreads": "times",
+    }
+    remedies: ClassVar[tuple[str, ...]] = LossSpike.remedies
+
+    fewest_points: int = 6
+    """Shorter curves are not judged."""
+    most_points: int = 100_000
+    """Longer curves are left to the detector, which has learned what is normal there."""
+    further_of_many: float = 1.3
+    """How much further than its tail a point of 256 or more is, which the detector judges as well."""
+    share_of_tail: float = 1.0
+    """How far beyond the tail of the curve's own noise, as a share of that; 0: the tail is not asked."""
+    deviations: tuple[float, float] = (5.0, 8.0)
+    """How many deviations are asked for, of a curve of 16 points or fewer and of one of 256 or more."""
+    smallest_jump: tuple[float, float] = (math.log(1.3), math.log(1.15))
+    """And which rise, in nats, likewise."""
+    deviations_of_several: float = 7.0
+    """How many deviations are asked for of a stretch of several points, in its own noise: rule_recall.py finds no
+    more healthy runs flagged than with single points alone."""
+    smallest_rise_of_several: float = math.log(1.3)
+    """And which rise, in nats: healthy validations wave by a tenth or two."""
+    deviations_below_zero: float = 12.0
+    """How many deviations are asked for of a loss that reaches zero or below, where no share of the level is a
+    measure: as many as the detector asks for."""
+    smallest_rise_in_spreads: float = 1.0
+    """And which rise, in units of the curve's own spread."""
+    smallest_share_of_fall: float = 0.1
+    """And which rise, as a share of what the loss had fallen by at its lowest."""
+    there: int = 24
+    """So many points on each side of a spike say what the noise is there, which may be more than in most of the run."""
+    deviations_there: float = 4.0
+    """And so many deviations of that it is high, at least."""
+    agreeing: tuple[float, float] = (2.0, math.log(2))
+    """The deviations and the rise that are enough where training and validation loss jump in the same step: then it
+    is the model that jumped, and not the luck of a batch."""
+    agreeing_with_gradient: tuple[float, float] = (3.5, math.log(1.2))
+    """The same where the gradient norm jumps with the loss."""
+    agreeing_share_of_tail: float = 0.75
+    """And which share of what the loss's own tail reaches: where a few examples decide, one moves both."""
+    reach: int = 8
+    """How many neighbours on each side are looked at, at most; of short curves an eighth of the points."""
+    start_up: float = 0.05
+    """A spike within this share of the run that came back is a start-up transient, and only mentioned."""
+    huge: float = 100.0
+    """A spike to so many times the level before it is critical."""
+
+    def find(self, curves: RunCurves) -> list[Episode]:
+        """The spikes of the losses of the whole model, those of training first."""
+        every = (*curves.losses, *curves.validations, *curves.averages)
+        judged = [curve for curve in every if not curve.part and not curve.game]
+        jumps = {id(curve): self._jumps(curve) for curve in (*judged, *curves.norms)}
+        found: list[Episode] = []
+        for curve in judged:
+            mine = jumps[id(curve)]
+            if mine is None:
+                continue
+            high = mine.far(self._limit(mine), self._jump(mine))
+            tail = self.agreeing_share_of_tail * tail_limit(mine.z, len(mine.z))
+            for other in (*judged, *curves.norms) if mine.logarithmic else ():
+                theirs = jumps[id(other)]
+                if theirs is None or other.attempt != curve.attempt or other.quantity == curve.quantity:
+                    continue
+                needed = self.agreeing_with_gradient if other.quantity == "grad_norm" else self.agreeing
+                least = max(needed[0], tail) if other.quantity == "grad_norm" else needed[0]
+                high |= mine.far(least, needed[1]) & np.isin(mine.steps, theirs.steps[theirs.far(*needed)])
+            found += [each for stretch in self._stretches(mine, high) if (each := self._episode(curve, mine, *stretch))]
+        return found
+
+    def judges(self, curve: Curve) -> bool:
+        """Whether the curve is one that this rule can judge: neither too short nor too long, nor mostly zero."""
+        values = curve.values[curve.finite]
+        fits = self.fewest_points <= len(values) <= self.most_points
+        return fits and (bool(values.min() < 0) or scaled(values)[1])
+
+    def _jumps(self, curve: Curve) -> Jumps | None:
+        if not self.judges(curve):
+            return None
+        values, steps = curve.values[curve.finite], curve.steps[curve.finite]
+        x, logarithmic = scaled(values)
+        return jumps_of(steps, values, x, self._reach(len(values)), logarithmic)
+
+    def _share(self, jumps: Jumps) -> float:
+        return min(1.0, max(0.0, math.log2(len(jumps.z) / 16) / 4))
+
+    def _limit(self, jumps: Jumps) -> float:
+        few, many = self.deviations
+        further = self.share_of_tail * (1.0 if self._share(jumps) < 1.0 else self.further_of_many)
+        least = few + self._share(jumps) * (many - few) if jumps.logarithmic else self.deviations_below_zero
+        return max(least, further * tail_limit(jumps.z, len(jumps.z)))
+
+    def _jump(self, jumps: Jumps) -> float:
+        few, many = self.smallest_jump
+        return few + self._share(jumps) * (many - few) if jumps.logarithmic else self._jump_below_zero(jumps)
+
+    def _jump_below_zero(self, jumps: Jumps) -> float:
+        fallen = float(np.median(jumps.x[:3])) - float(jumps.x.min())
+        return max(self.smallest_rise_in_spreads, self.smallest_share_of_fall * fallen)
+
+    def _reach(self, count: int) -> int:
+        return max(3, min(self.reach, count // 8))
+
+    def _stretches(self, jumps: Jumps, high: NDArray[np.bool_]) -> list[tuple[int, int, float, int]]:
+        """The first place of each spike, its last, the level beside it, and how many points of it are high."""
+        places = np.flatnonzero(high)
+        gaps = np.flatnonzero(np.diff(places) > self._reach(len(high))) + 1
+        points = [each for each in np.split(places, gaps) if len(each)]
+        found = []
+        least = self.smallest_rise_of_several if jumps.logarithmic else self._jump_below_zero(jumps)
+        deviations = self.deviations_of_several if jumps.logarithmic else self.deviations_below_zero
+        for bump in bumps_of(jumps.x, deviations, least, self.share_of_tail):
+            within = [each for each in points if each[0] <= bump.last and bump.first <= each[-1]]
+            points = [each for each in points if not any(each is one for one in within)]
+            first = min([bump.first, *(int(each[0]) for each in within)])
+            last = max([bump.last, *(int(each[-1]) for each in within)])
+            found.append((first, last, bump.level, bump.last - bump.first + 1))
+        for each in points:
+            peak = int(each[0]) + int(np.argmax(jumps.values[each[0] : each[-1] + 1]))
+            found.append((int(each[0]), int(each[-1]), float(jumps.before[peak]), len(each)))
+        return _joined(sorted(found))
+
+    def _episode(self, curve: Curve, jumps: Jumps, first: int, last: int, beside: float, count: int) -> Episode | None:
+        values, steps = jumps.values, jumps.steps
+        peak = first + int(np.argmax(values[first : last + 1]))
+        level = jumps.value_of(beside)
+        if is_rounding(values, float(values[peak]) - level):
+            return None
+        near = np.concatenate([jumps.x[max(0, first - self.there) : first], jumps.x[last + 1 : last + 1 + self.there]])
+        high = float(jumps.x[peak]) - beside
+        noise = noise_of_points(near)
+        if values[peak] < curve.floor_above(level, noise if jumps.logarithmic and count == 1 else 0.0):
+            return None
+        if len(near) >= self.there and high < self.deviations_there * noise:
+            return None
+        recovered = last < len(values) - 1
+        early = (steps[last] - steps[0]) <= self.start_up * (steps[-1] - steps[0])
+        transient = early and recovered and float(np.median(values[last + 1 :])) < values[0]
+        huge = jumps.logarithmic and float(values[peak]) >= self.huge * level
+        message = f"{curve.name} jumped to {values[peak]:.4g} at step {int(steps[peak])} from about {level:.4g}"
+        if count > 1:
+            message = f"{curve.name} rose from about {level:.4g} at step {int(steps[first])} to {values[peak]:.4g}"
+            message += f" at step {int(steps[peak])}"
+        message += " and came back" if recovered else "; the log ends there"
+        message += f" after {count} points." if count > 1 and recovered else "."
+        return Episode(
+            self.kind,
+            Severity.INFO if transient else Severity.CRITICAL if huge else Severity.WARNING,
+            int(steps[first]),
+            int(steps[peak]),
+            int(steps[last]),
+            message,
+            events=count,
+            recovered=True if recovered else None,
+            metric=curve.name,
+            place=curve.place,
+            attempt=curve.attempt,
+            evidence={"peak": float(values[peak]), "before": level, "z": float(jumps.z[peak])},
+            remedies=self.remedies,
+        )
+
+
+def _joined(stretches: list[tuple[int, int, float, int]]) -> list[tuple[int, int, float, int]]:
+    """Those that overlap as one, with the lower of their levels."""
+    found: list[tuple[int, int, float, int]] = []
+    for first, last, level, count in stretches:
+        if found and first <= found[-1][1]:
+            before = found.pop()
+            found.append((before[0], max(before[1], last), min(before[2], level), before[3] + count))
+        else:
+            found.append((first, last, level, count))
+    return found

@@ -1,0 +1,1 @@
+"""One word and one sentence about a run."""

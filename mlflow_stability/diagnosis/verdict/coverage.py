@@ -1,0 +1,106 @@
+"""Says what of a run cannot be judged, and why: never a guess.
+
+In: a history and its curves. Out: sentences; none where everything that is looked for could be looked for.
+
+Says when a loss stops being logged while everything logged beside it goes on: such an end says nothing.
+
+In: a run's history. Out: a sentence, empty where the loss goes on to the end; another for a loss that
+has a single point.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from mlflow_stability.diagnosis.curves.curves import RunCurves
+from mlflow_stability.diagnosis.rules.divergence import DivergenceRule
+from mlflow_stability.diagnosis.rules.overfitting import OverfittingRule
+from mlflow_stability.diagnosis.rules.plateau import PlateauRule
+from mlflow_stability.diagnosis.rules.spike import SpikeRule
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.text.phrases import counted
+
+FEWEST, SHARE = 10, 0.05
+"""So many points of another metric, and this share of all it has, lie behind the last loss."""
+BESIDE = 0.5
+"""A metric is logged beside the loss if it has a value at this share of the loss's steps."""
+
+
+def silence_of(history: RunHistory) -> str:
+    """That the loss is missing at the end."""
+    losses = [each for each in history.of("loss") if len(each.series)]
+    if not losses:
+        return ""
+    main = max(losses, key=_last)
+    attempt, last = _last(main)
+    steps = main.series.steps[main.series.attempts == attempt]
+    for other in history.metrics:
+        mine = other.series.steps[other.series.attempts == attempt]
+        if other.meaning.bookkeeping or other.meaning.quantity in ("loss", "val_loss") or len(mine) < FEWEST:
+            continue
+        behind = int((mine > last).sum())
+        if behind >= max(FEWEST, SHARE * len(mine)) and np.isin(steps, mine).mean() >= BESIDE:
+            return f"{main.name} has no value after step {last}, while {other.name} goes on to step {int(mine.max())}"
+    return ""
+
+
+def single_loss(history: RunHistory) -> str:
+    """That a loss was logged once and never again, so that there is no curve; empty where there is one, or none."""
+    losses = [each for quantity in ("loss", "val_loss") for each in history.of(quantity) if len(each.series)]
+    if not losses or any(len(each.series) > 1 for each in losses):
+        return ""
+    value = float(losses[0].series.values[0])
+    return f"{losses[0].name} has a single point, {value:.4g} at step {int(losses[0].series.steps[0])}"
+
+
+def _last(metric: Metric) -> tuple[int, int]:
+    series = metric.series
+    attempt = int(series.attempts.max())
+    return attempt, int(series.steps[series.attempts == attempt].max())
+
+
+def limits_of(history: RunHistory, curves: RunCurves) -> tuple[str, ...]:
+    """What could not be judged."""
+    found: list[str] = []
+    losses = [curve for curve in curves.losses if not curve.part]
+    single = single_loss(history)
+    if not losses and single:
+        found.append(f"Spikes, divergence and plateaus of the training loss: {single}.")
+    elif not losses:
+        found.append("Spikes, divergence and plateaus of the training loss: no training loss was logged.")
+    else:
+        longest = max(losses, key=lambda curve: len(curve.values))
+        points = len(longest.values)
+        for judged, needed in (
+            ("Spikes and divergence", max(SpikeRule().fewest_points, DivergenceRule().fewest_points)),
+            ("Plateaus", PlateauRule().fewest_points),
+        ):
+            if points < needed:
+                found.append(f"{judged}: {longest.name} has {counted(points, 'point')}, {needed} are needed.")
+        games = [curve.name for curve in losses if curve.game]
+        if games:
+            found.append(
+                f"Progress by {_listed(games)}: the loss of a player in a game, or of a policy, does not measure it; "
+                "such are judged for non-finite values"
+                + ("." if all(curve.valued for curve in losses if curve.game) else " and for rising tenfold.")
+            )
+    silence = silence_of(history)
+    if silence:
+        found.append(f"How the training went on at the end: {silence}.")
+    validations = max((len(curve.values) for curve in curves.validations), default=0)
+    if not validations:
+        found.append("Overfitting: no validation loss was logged.")
+    elif validations < OverfittingRule().fewest_validations:
+        needed = OverfittingRule().fewest_validations
+        found.append(f"Overfitting: {counted(validations, 'validation')}, {needed} are needed.")
+    if not curves.norms:
+        found.append("Gradients: no gradient norm was logged.")
+    if history.gaps:
+        missing = ", ".join(f"{gap.first_step}-{gap.last_step}" for gap in history.gaps[:5])
+        found.append(f"Steps that could not be recorded: {missing}.")
+    return tuple(found)
+
+
+def _listed(names: list[str]) -> str:
+    unique = list(dict.fromkeys(names))
+    return ", ".join(unique[:3]) + (f" and {len(unique) - 3} more" if len(unique) > 3 else "")

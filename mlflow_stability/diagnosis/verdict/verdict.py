@@ -1,0 +1,159 @@
+"""Puts the conclusion about a run into one word and one sentence.
+
+In: its episodes and curves, and how its process ended. Out: the outcome, and a sentence with numbers. Promised: a run
+that cannot be judged is never called healthy.
+
+Names the finding that decides a run's outcome, whose cause and remedies are those of the verdict.
+
+In: the outcome and the episodes. Out: the episode the verdict is about; None where there is nothing above INFO. Of
+several that are equally bad and that passed, the first whose cause is known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
+from mlflow_stability.diagnosis.causes.nan_origin import said_of
+from mlflow_stability.diagnosis.verdict.finding_phrases import listed
+from mlflow_stability.vocabulary.result.diagnosis import CurveReading
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.text.phrases import counted
+
+NON_FINITE = ("nan_detected", "inf_detected")
+KINDS_THAT_DECIDE: dict[str, tuple[str, ...]] = {
+    "broken": NON_FINITE,
+    "diverged": ("divergence", "loss_spike"),
+    "stuck": ("plateau",),
+    "overfitted": ("overfitting",),
+    "out_of_memory": ("out_of_memory",),
+    "killed": ("killed",),
+    "crashed": ("crashed",),
+}
+"""For each outcome what it is concluded from; any other outcome is that of the worst findings."""
+
+
+def deciding_of(outcome: str, episodes: Sequence[Episode]) -> Episode | None:
+    """The episode that the outcome is concluded from."""
+    bad = [each for each in episodes if each.severity >= Severity.WARNING]
+    lost = [each for each in bad if each.kind in KINDS_THAT_DECIDE.get(outcome, ())]
+    if lost:
+        return min(lost, key=_order_of_loss)
+    return min(bad, key=lambda each: (-each.severity, each.cause is None, each.attempt, each.start), default=None)
+
+
+def _order_of_loss(episode: Episode) -> tuple[bool, int, bool, int, int]:
+    """What lasted comes first, of the last start of the training; then a divergence, the worst, the earliest."""
+    recovered = bool(episode.recovered)
+    return recovered, -episode.attempt, episode.kind == "loss_spike", -episode.severity, episode.start
+
+
+FEWEST = 8
+"""A run none of whose losses has so many points is not called healthy."""
+LOUD = 0.05
+"""A loss that varies by more than this share is told by its course, not by its first and last value."""
+ENDED = ("out_of_memory", "killed", "crashed", "exited", "interrupted")
+
+
+def outcome_of(
+    episodes: Sequence[Episode],
+    readings: Sequence[CurveReading],
+    ended: str,
+    *,
+    measured: bool,
+    last_attempt: int | None = None,
+) -> str:
+    """The one word; ``measured``: whether there is a loss that says how well the training goes.
+
+    ``last_attempt``: the one that a run which was resumed ended in; None where attempts are runs of their own.
+    """
+    bad = [each for each in episodes if each.severity >= Severity.WARNING]
+    last = max((each.attempt for each in bad), default=0) if last_attempt is None else last_attempt
+    remaining = [each for each in bad if not each.recovered and each.attempt == last]
+    lasting = {each.kind for each in remaining}
+    if lasting & set(NON_FINITE):
+        return "broken"
+    if any(map(_gone, remaining)):
+        return "diverged"
+    if ended in ENDED:
+        return ended
+    if "plateau" in lasting:
+        return "stuck"
+    if "overfitting" in lasting:
+        return "overfitted"
+    if bad:
+        return "unstable"
+    return "healthy" if measured and any(each.points >= FEWEST for each in readings) else "cannot_tell"
+
+
+def verdict_of(
+    outcome: str, episodes: Sequence[Episode], readings: Sequence[CurveReading], points: int, silence: str = ""
+) -> str:
+    """The one sentence; ``silence``: that the loss is missing at the end, or has a single point, if it is so."""
+    main = readings[0] if readings else None
+    if outcome == "cannot_tell":
+        return f"Cannot tell: {silence or _too_little(main, points)}."
+    bad = [each for each in episodes if each.severity >= Severity.WARNING]
+    course = _course(main, bad, silence)
+    if outcome == "healthy":
+        return f"Healthy: {course}; nothing above INFO."
+    deciding = deciding_of(outcome, bad)
+    title = outcome.replace("_", " ").capitalize()
+    if deciding is None:
+        return f"{title}: {course}; nothing above INFO before that."
+    if outcome == "unstable":
+        first = min(each.start for each in bad)
+        where = f"at step {first}" if all(each.start == first for each in bad) else f"from step {first} on"
+        return f"Unstable: {listed(each.kind for each in bad)} {where}; {_rescued(episodes)}{course}.{_born(episodes)}"
+    others = len(bad) - 1
+    more = f" {others} more finding{'s' if others > 1 else ''} above INFO." if others else ""
+    return f"{title}: {deciding.message}{more}"
+
+
+def _rescued(episodes: Sequence[Episode]) -> str:
+    """That the training was set back and went on."""
+    times = sum(each.events for each in episodes if each.kind == "rollback")
+    return f"set back {'once' if times == 1 else f'{times} times'}, it went on; " if times else ""
+
+
+def _born(episodes: Sequence[Episode]) -> str:
+    """Where the first number that is not finite was born, where that was found: nothing tells more."""
+    births = sorted((each for each in episodes if each.kind == BIRTH), key=lambda each: (each.attempt, each.start))
+    return f" Step {births[0].start}: {said_of(births[0].message)}" if births else ""
+
+
+def _gone(episode: Episode) -> bool:
+    """Whether it is a loss that was lost: one that rose for good, or far up in its last points."""
+    if episode.kind == "loss_spike":
+        return episode.severity is Severity.CRITICAL
+    return episode.kind == "divergence" and episode.recovered is False
+
+
+def _course(reading: CurveReading | None, bad: Sequence[Episode], silence: str) -> str:
+    if reading is None:
+        return silence or "there is no loss to follow"
+    ends_in_it = any(
+        each.metric == reading.metric and not each.recovered and each.end >= reading.last_step for each in bad
+    )
+    moved, last = _moved(reading), f"{reading.last:.4g}"
+    return f"{moved}; its last value is {last}" if ends_in_it and last not in moved else moved
+
+
+def _moved(reading: CurveReading) -> str:
+    span = reading.last_step - reading.first_step
+    steps = span + (reading.first_step == 1 or reading.points > span)  # each step has a point, the first one too
+    loud = reading.volatility is not None and reading.volatility > LOUD
+    if reading.change is not None and loud and reading.best > 0:
+        moved = "fell" if reading.change < 0 else "rose"
+        return f"{reading.metric}, which is noisy, {moved} by {abs(reading.change):.1%} in {steps:,} steps"
+    moved = "fell" if reading.last < reading.first else "rose" if reading.last > reading.first else "stayed"
+    return f"{reading.metric} {moved} from {reading.first:.4g} to {reading.last:.4g} in {steps:,} steps"
+
+
+def _too_little(reading: CurveReading | None, points: int) -> str:
+    if reading is None:
+        return "there is no loss among its metrics" if points else "it holds no values"
+    if reading.points >= FEWEST:
+        return f"{reading.metric} does not say how well the training goes; it stayed finite"
+    return f"{reading.metric} has {counted(reading.points, 'point')}, {FEWEST} are needed"

@@ -1,0 +1,180 @@
+"""Draws where the heads of one layer look: a panel for each head, and one for their mean.
+
+In: an `AttentionMap`. Out: a figure. Promised: all panels share one scale; up to 32 heads are legible; the entropy of
+each head stands above it, and that of a collapsed one stands out.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.ticker import MaxNLocator, NullLocator
+
+from mlflow_stability.figures.attention.attention_cells import (
+    COLLAPSED,
+    Floats,
+    about,
+    entropy_in_words,
+    painted,
+    special_legend,
+    weight_bar,
+    weight_scale,
+)
+from mlflow_stability.figures.style import (
+    BAD,
+    FAINT,
+    INK,
+    SMALL_SIZE,
+    TEXT_SIZE,
+    WIDTH,
+    Picture,
+    entitle,
+    new_figure,
+    our_style,
+    say_instead,
+    shown,
+)
+from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+
+_MOST_COLUMNS = 7
+_WIDEST = 2.9
+_LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 0.95, 0.98, 0.78
+_ABOVE = 0.26
+"""What the words above a panel take."""
+_GAP = 0.14
+_FLATTEST, _TALLEST = 0.4, 1.6
+"""How high a panel is for its width, at least and at most."""
+_SMALL_PANEL = 1.5
+_LONGEST_LAYER = 64
+
+
+@dataclass(frozen=True, slots=True)
+class _Panel:
+    name: str
+    weights: Floats
+    entropy: float
+
+
+@dataclass(frozen=True, slots=True)
+class _Mosaic:
+    """Where panels are, in inches."""
+
+    columns: int
+    rows: int
+    width: float
+    height: float
+
+    @property
+    def across(self) -> float:
+        return self.columns * (self.width + _GAP) - _GAP
+
+    @property
+    def down(self) -> float:
+        return self.rows * (self.height + _ABOVE + _GAP) - _GAP - _ABOVE
+
+
+def attention_heatmap(attention: AttentionMap, fact: str = "", name: str = "") -> Picture:
+    """The picture of one layer at one step; `fact`: what else there is to say of it, `name`: of its run."""
+    with our_style():
+        return _attention_heatmap(attention, fact, name)
+
+
+def _attention_heatmap(attention: AttentionMap, fact: str, name: str) -> Picture:
+    panels = _panels(attention)
+    queries, keys = attention.shape
+    mosaic = _mosaic(len(panels), queries / max(1, keys))
+    total = _TOP + mosaic.down + _BOTTOM
+    figure = new_figure(total)
+    entitle(
+        figure,
+        f"Attention in {shown(attention.layer or 'the model', _LONGEST_LAYER)}",
+        " · ".join(filter(None, [f"step {attention.step:,}", *about(attention), fact])),
+        name,
+    )
+    if not queries or not keys:
+        say_instead(figure.add_axes((0, 0, 1, 0.8), frameon=False, xticks=[], yticks=[]), "no tokens")
+        return figure
+    scale = weight_scale(np.concatenate([each.weights.reshape(-1) for each in panels]))
+    seen: set[str] = set()
+    for number, panel in enumerate(panels):
+        axes = figure.add_axes(_place(mosaic, number, total))
+        cells, special = painted(panel.weights, scale, attention.causal)
+        seen |= special
+        axes.imshow(cells, aspect="auto", interpolation="nearest")
+        is_lowest = number + mosaic.columns >= len(panels)
+        _dress(axes, panel, mosaic.width < _SMALL_PANEL, left=number % mosaic.columns == 0, lowest=is_lowest)
+    _name_axes(figure, mosaic, total, seen)
+    tall = min(mosaic.down, 3.2)
+    place = ((_LEFT + mosaic.across + 0.16) / WIDTH, 1 - (_TOP + tall) / total, 0.15 / WIDTH, tall / total)
+    weight_bar(figure, place, scale)
+    return figure
+
+
+def _panels(attention: AttentionMap) -> list[_Panel]:
+    mean = _Panel(f"mean of {attention.all_heads}", attention.average.astype(np.float32), math.nan)
+    if attention.all_heads == 1 and attention.heads == (0,):
+        mean = _Panel("head 0", mean.weights, float(attention.entropy[0]))
+        return [mean]
+    found = [mean]
+    for head, weights in zip(attention.heads, attention.weights, strict=True):
+        entropy = float(attention.entropy[head]) if head < attention.all_heads else math.nan
+        found.append(_Panel(f"head {head}", weights.astype(np.float32), entropy))
+    return found
+
+
+def _mosaic(count: int, ratio: float) -> _Mosaic:
+    """As many columns as leave few places empty, in a picture that is wider than high."""
+    liked = math.sqrt(2.5 * count)
+    columns = min(range(1, min(count, _MOST_COLUMNS) + 1), key=lambda each: -count % each + abs(each - liked))
+    room = WIDTH - _LEFT - _RIGHT - (columns - 1) * _GAP
+    width = min(_WIDEST, room / columns)
+    return _Mosaic(columns, -(-count // columns), width, width * min(_TALLEST, max(_FLATTEST, ratio)))
+
+
+def _place(mosaic: _Mosaic, number: int, total: float) -> tuple[float, float, float, float]:
+    row, column = divmod(number, mosaic.columns)
+    left = _LEFT + column * (mosaic.width + _GAP)
+    top = _TOP + row * (mosaic.height + _ABOVE + _GAP)
+    return left / WIDTH, 1 - (top + mosaic.height) / total, mosaic.width / WIDTH, mosaic.height / total
+
+
+def _dress(axes: Axes, panel: _Panel, small: bool, *, left: bool, lowest: bool) -> None:
+    size = SMALL_SIZE - 1 if small else SMALL_SIZE
+    is_mean = math.isnan(panel.entropy) and panel.name.startswith("mean")
+    name = panel.name if is_mean else f"{panel.name} · {entropy_in_words(panel.entropy)}"
+    collapsed = panel.entropy < COLLAPSED
+    axes.set_title(
+        name,
+        loc="left",
+        fontsize=size,
+        y=1.0,
+        pad=3,
+        color=BAD if collapsed else INK,
+        fontweight="bold" if collapsed or is_mean else "normal",
+    )
+    for axis, labels in ((axes.xaxis, lowest), (axes.yaxis, left)):
+        ticks = MaxNLocator(3 if small else 5, integer=True, steps=[1, 2, 5, 10], min_n_ticks=1)
+        axis.set_major_locator(ticks if labels else NullLocator())  # ticks are most of what drawing a panel costs
+        if labels:
+            axis.set_tick_params(labelsize=size, length=2, pad=2)
+
+
+def _name_axes(figure: Picture, mosaic: _Mosaic, total: float, seen: set[str]) -> None:
+    middle = 1 - (_TOP + mosaic.down / 2) / total
+    figure.text(0.24 / WIDTH, middle, "query position", rotation=90, ha="left", va="center", fontsize=TEXT_SIZE)
+    across = (_LEFT + mosaic.across / 2) / WIDTH
+    figure.text(across, 0.36 / total, "key position", ha="center", va="center", fontsize=TEXT_SIZE)
+    figure.text(
+        0.012,
+        0.06 / total,
+        "The number of a head is its entropy: 0 where each query looks at one key, 1 where it looks at all alike.",
+        ha="left",
+        va="bottom",
+        fontsize=SMALL_SIZE - 1,
+        color=FAINT,
+    )
+    frame = figure.add_axes((0, 0, 1, 1), frameon=False, xticks=[], yticks=[])
+    special_legend(frame, seen, 0.988, 0.14 / total)

@@ -1,0 +1,136 @@
+"""Makes a `RunHistory` of what was gathered from a log.
+
+In: columns, and where they come from. Out: one run, or an error where there is no curve in it. Promised: a metric with
+a single value never takes the place of a curve.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.importers.assemble.clock import Clock, clock_of
+from mlflow_stability.importers.assemble.gathered import Column, Gathered, Heard
+from mlflow_stability.importers.decode.harmless import shown_path
+from mlflow_stability.vocabulary.measured.observation import Series
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
+from mlflow_stability.vocabulary.text.phrases import counted, sentence
+
+
+def history_of(
+    gathered: Gathered, path: Path, log_format: str, *, name: str = "", lone_values: bool = False
+) -> RunHistory:
+    """The run that a log tells of; `lone_values`: also one that has no curve, only single values."""
+    columns = {each: column for each, column in gathered.columns.items() if len(column)}
+    curves = [each for each, column in columns.items() if len(column) > 1]
+    if not curves and not (lone_values and columns):
+        raise UnreadableLogError(
+            f"{shown_path(path)} is no training log that could be read: no metric in it has two values or more. "
+            "CSV, JSON lines, TensorBoard event files, MLflow folders and text such as `step 10 loss 2.3` can be read."
+        )
+    meanings = _meanings(columns, curves)
+    main = _main(columns, meanings) if columns else None
+    clock = None if main is None else clock_of(columns, main, gathered.totals())
+    metrics = tuple(_metric(each, meanings[each], column, clock) for each, column in columns.items() if clock)
+    points = sum(len(each.series) for each in metrics)
+    return RunHistory(
+        source=str(path),
+        name=name or path.name,
+        format=log_format,
+        basis=f"{counted(points, 'value')} of {counted(len(metrics), 'metric')}"
+        + (", thinned" if gathered.thinned else ""),
+        metrics=metrics,
+        outcome=gathered.outcome,
+        outcome_detail=gathered.outcome_detail,
+        params=gathered.params,
+        tags=gathered.tags,
+        notes=(*gathered.notes, *_notes(gathered, clock)),
+        ordinal_steps=clock is not None and main is not None and clock.numbers(main),
+        step_unit="step" if clock is None else clock.unit,
+        complete=not gathered.thinned,
+        reported=tuple(_reported(each, clock) for each in gathered.reported),
+    )
+
+
+def _meanings(columns: Mapping[str, Column], curves: Sequence[str]) -> dict[str, Meaning]:
+    """Curves are read first, so that a summary's `train_loss` does not stand in for the curve of the loss."""
+    meanings = meanings_of(curves)
+    taken = {each.signal for each in meanings.values()}
+    for name, meaning in meanings_of(columns).items():
+        if name not in meanings:
+            lone = meaning.known and (meaning.duplicate_of or meaning.signal in taken)
+            meanings[name] = Meaning(name, bookkeeping=meaning.bookkeeping) if lone else meaning
+    return meanings
+
+
+def _main(columns: Mapping[str, Column], meanings: Mapping[str, Meaning]) -> Column:
+    """The metric whose steps tell the time: the loss of the whole model, unless it is sparse."""
+    useful = {name: column for name, column in columns.items() if not meanings[name].bookkeeping} or dict(columns)
+    longest = max(map(len, useful.values()))
+
+    def rank(name: str) -> tuple[bool, bool, int]:
+        meaning = meanings[name]
+        often = len(useful[name]) * 5 >= longest
+        whole = meaning.quantity == "loss" and not meaning.place and not meaning.duplicate_of
+        return often and whole, often and meaning.quantity == "loss", len(useful[name])
+
+    return useful[max(useful, key=rank)]
+
+
+def _metric(name: str, meaning: Meaning, column: Column, clock: Clock) -> Metric:
+    steps, attempts = clock.of(column)
+    values = np.frombuffer(column.values, np.float64)
+    times = np.frombuffer(column.times, np.float64)
+    if len(steps) > 1:
+        order = np.lexsort((steps, attempts))
+        steps, attempts, values, times = steps[order], attempts[order], values[order], times[order]
+        told = np.ones(len(steps), bool)
+        if clock.averaged:
+            values = _means(values, (np.diff(steps) != 0) | (np.diff(attempts) != 0))
+        again = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
+        told[1:] = (np.diff(steps) != 0) | (np.diff(attempts) != 0) | ~again  # a line that was printed twice
+        steps, attempts, values, times = steps[told], attempts[told], values[told], times[told]
+    return Metric(name, meaning, Series(meaning.signal, steps, values, attempts, times))
+
+
+def _reported(heard: Heard, clock: Clock | None) -> Event:
+    """What was said, at the step and in the attempt of the row before it."""
+    if clock is None or not len(clock.rows):
+        return heard.event
+    at = max(0, int(np.searchsorted(clock.rows, heard.row, "right")) - 1)
+    attempt = int(np.searchsorted(clock.begins, heard.row, "right"))
+    counted = clock.recounted or clock.ordinal or not heard.own_step
+    ordinal = int(np.searchsorted(clock.main, heard.row, "right")) - 1 if clock.ordinal else int(clock.steps[at])
+    return replace(heard.event, attempt=attempt, step=max(0, ordinal) if counted else heard.event.step)
+
+
+def _means(values: NDArray[np.float64], moved: NDArray[np.bool_]) -> NDArray[np.float64]:
+    """Each value replaced by the mean of those at its step; then all but the first of a step repeat it."""
+    begins = np.flatnonzero(np.append(True, moved))
+    counts = np.diff(np.append(begins, len(values)))
+    with np.errstate(all="ignore"):
+        return np.repeat(np.add.reduceat(values, begins) / counts, counts)
+
+
+def _notes(gathered: Gathered, clock: Clock | None) -> list[str]:
+    notes = []
+    if clock is not None and clock.reason:
+        notes.append(sentence(clock.reason))
+    if clock is not None and len(clock.begins):
+        times = "once" if len(clock.begins) == 1 else f"{len(clock.begins)} times"
+        notes.append(f"The step goes back {times}: {len(clock.begins) + 1} runs or attempts, one after the other.")
+    if gathered.thinned:
+        notes.append(
+            "The log is too long to be held whole: of every four consecutive values of its longest metrics the lowest "
+            "and the highest are kept."
+        )
+    if gathered.names_left_out:
+        notes.append(f"Only the first {len(gathered.columns):,} metrics are read.")
+    return notes

@@ -1,0 +1,1 @@
+"""How tables, documents, pickles and databases hold their values."""

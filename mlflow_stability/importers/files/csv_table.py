@@ -1,0 +1,172 @@
+"""Reads tables of values with a header: Lightning, Ultralytics, Keras, baselines, and what people write themselves.
+
+In: a text file whose first line names the columns. Out: a `RunHistory`. Promised: a blank cell was not logged, `nan`
+was; a file is read in parts, so that its size does not matter; headers that are repeated inside, because a run was
+appended, are no values; headers may be padded, quoted, lack a name or have one twice; cells are separated by commas,
+semicolons, tabs or bars.
+"""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from numpy.typing import NDArray
+
+from mlflow_stability.importers.assemble.gathered import Gathered
+from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.assemble.long_format import name_and_value
+from mlflow_stability.importers.assemble.step_names import is_epoch, is_time, step_rank
+from mlflow_stability.importers.decode.log_text import lines_of, text_of
+from mlflow_stability.importers.files.ray_result import chosen
+from mlflow_stability.importers.formats.csv_header import cells_of, is_number, names_of
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+_ClockColumns = tuple[str | None, str | None, str | None]
+
+PART = 100_000
+"""How many lines are parsed at once."""
+_NOT_LOGGED = ["", "None", "none", "null", "NULL", "NA", "N/A", "n/a", "-", "--", "<NA>"]
+_ONE_SCALAR = ["Wall time", "Step", "Value"]  # what TensorBoard's download of one curve is headed with
+
+
+def read_csv(path: Path, encoding: str, separator: str) -> RunHistory:
+    """The run that a table tells of."""
+    gathered = Gathered()
+    clocks: dict[tuple[str, ...], _ClockColumns] = {}
+    with text_of(path, encoding) as text:
+        lines = (_closed(line) for line in lines_of(text) if line.strip() and not line.startswith("#"))
+        header = names_of(cells_of(next(lines, ""), separator))
+        first = 1
+        while part := list(islice(lines, PART)):
+            for header, body in _bodies(part, header, separator):  # noqa: B020 a new header holds from here on
+                first += _add(gathered, header, body, separator, first, clocks)
+    if header == _ONE_SCALAR and "Value" in gathered.columns:
+        gathered.columns = {path.stem.rpartition("tag-")[2]: gathered.columns["Value"]}
+    return history_of(gathered, path, _format(header))
+
+
+def _closed(line: str) -> str:
+    """The line without its quotes where one of them is never closed: it would swallow the lines after it."""
+    return line.replace('"', "") if '"' in line and line.count('"') % 2 else line
+
+
+def _bodies(part: list[str], header: list[str], separator: str) -> Iterator[tuple[list[str], list[str]]]:
+    """The lines of a part beneath the header that holds for them."""
+    letters = header[0][:1]
+    body: list[str] = []
+    for line in part:
+        if letters and line.lstrip(' "').startswith(letters) and not any(map(is_number, cells_of(line, separator))):
+            cells = cells_of(line, separator)
+            if len(cells) > 1 and all(cells):
+                yield header, body
+                header, body = names_of(cells), []
+                continue
+        body.append(line)
+    yield header, body
+
+
+def _add(
+    gathered: Gathered,
+    header: list[str],
+    body: list[str],
+    separator: str,
+    first: int,
+    clocks: dict[tuple[str, ...], _ClockColumns],
+) -> int:
+    """Add the values of a part; give the number of its rows."""
+    if not body:
+        return 0
+    table = _parsed(body, header, separator)
+    kept = chosen(tuple(header))
+    numbers = {name: _numbers(table[name], body, header, separator) for name in table.columns if name in kept}
+    rows = np.arange(first, first + len(table), dtype=np.int64)
+    step, epoch, time = clocks.setdefault(tuple(header), _clock_columns(numbers))
+    unknown = np.full(len(table), np.nan)
+    steps, epochs = (numbers[name][0] if name else unknown for name in (step, epoch))
+    times = np.nan_to_num(numbers[time][0]) if time else np.zeros(len(table))
+    one = name_and_value(tuple(_texts(table)), tuple(name for name, (_, logged) in numbers.items() if logged.any()))
+    if one is not None:
+        values, logged = numbers[one[1]]
+        for metric, place in table.groupby(table[one[0]].astype(str).str.strip(), sort=False).indices.items():
+            told = place[logged[place]]
+            gathered.add_column(str(metric), rows[told], values[told], steps[told], epochs[told], times[told])
+        return len(table)
+    for name, (values, logged) in numbers.items():
+        if name not in (step, time) and logged.any():
+            gathered.add_column(name, rows[logged], values[logged], steps[logged], epochs[logged], times[logged])
+    return len(table)
+
+
+def _texts(table: pd.DataFrame) -> list[str]:
+    return [str(name) for name in table.columns if table[name].dtype.kind not in "iufb"]
+
+
+def _parsed(body: list[str], header: list[str], separator: str, **how: object) -> pd.DataFrame:
+    text = io.StringIO("\n".join(body))
+    decimal = "," if separator == ";" and not any("." in line for line in body[:50]) else "."
+    names = list(header)
+    return pd.read_csv(  # type: ignore[call-overload,no-any-return]
+        text,
+        sep=separator,
+        names=names,
+        header=None,
+        usecols=how.pop("usecols", list(range(len(names)))),
+        skipinitialspace=True,
+        keep_default_na=False,
+        na_values=_NOT_LOGGED,
+        on_bad_lines="skip",
+        decimal=decimal,
+        low_memory=False,
+        index_col=False,
+        **how,
+    )
+
+
+def _numbers(
+    column: pd.Series, body: list[str], header: list[str], separator: str
+) -> tuple[NDArray[np.float64], NDArray[np.bool_]]:
+    """The values of a column, and which of its cells hold one."""
+    if column.dtype.kind in "iufb":
+        values = column.to_numpy(np.float64)
+        if not np.isnan(values).any():
+            return values, np.ones(len(values), bool)
+        place = header.index(str(column.name))
+        texts = _parsed(body, header, separator, usecols=[place], dtype=str)[column.name]
+        return values, ~np.isnan(values) | _says_nan(texts)
+    values = pd.to_numeric(column.astype(str).str.strip(), errors="coerce").to_numpy(np.float64)
+    return values, ~np.isnan(values) | _says_nan(column)
+
+
+def _says_nan(texts: pd.Series) -> NDArray[np.bool_]:
+    said: NDArray[np.bool_] = texts.astype(str).str.strip().str.lower().isin(["nan", "-nan", "+nan"]).to_numpy(bool)
+    return said & texts.notna().to_numpy(bool)
+
+
+def _clock_columns(numbers: dict[str, tuple[NDArray[np.float64], NDArray[np.bool_]]]) -> _ClockColumns:
+    """The columns of step, epoch and time, as the first part of a table shows them."""
+    moving = [
+        name
+        for name, (values, logged) in numbers.items()
+        if logged.any() and (len(values) == 1 or len(np.unique(values[logged])) > 1)
+    ]
+    whole = [name for name in moving if step_rank(name) >= 0 and numbers[name][1].mean() > 0.5]
+    step = min(whole, key=step_rank, default=None)
+    epoch = next((name for name in numbers if is_epoch(name) and numbers[name][1].any()), None)
+    time = next((name for name in moving if is_time(name) and np.nanmin(numbers[name][0]) > 1e8), None)
+    return step, epoch, time
+
+
+def _format(header: list[str]) -> str:
+    names = set(header)
+    if "epoch" in names and any(name.startswith(("metrics/", "lr/pg")) for name in names):
+        return "ultralytics_csv"
+    if {"epoch", "step"} <= names:
+        return "lightning_csv"
+    if "epoch" not in {name.lower() for name in names}:
+        return "progress_csv"
+    return "csv"

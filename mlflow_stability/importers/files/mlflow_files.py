@@ -1,0 +1,143 @@
+"""Reads MLflow's file store without MLflow: the folder of one run.
+
+In: a folder with `meta.yaml`, `metrics/`, `params/` and `tags/`, wherever it was moved to. Out: a `RunHistory` with
+the complete histories of all its metrics. Promised: a metric whose name has slashes, which is a folder of folders,
+keeps its name; values keep the order of their time; 100,000 lines take well under a second.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.importers.assemble.gathered import Gathered
+from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+_LONGEST_TEXT = 5000
+_DEEPEST = 12
+_OUTCOMES = {
+    "3": "finished",
+    "4": "crashed",
+    "5": "killed",
+    "FINISHED": "finished",
+    "FAILED": "crashed",
+    "KILLED": "killed",
+}
+
+
+def is_mlflow_run(folder: Path) -> bool:
+    """Whether this is the folder of one run."""
+    meta = meta_of(folder)
+    if _names_a_run(meta):
+        return True
+    return (folder / "metrics").is_dir() and ((folder / "params").is_dir() or _holds_points(folder / "metrics"))
+
+
+def _names_a_run(meta: Mapping[str, str]) -> bool:
+    return "run_id" in meta or "run_uuid" in meta
+
+
+def _holds_points(folder: Path) -> bool:
+    """Whether the first metric in a folder is as MLflow writes one: lines of time, value and step."""
+    _, file = next(_files(folder), ("", None))
+    if file is None:
+        return False
+    with file.open("rb") as opened:
+        words = opened.readline(_LONGEST_TEXT).split()
+    return len(words) == 3 and words[0].isdigit() and len(words[0]) >= 12 and words[2].lstrip(b"-").isdigit()
+
+
+def is_deleted(folder: Path) -> bool:
+    """Whether the run was deleted by its owner; its files stay until MLflow's garbage is collected."""
+    return meta_of(folder).get("lifecycle_stage") == "deleted"
+
+
+def read_mlflow_run(folder: Path) -> RunHistory:
+    """The run in this folder."""
+    meta = meta_of(folder)
+    gathered = Gathered(
+        params=dict(_texts(folder / "params")),
+        tags=dict(_texts(folder / "tags")),
+        outcome=_OUTCOMES.get(meta.get("status", ""), ""),  # one that is RUNNING for ever was left by its process
+    )
+    if not _names_a_run(meta):
+        why = "cannot be understood" if (folder / "meta.yaml").exists() else "is missing"
+        gathered.notes.append(f"Its meta.yaml {why}: when it began and how it ended is not known.")
+    elif meta.get("lifecycle_stage") == "deleted":
+        gathered.notes.append("This run was deleted by its owner; its files are still there.")
+    for name, file in _files(folder / "metrics"):
+        times, values, steps = _points(file)
+        gathered.add_column(name, times.astype(np.int64), values, steps, times=times / 1000)
+    name = gathered.tags.get("mlflow.runName") or meta.get("run_name") or meta.get("name") or folder.name
+    history = history_of(gathered, folder, "mlflow_files", name=name, lone_values=True)
+    ours = any(metric.startswith("stability/") for metric in gathered.columns)
+    return _thinned(history) if ours else history
+
+
+def _thinned(history: RunHistory) -> RunHistory:
+    """A run that we recorded: MLflow's metrics hold some of its points, and tags say how it ended."""
+    outcome = history.tags.get("stability.outcome", history.outcome)
+    note = "These are the thinned points of a recorded run; its full record is among its artifacts."
+    detail = history.tags.get("stability.outcome_detail", "")
+    return replace(history, outcome=outcome, outcome_detail=detail, complete=False, notes=(*history.notes, note))
+
+
+def meta_of(folder: Path) -> Mapping[str, str]:
+    """What `meta.yaml` says: MLflow writes it flat, a `key: value` a line."""
+    try:
+        text = (folder / "meta.yaml").read_text(encoding="utf-8", errors="replace")
+    except OSError:
+        return {}
+    pairs = (line.partition(":") for line in text.splitlines() if not line.startswith((" ", "#")))
+    return {key.strip(): value.strip().strip("'\"") for key, mark, value in pairs if mark}
+
+
+def _points(file: Path) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
+    """Times in milliseconds, values and steps, in the order of time."""
+    content = file.read_bytes()
+    lines = content.count(b"\n") + (not content.endswith(b"\n"))
+    words = content.split()
+    if len(words) != 3 * lines:  # old MLflow wrote no step; a killed one half a line
+        rows = [line.split() for line in content.splitlines()]
+        words = [word for row in rows if len(row) >= 2 for word in (*row[:2], row[2] if len(row) > 2 else b"0")]
+    table = _numbers(words).reshape(-1, 3)
+    table = table[np.isfinite(table[:, 0]) & np.isfinite(table[:, 2])]
+    if (table[1:, 0] < table[:-1, 0]).any():
+        table = table[np.argsort(table[:, 0], kind="stable")]
+    return table[:, 0], table[:, 1], table[:, 2]
+
+
+def _numbers(words: list[bytes]) -> NDArray[np.float64]:
+    try:
+        return np.array(words, "S").astype(np.float64) if words else np.empty(0)
+    except ValueError:
+        return np.array([_number(word) for word in words], np.float64)
+
+
+def _number(word: bytes) -> float:
+    try:
+        return float(word)
+    except ValueError:
+        return float("nan")
+
+
+def _texts(folder: Path) -> Iterator[tuple[str, str]]:
+    for name, file in _files(folder):
+        with file.open(encoding="utf-8", errors="replace") as opened:
+            yield name, opened.read(_LONGEST_TEXT).rstrip("\n")
+
+
+def _files(folder: Path, prefix: str = "", depth: int = 0) -> Iterator[tuple[str, Path]]:
+    """All files below, each with the name that its path spells."""
+    if not folder.is_dir() or depth > _DEEPEST:
+        return
+    for each in sorted(folder.iterdir()):
+        if each.is_dir():
+            yield from _files(each, f"{prefix}{each.name}/", depth + 1)
+        elif each.is_file():
+            yield f"{prefix}{each.name}", each

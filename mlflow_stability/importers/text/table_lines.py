@@ -1,0 +1,108 @@
+"""Reads tables that were printed: a `| key | value |` line for each number, or a header with rows of numbers beneath.
+
+In: the lines of a log one after the other. Out: a `LogLine` when a row is complete. Promised: a table that the end of
+the log cuts off still counts; names in sections (``rollout/`` above ``ep_rew_mean``) get the section's name in front.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+
+from mlflow_stability.importers.assemble.step_names import is_epoch, step_rank
+from mlflow_stability.importers.files.json_rows import log_row
+from mlflow_stability.importers.text.log_line import LogLine
+from mlflow_stability.vocabulary.text.name_reading import LOSSES, words_of
+
+_RULE = frozenset("-+|=: \t")
+_CLOCK = re.compile(r"\d+(?::\d+)+|\d+(?:\.\d+)?(?:[GMK]B?|[mu]?s|sec|min|h|s/it|it/s)")
+_NOTHING = frozenset({"", "-", "--", "—", "N/A", "n/a", "NA", "None", "none", "null"})
+_APART = re.compile(r"\s{2,}|\t")
+_DRAWN = str.maketrans({"│": "|", "┃": "|", "║": "|", "┆": "|", "┊": "|"})
+_MOST_COLUMNS = 60
+
+
+class KeyValueTable:
+    """Collects the lines of a table between two rules."""
+
+    def __init__(self) -> None:
+        self._row: dict[str, object] = {}
+        self._section = ""
+
+    def take(self, line: str) -> tuple[bool, LogLine | None]:
+        """Whether the line belongs to a table, and the row that it completes."""
+        if not self._row and "|" not in line:
+            return False, None
+        cells = line.strip().split("|")
+        if len(cells) != 4 or cells[0] or cells[3]:
+            return False, self.complete() if _RULE.issuperset(line) or "|" not in line else None
+        key, value = cells[1].strip(), cells[2].strip()
+        if _number(key) is not None or _is_header((key, value)):  # a table of two columns
+            return False, self.complete()
+        if key.endswith("/") and not value:
+            self._section = key
+            return True, None
+        done = None
+        name = f"{self._section}{key}" if not key.startswith(self._section) else key
+        if name in self._row:  # a table without a rule between its rows
+            done = self.complete()
+        self._row[name] = value
+        return True, done
+
+    def complete(self) -> LogLine | None:
+        """The row so far; a new one begins."""
+        row, self._row, self._section = self._row, {}, ""
+        read = log_row(row)
+        read.form = "key_value_table"
+        return read if read.values else None
+
+
+class ColumnTable:
+    """Reads rows beneath the header that was seen last: ``epoch  train_loss  valid_loss  time``."""
+
+    def __init__(self) -> None:
+        self._header: Sequence[str] = ()
+
+    def take(self, line: str) -> LogLine | None:
+        """The row that this line is, if it is one."""
+        if not line.isascii():
+            line = line.translate(_DRAWN)
+        barred = line.count("|") > 2
+        cells = [cell.strip(" *`\t") for cell in line.strip().strip("|").split("|")] if barred else line.split()
+        columns = len(self._header)
+        if len(cells) > columns > 0 and cells[columns - 1].endswith(":"):  # a progress bar behind the last column
+            cells = [*cells[: columns - 1], cells[columns - 1][:-1]]
+        if self._header and len(cells) == len(self._header):
+            numbers = [_number(cell) for cell in cells]
+            if all(
+                number is not None or cell in _NOTHING or barred or _CLOCK.fullmatch(cell)
+                for number, cell in zip(numbers, cells, strict=True)
+            ):
+                pairs = zip(self._header, numbers, strict=True)
+                read = log_row({name: number for name, number in pairs if number is not None})
+                read.form = "text"
+                return read if read.values else None
+        apart = [] if barred else _APART.split(line.strip())  # `Train Loss    Val Loss`
+        header = next((names for names in (apart, cells) if _is_header(names)), None)
+        if header is not None:
+            self._header = header
+        return None
+
+
+def _is_header(cells: Sequence[str]) -> bool:
+    if (
+        not 2 <= len(cells) <= _MOST_COLUMNS
+        or len(set(cells)) < len(cells)
+        or any(_number(cell) is not None for cell in cells)
+    ):
+        return False
+    counts = any(is_epoch(cell) or step_rank(cell) >= 0 for cell in cells)
+    return counts and any(LOSSES & {word.lower() for word in words_of(cell)} or "box" in cell for cell in cells)
+
+
+def _number(cell: str) -> float | None:
+    count, of, _ = cell.partition("/")  # `3/20`
+    try:
+        return float(count if of and cell.replace("/", "").isdigit() else cell.removesuffix("%"))
+    except ValueError:
+        return None

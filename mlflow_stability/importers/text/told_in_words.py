@@ -1,0 +1,200 @@
+"""What a log tells beside its numbers: that steps were skipped, and how it ended.
+
+In: the lines that hold no values, with the last step before them. Out: `Event`s, an outcome, notes. Promised: only what
+comes after the last values says how it ended, and what came before is an event at its line; an overflow while a loss
+scale is being searched is told as what it is.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection
+from dataclasses import replace
+
+from mlflow_stability.importers.assemble.gathered import Gathered, Heard
+from mlflow_stability.importers.decode.harmless import shown_text
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.outcome import process_ended
+
+MOST_EVENTS = 1000
+"""How many of the last skipped steps are kept one by one."""
+MOST_FORMS = 1000
+"""Of so many kinds of lines without a step it is known that they came before."""
+SEARCH = 20
+"""A loss scale is being searched while this few steps at most have gone by."""
+_SKIPPED = re.compile(
+    r"gradient overflow detected|OVERFLOW!.{0,80}(?:loss scale|skipping)|Gradient overflow\. +Skipping step|"
+    r"nonfinite_guard(?!\W*(?:true|false|on|off|enabled|disabled|\d))|"
+    r"skipp(?:ed|ing) (?:this )?(?:step|update|batch|iteration)|non-?finite (?:grad|loss)|"
+    r"(?:grad\w*|loss) (?:is|was|are|contains?) (?:nan|inf|non-?finite)",
+    re.IGNORECASE,
+)
+_NAN = re.compile(r"(?<![a-z])nan(?![a-z])", re.IGNORECASE)
+_NOT_FINITE = re.compile(
+    r"(?<![a-z])(?:nan|inf|infinity|infinite|(?:non-?|not )finite)(?![a-z])|nonfinite", re.IGNORECASE
+)
+_STOPS = re.compile(
+    r"(?<![a-z])(?:stopping|abort|aborting|aborted|terminating|terminated|exiting)(?![a-z])", re.IGNORECASE
+)
+_INVALID_LOSS = re.compile(
+    r"invalid loss, terminating|minimum loss scale reached|loss scale already at minimum"
+    r"|loss returned in .{1,40} is (?:nan|inf)",
+    re.IGNORECASE,
+)
+"""What Keras, fairseq, DeepSpeed and Lightning say when they give up."""
+_OWN_STEP = re.compile(
+    r"(?<![a-z])(?:[a-z]+_)?(?:step|iter|iteration|update)s?\s*[:=#]?\s*(?P<step>\d{1,15})(?![\d.])", re.IGNORECASE
+)
+_SCALE = re.compile(
+    r"(?:reducing to|loss scale to:?|loss scale:(?!.*reducing to))\s*(?P<scale>\d[\d.e+]*)", re.IGNORECASE
+)
+_ENDINGS = (
+    (
+        "out_of_memory",
+        re.compile(r"CUDA out of memory|OutOfMemoryError|CUDNN_STATUS_ALLOC_FAILED|oom-kill|MemoryError\b"),
+    ),
+    ("interrupted", re.compile(r"KeyboardInterrupt|Received SIGINT|Signal 2 \(SIGINT\)")),
+    (
+        "killed",
+        re.compile(
+            r"Signal 9|SIGKILL|exitcode\s*:\s*-9\b|^Killed\b|Signal 15|SIGTERM|DUE TO TIME LIMIT|CANCELLED AT"
+            r"|DUE TO PREEMPTION"
+        ),
+    ),
+    (
+        "crashed",
+        re.compile(
+            r"Segmentation fault|core dumped|ChildFailedError|^(?:[\w.]+\.)?[A-Z]\w*(?:Error|Exception)\b(?::|$)"
+        ),
+    ),
+    (
+        "finished",
+        re.compile(r"done training|[Tt]raining (?:is |was )?(?:complete|finished|done)|max_steps.{0,12}reached"),
+    ),
+)
+_GOOD = ("", "finished")
+_STRONGER = {"out_of_memory": 4, "killed": 3, "interrupted": 3, "crashed": 2, "finished": 1}
+_HINT = re.compile(
+    r"overflow|skip|non-?finite|nan|inf|error|exception|memory|kill|signal|exit|interrupt|fault|core|done|omplete|inished"
+    r"|SIG|TIME|CANCEL|PREEMPT|reached|abort|stopping|invalid",
+    re.IGNORECASE,
+)
+"""A line without any of these says nothing that matters here."""
+
+
+def says_skipped(line: str) -> bool:
+    """Whether a line says that a step was skipped."""
+    return _SKIPPED.search(line) is not None
+
+
+class Told:
+    """Listens to the words of one log."""
+
+    def __init__(self) -> None:
+        self._heard: list[Heard] = []
+        self._steps: set[int] = set()
+        self._skipped = 0
+        self._first_skip = self._last_skip = 0
+        self._all_scaled = True
+        self._last_step = self._row = 0
+        self._ending = ""
+        self._detail = ""
+        self._line = 0
+        self._stop: Event | None = None
+        self._forms: set[frozenset[str]] = set()
+
+    def value_came(self, step: int, row: int = 0) -> None:
+        """Training goes on, so nothing before was its end."""
+        self._went_on()
+        self._last_step, self._row = step, row
+
+    def line_without_step(self, names: Collection[str], row: int = 0) -> None:
+        """Values without a step: training goes on if such a line came before the end that the log spoke of."""
+        form = frozenset(names)
+        if form in self._forms:
+            self._went_on()
+        elif len(self._forms) < MOST_FORMS and self._ending in _GOOD and self._stop is None:
+            self._forms.add(form)
+        self._row = row
+
+    def hear(self, line: str, number: int = 0) -> None:
+        """Take note of a line without values; ``number``: which line of the log it is, where it has lines."""
+        if not _HINT.search(line):
+            return
+        if says_skipped(line):
+            self._skip(line, number)
+        if (_STOPS.search(line) and _NOT_FINITE.search(line)) or _INVALID_LOSS.search(line):
+            kind = "nan_detected" if _NAN.search(line) or not _NOT_FINITE.search(line) else "inf_detected"
+            self._stop = self._event(kind, line, number)
+        for outcome, words in _ENDINGS:
+            if words.search(line) and _STRONGER[outcome] > _STRONGER.get(self._ending, 0):
+                self._ending, self._detail, self._line = outcome, shown_text(line.strip()), number
+                break
+
+    def _went_on(self) -> None:
+        """What the log took for the end was none: it is an event where it stands."""
+        if self._ending not in _GOOD:
+            said = f"{process_ended(self._ending)} after step {self._last_step}, and went on or was started again"
+            message = f"{said}. {_place(self._line)}: {self._detail}"
+            event = Event(self._last_step, self._ending, Severity.INFO, message, evidence=_evidence(self._line))
+            self._keep(Heard(event, self._row))
+        if self._stop is not None:
+            self._keep(Heard(replace(self._stop, message=f"{self._stop.message} It went on afterwards."), self._row))
+        self._ending = self._detail = ""
+        self._stop = None
+
+    def _skip(self, line: str, number: int) -> None:
+        own = _OWN_STEP.search(line)
+        event = self._event("step_skipped", line, number)
+        if own and event.step in self._steps:
+            return  # another process says the same
+        scale = _SCALE.search(line)
+        if scale:
+            event.evidence["loss_scale"] = float(scale["scale"].rstrip("."))
+        if _NOT_FINITE.search(line):
+            event.evidence["nan" if _NAN.search(line) else "not_finite"] = 1.0
+        self._first_skip = event.step if not self._skipped else min(self._first_skip, event.step)
+        self._last_skip = max(self._last_skip, event.step)
+        self._all_scaled = self._all_scaled and scale is not None
+        self._skipped += 1
+        self._steps.add(event.step)
+        self._keep(Heard(event, self._row, own_step=own is not None))
+
+    def _event(self, kind: str, line: str, number: int) -> Event:
+        own = _OWN_STEP.search(line)
+        step = int(own["step"]) if own and int(own["step"]) >= self._last_step else self._last_step
+        message = f"{_place(number)} says after step {self._last_step}: {shown_text(line.strip())}"
+        return Event(step, kind, Severity.INFO, message, evidence=_evidence(number))
+
+    def _keep(self, heard: Heard) -> None:
+        self._heard.append(heard)
+        if len(self._heard) > 2 * MOST_EVENTS:
+            del self._heard[:MOST_EVENTS]
+
+    def give(self, gathered: Gathered) -> None:
+        """Hand over what was heard."""
+        if self._stop is not None:
+            evidence = {**self._stop.evidence, "stopped": 1.0}
+            self._keep(Heard(replace(self._stop, evidence=evidence), self._row))
+        gathered.reported.extend(self._heard[-MOST_EVENTS:])
+        gathered.outcome, gathered.outcome_detail = self._ending, "" if self._ending == "finished" else self._detail
+        for each in self._heard:
+            if each.event.kind != "step_skipped":
+                gathered.notes.append(each.event.message)
+        if not self._skipped:
+            return
+        times = "once" if self._skipped == 1 else f"{self._skipped:,} times"
+        first, last = self._first_skip, self._last_skip
+        where = f"after step {first:,}" if first == last else f"between steps {first:,} and {last:,}"
+        note = f"The log says {times} that a step was skipped, {where}."
+        if last <= SEARCH and self._all_scaled:
+            note += " At the beginning that is how a loss scale is found, and normal."
+        gathered.notes.append(note)
+
+
+def _place(number: int) -> str:
+    return f"Line {number:,} of the log" if number else "The log"
+
+
+def _evidence(number: int) -> dict[str, float]:
+    return {"line": float(number)} if number else {}

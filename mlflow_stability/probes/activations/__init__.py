@@ -1,0 +1,1 @@
+"""Statistics of what modules put out."""

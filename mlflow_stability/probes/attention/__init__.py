@@ -1,0 +1,1 @@
+"""Entropy, logits and maps of attention heads."""

@@ -1,0 +1,272 @@
+"""Measures how widely each head of a model looks, and how large its scores are.
+
+In: forward passes in which it is open. Out: `attention_entropy` (0: each query looks at one key; 1: at all that it may
+look at alike) and `attention_max_logit` by module and head, `collapsed_heads` as a share of all; and maps of the first
+tokens of some layers. Promised: the training goes on as if nobody looked; scratch memory stays within what
+`attention_numbers` says, whatever the length; nothing waits for the device.
+
+A head is called `blocks.3.attn.head_0`. A module that attends several times has `.1`, `.2` behind its name from the
+second time on.
+
+Takes the weights of some heads home, for a picture.
+
+In: the scores of an attention, on their device. Out: an `AttentionMap`, once it has arrived at the host. Promised: one
+map at a time is on the device, of at most `MOST_HEADS` heads and the first tokens; nothing waits for it.
+"""
+
+from __future__ import annotations
+
+import logging
+import weakref
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from mlflow_stability.probes.attention.attention_scores import Scores
+from mlflow_stability.probes.attention.attention_statistics import first_weights, head_numbers
+from mlflow_stability.probes.attention.attention_tracer import AttentionSight
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.objects.watched_modules import ModulePlaces
+from mlflow_stability.probes.probe import Guard, next_look
+from mlflow_stability.probes.rerun.forward_rerun import unwrapped
+from mlflow_stability.probes.step.readback import Parcel
+from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.measured.signal import Signal
+
+MOST_DRAWN_HEADS = 32
+"""Of so many heads, at even distances, the weights are kept; the mean is over all."""
+MOST_LAYERS = 12
+"""Of so many layers, at even distances."""
+
+
+@dataclass(slots=True)
+class Drawing:
+    """A map on its way."""
+
+    parcel: Parcel
+    heads: tuple[int, ...]
+    tokens: tuple[int, int]
+    cross: bool
+    step: int = 0
+    layer: str = ""
+    number: int = 0
+
+    def finished(self) -> AttentionMap:
+        """The map; waits for it where it has not arrived."""
+        weights, average, numbers, ahead = self.parcel.opened()
+        return AttentionMap(
+            step=self.step,
+            attempt=0,
+            layer=self.layer,
+            layer_number=self.number,
+            heads=self.heads,
+            weights=weights,
+            average=average,
+            entropy=numbers[0],
+            max_logit=numbers[1],
+            kind="cross" if self.cross else "self",
+            causal=not self.cross and not ahead.any(),
+            tokens=self.tokens,
+        )
+
+
+def drawn(scores: Scores, numbers: Tensor, tokens: int, cross: bool) -> Drawing:
+    """Begin to take a map home; `numbers`: what is known of each head."""
+    _, heads, queries, keys = scores.shape
+    weights = first_weights(scores, tokens)
+    step = -(-heads // MOST_DRAWN_HEADS)
+    average = weights.mean(0)
+    ahead = (average.triu(1) > 0).any().reshape(1)
+    kept = weights[::step].to(torch.float16)
+    numbers, average = numbers.to(torch.float32), average.to(torch.float32)
+    return Drawing(Parcel([kept, average, numbers, ahead]), tuple(range(0, heads, step)), (queries, keys), cross)
+
+
+def chosen(layers: int) -> frozenset[int]:
+    """Which of so many layers are drawn: the first, the last, and others at even distances."""
+    if layers <= MOST_LAYERS:
+        return frozenset(range(layers))
+    return frozenset(round(at * (layers - 1) / (MOST_LAYERS - 1)) for at in range(MOST_LAYERS))
+
+
+QUANTITIES = ("attention_entropy", "attention_max_logit")
+"""What is told of each head."""
+EVERY = 500
+"""Every how many steps; measuring takes about as long as the attention itself."""
+FIRST = 10
+"""The first turn that is measured, so that there is a start to compare with."""
+COLLAPSED = 0.05
+"""A head of less entropy has collapsed."""
+MOST_HEADS = 4096
+"""Of so many heads there are series; of more, layers at even distances have them."""
+MOST_UNCHOSEN = 128
+"""So many layers are drawn at most where it is not known yet how many there will be."""
+
+_logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class _Measured:
+    numbers: Tensor
+    """By number and head."""
+    drawing: Drawing | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    root: Module
+    name: str
+    measured: _Measured
+
+
+class AttentionProbe:
+    """Looks into the attention of every model that trains."""
+
+    part = "attention"
+
+    def __init__(
+        self,
+        every: int,
+        max_seq_len: int,
+        guard: Guard,
+        keep: Callable[[AttentionMap], None],
+        models: Callable[[], Sequence[Module]] | None = None,
+    ) -> None:
+        self.every = every
+        self.max_seq_len = max_seq_len
+        """Of how many tokens a map shows the weights."""
+        self._guard = partial(guard, self.part)
+        self._keep = keep
+        """Takes each map when it has arrived at the host, in the order in which they were measured."""
+        self._sight: AttentionSight | None = None
+        self._root: Module | None = None
+        self._step = 0
+        self._now: list[_Layer] = []
+        """What was seen in the pass that is going on."""
+        self._seen: list[_Layer] = []
+        """What was seen in whole passes of this cycle."""
+        self._counts: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
+        """How many layers each model had the last time."""
+        self._places = ModulePlaces(models)
+        self._layouts: dict[tuple[tuple[str, int], ...], tuple[Signal, ...]] = {}
+        self._on_their_way: list[Drawing] = []
+
+    def due(self, turn: int) -> bool:
+        """Whether to look in this cycle."""
+        self._deliver(wait=False)
+        return bool(self.every) and (turn % self.every == 0 or turn == FIRST)
+
+    def next_due(self, turn: int) -> int:
+        """The next turn that may be due: a map that is on its way is asked for until it has arrived."""
+        if self._on_their_way or not self.every:
+            return turn + 1
+        return next_look(turn, FIRST, self.every)
+
+    def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
+        """Begin to look, right before a forward pass."""
+        self._root, self._step, self._now = root, step, []
+        names = {id(module): name for name, module in self._places.inside(root)}
+        names[id(root)] = type(unwrapped(root)).__name__
+        self._sight = AttentionSight(root, names, alive, self._guard, self)
+        self._sight.open()
+
+    def close(self, whole: bool) -> None:
+        """The pass is over; what was seen in one that raised is forgotten."""
+        if self._sight is not None:
+            self._sight.close()  # before it is let go: Ctrl-C in the middle of this leaves it to be closed once more
+        self._sight = self._root = None
+        now, self._now = self._now, []
+        if whole:
+            self._seen += now
+            self._counts.update({each.root: len(now) for each in now[:1]})
+
+    def measure(self, scores: Scores, cross: bool) -> _Measured:
+        """Make of the scores what is to be kept of them."""
+        numbers = head_numbers(scores)
+        return _Measured(numbers, drawn(scores, numbers, self.max_seq_len, cross) if self._is_drawn() else None)
+
+    def found(self, measured: _Measured, name: str) -> None:
+        """What was measured is an attention of this module."""
+        if self._root is not None:
+            self._now.append(_Layer(self._root, name, measured))
+
+    def blocks(self) -> Sequence[Block]:
+        """What was measured: the cycle is over."""
+        seen, self._seen = self._seen, []
+        if not seen:
+            return ()
+        names = _names([each.name for each in seen])
+        self._send(seen, names)
+        self._deliver(wait=False)
+        device = seen[-1].measured.numbers.device
+        numbers = [each.measured.numbers.to(device, torch.float32, non_blocking=True) for each in seen]
+        with torch.no_grad():
+            entropies = torch.cat([each[0] for each in numbers])
+            known = ~entropies.isnan()
+            share = ((entropies < COLLAPSED) & known).sum().to(torch.float32) / known.sum()
+            kept = _spread([each.shape[1] for each in numbers])
+            values = torch.cat([*(numbers[at].flatten() for at in kept), share.reshape(1)])
+        if len(kept) < len(seen):
+            _logger.info("Of %d layers with attention %d have series of their heads.", len(seen), len(kept))
+        return (Block(self._layout(tuple((names[at], numbers[at].shape[1]) for at in kept)), values),)
+
+    def finish(self) -> None:
+        """The recording ends: wait for the maps that have not arrived; let go of what nobody has asked for."""
+        self._seen.clear()
+        self._deliver(wait=True)
+
+    def _is_drawn(self) -> bool:
+        number = len(self._now)
+        layers = None if self._root is None else self._counts.get(self._root)
+        return number < MOST_UNCHOSEN if layers is None else number in chosen(layers)
+
+    def _layout(self, layers: tuple[tuple[str, int], ...]) -> tuple[Signal, ...]:
+        """The signals of these layers: the same object each time."""
+        if layers not in self._layouts:
+            self._layouts.clear()
+            self._layouts[layers] = (
+                *(
+                    Signal(quantity, f"{name}.head_{head}")
+                    for name, heads in layers
+                    for quantity in QUANTITIES
+                    for head in range(heads)
+                ),
+                Signal("collapsed_heads"),
+            )
+        return self._layouts[layers]
+
+    def _send(self, seen: Sequence[_Layer], names: Sequence[str]) -> None:
+        numbers: Counter[int] = Counter()
+        for layer, name in zip(seen, names, strict=True):
+            number, drawing = numbers[id(layer.root)], layer.measured.drawing
+            numbers[id(layer.root)] += 1
+            if drawing is not None and number in chosen(self._counts.get(layer.root, 0)):
+                drawing.step, drawing.layer, drawing.number = self._step, name, number
+                self._on_their_way.append(drawing)
+
+    def _deliver(self, *, wait: bool) -> None:
+        while self._on_their_way and (wait or self._on_their_way[0].parcel.arrived):
+            self._keep(self._on_their_way.pop(0).finished())
+
+
+def _names(names: Sequence[str]) -> list[str]:
+    """Each name once: with a number behind it from the second time on."""
+    often: Counter[str] = Counter()
+    found = []
+    for name in names:
+        found.append(f"{name}.{often[name]}" if often[name] else name)
+        often[name] += 1
+    return found
+
+
+def _spread(heads: Sequence[int]) -> list[int]:
+    """Which layers have series: all, or as many at even distances as there may be heads."""
+    if sum(heads) <= MOST_HEADS:
+        return list(range(len(heads)))
+    fitting = max(2, MOST_HEADS * len(heads) // sum(heads))
+    return sorted({round(at * (len(heads) - 1) / (fitting - 1)) for at in range(fitting)})

@@ -1,0 +1,1 @@
+"""Opens and closes looks into a forward pass."""

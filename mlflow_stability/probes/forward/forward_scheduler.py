@@ -1,0 +1,295 @@
+"""Opens the probes that look into a forward pass, when they are due, and closes them whatever happens.
+
+In: forward passes of training, from a `ForwardWatch`, and gates, from a survey. Out: what the probes measured, as the
+blocks of that cycle. Promised: a probe is open during one forward pass of a model that trains and never beyond, not
+after an exception and not after Ctrl-C; each fails alone; what is compiled is not touched. Of a model of which anything
+is, the probes look at the same pass run once more without the compiler, before the real one, where that can change
+nothing; why a model is not looked into is told once. Where compiled code turns up in the middle of a pass, they step
+back before it runs, and have their look at the next pass of that model.
+
+Each model counts its own turns: of the two halves of a GAN each is looked at in its own.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
+
+from torch.nn import Module
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.forward.compiled_models import CompileRetreat, compiled, depth_of, ran_compiled, too_deep
+from mlflow_stability.probes.forward.forward_watch import ForwardListener
+from mlflow_stability.probes.forward.unmeasured_parts import not_looked_into
+from mlflow_stability.probes.hooks.running_calls import PassAlive
+from mlflow_stability.probes.probe import GateView, Guard
+from mlflow_stability.probes.rerun.forward_rerun import SecondPass, unwrapped
+from mlflow_stability.vocabulary.result.event import Event
+
+UNFIT = frozenset({"ScriptModule", "DataParallel"})
+"""Classes of models that are left alone: hooks do not run in them, or in several threads at once."""
+
+
+MOST_TOLD = 4
+"""So many reasons for looking into no pass are told in a recording."""
+
+
+class ForwardProbe(Protocol):
+    """Looks into the forward pass of a model."""
+
+    part: str
+    """How it is called where it fails."""
+
+    def due(self, turn: int) -> bool:
+        """Whether to look; `turn`: how many cycles this model has trained.
+
+        Asked once for each cycle and model that `next_due` has not passed over.
+        """
+        ...
+
+    def next_due(self, turn: int) -> int:
+        """The next turn after this one that may be due."""
+        ...
+
+    def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
+        """Put hooks on, right before the forward pass of `root`.
+
+        `alive` tells from within a hook or a mode whether that pass is still going on: after Ctrl-C nobody closes a
+        probe before the next pass begins, and what was left must do nothing until then.
+        """
+        ...
+
+    def close(self, whole: bool) -> None:
+        """Take everything off again. `whole`: the pass ended as it should; else forget what was seen.
+
+        Where it did not, this is called once more before the next pass, for hooks on `root` itself cannot be taken off
+        while an exception leaves it: `PassHooks` knows about that, `hooks.remove(whole or not alive())`.
+        """
+        ...
+
+    def blocks(self) -> Sequence[Block]:
+        """What was measured: the cycle is over. Empties itself."""
+        ...
+
+    def finish(self) -> None:
+        """The recording ends: hand over what is still on its way."""
+        ...
+
+
+class _Model:
+    """What is known of a model."""
+
+    __slots__ = ("cycle", "missed", "next_due", "root", "turn")
+
+    def __init__(self, root: Module, turn: int, forget: Callable[[Any], object]) -> None:
+        self.root = weakref.ref(root, forget)
+        self.turn = turn
+        """How many cycles it has trained."""
+        self.next_due = 0
+        """Before this turn nobody wants to look."""
+        self.cycle = -1
+        """In which cycle it was called last."""
+        self.missed: tuple[_Seat, ...] = ()
+        """Who had to step back, and looks at the next pass instead."""
+
+
+class ForwardTurns(ForwardListener):
+    """A listener to forward passes, and a probe of a survey, that leads forward probes."""
+
+    part = "probes of forward passes"
+
+    def __init__(
+        self,
+        guard: Guard,
+        probes: Sequence[ForwardProbe],
+        first_step: int,
+        tell: Callable[[Event], None] = lambda _: None,
+    ) -> None:
+        self._seats = tuple(_Seat(each, guard) for each in probes)
+        self._close = guard("end of probes of forward passes", self._close_all)
+        self._retreat = CompileRetreat(self._step_back)
+        self._again = guard("end of probes of forward passes", lambda seat: seat.close(False))
+        self._second_pass = SecondPass()
+        self._models: dict[int, _Model] = {}
+        """By identity."""
+        self.step = first_step
+        """The step in progress."""
+        self.cycle = 0
+        """The cycle in progress."""
+        self.busy = False
+        """Whether there may be anything to be taken off or to be asked for: else a gate is none of our business."""
+        self._open: list[_Seat] = []
+        self._root: weakref.ref[Module] | None = None
+        """The model they look into."""
+        self._broken: list[_Seat] = []
+        """Were open in a pass that raised."""
+        self._alive: PassAlive | None = None
+        """Of the pass that is being looked into."""
+        self._tell = guard(self.part, tell)
+        self._told: set[str] = set()
+        """Why models are not looked into, as it was told."""
+        self._run_second_pass = guard(self.part, self._look_at_second_pass)
+
+    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Look into this pass, if it is the first one of its model in a cycle in which somebody wants to."""
+        if self.busy:
+            self._settle()
+        model = self._models.get(id(root))
+        if model is None:
+            model = self._met(root)
+        if model.cycle == self.cycle:
+            return False
+        model.cycle = self.cycle
+        model.turn += 1
+        turn, missed = model.turn, model.missed
+        if turn < model.next_due and not missed:
+            return False
+        model.missed = ()
+        due = [each for each in self._seats if each.due(turn) or each in missed]
+        model.next_due = min([each.next_due(turn) or 0 for each in self._seats], default=sys.maxsize)
+        if not due or any(kind.__name__ in UNFIT for kind in type(root).__mro__):
+            return False
+        if too_deep(root):
+            why = f"its modules stand in each other {depth_of(root)} deep, and hooks on them might exceed the limit of "
+            why += f"{sys.getrecursionlimit():,} calls in each other; sys.setrecursionlimit() makes room"
+            self._not_looked_into(root, why)
+            return False
+        self.busy = True
+        if compiled(root) != "no":
+            self._run_second_pass(due, root, args, kwargs)
+        else:
+            self._alive = PassAlive(root)
+            self._root = weakref.ref(root)
+            self._retreat.put_on()
+            self._open_for(due, root, self._alive)
+        return True
+
+    def forward_ended(self) -> None:
+        """The pass is over."""
+        if self._open:
+            self._close(True)
+
+    def forward_failed(self) -> None:
+        """The pass raised an exception."""
+        if self._open:
+            self._close(False)
+
+    def due(self, step: int) -> bool:
+        """The first gate of a cycle: what was measured in it is asked for in any case."""
+        self.step, self.cycle = step + 1, self.cycle + 1
+        if not self.busy:
+            return False
+        self._settle()
+        self.busy = any(each.looked for each in self._seats)
+        return self.busy
+
+    def next_due(self, step: int) -> int:
+        """A survey goes by `busy`."""
+        return step + 1
+
+    def at_gate(self, _view: GateView) -> None:
+        """Nothing is measured here."""
+
+    def after_step(self, _view: GateView) -> None:
+        """Nothing is measured here."""
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        """What was measured."""
+        found: list[Block] = []
+        for each in self._seats:
+            if each.looked:
+                each.looked = False
+                found += each.blocks() or ()
+        return found
+
+    def pass_over(self) -> None:
+        """No pass is going on any more: we look away for a while."""
+        self._settle()
+
+    def finish(self) -> None:
+        """The recording ends."""
+        self._settle()
+        for each in self._seats:
+            each.finish()
+
+    def _met(self, root: Module) -> _Model:
+        """A model is called for the first time."""
+        key, models = id(root), self._models
+
+        def forget(_: Any) -> None:
+            models.pop(key, None)
+
+        models[key] = _Model(root, self.step - 1, forget)
+        return models[key]
+
+    def _open_for(self, seats: Sequence[_Seat], root: Module, alive: Callable[[], bool]) -> None:
+        for each in seats:
+            self._open.append(each)  # first, so that one that fails half-way is closed with the others
+            each.open(root, self.step, alive)
+
+    def _step_back(self, is_compiled: bool) -> None:
+        """Something compiled runs, or is made or traced, in the middle of the pass: not with us in it."""
+        root = None if self._root is None else self._root()
+        if root is not None and is_compiled:
+            ran_compiled(root)
+            self._models[id(root)].missed = tuple(self._open)
+        if self._open:
+            self._close(False)
+
+    def _close_all(self, whole: bool) -> None:
+        self._retreat.take_off()
+        while self._open:
+            seat = self._open[-1]  # as with brackets; one that Ctrl-C keeps from being closed stays to be closed again
+            seat.looked |= whole
+            if not whole and seat not in self._broken:
+                self._broken.append(seat)
+            seat.close(whole)
+            del self._open[-1:]
+        if self._alive is not None:
+            self._alive.over()
+
+    def _settle(self) -> None:
+        """Nothing of an earlier pass is left."""
+        self._retreat.take_off()
+        if self._open:
+            self._close(False)
+        while self._broken:
+            self._again(self._broken[-1])
+            del self._broken[-1:]
+
+    def _look_at_second_pass(
+        self, seats: Sequence[_Seat], root: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> None:
+        second, whole = self._second_pass, False
+        try:
+            with second.of(root, args, kwargs) as (model, run):
+                if model is not None:
+                    self._open_for(seats, model, lambda: True)
+                    whole = run()
+        finally:
+            self._close(whole)
+        if second.reason:
+            self._not_looked_into(root, second.reason)
+
+    def _not_looked_into(self, root: Module, why: str) -> None:
+        if why not in self._told and len(self._told) < MOST_TOLD:
+            self._told.add(why)
+            self._tell(not_looked_into(type(unwrapped(root)).__name__, why, self.step))
+
+
+class _Seat:
+    """A forward probe, made harmless."""
+
+    __slots__ = ("blocks", "close", "due", "finish", "looked", "next_due", "open")
+
+    def __init__(self, probe: ForwardProbe, guard: Guard) -> None:
+        self.looked = False
+        """Whether there is something to ask it for."""
+        self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
+        self.next_due: Callable[[int], int | None] = guard(probe.part, probe.next_due)
+        self.open: Callable[[Module, int, Callable[[], bool]], Any] = guard(probe.part, probe.open)
+        self.close = probe.close  # not under its own part: one that is switched off must still be closed
+        self.blocks: Callable[[], Sequence[Block] | None] = guard(probe.part, probe.blocks)
+        self.finish: Callable[[], Any] = guard(probe.part, probe.finish)

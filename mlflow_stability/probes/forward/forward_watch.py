@@ -1,0 +1,247 @@
+"""Hears when the model that a script trains is called, and when it is done.
+
+In: optimizers as they come to their gates. Out: calls to listeners around each forward pass that is part of training.
+Promised: our hooks are on the outermost module that the script calls and nowhere inside a compiled region; a model
+that is copied, pickled or scripted takes nothing of ours along; `remove` leaves every module as it was.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from threading import get_ident
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.forward.module_hooks import ForwardHooks, drop_idle_hooks
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks.hook_handles import HookHandles
+from mlflow_stability.probes.hooks.running_calls import running_calls
+from mlflow_stability.probes.objects.model_discovery import models_of
+from mlflow_stability.probes.performance.step_timing import Mark
+from mlflow_stability.probes.probe import Guard
+
+_BEGAN, _ENDED, _EVALUATED = int(Mark.FORWARD_BEGAN), int(Mark.FORWARD_ENDED), int(Mark.EVALUATED)
+PATIENCE = 2
+"""After so many gates without a call, the script is taken to call not this module but those inside it."""
+MOST_PARTS = 32
+"""A script that calls each of very many parts itself would pay for a hook on each."""
+MOST_SEARCHES = 8
+"""A script that makes an optimizer for every sample has no model that could be followed."""
+
+
+class ForwardListener:
+    """Who wants to know; what a listener leaves as it is here is not called."""
+
+    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
+        """Runs right before a forward pass of training; False: its end need not be told."""
+
+    def forward_gave(self, outputs: Any) -> None:
+        """Runs right after it, with what came out."""
+
+    def forward_ended(self) -> None:
+        """Runs after that."""
+
+    def forward_failed(self) -> None:
+        """Runs instead of that where the forward pass raised an exception."""
+
+    def evaluated(self) -> None:
+        """Runs after a forward pass that is no part of training."""
+
+
+class ForwardWatch:
+    """The hooks on the models of one training."""
+
+    def __init__(
+        self, guard: Guard, listeners: Sequence[ForwardListener], mark: Callable[[int], None] = lambda _: None
+    ) -> None:
+        self._mark = mark
+        """Takes down when passes begin and end, when all others know."""
+        self._began = tuple([(each.forward_began, _taken(each, "forward_ended")) for each in listeners])
+        self._to_end: list[Callable[[], None]] = []
+        """Who is to be told of the end of the pass that is open."""
+        self._gave = _overriding("forward_gave", listeners)
+        self._did_fail = _overriding("forward_failed", listeners)
+        self._evaluated = _overriding("evaluated", listeners)
+        self._before = guard("forward passes", self._begins)
+        self._after = guard("forward passes", self._ends)
+        self._failed = guard("forward passes", self._fails)
+        self._known: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._searches = 0
+        self._watched: dict[int, ForwardHooks] = {}
+        """By the identity of the module."""
+        self._part_of: dict[int, weakref.ref[Module]] = {}
+        """Of modules that are watched in the place of the model that they belong to: that model."""
+        self._uncalled: dict[int, int] = {}
+        """Modules that were not called yet, and how many gates ago they were met."""
+        self._open = 0
+        """The module that is being called; zero: none is."""
+        self._within = False
+        """Whether it was called once more within that call."""
+        self._thread = 0
+        self._in_backward = False
+        self._on_cuda = False
+        self._patches = HookHandles()
+
+    @property
+    def models(self) -> tuple[Module, ...]:
+        """The models that train; one whose parts the script calls itself is one model."""
+        found: dict[int, Module] = {}
+        for key, hooks in self._watched.items():
+            whole = self._part_of.get(key)
+            model = hooks.root if whole is None else whole()
+            if model is not None:
+                found.setdefault(id(model), model)
+        return tuple(found.values())
+
+    def at_gate(self, optimizer: Optimizer) -> None:
+        """Runs at each gate: look for the models of an optimizer that is new."""
+        self._give_up()
+        if optimizer not in self._known:
+            self._known.add(optimizer)
+            self._thread = get_ident()
+            if self._searches < MOST_SEARCHES:
+                self._searches += 1
+                for root in models_of([optimizer]):
+                    self._watch(root)
+        elif self._uncalled:
+            self._look_deeper()
+
+    def backward_began(self) -> None:
+        """Runs before a backward pass: what is called inside it is run again for a checkpoint."""
+        self._in_backward = True
+        if self._open:
+            self._give_up()
+
+    def backward_ended(self) -> None:
+        """Runs after it."""
+        self._in_backward = False
+
+    def remove(self) -> None:
+        """Take all hooks off."""
+        self._give_up()
+        self._patches.remove()
+        for each in self._watched.values():
+            each.remove()
+        self._watched.clear()
+        self._uncalled.clear()
+
+    def _watch(self, root: Module) -> None:
+        if id(root) in self._watched and self._watched[id(root)].root is root:
+            return
+        if not self._patches.hold_anything:
+            self._patches.patch_symbol("create_script_module", self._around_scripting)
+        hooks = ForwardHooks(root, self._before, self._after, self._failed)
+        hooks.put_on()
+        self._on_cuda |= any(each.is_cuda for each in Module.parameters(root))
+        self._watched[id(root)] = hooks
+        self._uncalled[id(root)] = 0
+
+    def _look_deeper(self) -> None:
+        """Lightning and the like call a method of the outermost module, which then calls the model, or its parts."""
+        for key, gates in list(self._uncalled.items()):
+            self._uncalled[key] = gates + 1
+            if gates + 1 < PATIENCE:
+                continue
+            del self._uncalled[key]
+            hooks = self._watched.pop(key)
+            hooks.remove()
+            root, whole = hooks.root, self._part_of.pop(key, None)
+            parts = [] if root is None else _those_inside(root)
+            if root is None or len(self._watched) + len(parts) > MOST_PARTS:
+                continue
+            if len(parts) > 1 and whole is None:
+                whole = weakref.ref(root)
+            for each in parts:
+                if id(each) not in self._watched and whole is not None:
+                    self._part_of[id(each)] = whole
+                self._watch(each)
+
+    def _begins(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        if get_ident() != self._thread:
+            return
+        if self._open:
+            again = self._open == id(root)
+            if running_calls(self._open) > again:
+                self._within |= again
+                return
+            self._give_up()
+        if (
+            not root.training
+            or not torch.is_grad_enabled()
+            or torch_api.get_tracing_state()
+            or self._in_backward
+            or (self._on_cuda and torch.cuda.is_current_stream_capturing())
+        ):
+            return
+        self._open, self._within = id(root), False
+        if self._uncalled:
+            self._uncalled.pop(id(root), None)
+        to_end = self._to_end
+        to_end.clear()
+        for tell, ended in self._began:
+            if tell(root, args, kwargs) is not False and ended is not None:
+                to_end.append(ended)
+        self._mark(_BEGAN)
+
+    def _ends(self, root: Module, outputs: Any) -> None:
+        if get_ident() != self._thread:
+            return
+        if self._open == id(root) and not (self._within and running_calls(self._open) > 1):
+            for take in self._gave:
+                take(outputs)
+            for tell in self._to_end:
+                tell()
+            self._mark(_ENDED)
+            self._open = 0  # after the rest: where Ctrl-C comes before, the next call has them give it up
+        elif not self._open and not self._in_backward:
+            for tell in self._evaluated:
+                tell()
+            self._mark(_EVALUATED)
+
+    def _give_up(self) -> None:
+        """The pass that is open has not ended as it should, or will not be heard to end."""
+        if self._open:
+            for tell in self._did_fail:
+                tell()
+            self._open = 0
+
+    def _fails(self, root: Module) -> None:
+        within = self._within and running_calls(self._open) > 1  # it is a call within the one that was heard
+        if get_ident() == self._thread and self._open == id(root) and not within:
+            self._give_up()
+
+    def _around_scripting(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """`torch.jit.script` compiles the hooks that it finds, and ours cannot be: they step aside for it."""
+        for each in self._watched.values():
+            each.remove()
+        for each in args:
+            if isinstance(each, Module):
+                drop_idle_hooks(each)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            for each in self._watched.values():
+                each.put_on()
+
+
+def _overriding(name: str, listeners: Sequence[ForwardListener]) -> tuple[Callable[..., Any], ...]:
+    """What the listeners take."""
+    return tuple([taken for each in listeners if (taken := _taken(each, name)) is not None])
+
+
+def _taken(listener: ForwardListener, name: str) -> Callable[..., Any] | None:
+    """How a listener is told something; None where it does not want to be."""
+    found: Callable[..., Any] = getattr(listener, name)
+    return None if getattr(found, "__func__", None) is getattr(ForwardListener, name) else found
+
+
+def _those_inside(root: Module) -> list[Module]:
+    """The modules right inside it that have parameters; none where it has parameters of its own and one of them."""
+    inside = [each for each in root._modules.values() if each is not None]
+    owners = [each for each in inside if any(True for _ in Module.parameters(each))]
+    alone = len(owners) == 1 and any(each is not None for each in root._parameters.values())
+    return [] if alone else list(dict.fromkeys(owners))

@@ -1,0 +1,1 @@
+"""Everything installed into torch, and all of it taken out again."""

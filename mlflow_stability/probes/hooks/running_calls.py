@@ -1,0 +1,65 @@
+"""Tells whether a call of a module is still going on, or was ended by Ctrl-C without a word.
+
+In: a module, by identity. Out: how many calls of it this thread is in the middle of. Promised: nothing of a call is
+kept, for its frame would keep alive what it was called with.
+
+Tells from within a forward pass whether that pass is still going on.
+
+In: a module that is being called. Out: yes or no, from any depth of the call. Promised: what the call holds (its inputs
+and outputs) is let go when the pass is said to be over; after Ctrl-C nobody says so, and the answer is no all the same.
+"""
+
+from __future__ import annotations
+
+import sys
+from types import CodeType, FrameType
+
+from torch.nn import Module
+
+_CALLS: dict[CodeType, str] = {Module._call_impl.__code__: "self"}
+"""Functions that call a module, and what they call it."""
+
+
+def calls_through(code: CodeType, name: str) -> None:
+    """Make known one more function that calls a module, which is its local `name`."""
+    _CALLS[code] = name
+
+
+def running_calls(identity: int) -> int:
+    """How many calls of this module are going on."""
+    found = 0
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:
+        name = _CALLS.get(frame.f_code)
+        if name is not None and id(frame.f_locals.get(name)) == identity:
+            found += 1
+        frame = frame.f_back
+    return found
+
+
+_CALL: CodeType = Module._call_impl.__code__
+
+
+class PassAlive:
+    """Whether the call of a module that is going on now still is."""
+
+    __slots__ = ("_frame",)
+
+    def __init__(self, root: Module) -> None:
+        frame: FrameType | None = sys._getframe()
+        while frame is not None and not (frame.f_code is _CALL and frame.f_locals.get("self") is root):
+            frame = frame.f_back
+        self._frame = frame
+
+    def __call__(self) -> bool:
+        """Whether it is."""
+        frame: FrameType | None = sys._getframe() if self._frame is not None else None
+        while frame is not None:
+            if frame is self._frame:
+                return True
+            frame = frame.f_back
+        return False
+
+    def over(self) -> None:
+        """It is not."""
+        self._frame = None

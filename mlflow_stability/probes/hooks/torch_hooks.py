@@ -1,0 +1,268 @@
+"""Puts our hooks into torch, and takes them out again.
+
+In: a guard and the one who meters cycles. Out: calls to the meter. These are all the places in torch that we touch;
+`remove` leaves each of them as it was. Promised: what a patched function returns or raises is what it returned or
+raised before, and inside a compiled region our hooks are not there at all.
+
+Tells a top-level optimizer step from one inside another: ``super().step()``, SAM, an optimizer in a closure.
+
+The call stack is asked, not a counter: a step that ends in an exception, or a notebook cell that is interrupted, runs
+no hook at its end, and a counter would then call every later step nested.
+"""
+
+from __future__ import annotations
+
+import sys
+import weakref
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from threading import get_ident
+from types import CodeType, FrameType
+from typing import Any
+
+import torch
+from torch.compiler import is_compiling
+from torch.optim import Optimizer
+from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
+
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks.closures import takes_closure, watched_closure
+from mlflow_stability.probes.hooks.hook_handles import HookHandles
+from mlflow_stability.probes.hooks.training_thread import TrainingThread, is_cuda_used
+from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.step.step_meter import CycleMeter
+
+# Every step that torch hooks runs inside a frame of this one function.
+_STEP_CODE: CodeType = torch_api.profile_hook_step(lambda: None).__code__
+
+
+def is_nested_step() -> bool:
+    """Whether the hook that is running belongs to a step inside another step."""
+    frame: FrameType | None = sys._getframe(1)
+    steps = 0
+    while frame is not None:
+        if frame.f_code is _STEP_CODE:
+            steps += 1
+            if steps == 2:
+                return True
+        frame = frame.f_back
+    return False
+
+
+# The modules that hold a name for the norm that `clip_grad_norm_` takes. A script that imported `clip_grad_norm_`
+# itself before us still looks the norm up here at each call.
+_NORM_NAMES = ("get_total_norm", "public_get_total_norm")
+# Those that hold a name for the clipping itself, by what limits it. Nobody sees `clip_grad_value_` in a script that
+# imported it before us.
+_CLIP_NAMES = (
+    ("clip_grads_with_norm_", "max_norm"),
+    ("public_clip_grads_with_norm_", "max_norm"),
+    ("clip_grad_value_", "clip_value"),
+    ("public_clip_grad_value_", "clip_value"),
+)
+
+BACKWARDS_WITHOUT_STEP = 200
+"""From how many backward passes on it is odd that no optimizer step was seen: more than anybody accumulates."""
+
+
+@dataclass(slots=True)
+class Counts:
+    """What was seen of a training so far."""
+
+    backwards: int = 0
+    steps: int = 0
+    optimizers: int = 0
+    """How many were made."""
+
+    def clear(self) -> None:
+        """Count anew."""
+        self.backwards = self.steps = self.optimizers = 0
+
+
+class TorchWatch:
+    """The hooks of one meter."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        meter: CycleMeter,
+        on_foreign_thread: Callable[[], None] = lambda: None,
+        counts: Counts | None = None,
+        on_signs: Callable[[], None] = lambda: None,
+    ) -> None:
+        self._thread = TrainingThread(on_foreign_thread)
+        self._handles = HookHandles()
+        self._counts = Counts() if counts is None else counts
+        self._meter = meter
+        self._newest: Callable[[], Optimizer | None] = lambda: None
+        """The optimizer that stepped last, weakly."""
+        self._signs = guard("unseen training", on_signs)
+        self._in_backward = False
+        self._backward = guard("cycles", meter.backward)
+        self._backward_over = guard("cycles", meter.backward_ended)
+        self._backward_failed = guard("cycles", meter.backward_failed)
+        self._zeroed = guard("cycles", meter.zeroed)
+        self._clip = guard("norm before clipping", meter.clip)
+        self._clipped = guard("clipping", meter.clipped)
+        self._scaled = guard("cycles", meter.scaled)
+        self._unscaled = guard("cycles", meter.unscaled)
+        self._swallowed = guard("cycles", meter.swallowed)
+        self._gate = guard("cycles", meter.gate)
+        self._closure_begins = guard("cycles", meter.closure_begins)
+        self._closure_ends = guard("cycles", meter.closure_ends)
+        self._step_ended = guard("cycles", meter.step_ended)
+        self._made = guard("cycles", meter.optimizer_made)
+        self._look_away = guard("cycles", meter.look_away)
+
+    def install(self) -> None:
+        """Begin to watch."""
+        handles = self._handles
+        handles.hold(register_optimizer_step_pre_hook(self._before_step))
+        handles.hold(register_optimizer_step_post_hook(self._after_step))
+        handles.patch(Optimizer, "__init__", self._around_making)
+        self._patch("backward", self._around_backward)
+        for name in ("zero_grad_of_optimizer", "zero_grad_of_module"):
+            self._patch(name, self._around_zero_grad)
+        for name in _NORM_NAMES:
+            self._patch(name, self._around_norm)
+        for name, limit in _CLIP_NAMES:
+            self._patch(name, partial(self._around_clip, limit))
+        for name, around in (
+            ("scale", self._around_scale),
+            ("unscale_", self._around_unscale),
+            ("scaler_step", self._around_scaler_step),
+        ):
+            self._patch(name, around)
+
+    @property
+    def is_installed(self) -> bool:
+        """Whether our hooks are in torch."""
+        return self._handles.hold_anything
+
+    def remove(self) -> None:
+        """Leave torch as it was."""
+        self._handles.remove()
+        self._look_away()
+
+    def _patch(self, symbol: str, around: Callable[..., Any]) -> None:
+        """Put `around` in the place of a function of torch, where it is called by the training that is watched."""
+        self._handles.patch_symbol(symbol, around, self._thread)
+
+    def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
+        thread = self._thread
+        if (is_compiling() or get_ident() != thread.ident or is_cuda_used()) and thread.trains_elsewhere():
+            return None
+        if is_nested_step():
+            return None
+        if self._newest() is not optimizer:
+            if _is_dry_run(optimizer):
+                return None
+            self._newest = weakref.ref(optimizer)
+        self._counts.steps += 1
+        by_name = kwargs.get("closure")
+        closure = by_name if by_name is not None else args[1] if len(args) > 1 and takes_closure(optimizer) else None
+        if closure is None:
+            self._gate(optimizer)
+            return None
+        wrapped = watched_closure(closure, partial(self._evaluated, optimizer))
+        if by_name is not None:
+            return args, {**kwargs, "closure": wrapped}
+        return (args[0], wrapped, *args[2:]), kwargs
+
+    def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
+        thread = self._thread
+        if (is_compiling() or get_ident() != thread.ident or is_cuda_used()) and thread.trains_elsewhere():
+            return
+        if not is_nested_step():
+            self._step_ended(optimizer)
+
+    def _around_making(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:
+        original(optimizer, *args, **kwargs)  # by whichever thread: it need not be the one that trains
+        if not torch.compiler.is_compiling():
+            self._made(optimizer)
+            self._counts.optimizers += 1
+            if not self._counts.steps:
+                self._signs()
+
+    @contextmanager
+    def _evaluated(self, optimizer: Optimizer, first: bool) -> Iterator[None]:
+        """Around an evaluation of a closure; the first ends at the gate."""
+        self._closure_begins(optimizer, first)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            self._closure_ends(optimizer, first, failed)
+
+    def _around_backward(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        if self._in_backward:  # reentrant checkpoints run a backward inside a backward
+            return original(*args, **kwargs)
+        tensors = args[0] if args else kwargs.get("tensors")
+        if not isinstance(tensors, Sequence | torch.Tensor | None):  # a generator can be read only once
+            tensors = tuple(tensors)
+            args, kwargs = ((tensors, *args[1:]), kwargs) if args else (args, {**kwargs, "tensors": tensors})
+        self._in_backward = True
+        counts = self._counts
+        counts.backwards += 1
+        if not counts.steps and counts.backwards in (1, BACKWARDS_WITHOUT_STEP):
+            self._signs()
+        try:
+            self._backward(tensors)
+            return original(*args, **kwargs)
+        except BaseException:
+            self._backward_failed()
+            raise
+        finally:
+            self._in_backward = False
+            self._backward_over()
+
+    def _around_zero_grad(self, original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
+        result = original(owner, *args, **kwargs)
+        # After a step nothing is thrown away; but what Ctrl-C has left behind of ours goes with whatever comes next.
+        if self._meter.holds_gradients or torch_api.len_torch_function_stack():
+            self._zeroed(owner)
+        return result
+
+    def _around_norm(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        tensors = args[0] if args else kwargs.pop("tensors")
+        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)  # it may be a generator
+        norm = original(tensors, *args[1:], **kwargs)
+        order = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
+        self._clip(tensors, order, norm)
+        return norm
+
+    def _around_clip(self, limit: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        result = original(*args, **kwargs)
+        self._clipped(limit, args[1] if len(args) > 1 else kwargs.get(limit))
+        return result
+
+    def _around_scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:
+        result = original(scaler, outputs)
+        if scaler.is_enabled():
+            self._scaled(scaler, outputs, result)
+        return result
+
+    def _around_unscale(self, original: Callable[..., Any], scaler: Any, optimizer: Any) -> Any:
+        result = original(scaler, optimizer)
+        self._unscaled(scaler)
+        return result
+
+    def _around_scaler_step(
+        self, original: Callable[..., Any], scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any
+    ) -> Any:
+        steps = self._counts.steps
+        result = original(scaler, optimizer, *args, **kwargs)
+        if self._counts.steps == steps and scaler.is_enabled():
+            self._swallowed(scaler, optimizer)
+        return result
+
+
+def _is_dry_run(optimizer: Optimizer) -> bool:
+    """Whether this is a training of shapes alone, on the meta device: there are no values to be read."""
+    for group in optimizer.param_groups:
+        for first in group["params"]:
+            return bool(first.is_meta)
+    return False

@@ -1,0 +1,1 @@
+"""Finds and names the models of a script."""

@@ -1,0 +1,166 @@
+"""Measures the largest gradient value and the share of gradient values that are zero, of the whole model.
+
+In: gates. Out: ``grad_max`` and ``grad_zeros``. Promised: nothing is copied; sparse gradients are left out.
+
+Counts weights that are not finite, very large or very small, in the whole model.
+
+In: gates. Out: ``param_max``, ``param_nonfinite_count``, ``param_large`` (above `large`) and ``param_small`` (below
+`small`, but not zero). Promised: counts are exact; copies never take more than the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.parameters.per_optimizer import CycleParts
+from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.tensors.device_numbers import on_device, widest
+from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_rows
+from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
+from mlflow_stability.probes.tensors.memory_chunks import share_out
+from mlflow_stability.probes.tensors.tensor_sums import largest_of, nonzeros_of, scalars
+
+QUANTITIES = ("grad_max", "grad_zeros")
+
+
+class GradientExtremes:
+    """The ends of the gradients' distribution."""
+
+    part = "gradient extremes"
+
+    def __init__(self, every: int = 100) -> None:
+        self.every = every
+        """Every how many steps they are measured."""
+        self._parts = CycleParts()
+
+    def due(self, step: int) -> bool:
+        """Whether this cycle is to be measured."""
+        return step % self.every == 0
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        return next_multiple(step, self.every)
+
+    def at_gate(self, view: GateView) -> None:
+        """Look at one optimizer's gradients."""
+        held = view.layers.held(view.optimizer, view.step)
+        gradients, _ = dense_gradients(held.parameters(view.optimizer))
+        largest, nonzeros = scalars(gradients, largest_of), scalars(gradients, nonzeros_of)
+        if largest is None or nonzeros is None:
+            return
+        with torch.no_grad():
+            if view.unscale is not None:
+                largest = largest / view.unscale.to(largest, non_blocking=True)
+            sizes = on_device([0 if each is None else each.numel() for each in gradients], largest.device, torch.long)
+            self._parts.add(view, held, torch.stack((largest, nonzeros, sizes.to(largest))))
+
+    def after_step(self, view: GateView) -> None:
+        """All is measured at the gate."""
+
+    def forget(self) -> None:
+        """The cycle was interrupted half-way: let go of what was measured in it."""
+        self._parts.drop()
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        """The extremes of the cycle."""
+        joined = self._parts.take()
+        if joined is None or not joined.complete:
+            return ()
+        with torch.no_grad():
+            return [Block(whole_signals(QUANTITIES, joined.place), _values(*joined.rows))]
+
+
+def _values(largest: Tensor, nonzeros: Tensor, sizes: Tensor) -> Tensor:
+    return torch.stack((largest.max(), 1.0 - nonzeros.sum() / sizes.sum()))
+
+
+WEIGHT_QUANTITIES = ("param_max", "param_nonfinite_count", "param_large", "param_small")
+BYTES_FOR_COMPARING = 2
+
+
+class WeightExtremes:
+    """The ends of the weights' distribution."""
+
+    part = "weight extremes"
+
+    def __init__(self, every: int = 1000, budget_bytes: int | None = None) -> None:
+        self.every = every
+        """Every how many steps they are measured."""
+        self.large = 1e6
+        """Above which absolute value a weight is very large."""
+        self.small = 1e-10
+        """Below which absolute value a weight that is not zero is very small."""
+        self.budget_bytes = budget_bytes
+        """How many bytes copies may take; None: one hundredth of the device's memory, at most 256 MiB."""
+        self._parts = CycleParts()
+
+    def due(self, step: int) -> bool:
+        """Whether this cycle is to be measured."""
+        return step % self.every == 0
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        return next_multiple(step, self.every)
+
+    def at_gate(self, view: GateView) -> None:
+        """Count one optimizer's weights."""
+        held = view.layers.held(view.optimizer, view.step)
+        parameters = held.parameters(view.optimizer)
+        largest = scalars(parameters, largest_of)
+        counts = self._counts(parameters)
+        if largest is not None and counts is not None:
+            with torch.no_grad():
+                rows = largest.new_zeros(4, len(largest))
+                rows[0] = largest
+                rows[1:, 0] = counts.to(largest, non_blocking=True)  # they are of all parameters together
+                self._parts.add(view, held, rows)
+
+    def after_step(self, view: GateView) -> None:
+        """All is measured at the gate."""
+
+    def forget(self) -> None:
+        """The cycle was interrupted half-way: let go of what was measured in it."""
+        self._parts.drop()
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        """The counts of the cycle."""
+        joined = self._parts.take()
+        if joined is None or not joined.complete:
+            return ()
+        with torch.no_grad():
+            values = torch.cat((joined.rows[:1].amax(1), joined.rows[1:].sum(1)))
+            return [Block(whole_signals(WEIGHT_QUANTITIES, joined.place), values)]
+
+    def _counts(self, parameters: Sequence[Tensor]) -> Tensor | None:
+        """How many are not finite, large, small; None where not even a row of a tensor fits into the budget."""
+        if not parameters:
+            return None
+        device = parameters[0].device
+        budget = copy_budget(device) if self.budget_bytes is None else self.budget_bytes
+        sizes = [bytes_of_copy(each) + BYTES_FOR_COMPARING for each in parameters]
+        turns = share_out([tuple(each.shape) for each in parameters], sizes, range(len(sizes)), budget)
+        if turns is None:
+            return None
+        counts = torch.zeros(3, device=device, dtype=widest(device))
+        with torch.no_grad():
+            for turn in turns:
+                counts += self._of_turn([piece.of(parameters) for piece in turn]).to(counts, non_blocking=True)
+        return counts
+
+    def _of_turn(self, pieces: Sequence[Tensor]) -> Tensor:
+        """A function of its own, so that the copies of one turn are gone before those of the next are made."""
+        first, *others = [self._of_row(row.abs_()) for row in flat_rows(pieces)]
+        for each in others:
+            first = first + each.to(first, non_blocking=True)
+        return first
+
+    def _of_row(self, row: Tensor) -> Tensor:
+        finite = torch.count_nonzero(row <= torch.finfo(row.dtype).max)
+        large = torch.count_nonzero(row > self.large) - torch.count_nonzero(row == torch.inf)
+        small = torch.count_nonzero(row < self.small) - torch.count_nonzero(row == 0)
+        return torch.stack((len(row) - finite, large, small))

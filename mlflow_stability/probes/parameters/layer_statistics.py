@@ -1,0 +1,309 @@
+"""Measures how gradients and weights are spread in each layer: mean, deviation, extremes, percentiles, histogram.
+
+In: gates. Out: tables. Promised: ``abs_max`` and ``zeros`` are of all values, the rest of a sample that takes the same
+places each time; a table comes to the host as one row of numbers; a thousand layers cost no more kernels than ten.
+
+Where two optimizers share the parameters of a layer, as Muon and AdamW do, the layer is told by the one that holds
+more of it: a weight, and not its bias.
+
+Takes a sample of every layer's values into one buffer: the same places every time, and no dice.
+
+In: tensors and the layer of each. Out: for layers of like size a matrix, one row for each, padded with NaN. Promised:
+a layer has at most `most` values and all together at most `most_together`; every column of a weight is met alike, for
+the distance between two places shares no divisor with the length of a row.
+
+Describes each row of a matrix: mean, deviation, and where asked for percentiles and a histogram.
+
+In: a matrix whose rows may hold NaN, which count as absent. Out: a matrix with the same rows and as many columns as
+there are numbers. Promised: a fixed number of kernels, however many rows; nothing is waited for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import gcd
+
+import torch
+from torch import Tensor
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.parameters.layer_layout import LayerLayout
+from mlflow_stability.probes.parameters.layers import HeldLayers, Layers
+from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.tensors.device_numbers import on_device
+from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
+from mlflow_stability.probes.tensors.tensor_sums import flat_view, largest_of, nonzeros_of, scalars
+from mlflow_stability.vocabulary.measured.layer_table import BINS, LEVELS, LayerTable, layer_table_of
+
+MOST = 16_384
+MOST_TOGETHER = 2**20
+
+
+@dataclass(frozen=True, slots=True)
+class _Sampled:
+    """Where the sample of one tensor is taken from, and where it goes."""
+
+    stride: int
+    begin: int
+    end: int
+
+
+class LayerSamples:
+    """The plan of a sample."""
+
+    def __init__(
+        self,
+        shapes: Sequence[Sequence[int]],
+        of_layer: Sequence[int],
+        layers: int,
+        most: int = MOST,
+        most_together: int = MOST_TOGETHER,
+    ) -> None:
+        quota = max(min(most, most_together // max(layers, 1)), 1)
+        columns: list[list[int]] = [[] for _ in range(layers)]
+        for column, layer in enumerate(of_layer):
+            columns[layer].append(column)
+        sizes = [torch.Size(shape).numel() for shape in shapes]
+        strides = [0] * len(sizes)
+        taken = [0] * layers
+        for layer, members in enumerate(columns):
+            apart = -(-sum(sizes[column] for column in members) // quota)
+            for column in members:
+                strides[column] = _coprime(apart, shapes[column][-1] if shapes[column] else 1)
+                taken[layer] += -(-sizes[column] // strides[column])
+        widths = [1 << max(count - 1, 0).bit_length() for count in taken]
+        self.order = tuple(sorted(range(layers), key=lambda layer: (widths[layer], layer)))
+        """The layers, as the rows of the matrices come."""
+        self.shapes: list[tuple[int, int]] = []
+        """Rows and columns of each matrix."""
+        self._places: list[_Sampled] = [_Sampled(1, 0, 0)] * len(sizes)
+        at = 0
+        for layer in self.order:
+            if not self.shapes or self.shapes[-1][1] != widths[layer]:
+                self.shapes.append((0, widths[layer]))
+            self.shapes[-1] = (self.shapes[-1][0] + 1, widths[layer])
+            begin = at
+            for column in columns[layer]:
+                end = begin + -(-sizes[column] // strides[column])
+                self._places[column] = _Sampled(strides[column], begin, end)
+                begin = end
+            at += widths[layer]
+        self._length = at
+
+    def take(self, tensors: Sequence[Tensor | None], device: torch.device) -> list[Tensor]:
+        """The matrices, in single precision; what is None leaves NaN."""
+        with torch.no_grad():
+            whole = torch.full((self._length,), torch.nan, dtype=torch.float32, device=device)
+            targets: list[Tensor] = []
+            sources: list[Tensor] = []
+            for place, tensor in zip(self._places, tensors, strict=True):
+                if tensor is not None:
+                    targets.append(whole[place.begin : place.end])
+                    flat = flat_view(tensor)
+                    sources.append(flat if place.stride == 1 else flat[:: place.stride])
+            if targets:
+                torch_api.foreach_copy_(targets, sources, non_blocking=True)
+            parts = torch.split(whole, [rows * width for rows, width in self.shapes])
+            return [part.view(shape) for part, shape in zip(parts, self.shapes, strict=True)]
+
+
+def _coprime(apart: int, length: int) -> int:
+    """The distance, or the next that shares no divisor with the length of a row."""
+    while gcd(apart, length) > 1:
+        apart += 1
+    return apart
+
+
+MARGIN = 0.5
+"""How far a histogram reaches beyond p1 and p99, in parts of their distance; it never reaches beyond the values."""
+FIRST, LAST = LEVELS.index(0.01), LEVELS.index(0.99)
+
+
+def sample_statistics(sample: Tensor, full: bool) -> Tensor:
+    """Two columns for mean and deviation; if `full`, the percentiles, the ends of the histogram and its bins."""
+    with torch.no_grad():
+        few = _mean_and_deviation(sample)
+        return torch.cat((few, _percentiles_and_histogram(sample)), 1) if full else few
+
+
+def _mean_and_deviation(sample: Tensor) -> Tensor:
+    there = sample == sample
+    count = there.sum(1, keepdim=True).to(sample.dtype)
+    mean = torch.where(there, sample, 0.0).sum(1, keepdim=True) / count
+    around = torch.where(there, sample - mean, 0.0).square_().sum(1, keepdim=True) / count
+    return torch.cat((mean, around.sqrt_()), 1)
+
+
+def _percentiles_and_histogram(sample: Tensor) -> Tensor:
+    count = (sample == sample).sum(1, keepdim=True)
+    # Sorting puts NaN last; as infinities they stay there and can be compared.
+    ordered = torch.nan_to_num(sample.sort(1).values, nan=torch.inf, posinf=torch.inf, neginf=-torch.inf)
+    marks = _percentiles(ordered, count)
+    first, last = marks[:, FIRST : FIRST + 1], marks[:, LAST : LAST + 1]
+    reach = MARGIN * (last - first)
+    low, high = torch.maximum(marks[:, :1], first - reach), torch.minimum(marks[:, -1:], last + reach)
+    share = torch.linspace(0.0, 1.0, BINS + 1, device=sample.device, dtype=sample.dtype)
+    below = torch.searchsorted(ordered, low + (high - low) * share)
+    below[:, 0] = 0
+    below = torch.minimum(below, count).cummax(1).values  # where an end is infinite, edges are in no order
+    below[:, -1:] = count
+    return torch.cat((marks, low, high, below.diff(dim=1).to(sample.dtype)), 1)
+
+
+def _percentiles(ordered: Tensor, count: Tensor) -> Tensor:
+    """Between the two nearest values on a straight line, as numpy's default is; NaN where there is no value."""
+    levels = on_device(LEVELS, ordered.device, ordered.dtype)
+    places = (levels * (count - 1)).clamp_min_(0.0)
+    begin = places.floor()
+    left = ordered.gather(1, begin.long())
+    right = ordered.gather(1, places.ceil().long())
+    found = torch.where(left == right, left, left + (right - left) * (places - begin))
+    return torch.where(count > 0, found, torch.nan)
+
+
+MOST_OPTIMIZERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table whose numbers are still on their device."""
+
+    step: int
+    what: str
+    """``gradient`` or ``weight``."""
+    layers: tuple[str, ...]
+    values: Tensor
+    """One row: the numbers of the first layer, then those of the next."""
+
+    def read(self, values: Sequence[float], attempt: int) -> LayerTable:
+        """The table, from the numbers as they came to the host."""
+        return layer_table_of(self.step, attempt, self.what, self.layers, values)
+
+
+@dataclass(frozen=True, slots=True)
+class _Part:
+    """What was measured of one optimizer: for gradients and weights a row of numbers for each of its layers."""
+
+    held: HeldLayers
+    rows: dict[str, Tensor]
+
+
+class LayerStatistics:
+    """The tables of gradients and weights."""
+
+    part = "layer statistics"
+
+    def __init__(self, every: int = 100, histograms_every: int = 1000, most_together: int = MOST_TOGETHER) -> None:
+        self.every = every
+        """Every how many steps mean, deviation and extremes are measured, ..."""
+        self.histograms_every = histograms_every
+        """... and every how many steps percentiles and histograms too."""
+        self.most_together = most_together
+        """How many values all samples together may have; sorting them takes 32 bytes each for a moment."""
+        self._samples: dict[HeldLayers, LayerSamples] = {}
+        self._parts: list[_Part] = []
+        self._layers: Layers | None = None
+
+    def due(self, step: int) -> bool:
+        """Whether this cycle is to be measured."""
+        return step % self.every == 0 or step % self.histograms_every == 0
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        return next_multiple(step, self.every, self.histograms_every)
+
+    def at_gate(self, view: GateView) -> None:
+        """Describe one optimizer's gradients and weights."""
+        held = view.layers.held(view.optimizer, view.step)
+        parameters = held.parameters(view.optimizer)
+        if not parameters:
+            return
+        gradients, _ = dense_gradients(parameters)
+        layout = view.layers.layout([held])
+        full = view.step % self.histograms_every == 0
+        rows: dict[str, Tensor] = {}
+        with torch.no_grad():
+            for what, tensors, divisor in (("gradient", gradients, view.unscale), ("weight", parameters, None)):
+                found = _describe(tensors, layout, self._samples_of(held, layout, parameters), divisor, full)
+                if found is not None:
+                    rows[what] = found
+        self._parts.append(_Part(held, rows))
+        self._layers = view.layers
+
+    def after_step(self, view: GateView) -> None:
+        """All is measured at the gate."""
+
+    def forget(self) -> None:
+        """The cycle was interrupted half-way: let go of what was measured in it."""
+        self._parts, self._layers = [], None
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        """There are no series here: `tables` has it all."""
+        return ()
+
+    def tables(self, step: int) -> list[Table]:
+        """The tables of the cycle that is over."""
+        parts, self._parts = self._parts, []
+        layers, self._layers = self._layers, None
+        if layers is None:
+            return []
+        tables = []
+        for what in ("gradient", "weight"):
+            some = [each for each in parts if what in each.rows]
+            if some:
+                names, rows = _merged(some, what, layers)
+                tables.append(Table(step, what, names, rows.flatten()))
+        return tables
+
+    def _samples_of(self, held: HeldLayers, layout: LayerLayout, parameters: Sequence[Tensor]) -> LayerSamples:
+        if held not in self._samples:
+            if len(self._samples) >= MOST_OPTIMIZERS:
+                self._samples.clear()
+            shapes = [tuple(each.shape) for each in parameters]
+            count = len(layout.names)
+            self._samples[held] = LayerSamples(shapes, layout.of_parameter, count, most_together=self.most_together)
+        return self._samples[held]
+
+
+def _describe(
+    tensors: Sequence[Tensor | None], layout: LayerLayout, samples: LayerSamples, divisor: Tensor | None, full: bool
+) -> Tensor | None:
+    """For each layer, in the order of the layout, all the numbers of a table or only the statistics."""
+    largest, nonzeros = scalars(tensors, largest_of), scalars(tensors, nonzeros_of)
+    if largest is None or nonzeros is None:
+        return None
+    device = largest.device
+    sizes = on_device([0 if each is None else each.numel() for each in tensors], device, largest.dtype)
+    together = layout.sums(torch.stack((nonzeros, sizes)))
+    zeros = 1.0 - together[0] / together[1]
+    peaks = layout.largest(largest)
+    columns: list[Tensor] = []
+    for matrix in samples.take(tensors, device):
+        scaled = matrix if divisor is None else matrix / divisor.to(matrix, non_blocking=True)
+        columns.append(sample_statistics(scaled, full))
+    back = sorted(range(len(samples.order)), key=lambda at: samples.order[at])
+    sampled = torch.cat(columns).index_select(0, on_device(back, device, torch.long)).to(largest.dtype)
+    if divisor is not None:
+        peaks = peaks / divisor.to(peaks, non_blocking=True)
+    return torch.cat((sampled[:, :2], torch.stack((peaks, zeros), 1), sampled[:, 2:]), 1)
+
+
+def _merged(parts: Sequence[_Part], what: str, layers: Layers) -> tuple[tuple[str, ...], Tensor]:
+    """The layers of all optimizers, in the order of the model, each once."""
+    layouts = [layers.layout([each.held]) for each in parts]
+    if len(parts) == 1:
+        return layouts[0].names, parts[0].rows[what]
+    best: dict[str, tuple[int, int]] = {}
+    before = 0
+    for part, layout in zip(parts, layouts, strict=True):
+        sizes = part.held.layer_sizes()
+        for row, name in enumerate(layout.names, before):
+            if sizes[name] > best.get(name, (-1, 0))[0]:
+                best[name] = sizes[name], row
+        before += len(layout.names)
+    names = layers.layout([each.held for each in parts]).names
+    device = next((each.rows[what].device for each in parts if not each.rows[what].is_cpu), torch.device("cpu"))
+    rows = torch.cat([each.rows[what].to(device, non_blocking=True) for each in parts])
+    return names, rows.index_select(0, on_device([best[name][1] for name in names], device, torch.long))

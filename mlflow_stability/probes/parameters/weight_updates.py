@@ -1,0 +1,236 @@
+"""Measures by how much a step really changed the weights, of the whole model and by layer.
+
+In: gates and ends of steps. Out: ``update_norm``, and ``update_ratio`` (update over the weights before it). Promised:
+right under every optimizer, for it is the weights that are compared; copies never take more than the budget, and live
+from the gate to the end of the step.
+
+Where the weights do not fit into the budget, they are measured in turns, one at each measured step. The whole model is
+then told when every turn was taken, and each layer when its turn is. Steps that were not taken are not measured.
+
+Remembers the newest measurement of every piece of an optimizer's parameters, turn by turn.
+
+In: the squares of weights and updates of the pieces of one turn. Out: the newest of all, by parameter. Promised: a
+step that turns out not to have been taken, as a fused loss scaler decides on the device, leaves what was known.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.parameters.layer_layout import LayerLayout, whole_signals
+from mlflow_stability.probes.parameters.layers import HeldLayers
+from mlflow_stability.probes.parameters.per_optimizer import CycleParts, Joined
+from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.tensors.device_numbers import on_device, widest
+from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_copies
+from mlflow_stability.probes.tensors.memory_chunks import Piece, share_out
+from mlflow_stability.probes.tensors.tensor_sums import squares
+
+NEVER = -1
+
+
+class UpdateRotation:
+    """The turns of one optimizer."""
+
+    def __init__(self, turns: Sequence[Sequence[Piece]], columns: int, device: torch.device) -> None:
+        self.turns = turns
+        self.columns = columns
+        self.just_completed = False
+        """Whether the turn that was measured last is the last one."""
+        self._at = 0
+        self._measured = [NEVER] * len(turns)
+        starts = [0]
+        for turn in turns:
+            starts.append(starts[-1] + len(turn))
+        self._starts = starts
+        self._of_column: list[list[int]] = [[] for _ in range(columns)]
+        for number, turn in enumerate(turns):
+            for piece in turn:
+                self._of_column[piece.column].append(number)
+        pieces = [piece.column for turn in turns for piece in turn]
+        self._index = on_device(pieces, device, torch.long)
+        self._newest = torch.full((2, len(pieces)), torch.nan, dtype=widest(device), device=device)
+
+    @property
+    def now(self) -> Sequence[Piece]:
+        """The pieces whose turn it is."""
+        return self.turns[self._at]
+
+    @property
+    def complete(self) -> bool:
+        """Whether everything was measured at least once."""
+        return NEVER not in self._measured
+
+    def took(self, rows: Tensor, step: int, not_taken: Tensor | None) -> None:
+        """Keep the squares of weights and updates of this turn, and go on to the next."""
+        begin, end = self._starts[self._at], self._starts[self._at + 1]
+        newest = self._newest[:, begin:end]
+        rows = rows.to(newest, non_blocking=True)
+        newest.copy_(rows if not_taken is None else torch.where(not_taken.to(newest) > 0, newest, rows))
+        self._measured[self._at] = step
+        self._at = (self._at + 1) % len(self.turns)
+        self.just_completed = self._at == 0
+
+    def rows(self) -> Tensor:
+        """The newest squares of weights and of updates; one column for each parameter."""
+        return self._newest.new_zeros(2, self.columns).index_add_(1, self._index, self._newest)
+
+    def steps(self) -> list[tuple[int, int]]:
+        """For each parameter, at which steps its oldest and its newest piece were measured."""
+        found = []
+        for turns in self._of_column:
+            measured = [self._measured[turn] for turn in turns]
+            found.append((min(measured), max(measured)))
+        return found
+
+
+QUANTITIES = ("update_norm", "update_ratio")
+MOST_OPTIMIZERS = 32
+
+
+@dataclass(frozen=True, slots=True)
+class _Before:
+    """What lies between a gate and the end of its step."""
+
+    optimizer: int
+    pieces: list[Tensor]
+    copies: list[Tensor]
+    weights: Tensor
+
+
+FIRST = (1, 2, 4)
+"""Steps at which the whole model is measured as well: a learning rate that is far too high shows at once."""
+
+
+class RealUpdates:
+    """The weights before and after."""
+
+    part = "real updates"
+
+    def __init__(self, every: int = 10, layers_every: int = 100, budget_bytes: int | None = None) -> None:
+        self.every = every
+        """Every how many steps the whole model is measured, ..."""
+        self.layers_every = layers_every
+        """... and every how many steps its layers."""
+        self.budget_bytes = budget_bytes
+        """How many bytes copies may take; None: one hundredth of the device's memory, at most 256 MiB."""
+        self._parts = CycleParts()
+        self._rotations: dict[HeldLayers, UpdateRotation | None] = {}
+        self._now: list[UpdateRotation] = []
+        self._before: _Before | None = None
+        self._wanted_since = NEVER
+        self._given: dict[LayerLayout, list[int]] = {}
+        """For each layer, when it was given last."""
+
+    def due(self, step: int) -> bool:
+        """Whether this cycle is to be measured."""
+        return step % self.every == 0 or step % self.layers_every == 0 or step in FIRST
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        later = [each for each in FIRST if each > step]
+        return min([next_multiple(step, self.every, self.layers_every), *later])
+
+    def at_gate(self, view: GateView) -> None:
+        """Copy the weights whose turn it is."""
+        self._before = None
+        held = view.layers.held(view.optimizer, view.step)
+        parameters = held.parameters(view.optimizer)
+        rotation = self._rotation(held, parameters) if parameters else None
+        if rotation is None:
+            return
+        pieces = [piece.of(parameters) for piece in rotation.now]
+        copies = flat_copies(pieces)
+        weights = squares(copies)
+        if weights is not None:
+            self._before = _Before(id(view.optimizer), pieces, copies, weights)
+
+    def after_step(self, view: GateView) -> None:
+        """Compare them with what they are now."""
+        before, self._before = self._before, None
+        if before is None or view.skipped or before.optimizer != id(view.optimizer):
+            return
+        held = view.layers.held(view.optimizer, view.step)
+        rotation = self._rotations.get(held)
+        if rotation is None:
+            return
+        with torch.no_grad():
+            torch_api.foreach_sub_(before.copies, before.pieces)
+            updates = squares(before.copies)
+            if updates is None:
+                return
+            found_inf = getattr(view.optimizer, "found_inf", None)
+            rotation.took(torch.stack((before.weights, updates.to(before.weights.device))), view.step, found_inf)
+            self._parts.add(view, held, rotation.rows())
+        self._now.append(rotation)
+
+    def forget(self) -> None:
+        """The cycle was interrupted half-way: let go of what was measured in it."""
+        self._before, self._now = None, []
+        self._parts.drop()
+
+    def blocks(self, step: int) -> Sequence[Block]:
+        """The updates of the cycle."""
+        self._before = None
+        if step % self.layers_every == 0:
+            self._wanted_since = step
+        rotations, self._now = self._now, []
+        joined = self._parts.take()
+        if joined is None:
+            return ()
+        blocks: list[Block] = []
+        with torch.no_grad():
+            longest = max(rotations, key=lambda each: len(each.turns))
+            whole = joined.complete and longest.just_completed and all(each.complete for each in rotations)
+            if whole and (len(longest.turns) > 1 or step % self.every == 0 or step in FIRST):
+                blocks.append(Block(whole_signals(QUANTITIES, joined.place), _values(joined.rows.sum(1, True))))
+            ready = self._ready(joined, rotations, step)
+            if ready:
+                sums = joined.layout.sums(joined.rows)
+                blocks.append(joined.layout.block(QUANTITIES, _values(sums).view(2, -1), ready))
+        return blocks
+
+    def _rotation(self, held: HeldLayers, parameters: Sequence[Tensor]) -> UpdateRotation | None:
+        """The turns of what an optimizer holds; None where a single row of a tensor is more than the budget."""
+        if held not in self._rotations:
+            if len(self._rotations) >= MOST_OPTIMIZERS:
+                self._rotations.clear()
+            device = parameters[0].device
+            budget = copy_budget(device) if self.budget_bytes is None else self.budget_bytes
+            shapes = [tuple(each.shape) for each in parameters]
+            turns = share_out(shapes, [bytes_of_copy(each) for each in parameters], held.names, budget)
+            self._rotations[held] = None if turns is None else UpdateRotation(turns, len(parameters), device)
+        return self._rotations[held]
+
+    def _ready(self, joined: Joined, rotations: Sequence[UpdateRotation], step: int) -> tuple[int, ...]:
+        """The layers that are wanted, measured now, and of which every piece was measured since they were given."""
+        layout = joined.layout
+        given = self._given.get(layout)
+        if given is None:
+            if len(self._given) >= MOST_OPTIMIZERS:
+                self._given.clear()
+            given = self._given[layout] = [NEVER] * len(layout.names)
+        if self._wanted_since == NEVER or min(given) >= self._wanted_since:
+            return ()
+        oldest, newest = [step] * len(given), [NEVER] * len(given)
+        measured = [each for rotation in rotations for each in rotation.steps()]
+        for layer, (first, last) in zip(layout.of_parameter, measured, strict=True):
+            oldest[layer] = min(oldest[layer], first)
+            newest[layer] = max(newest[layer], last)
+        wanted = [layer for layer, last in enumerate(given) if last < self._wanted_since]
+        ready = tuple(layer for layer in wanted if oldest[layer] > given[layer] and newest[layer] == step)
+        for layer in ready:
+            given[layer] = step
+        return ready
+
+
+def _values(squared: Tensor) -> Tensor:
+    """Norm and ratio, from the squares of weights and updates."""
+    weights, updates = squared.sqrt()
+    return torch.cat((updates, torch.where(weights > 0, updates / weights, torch.nan)))

@@ -1,0 +1,1 @@
+"""Time, throughput, operations, memory and progress."""

@@ -1,0 +1,91 @@
+"""Measures the memory of the devices that a training uses, and of its process.
+
+In: optimizers at their gates, whose parameters say which devices. Out: every ten steps bytes allocated, reserved and at
+the peak, and the share of the device that was in use at that peak. Promised: the allocator's own counters are read, and
+the driver is asked once in ten steps; neither waits for the device. No counter is reset: those are the script's.
+
+The share is what other processes hold and what this one had allocated at its peak: what the allocator keeps in reserve
+can be used again and is no pressure.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.probe import GateView, next_multiple
+
+EVERY = 10
+DEVICE = ("memory_allocated", "memory_reserved", "memory_peak", "memory_share")
+HOST = ("host_memory",)
+COUNTED = ("cuda", "xpu")
+"""The kinds of devices whose allocator counts."""
+_STATM = Path("/proc/self/statm")
+_PAGE = resource.getpagesize()
+
+
+class Memory:
+    """The memory of one training."""
+
+    part = "memory"
+
+    def __init__(self) -> None:
+        self._devices: dict[torch.device, None] = {}
+        self._told_at = 0
+
+    def due(self, step: int) -> bool:
+        """Every ten steps."""
+        return step % EVERY == 0
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        return next_multiple(step, EVERY)
+
+    def at_gate(self, view: GateView) -> None:
+        """Runs when gradients are complete."""
+        devices = {each.device for group in view.optimizer.param_groups for each in group["params"]}
+        self._devices.update(dict.fromkeys(each for each in devices if each.type in COUNTED))
+
+    def after_step(self, _view: GateView) -> None:
+        """Runs right after a step."""
+
+    def blocks(self, step: int) -> Sequence[Block]:
+        """Bytes now, once a step."""
+        if step == self._told_at:
+            return ()
+        self._told_at = step
+        found = [Block(whole_signals(HOST, ""), (process_memory(),))]
+        several = len(self._devices) > 1
+        for device in sorted(self._devices, key=str):
+            module = torch.get_device_module(device)
+            place = str(device) if several else ""
+            found.append(Block(whole_signals(DEVICE, place), device_memory(module, device)))
+        self._devices.clear()
+        return found
+
+
+def device_memory(module: Any, device: torch.device) -> tuple[float, float, float, float]:
+    """Bytes allocated, reserved, allocated at the peak, and the share of the device in use at that peak."""
+    counted = module.memory_stats(device)
+    allocated = counted.get("allocated_bytes.all.current", 0)
+    reserved = counted.get("reserved_bytes.all.current", 0)
+    peak = counted.get("allocated_bytes.all.peak", 0)
+    free, total = module.mem_get_info(device)
+    others = max(0, total - free - reserved)
+    return 1.0 * allocated, 1.0 * reserved, 1.0 * peak, min(1.0, (others + peak) / total)
+
+
+def process_memory() -> float:
+    """Bytes of this process in the host's memory; where the system does not tell, the most there have been."""
+    try:
+        return 1.0 * int(_STATM.read_text().split()[1]) * _PAGE
+    except OSError:  # not Linux
+        most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+        return 1.0 * most * (1 if sys.platform == "darwin" else 1024)

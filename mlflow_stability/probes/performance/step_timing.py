@@ -1,0 +1,260 @@
+"""Measures how long the parts of a step take: waiting for data, forward, backward, the optimizer, and ourselves.
+
+In: marks around forward and backward passes, gates and ends of steps. Out: every ten steps the mean of each part over
+these ten. Promised: nobody waits for a device. On an accelerator one step of every ten is measured by the device's
+own clock, between events in its stream; where it has none that tells time, the host's times have the place ``host``:
+they say when work was handed out, not when it was done.
+
+Communication has no part of its own: what of it is hidden behind the backward pass costs nothing, and what is not is in
+`backward_time`.
+
+Adds up which part of a step took how long, from marks in their order.
+
+In: marks, each with a time from any clock. Out: seconds by part. Promised: a part is only there when its beginning and
+its end were both seen; what lies between them in time and belongs to none, such as clipping, is left out.
+
+Waiting for data is the time from the end of a step, or of a backward pass, to the next forward pass: whatever the
+script does in between, its data loader first of all. Evaluation in between is taken out.
+
+Measures the parts of one step by the clock of the device that computes it.
+
+In: marks, while a step is being measured. Out: seconds by part, once the device has passed the last of them. Promised:
+an event is put into the stream at each mark and looked at later; nobody waits for it. A step in which a mark is
+missing, or that the device has not passed in time, is not told.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from enum import IntEnum
+from typing import Any, Protocol
+
+import torch
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.probe import GateView, next_multiple
+
+
+class Mark(IntEnum):
+    """A moment of a step."""
+
+    FORWARD_BEGAN = 0
+    FORWARD_ENDED = 1
+    BACKWARD_BEGAN = 2
+    BACKWARD_ENDED = 3
+    GATE = 4
+    STEP_ENDED = 5
+    EVALUATED = 6
+
+
+DATA, FORWARD, BACKWARD, OPTIMIZER = "data_time", "forward_time", "backward_time", "optimizer_time"
+PARTS = (DATA, FORWARD, BACKWARD, OPTIMIZER)
+
+_ENDS: dict[tuple[Mark, Mark], int] = {
+    (Mark.STEP_ENDED, Mark.FORWARD_BEGAN): 0,
+    (Mark.BACKWARD_ENDED, Mark.FORWARD_BEGAN): 0,
+    (Mark.EVALUATED, Mark.FORWARD_BEGAN): 0,
+    (Mark.FORWARD_BEGAN, Mark.FORWARD_ENDED): 1,
+    (Mark.BACKWARD_BEGAN, Mark.BACKWARD_ENDED): 2,
+    (Mark.GATE, Mark.STEP_ENDED): 3,
+}
+"""Which part ends with a mark, by the mark that came right before it and that mark."""
+_PART = tuple([tuple([_ENDS.get((before, mark), -1) for mark in Mark]) for before in Mark])
+"""The same, to be asked six times a step; -1: none."""
+_GATE, _STEP_ENDED = int(Mark.GATE), int(Mark.STEP_ENDED)
+
+
+class StepSplit:
+    """The parts of one or several cycles, as far as they were seen."""
+
+    def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
+        self.cycles = 0
+        """How many are over; whoever knows that one is counts it here."""
+        self.also: Callable[[int], None] | None = None
+        """Who takes the same moments down by another clock."""
+        self._now = now
+        self._seconds = [0.0] * len(PARTS)
+        self._times = [0] * len(PARTS)
+        """In how many cycles each part was seen."""
+        self._seen = [-1] * len(PARTS)
+        """The cycle in which it was seen last."""
+        self._last: int = Mark.EVALUATED
+        self._when: float | None = None
+
+    def mark(self, mark: int, when: float | None = None) -> None:
+        """Take down a moment: this one, or another."""
+        if self.also is not None:
+            self.also(mark)
+        last = self._last
+        if last == _GATE and mark != _STEP_ENDED and mark != _GATE:
+            return  # a closure is evaluated again: that is the optimizer's own time
+        moment = self._now() if when is None else when
+        part = _PART[last][mark]
+        if part >= 0 and self._when is not None:
+            self._seconds[part] += moment - self._when
+            if self._seen[part] != self.cycles:
+                self._seen[part] = self.cycles
+                self._times[part] += 1
+        self._last, self._when = mark, moment
+
+    def take(self) -> dict[str, float]:
+        """The mean of each part over the cycles in which it was seen; the next ones begin at zero."""
+        found = {
+            name: seconds / times
+            for name, seconds, times in zip(PARTS, self._seconds, self._times, strict=True)
+            if times
+        }
+        self._seconds, self._times, self._seen = [0.0] * len(PARTS), [0] * len(PARTS), [-1] * len(PARTS)
+        return found
+
+
+MOST_MARKS = 256
+"""A step of more micro-batches than that is not measured to its end."""
+
+
+class Event(Protocol):
+    """What torch's timing events can do."""
+
+    def record(self) -> Any:
+        """Put it into the current stream."""
+
+    def query(self) -> bool:
+        """Whether the device has passed it."""
+        ...
+
+    def elapsed_time(self, end_event: Any) -> float:
+        """Milliseconds from this one to a later one."""
+        ...
+
+
+class StepEvents:
+    """The events of the step that is being measured, or was measured last."""
+
+    def __init__(self, new_event: Callable[[], Event]) -> None:
+        self._new_event = new_event
+        self._marks: list[tuple[int, Event]] = []
+        self._is_on = False
+
+    def begin(self) -> None:
+        """A step is over: measure the next one, from here on."""
+        self._marks = []
+        self._is_on = True
+        self.mark(Mark.STEP_ENDED)
+
+    def mark(self, mark: int) -> None:
+        """Put an event into the stream, while a step is being measured."""
+        if self._is_on:
+            event = self._new_event()
+            event.record()
+            self._marks.append((mark, event))
+            self._is_on = len(self._marks) < MOST_MARKS
+
+    def end(self) -> None:
+        """The step is over."""
+        self._is_on = False
+
+    def take(self) -> dict[str, float]:
+        """Seconds by part; empty where the device is not that far, or no step was measured."""
+        marks, self._marks = self._marks, []
+        if not marks or len(marks) == MOST_MARKS or not all(event.query() for _, event in reversed(marks)):
+            return {}
+        split = StepSplit()
+        first = marks[0][1]
+        for mark, event in marks:
+            split.mark(mark, first.elapsed_time(event) / 1000)
+        return split.take()
+
+
+def events_of(device: torch.device) -> StepEvents | None:
+    """Events that tell time on this device; None where there are none."""
+    if device.type not in ("cuda", "xpu"):
+        return None
+    kind = torch.get_device_module(device).Event
+    return StepEvents(lambda: kind(enable_timing=True))
+
+
+EVERY = 10
+"""Every how many steps the parts are told."""
+EVENTS_BEFORE = 2
+"""How many steps before that one is measured with events: by then they have passed, as a rule."""
+OWN = "own_time"
+
+
+class StepClock:
+    """The clock of one training."""
+
+    part = "step times"
+
+    def __init__(
+        self,
+        own_seconds: Callable[[], float],
+        now: Callable[[], float] = time.perf_counter,
+        events_for: Callable[[torch.device], StepEvents | None] = events_of,
+    ) -> None:
+        self._own_seconds = own_seconds
+        self._own_before = own_seconds()
+        self._events_for = events_for
+        self.split = StepSplit(now)
+        """Who keeps the time on the host, and counts cycles."""
+        self._told_at = 0
+        self._cycles_told = 0
+        self._device: torch.device | None = None
+        self._events: StepEvents | None = None
+        self.mark: Callable[[int], None] = self.split.mark
+        """Runs at each moment of a step."""
+
+    def due(self, step: int) -> bool:
+        """Every ten steps; where a device keeps the time, in each."""
+        return step % EVERY == 0 or self._device is None or self._events is not None
+
+    def next_due(self, step: int) -> int:
+        """The next step that may be due."""
+        return step + 1 if self._device is None or self._events is not None else next_multiple(step, EVERY)
+
+    def at_gate(self, view: GateView) -> None:
+        """Runs when gradients are complete, in a cycle that is due: learn where the training takes place."""
+        if self._device is None:
+            self._device = next(
+                (each.device for group in view.optimizer.param_groups for each in group["params"]), torch.device("cpu")
+            )
+            self._events = None if self._device.type == "cpu" else self._events_for(self._device)
+            if self._events is not None:
+                self.split.also = self._events.mark
+
+    def after_step(self, _view: GateView) -> None:
+        """Nothing to do."""
+
+    def blocks(self, step: int) -> Sequence[Block]:
+        """The means, when it is time to tell them."""
+        events = self._events
+        if events is not None:
+            place = step % EVERY
+            if place == EVERY - EVENTS_BEFORE - 1:
+                events.begin()
+            elif place == EVERY - EVENTS_BEFORE:
+                events.end()
+        if step % EVERY or step == self._told_at:
+            return ()
+        self._told_at = step
+        cycles, self._cycles_told = self.split.cycles - self._cycles_told, self.split.cycles
+        own = self._own_seconds()
+        found = [_block((OWN,), ((own - self._own_before) / max(cycles, 1),))]
+        self._own_before = own
+        means = self.split.take()
+        if events is not None:
+            found += _parts(events.take(), "")
+        else:
+            on_host = self._device is None or self._device.type == "cpu"
+            found += _parts(means, "" if on_host else "host")
+        return found
+
+
+def _parts(seconds: Mapping[str, float], place: str) -> list[Block]:
+    names = tuple([each for each in PARTS if each in seconds])
+    return [_block(names, tuple([seconds[each] for each in names]), place)] if names else []
+
+
+def _block(names: tuple[str, ...], values: tuple[float, ...], place: str = "") -> Block:
+    return Block(whole_signals(names, place), values)

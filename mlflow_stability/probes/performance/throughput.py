@@ -1,0 +1,184 @@
+"""Measures how much goes through: tokens, samples, operations, and which share of the device's peak that is.
+
+In: forward passes of training, gates and steps. Out: every ten steps the rates over the time since the last report,
+evaluation and checkpoints included. Promised: what cannot be told from the shapes of the batches is not reported.
+
+A batch is counted at the first forward pass before each backward pass: a loss over two passes is one batch. Where one
+process of several trains on batches of its own (DDP, FSDP), tokens and samples are multiplied by how many processes
+there are; operations are those of this process, to be compared with its own device.
+
+Knows how many processes each train the same model on a batch of their own.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.nn.parallel import DistributedDataParallel
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.forward.forward_watch import ForwardListener
+from mlflow_stability.probes.objects.module_names import WRAPPERS
+from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.performance.batch_shape import batch_shape
+from mlflow_stability.probes.performance.device_peaks import device_peak
+from mlflow_stability.probes.performance.flop_totals import FlopBook
+from mlflow_stability.probes.probe import GateView, next_multiple
+
+
+def data_parallel_size(root: Module) -> int:
+    """The processes that the outermost wrapper of a model shares its gradients with; 1 where none is known to.
+
+    DDP and FSDP say with whom. A script that averages gradients by itself is taken for one process.
+    """
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return 1
+    module: Any = root
+    while module is not None:
+        if isinstance(module, DistributedDataParallel) or type(module).__name__ == "FullyShardedDataParallel":
+            return int(module.process_group.size())
+        parameter = next(Module.parameters(module), None)
+        mesh = getattr(parameter, "device_mesh", None)
+        if mesh is not None and any(kind.__name__ == "FSDPModule" for kind in type(module).__mro__):
+            return int(mesh.size())
+        module = next((module._modules[name] for name in WRAPPERS if set(module._modules) == {name}), None)
+    return 1
+
+
+EVERY = 10
+"""Every how many steps rates are told."""
+FIRST_COUNT = 4
+"""After so many steps operations are counted: the first ones are often unlike the rest."""
+
+
+class Throughput(ForwardListener):
+    """The rates of one training."""
+
+    part = "throughput"
+
+    def __init__(
+        self,
+        tokens_per_step: float | None = None,
+        now: Callable[[], float] = time.perf_counter,
+        peak: Callable[[torch.device, torch.dtype], float | None] = device_peak,
+    ) -> None:
+        self.flops = FlopBook()
+        self._tokens_per_step = tokens_per_step
+        self._now = now
+        self._peak = peak
+        self._between = True
+        """Whether the next forward pass is the first since the last backward pass."""
+        self._tokens = self._samples = 0
+        self._all_tokens = 0.0
+        self._copies = 0
+        self._steps = self._step = 0
+        """How many gates there were, and the step of the last that was looked at."""
+        self._told: dict[str, float] = {}
+        self._since: tuple[float, int] | None = None
+        """When rates were told last, and at which step; None: they begin at the next gate."""
+        self._seen = False
+        """Whether a forward pass was seen."""
+
+    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+        """Runs right before a forward pass of training."""
+        shape = batch_shape(args, kwargs)
+        if shape is None:
+            return False
+        if not self._seen:  # steps before this one must not be in a rate
+            self._seen, self._since = True, None
+        if self._between:
+            self._between = False
+            self._samples += shape.samples
+            self._tokens += shape.tokens or 0
+            if not self._copies:
+                self._copies = data_parallel_size(root)
+        self.flops.forward_began(root, args, kwargs, shape, self._steps >= FIRST_COUNT)
+        return self.flops.is_counting
+
+    def forward_ended(self) -> None:
+        """Runs right after it."""
+        if self.flops.is_counting:
+            self.flops.forward_ended()
+
+    def forward_failed(self) -> None:
+        """Runs where it raised an exception."""
+        self.flops.give_up()
+
+    def evaluated(self) -> None:
+        """Runs after a forward pass that is no part of training."""
+        self.flops.give_up()
+
+    def pass_over(self) -> None:
+        """No forward pass is going on any more, however the last one ended."""
+        self.flops.give_up()
+
+    def backward_began(self) -> None:
+        """Runs right before a backward pass."""
+        self._between = True
+        if self.flops.is_counting:
+            self.flops.give_up()
+
+    def due(self, step: int) -> bool:
+        """Every ten steps, and when rates begin."""
+        self._steps += 1
+        self.flops.give_up()  # one that was interrupted: at a gate nothing is going on
+        return step % EVERY == 0 or self._since is None
+
+    def next_due(self, step: int) -> int:
+        """The next step that may be due: the first ones are counted, and a rate begins at a gate."""
+        settled = self._seen and self._since is not None and self._steps >= FIRST_COUNT
+        return next_multiple(step, EVERY) if settled else step + 1
+
+    def at_gate(self, view: GateView) -> None:
+        """Runs when gradients are complete: what lies between gates is whole, however late a cycle is known to end."""
+        if view.step != self._step:
+            self._step = view.step
+            if view.step % EVERY == 0 or self._since is None:
+                self._told = self._rates(view.step)
+
+    def after_step(self, _view: GateView) -> None:
+        """Nothing to do."""
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        """The rates, when it is time to tell them."""
+        found, self._told = self._told, {}
+        return [Block(whole_signals(tuple(found), ""), tuple(found.values()))] if found else ()
+
+    def _rates(self, step: int) -> dict[str, float]:
+        flops, now, before = self.flops.take(), self._now(), self._since
+        steps = self._steps if before is None else step - before[1]
+        copies = self._copies or 1
+        samples = self._samples * copies
+        tokens: float = self._tokens * copies
+        self._since, self._tokens, self._samples = (now, step), 0, 0  # at once: Ctrl-C must not come in between
+        if self._tokens_per_step is not None:
+            tokens = self._tokens_per_step * steps
+        elif before is None:
+            tokens *= steps  # nobody saw the batches of the first step, or steps: they count as this one
+        if before is None:
+            self._all_tokens = tokens
+            return {}
+        self._all_tokens += tokens
+        seconds = now - before[0]
+        found: dict[str, float] = {}
+        if tokens:
+            found["tokens_per_second"] = tokens / seconds
+        if samples:
+            found["samples_per_second"] = samples / seconds
+        if flops:
+            found |= self._operations(flops / seconds)
+        if self._all_tokens:
+            found["tokens_processed"] = self._all_tokens
+        return found
+
+    def _operations(self, rate: float) -> dict[str, float]:
+        found = {"tflops": rate / 1e12}
+        book = self.flops
+        peak = self._peak(book.device, book.dtype) if book.device is not None and book.dtype is not None else None
+        if peak is not None:
+            found["mfu"] = rate / peak
+        return found

@@ -1,0 +1,99 @@
+"""Measures how fast a training is: all that is told of time, throughput, memory and progress, as one.
+
+In: forward and backward passes, gates and steps. Out: probes for a survey. Promised: `close` leaves every module as it
+was; what fails is switched off alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+
+from torch.nn import Module
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.forward.forward_watch import ForwardListener, ForwardWatch
+from mlflow_stability.probes.performance.memory import Memory
+from mlflow_stability.probes.performance.progress import Progress
+from mlflow_stability.probes.performance.step_timing import EVERY, Mark, StepClock
+from mlflow_stability.probes.performance.throughput import Throughput
+from mlflow_stability.probes.probe import GateView, Guard, Probe, next_multiple
+
+LOOKED_AT = 20
+"""So many of the first steps are looked at for models; later every tenth."""
+
+
+class TrainingPace:
+    """The pace of one training."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        own_seconds: Callable[[], float],
+        tokens_per_step: float | None = None,
+        listeners: Sequence[ForwardListener] = (),
+    ) -> None:
+        # Whoever runs a pass a second time does so before operations and seconds are counted.
+        self.throughput = Throughput(tokens_per_step)
+        self.clock = StepClock(own_seconds)
+        """Who measures how long the parts of a step take."""
+        self._watch = ForwardWatch(guard, (*listeners, self.throughput), self.clock.mark)
+        self.before_others: tuple[Probe, ...] = (_Finder(self._watch), self.throughput, Memory(), Progress())
+        """Probes to be called before any other."""
+        self.after_others: tuple[Probe, ...] = (self.clock,)
+        """To be called after any other."""
+        self.backward_began: Callable[[], None] = guard(StepClock.part, self._backward_began)
+        """To be called right before a backward pass."""
+        self.backward_ended: Callable[[], None] = guard(StepClock.part, self._backward_ended)
+        """To be called right after it, failed or not."""
+        self.gate_reached: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.GATE))
+        """To be called at each gate when all of ours is over: the optimizer's time begins."""
+        self.step_ended: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.STEP_ENDED))
+        """To be called right after each step, before anything else."""
+        self.pass_over: Callable[[], None] = guard(Throughput.part, self.throughput.pass_over)
+        """To be called where we look away for a while: nothing of ours is left in a pass that never ended."""
+
+    @property
+    def models(self) -> tuple[Module, ...]:
+        """The models that train."""
+        return self._watch.models
+
+    def close(self) -> None:
+        """Take our hooks off the models."""
+        self._watch.remove()
+        self.throughput.pass_over()
+
+    def _backward_began(self) -> None:
+        self._watch.backward_began()
+        self.throughput.backward_began()
+        self.clock.mark(Mark.BACKWARD_BEGAN)
+
+    def _backward_ended(self) -> None:
+        self._watch.backward_ended()
+        self.clock.mark(Mark.BACKWARD_ENDED)
+
+
+class _Finder:
+    """Shows the watch the optimizers at their gates: often at first, and now and then for one that is new."""
+
+    part = "forward passes"
+
+    def __init__(self, watch: ForwardWatch) -> None:
+        self._watch = watch
+        self._gates = 0
+
+    def due(self, step: int) -> bool:
+        self._gates += 1
+        return self._gates <= LOOKED_AT or step % EVERY == 0
+
+    def next_due(self, step: int) -> int:
+        return step + 1 if self._gates <= LOOKED_AT else next_multiple(step, EVERY)
+
+    def at_gate(self, view: GateView) -> None:
+        self._watch.at_gate(view.optimizer)
+
+    def after_step(self, view: GateView) -> None:
+        pass
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        return ()

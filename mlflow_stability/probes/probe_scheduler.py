@@ -1,0 +1,267 @@
+"""Calls the probes at the places of a cycle, each when it is due and each as a part that can fail alone.
+
+In: gates and ends of steps, from the meter. Out: what the probes measured, when the cycle is over. Promised: no probe
+is asked before the step at which, as it said itself, it may be due next; processes that do not record have no probes.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.amp import GradScaler
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.forward.forward_scheduler import ForwardTurns
+from mlflow_stability.probes.objects.model_discovery import OneWalk
+from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics, Table
+from mlflow_stability.probes.parameters.layers import Layers
+from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
+from mlflow_stability.probes.performance.step_timing import Mark
+from mlflow_stability.probes.performance.training_pace import TrainingPace
+from mlflow_stability.probes.probe import Forgetful, GateView, Guard, Probe
+from mlflow_stability.probes.step.readback import value_on_host
+
+_GATE, _STEP_ENDED = int(Mark.GATE), int(Mark.STEP_ENDED)
+NO_LIMITS: Mapping[str, float] = MappingProxyType({})
+
+
+@dataclass(frozen=True, slots=True)
+class Probes:
+    """What is to be measured beside the pace."""
+
+    by_step: Sequence[Probe] = ()
+    """Those that go by the steps of the recording."""
+    by_turn: Sequence[Probe] = ()
+    """Those that go by the steps of each training, of several side by side."""
+    gated: Sequence[Callable[[], Any]] = ()
+    """What runs at the first gate of each cycle, made harmless."""
+    forward: ForwardTurns | None = None
+    """Those that look into forward passes."""
+    spread: LayerStatistics | None = None
+    """How gradients and weights are spread in each layer."""
+    nonfinite: NonfiniteCount = field(default_factory=NonfiniteCount)
+    """Asked where a norm is not finite."""
+    broken: BrokenSteps | None = None
+    """Likewise, before the step is taken."""
+
+
+class BrokenSteps(Protocol):
+    """Who looks at steps that are broken."""
+
+    def look(self, step: int, optimizers: Sequence[Optimizer]) -> None:
+        """Runs at the gate of a step whose gradient norm is known not to be finite."""
+
+    def taken(self, step: int) -> None:
+        """Runs once that step was taken all the same."""
+
+
+class Survey:
+    """The probes of one recording."""
+
+    def __init__(self, guard: Guard, probes: Probes, pace: TrainingPace, first_step: int) -> None:
+        self.step = first_step - 1
+        """The step whose gate came last; the cycles of a GAN's halves are of one step."""
+        self.backward_began = pace.backward_began
+        """Runs right before a backward pass."""
+        self.backward_ended = pace.backward_ended
+        """Runs right after it."""
+        self._leave = pace.close
+        self._pass_over = pace.pass_over
+        self._forward = probes.forward
+        self._layers = Layers()
+        self._walk = OneWalk(Module, LRScheduler, GradScaler)
+        self._gated = tuple(probes.gated)
+        self._gate_reached, self._step_ended = pace.gate_reached, pace.step_ended
+        self._split = pace.clock.split
+        measured = (*probes.by_turn, *([] if probes.spread is None else [probes.spread]))
+        self._forward_seat = () if probes.forward is None else (_Seat(probes.forward, guard),)
+        self._probes = (
+            *(_Seat(each, guard) for each in (*pace.before_others, *probes.by_step)),
+            *self._forward_seat,
+            *(_Seat(each, guard, by_turn=True) for each in measured),
+            *(_Seat(each, guard) for each in pace.after_others),
+        )
+        self._scheduled = tuple([each for each in self._probes if each not in self._forward_seat])
+        self._due: list[_Seat] | None = None
+        self._next_due = 0
+        """Before this step none of the probes is due, but for those that look into forward passes."""
+        self._asked = False
+        """Whether the probes were asked in this cycle."""
+        self._turns: dict[str, int] = {}
+        """How many cycles each training had, of several side by side."""
+        self._turn = 0
+        self._count = guard("non-finite gradients", probes.nonfinite.count)
+        self._counted: list[Block] = []
+        self._broken = probes.broken
+        self._looked_at = False
+        """Whether the step that is being taken was seen to be broken."""
+        self._spread = None if probes.spread is None else guard(probes.spread.part, probes.spread.tables)
+
+    def at_gate(
+        self,
+        optimizer: Optimizer,
+        unscale: Tensor | None,
+        place: str,
+        norms: Sequence[Tensor],
+        limits: Mapping[str, float] = NO_LIMITS,
+        begins_step: bool = True,
+    ) -> None:
+        """Runs at each gate; the first one of a cycle begins it. `place`: where signals of the whole model belong."""
+        if self._due is None:
+            self._due = self._begin(place, begins_step)
+        if self._due:
+            by_step = GateView(optimizer, self.step, self._layers, unscale, place=place, limits=limits)
+            by_turn = by_step if self._turn == self.step else replace(by_step, step=self._turn)
+            with self._walk:
+                for each in self._due:
+                    each.at_gate(by_turn if each.by_turn else by_step)
+        if self._split.also is None:
+            self._split.mark(_GATE)
+        else:  # by a device's clock, which may fail
+            self._gate_reached()
+        if norms:
+            norm = value_on_host(norms[-1])
+            if norm is not None and not math.isfinite(norm):
+                counted = self._count(optimizer, self._layers, self.step)
+                self._counted += [] if counted is None else [counted]
+                if self._broken is not None:
+                    self._looked_at = True
+                    self._broken.look(self.step, [optimizer])
+
+    def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
+        """Runs after each step; `skipped`: it is known not to have been taken."""
+        if self._split.also is None:
+            self._split.mark(_STEP_ENDED)
+        else:
+            self._step_ended()
+        if self._looked_at and self._broken is not None:
+            self._looked_at = False
+            if not skipped:
+                self._broken.taken(self.step)
+        if self._due:
+            by_step = GateView(optimizer, self.step, self._layers, unscale, skipped, place)
+            by_turn = by_step if self._turn == self.step else replace(by_step, step=self._turn)
+            for each in reversed(self._due):  # as with brackets: who was first at the gate is last here
+                each.after_step(by_turn if each.by_turn else by_step)
+
+    def end(self, begins_step: bool = True) -> tuple[list[Block], Sequence[Table]]:
+        """The cycle is over."""
+        due, self._due = self._due, None
+        # It is a step as others are, where Ctrl-C has come before its gate was reached here.
+        self.step += due is None and begins_step
+        self._split.cycles += 1
+        found, self._counted = self._counted, []
+        tables: Sequence[Table] = ()
+        for each in due or ():
+            found += each.blocks(self._turn if each.by_turn else self.step) or ()
+        if due and self._spread is not None:
+            tables = self._spread(self.step) or ()
+        if self._asked:
+            self._asked = False
+            following = [each.next_due(self._turn if each.by_turn else self.step) for each in self._scheduled]
+            self._next_due = min([self.step + 1 if each is None else each for each in following])
+        return found, tables
+
+    def pass_over(self) -> None:
+        """We look away for a while: of a pass that never ended nothing of ours is left."""
+        self._pass_over()
+        if self._forward is not None:
+            self._forward.pass_over()
+
+    def close(self) -> None:
+        """Leave the models alone."""
+        self._leave()
+        if self._forward is not None:
+            self._forward.finish()
+
+    def forget(self) -> None:
+        """The cycle was interrupted half-way, by Ctrl-C say: nothing more is told of it."""
+        self._walk.end()
+        if self._due is not None:
+            self._due = []
+        self._counted, self._looked_at = [], False
+        self._next_due = 0
+        for each in self._probes:
+            each.forget()
+
+    def _begin(self, place: str, begins_step: bool) -> list[_Seat]:
+        """A cycle of this training begins: a critic with five cycles for one of its generator is in every step."""
+        step, turns = self.step + begins_step, self._turns
+        turn = turns.get(place, 0 if turns else self.step) + 1
+        self.step, self._turn, turns[place] = step, turn, turn
+        for run in self._gated:
+            run()
+        if step >= self._next_due or len(turns) > 1:
+            self._asked = True
+            return [each for each in self._probes if each.due(turn if each.by_turn else step)]
+        forward = self._forward
+        if forward is None or not forward.busy:
+            if forward is not None:
+                forward.step, forward.cycle = step + 1, forward.cycle + 1
+            return []
+        return [each for each in self._forward_seat if each.due(step)]
+
+
+class NoSurvey:
+    """Nothing is measured."""
+
+    def backward_began(self) -> None:
+        """Nothing to do."""
+
+    def backward_ended(self) -> None:
+        """Nothing to do."""
+
+    def at_gate(
+        self,
+        optimizer: Optimizer,
+        unscale: Tensor | None,
+        place: str,
+        norms: Sequence[Tensor],
+        limits: Mapping[str, float] = NO_LIMITS,
+        begins_step: bool = True,
+    ) -> None:
+        """Nothing to do."""
+
+    def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
+        """Nothing to do."""
+
+    def end(self, _begins_step: bool = True) -> tuple[Sequence[Block], Sequence[Table]]:
+        """Nothing was measured."""
+        return (), ()
+
+    def pass_over(self) -> None:
+        """Nothing to do."""
+
+    def forget(self) -> None:
+        """Nothing to do."""
+
+    def close(self) -> None:
+        """Nothing to do."""
+
+
+class _Seat:
+    """A probe, made harmless."""
+
+    __slots__ = ("after_step", "at_gate", "blocks", "by_turn", "due", "forget", "next_due")
+
+    def __init__(self, probe: Probe, guard: Guard, by_turn: bool = False) -> None:
+        self.by_turn = by_turn
+        """Whether it counts the cycles of each training for itself."""
+        self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
+        self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
+        self.next_due: Callable[[int], int | None] = guard(probe.part, probe.next_due)
+        self.at_gate: Callable[[GateView], Any] = guard(probe.part, probe.at_gate)
+        self.after_step: Callable[[GateView], Any] = guard(probe.part, probe.after_step)
+        self.blocks: Callable[[int], Sequence[Block] | None] = guard(probe.part, probe.blocks)
+
+
+def _nothing_held() -> None:
+    """Of a probe that has nothing to forget."""

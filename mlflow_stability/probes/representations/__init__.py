@@ -1,0 +1,1 @@
+"""Ranks of dense representations, diversity of sparse codes."""

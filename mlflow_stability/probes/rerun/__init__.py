@@ -1,0 +1,1 @@
+"""Runs a forward pass again, and undoes what it changed."""

@@ -1,0 +1,1 @@
+"""Describes model, optimizer and torch."""

@@ -1,0 +1,1 @@
+"""One training step, from its backward phase to its reading."""

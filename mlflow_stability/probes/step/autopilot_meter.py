@@ -1,0 +1,130 @@
+"""Follows cycles and tells a pilot of each place at which something can be done about them.
+
+In: what the hooks see. Out: readings, as from any meter, and calls to the pilot: at a gate when all is measured, around
+the end of a step, before a backward pass, at the end of a cycle. Promised: the pilot hears of each place once, in
+order; it acts on what was measured and never changes what is.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Protocol
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.step.step_capture import Cycle
+from mlflow_stability.probes.step.step_meter import CycleMeter, OnReading, SurveyFor
+
+
+class Pilot(Protocol):
+    """Who acts. None of these may raise, unless the training is to end."""
+
+    def before_backward(self, tensors: Any) -> None:
+        """Runs before anything else of a backward pass."""
+
+    def before_closure(self, optimizer: Optimizer) -> None:
+        """Runs before the first evaluation of a closure."""
+
+    def evaluated_again(self, optimizer: Optimizer) -> None:
+        """Runs after each further evaluation."""
+
+    def at_gate(
+        self, optimizer: Optimizer, cycle: Cycle, place: str, norm: Tensor | None, companions: Sequence[Optimizer]
+    ) -> None:
+        """Runs when the gradients are complete and measured, and not used yet."""
+
+    def swallowed(self, optimizer: Optimizer, cycle: Cycle, place: str) -> None:
+        """Runs when a loss scaler threw a step away."""
+
+    def step_ending(self, optimizer: Optimizer) -> bool:
+        """Runs right after a step; whether it was skipped."""
+
+    def step_over(self, cycle_over: bool, is_whole: bool) -> None:
+        """Runs after that, when all is as the script expects it. `is_whole`: no other training is expected in it."""
+
+    def was_set_back(self) -> bool:
+        """Whether it set the training back since this was asked last."""
+
+    def cycle_ended(self) -> None:
+        """Runs before the reading of a cycle is asked for."""
+
+
+class PilotedMeter(CycleMeter):
+    """A meter with a pilot for each recording."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        on_gate: Callable[[Optimizer | None], Any],
+        on_reading: OnReading,
+        pilot_for: Callable[[Any], Pilot | None],
+        survey_for: SurveyFor = lambda _: None,
+    ) -> None:
+        super().__init__(guard, on_gate, on_reading, survey_for)
+        self._pilot_for = pilot_for
+        self._pilot: Pilot | None = None
+        self._norm_now: Tensor | None = None
+
+    def backward(self, tensors: Any) -> None:
+        """Runs right before gradients are computed."""
+        if self._pilot is not None and not (self._evaluating and self._evaluated):
+            self._pilot.before_backward(tensors)
+        super().backward(tensors)
+
+    def closure_begins(self, optimizer: Optimizer, first: bool) -> None:
+        """Runs before the closure of a step is evaluated."""
+        super().closure_begins(optimizer, first)
+        if first and self._pilot is not None:
+            self._pilot.before_closure(optimizer)
+
+    def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
+        """Runs after it; the first evaluation is the gate."""
+        super().closure_ends(optimizer, first, failed)
+        if not first and not failed and self._pilot is not None:
+            self._pilot.evaluated_again(optimizer)
+
+    def gate(self, optimizer: Optimizer) -> None:
+        """Runs when the gradients are complete and not used yet."""
+        self._norm_now = None
+        if self._pilot is not None and self._pilot.was_set_back():
+            self._steps.begin_anew()
+        super().gate(optimizer)
+        cycle = self._cycle if id(optimizer) in self._cycle.stepped else self._last
+        if self._pilot is None or cycle is None:
+            return
+        place = self._tracks.track_place(cycle.track)
+        if self._swallowing:
+            self._pilot.swallowed(optimizer, cycle, place)
+        else:
+            self._pilot.at_gate(optimizer, cycle, place, self._norm_now, self._tracks.together(optimizer))
+
+    def step_ended(self, optimizer: Optimizer) -> None:
+        """Runs after a top-level step."""
+        if self._pilot is None:
+            super().step_ended(optimizer)
+            return
+        was_swallowing = self._swallowing
+        self._swallowing = self._pilot.step_ending(optimizer) or was_swallowing
+        super().step_ended(optimizer)
+        self._swallowing = was_swallowing
+        cycle = self._cycle
+        is_over = not cycle.stepped or self._order.is_complete(cycle.track, cycle.ended)
+        self._pilot.step_over(is_over, self._steps.is_whole)
+
+    def _belongs_to(self, owner: Any) -> None:
+        if owner is not self._owner or self._pilot is None:
+            self._pilot = self._pilot_for(owner)
+        super()._belongs_to(owner)
+        self._owner_is_met = self._pilot is not None
+
+    def _end_cycle(self) -> None:
+        if self._pilot is not None:
+            self._pilot.cycle_ended()
+        super()._end_cycle()
+
+    def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
+        before = len(self._cycle.norms)
+        super()._norm(gradients, grad_scale)
+        self._norm_now = self._cycle.norms[-1] if len(self._cycle.norms) > before else None

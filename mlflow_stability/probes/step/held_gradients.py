@@ -1,0 +1,206 @@
+"""Tells whether a script has discarded the gradients of an earlier backward pass before the next one began.
+
+``zero_grad()`` is seen by a hook; ``p.grad = None`` and ``p.grad.zero_()`` are not. One parameter of each known
+optimizer is looked at before and after a backward pass, whatever the number of parameters; all of them are looked at
+only where that one's gradient is gone or was changed.
+
+Promised: nothing of a gradient is kept alive, changed or waited for. Where gradients go elsewhere in a backward pass
+(flat buffers, split parameters) nothing is claimed.
+
+Tells the first step of a training without ``backward()`` from a step that still belongs to the last cycle.
+
+Both come without a backward pass since the last step. What follows a backward pass with two optimizers was there when
+the first of them stepped; a new training makes its optimizer, or computes its loss, afterwards. Optimizers that are
+made are seen by a hook; that something was computed shows in autograd's count of nodes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from dataclasses import dataclass
+
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.weak import TensorWeakRef
+
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.step.readback import value_on_host
+from mlflow_stability.probes.tensors.gradient_norm import gradients_of, is_split, parameters_of, total_norm
+
+MOST = 16
+"""So many optimizers are followed, those that came last; a script may make one for every sample."""
+
+
+SURE_AFTER = 4
+"""After so many gates it is known that no backward pass reaches an optimizer."""
+
+
+@dataclass(frozen=True, slots=True)
+class Left:
+    """What the backward passes of an open step have left, right before the next one begins."""
+
+    emptied: tuple[Optimizer, ...]
+    """Optimizers none of whose parameters has a gradient other than zero any more."""
+    nothing: bool
+    """Whether that is so of every optimizer that the backward passes have reached."""
+    unsure: bool
+    """Whether some gradients cannot be followed, so that nothing is known of them."""
+
+
+class HeldGradients:
+    """One parameter of each optimizer, and its gradient as it was last seen."""
+
+    def __init__(self) -> None:
+        self.followed: dict[int, _Witness] = {}
+        """By the identity of the optimizer."""
+
+    def at_gate(self, optimizer: Optimizer) -> None:
+        """Follow this optimizer from now on; runs while it has gradients."""
+        known = self.followed.get(id(optimizer))
+        if known is not None and known.optimizer() is optimizer:
+            return
+        parameter = _with_gradient(optimizer)
+        if parameter is None or is_split(parameter):
+            return
+        self.followed.pop(id(optimizer), None)
+        self.followed[id(optimizer)] = _Witness(optimizer, parameter)
+        if len(self.followed) > MOST:
+            del self.followed[next(iter(self.followed))]
+
+    def step_begins(self) -> None:
+        """Runs right before the first backward pass of a step."""
+        for each in self.followed.values():
+            each.note()
+            each.reached = False
+
+    def backward_ended(self) -> None:
+        """Runs right after each backward pass."""
+        for each in self.followed.values():
+            if each.note():
+                each.reached = each.gradient is not None
+
+    def left(self) -> Left:
+        """Runs right before a further backward pass of the same step."""
+        emptied, held, unknown = [], False, False
+        for each in self.followed.values():
+            optimizer = each.optimizer()
+            if not each.reached or optimizer is None:
+                continue
+            holds = each.is_as_noted() or each.still_holds(optimizer)
+            held, unknown = held or holds is True, unknown or holds is None
+            if holds is False:
+                emptied.append(optimizer)
+                each.reached = False
+        nothing = bool(emptied) and not held and not unknown
+        return Left(tuple(emptied), nothing, not held and (unknown or not emptied))
+
+    def reaches(self, optimizer: Optimizer) -> bool | None:
+        """Whether backward passes give this optimizer its gradients, and nothing copies them; None: not known yet."""
+        known = self.followed.get(id(optimizer))
+        if known is None or known.optimizer() is not optimizer:
+            return None
+        known.gates += 1
+        known.ever_reached = known.ever_reached or known.reached
+        return known.ever_reached or (None if known.gates < SURE_AFTER else False)
+
+
+class _Witness:
+    """The one parameter of an optimizer."""
+
+    __slots__ = ("ever_reached", "gates", "gradient", "optimizer", "parameter", "reached", "version")
+
+    def __init__(self, optimizer: Optimizer, parameter: Tensor) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.parameter = TensorWeakRef(parameter)
+        self.gradient: TensorWeakRef | None = None
+        """Its gradient when it was noted; memory is used again, so that its address would not tell."""
+        self.version = 0
+        """How often that had been written to in place."""
+        self.reached = False
+        """Whether a backward pass of this step has given it a gradient."""
+        self.ever_reached = False
+        self.gates = 0
+
+    def note(self) -> bool:
+        """Keep how its gradient is now; whether anybody has touched it since it was noted."""
+        parameter, before = self.parameter(), self.gradient
+        gradient = None if parameter is None else parameter.grad
+        if gradient is None:
+            self.gradient = None
+            return before is not None
+        version = 0 if gradient.is_inference() else gradient._version
+        if before is not None and before() is gradient and version == self.version:
+            return False
+        self.gradient, self.version = TensorWeakRef(gradient), version
+        return True
+
+    def is_as_noted(self) -> bool:
+        """Whether nobody has touched its gradient since."""
+        parameter = self.parameter()
+        gradient = None if parameter is None else parameter.grad
+        if gradient is None or self.gradient is None:
+            return gradient is self.gradient
+        return self.gradient() is gradient and _version(gradient) == self.version
+
+    def still_holds(self, optimizer: Optimizer) -> bool | None:
+        """Whether any gradient of its optimizer is more than zero; None where a device would have to be waited for."""
+        parameter = _with_gradient(optimizer)
+        if parameter is None:
+            return False
+        mine = self.parameter()
+        if mine is None or mine.grad is None:  # the script has dropped this one alone
+            self.parameter = TensorWeakRef(parameter)
+            self.note()
+            return True
+        norm = total_norm(gradients_of(optimizer))
+        value = None if norm is None else value_on_host(norm)
+        return None if value is None else value != 0
+
+
+def _with_gradient(optimizer: Optimizer) -> Tensor | None:
+    return next((each for each in parameters_of(optimizer) if each.grad is not None), None)
+
+
+def _version(gradient: Tensor) -> int:
+    return 0 if gradient.is_inference() else gradient._version
+
+
+class SinceLastStep:
+    """What has happened since an optimizer ended its step."""
+
+    def __init__(self) -> None:
+        self._made: dict[int, weakref.ref[Optimizer]] = {}
+        """By identity; one whose object is gone is overwritten when its number is used again."""
+        self._nodes = 0
+        self._in_backward = False
+
+    def optimizer_made(self, optimizer: Optimizer) -> None:
+        """Runs when an optimizer was made."""
+        self._made[id(optimizer)] = weakref.ref(optimizer)
+
+    def backward_began(self) -> None:
+        """Runs before a backward pass: an optimizer may step inside it, where checkpoints compute anew."""
+        self._in_backward = True
+
+    def backward_ended(self) -> None:
+        """Runs after it."""
+        self._in_backward = False
+        self._nodes = torch_api.get_sequence_nr()
+
+    def step_ended(self) -> None:
+        """Runs after each step."""
+        if self._made:
+            self._made.clear()
+        if not self._in_backward:
+            self._nodes = torch_api.get_sequence_nr()
+
+    def is_new(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer was made since the last step of any."""
+        made = self._made.get(id(optimizer)) if self._made else None
+        return made is not None and made() is optimizer
+
+    def anything_new(self, optimizer: Optimizer) -> bool:
+        """Whether this optimizer is new since then, or anything was computed that has gradients."""
+        if self._in_backward:
+            return False
+        return torch_api.get_sequence_nr() != self._nodes or self.is_new(optimizer)

@@ -1,0 +1,187 @@
+"""Makes the reading of a cycle out of the scalars that came back from the device."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from math import fsum, hypot, isfinite, isnan, nan
+
+from torch import Tensor
+
+from mlflow_stability.probes.activations import activation_statistics
+from mlflow_stability.probes.attention import attention_probe as attention
+from mlflow_stability.probes.parameters.layer_statistics import Table
+from mlflow_stability.probes.representations import representation_spectrum, sparse_codes
+from mlflow_stability.probes.step.step_capture import Cycle
+from mlflow_stability.vocabulary.measured.signal import Signal, one_layout
+
+UNCLIPPED = "no clipping seen"
+COPIED = "as the optimizer was given it: clipping by an engine, or of copies of the gradients, cannot be seen"
+
+
+@dataclass(frozen=True, slots=True)
+class CycleReading:
+    """The signals of one cycle and their values, in the order in which they are judged."""
+
+    signals: tuple[Signal, ...]
+    """One and the same tuple as long as the same is measured."""
+    values: tuple[float, ...]
+    time: float
+    norm_basis: str
+    """What ``grad_norm`` stands for: ``before clipping``, ``after clipping``, `UNCLIPPED` or `COPIED`; empty: none."""
+    tables: tuple[tuple[Table, Sequence[float]], ...] = ()
+    """How gradients and weights were spread in each layer, where that was measured, and the numbers of each."""
+    discarded: tuple[float, ...] = ()
+    """Losses that were not finite and belong to no step: the script discarded their gradients."""
+    begins_step: bool = True
+    """Whether a step begins with this cycle; else it belongs to the step of the one before, as a GAN's second half."""
+
+
+@dataclass(slots=True)
+class Skips:
+    """How many steps were thrown away so far, by track."""
+
+    count: dict[int, int]
+
+
+named = lru_cache(maxsize=4096)(Signal)
+_OF_STEPS_TAKEN = frozenset({"update_norm", "update_ratio", "adam_rms"})
+_WHERE_THERE_ARE_ANY = frozenset({"grad_nonfinite_count"})
+_WHERE_IT_CAN_BE_TOLD = frozenset({"grad_param_ratio", "lr_ratio", "update_ratio"}).union(
+    activation_statistics.QUANTITIES, sparse_codes.QUANTITIES, representation_spectrum.QUANTITIES, attention.QUANTITIES
+)
+"""Beside weights that are all zero there is no ratio, and no shape of what a pooling layer puts out: that is no NaN of
+the training."""
+
+
+def scalars_of(cycle: Cycle) -> list[Tensor | float]:
+    """All that must come to the host, in the order in which `reading_of` takes it."""
+    scalars: list[Tensor | float] = [*cycle.losses, *cycle.discarded_losses, *cycle.norms]
+    for clip in cycle.clips:
+        scalars += (clip.norm, 1.0 if clip.scale is None else clip.scale)
+    scalars += cycle.learning_rates.values()
+    scalars += cycle.found_inf
+    if cycle.loss_scale is not None:
+        scalars.append(cycle.loss_scale)
+    return scalars
+
+
+def rows_of(cycle: Cycle) -> list[Tensor]:
+    """What the probes left on the device, in the order in which `reading_of` takes it."""
+    rows = [each.values for each in cycle.blocks if isinstance(each.values, Tensor)]
+    return rows + [each.values for each in cycle.tables]
+
+
+def reading_of(
+    cycle: Cycle,
+    values: Sequence[float],
+    rows: Sequence[Sequence[float]],
+    place: str,
+    step_time: float | None,
+    when: float,
+    skips: Skips,
+) -> CycleReading:
+    """The reading, from the values of `scalars_of` and `rows_of`."""
+    begin = end = 0
+    end += len(cycle.losses)
+    losses = values[begin:end]
+    begin, end = end, end + len(cycle.discarded_losses)
+    discarded = [each for each in values[begin:end] if not isfinite(each)] if begin < end else []
+    begin, end = end, end + len(cycle.norms)
+    norms = values[begin:end]
+    begin, end = end, end + 2 * len(cycle.clips)
+    clips = values[begin:end]
+    begin, end = end, end + len(cycle.learning_rates)
+    learning_rates = values[begin:end]
+    begin, end = end, end + len(cycle.found_inf)
+    found_inf = values[begin:end]
+    signals: list[Signal] = []
+    found: list[float] = []
+
+    # Skips come first: detectors must know that a scaler threw the step away before they see its infinite gradient.
+    not_taken = bool(found_inf) and any(flag > 0 for flag in found_inf)
+    skipped = skips.count.get(cycle.track, 0) + not_taken
+    skips.count[cycle.track] = skipped
+    if cycle.loss_scale is not None or skipped:
+        signals.append(named("skipped_steps", place))
+        found.append(float(skipped))
+    micro_batches = cycle.micro_batches
+    # What NaN leaves behind is NaN: where gradients are finite, such a loss is not behind them.
+    if cycle.unsure and norms and all(map(isfinite, norms)):
+        strange = [each for each in losses[: cycle.unsure] if not isfinite(each)]
+        losses = [each for each in losses[: cycle.unsure] if isfinite(each)] + list(losses[cycle.unsure :])
+        micro_batches -= len(strange)
+        discarded += strange
+    if losses:
+        signals += (named("loss", place), named("micro_batches", place))
+        found.append(losses[0] if len(losses) == 1 else fsum(losses) if all(map(isfinite, losses)) else sum(losses))
+        found.append(float(micro_batches))
+    basis = ""
+    if norms:
+        at_gate = norms[0] if len(norms) == 1 else _root_of_squares(norms)
+        signals.append(named("grad_norm", place))
+        if clips:
+            clip = cycle.clips[0]
+            if len(clips) == 2:  # one, as a rule
+                before = clips[0] / clips[1] if clip.order == 2.0 and clip.gradients >= cycle.gradients else None
+            else:
+                before = _before_clipping(cycle, clips)
+            basis = "after clipping" if before is None else "before clipping"
+            signals.append(named("grad_norm_clipped", place))
+            found += (at_gate if before is None else before, at_gate)
+        else:
+            basis = COPIED if cycle.copied else UNCLIPPED
+            found.append(at_gate)
+    for where in cycle.learning_rates:
+        signals.append(named("learning_rate", where))
+    found += learning_rates
+    if cycle.loss_scale is not None:
+        signals.append(named("loss_scale", place))
+        found.append(values[end])
+    if step_time is not None:
+        signals.append(named("step_time", place))
+        found.append(step_time)
+    if cycle.blocks:
+        _add_blocks(cycle, rows, not_taken, signals, found)
+    tables = tuple(zip(cycle.tables, rows[len(rows) - len(cycle.tables) :], strict=True)) if cycle.tables else ()
+    return CycleReading(
+        one_layout(signals), tuple(found), when, basis, tables, tuple(discarded), begins_step=cycle.begins_step
+    )
+
+
+def _add_blocks(
+    cycle: Cycle, rows: Sequence[Sequence[float]], not_taken: bool, signals: list[Signal], found: list[float]
+) -> None:
+    """What the probes measured, but for what a step that was not taken does not say."""
+    arrived = iter(rows)
+    for block in cycle.blocks:
+        values = next(arrived) if isinstance(block.values, Tensor) else block.values
+        for signal, value in zip(block.signals, values, strict=True):
+            quantity = signal.quantity
+            left_out = (
+                (not_taken and quantity in _OF_STEPS_TAKEN)
+                or (value == 0 and quantity in _WHERE_THERE_ARE_ANY)
+                or (value != value and quantity in _WHERE_IT_CAN_BE_TOLD)
+            )
+            if not left_out:
+                signals.append(signal)
+                found.append(value)
+
+
+def _root_of_squares(norms: Sequence[float]) -> float:
+    return norms[0] if len(norms) == 1 else hypot(*norms) if not any(map(isnan, norms)) else nan
+
+
+def _before_clipping(cycle: Cycle, numbers: Sequence[float]) -> float | None:
+    """The script's own norms together, where they are of order 2 and cover everything that the optimizers got.
+
+    `numbers`: of each clip the norm, and the scale that it was taken at.
+    """
+    covered: set[int] = set()
+    parts = []
+    for at, clip in enumerate(cycle.clips):
+        if clip.order == 2.0 and covered.isdisjoint(clip.gradients):
+            covered |= clip.gradients
+            parts.append(numbers[2 * at] / numbers[2 * at + 1])
+    return _root_of_squares(parts) if parts and covered >= cycle.gradients else None

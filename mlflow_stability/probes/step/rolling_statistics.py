@@ -1,0 +1,147 @@
+"""What the last hundred steps say together: a smoothed loss, its trend, how noisy gradients are, how many are clipped.
+
+In: the signals of each step, as they were read. Out: every `every` steps, signals of the steps behind it:
+
+    loss_ema         the loss, smoothed: each step weighs 2 % less than the one after it
+    loss_trend       by how much the loss changes a step, on the straight line through the last hundred
+    loss_zscore      how far this loss lies from the mean of the last hundred, in their standard deviations
+    grad_variance    the variance of the gradient norm over the last hundred
+    clip_fraction    the share of the last hundred steps whose gradients were clipped
+
+Promised: losses and norms that are not finite are left out; trainings side by side are kept apart.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from statistics import fmean
+
+from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
+
+WINDOW = 100
+FEWEST = 10
+"""Of fewer steps nothing is said."""
+_KEPT = 0.98
+_CLIPPED_BELOW = 0.9999
+"""A norm that is this much of what it was before: rounding alone does not do it."""
+
+
+class RunningNumbers:
+    """The last steps of one recording."""
+
+    def __init__(self, every: int) -> None:
+        self.every = every
+        self._tracks: dict[str, _Track] = {}
+        self._layout: tuple[Signal, ...] = ()
+        self._wanted: tuple[tuple[int, _Track, str], ...] = ()
+        self._waiting: list[tuple[int, tuple[Signal, ...], Sequence[float]]] = []
+        """Steps that were not looked at yet."""
+        self._due_at = 0
+        """Before this step there is nothing to say."""
+
+    def take(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> list[tuple[Signal, float]]:
+        """Take a step in; what is to be said after it."""
+        self._waiting.append((step, signals, values))
+        if step < self._due_at and len(self._waiting) < WINDOW:
+            return []
+        try:
+            for each in self._waiting:
+                self._take_in(*each)
+            self._waiting.clear()
+        except BaseException:  # Ctrl-C: what was taken in by halves would tell wrong numbers for long
+            self.reset()
+            raise
+        if step < self._due_at:
+            return []
+        found: list[tuple[Signal, float]] = []
+        for _, track, _ in self._wanted:
+            if step // self.every > track.said_at // self.every:
+                track.said_at = step
+                found += track.say()
+        window = step // self.every
+        all_told = all(each.said_at // self.every >= window for each in self._tracks.values())
+        self._due_at = (window + 1) * self.every if all_told else step
+        return found
+
+    def reset(self) -> None:
+        """Forget everything: the training was set back."""
+        self._tracks.clear()
+        self._waiting.clear()
+        self._layout, self._due_at = (), 0
+
+    def _take_in(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> None:
+        if signals is not self._layout:
+            self._learn(signals, step)
+        for position, track, quantity in self._wanted:
+            track.take(quantity, values[position])
+
+    def _learn(self, signals: tuple[Signal, ...], step: int) -> None:
+        wanted = []
+        for position, signal in enumerate(signals):
+            if signal.quantity in ("loss", "grad_norm", "grad_norm_clipped") and of_the_whole(signal.place):
+                track = self._tracks.setdefault(signal.place, _Track(signal.place, step - 1))
+                wanted.append((position, track, signal.quantity))
+        self._layout, self._wanted = signals, tuple(wanted)
+
+
+class _Track:
+    """One training."""
+
+    def __init__(self, place: str, said_at: int) -> None:
+        self.said_at = said_at
+        """Up to which step all was said: a training that has no cycle in the very step says it in its next one."""
+        self._names = {
+            name: Signal(name, place)
+            for name in ("loss_ema", "loss_trend", "loss_zscore", "grad_variance", "clip_fraction")
+        }
+        self._losses: deque[float] = deque(maxlen=WINDOW)
+        self._norms: deque[float] = deque(maxlen=WINDOW)
+        self._clipped: deque[bool] = deque(maxlen=WINDOW)
+        self._sum = self._weight = 0.0
+        self._norm = math.nan
+        self._fresh = False
+
+    def take(self, quantity: str, value: float) -> None:
+        """Take a value in; the norm of a step comes before what clipping left of it."""
+        if not math.isfinite(value):
+            return
+        if quantity == "loss":
+            self._losses.append(value)
+            self._sum = _KEPT * self._sum + (1 - _KEPT) * value
+            self._weight = _KEPT * self._weight + 1 - _KEPT
+            self._fresh = True
+        elif quantity == "grad_norm":
+            self._norms.append(value)
+            self._norm = value
+        else:
+            self._clipped.append(value < self._norm * _CLIPPED_BELOW)
+
+    def say(self) -> list[tuple[Signal, float]]:
+        """What the last steps say together."""
+        names, found = self._names, []
+        if self._fresh and len(self._losses) >= FEWEST:
+            mean, spread = fmean(self._losses), math.sqrt(_variance(self._losses))
+            found.append((names["loss_ema"], self._sum / self._weight))
+            found.append((names["loss_trend"], _slope(self._losses)))
+            found.append((names["loss_zscore"], (self._losses[-1] - mean) / spread if spread else 0.0))
+            self._fresh = False
+        if len(self._norms) >= FEWEST:
+            found.append((names["grad_variance"], _variance(self._norms)))
+        if len(self._clipped) >= FEWEST:
+            found.append((names["clip_fraction"], sum(self._clipped) / len(self._clipped)))
+        return found
+
+
+def _variance(values: Sequence[float]) -> float:
+    mean = fmean(values)  # `statistics.pvariance` is exact, and takes fifty times as long for it
+    return fmean([(each - mean) ** 2 for each in values])
+
+
+def _slope(values: Sequence[float]) -> float:
+    """Of the straight line through values one step apart."""
+    middle = (len(values) - 1) / 2
+    return sum((at - middle) * each for at, each in enumerate(values)) / sum(
+        (at - middle) ** 2 for at in range(len(values))
+    )

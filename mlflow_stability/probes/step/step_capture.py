@@ -1,0 +1,211 @@
+"""One cycle: a backward phase and the optimizer steps that consume it, as far as it has come.
+
+Takes down in a cycle what the hooks saw: losses, norms before clipping, limits, learning rates, the loss scale.
+
+In: a cycle and what a hook was called with. Out: scalars in the cycle, still on their device. Promised: what is taken
+down is a copy where the script, or torch itself, may go on to change it in place.
+"""
+
+from __future__ import annotations
+
+import math
+import weakref
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeAlias
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.parameters.layer_statistics import Table
+
+MOST_LOSSES = 1024
+
+
+@dataclass(slots=True)
+class Clip:
+    """A norm that the script itself computed over gradients, before it clipped them."""
+
+    norm: Tensor | float
+    order: float
+    """The p of the norm; only 2 can stand for ``grad_norm``."""
+    gradients: frozenset[int]
+    """Which gradients, by identity."""
+    scale: Tensor | None
+    """The loss scale that the gradients still carried."""
+
+
+@dataclass(frozen=True, slots=True)
+class Discarded:
+    """Gradients were set to zero or None: losses from before are not what an optimizer of these parameters follows."""
+
+    parameters: frozenset[int]
+    """Which, by identity."""
+    losses: int
+    """How many losses came before."""
+    micro_batches: int
+
+
+@dataclass(slots=True)
+class Cycle:
+    """What was seen of one cycle. Tensors in it are scalars on their device."""
+
+    losses: list[Tensor] = field(default_factory=list)
+    micro_batches: int = 0
+    unsure: int = 0
+    """Of how many of the first losses nobody can tell whether their gradients are still there."""
+    discards: dict[int, Discarded] = field(default_factory=dict)
+    """For each optimizer or module, by identity, when its gradients were last discarded."""
+    discarded_losses: list[Tensor] = field(default_factory=list)
+    """Losses whose gradients the script discarded before the step: they belong to none."""
+    clips: list[Clip] = field(default_factory=list)
+    limits: dict[str, float] = field(default_factory=dict)
+    """With which limits gradients were clipped: ``max_norm``, ``clip_value``."""
+    norms: list[Tensor] = field(default_factory=list)
+    """At the gates: what the optimizers were given."""
+    gradients: set[int] = field(default_factory=set)
+    """The gradients behind `norms`, by identity; kept only when there are clips to compare with."""
+    learning_rates: dict[str, float | Tensor] = field(default_factory=dict)
+    stepped: list[int] = field(default_factory=list)
+    """The optimizers that reached their gate, by identity, in order."""
+    ended: set[int] = field(default_factory=set)
+    """Those of them whose step is over."""
+    track: int = -1
+    """Which of several trainings in this process it belongs to: the halves of a GAN alternate."""
+    place: str = ""
+    """Where its loss and norms belong."""
+    begins_step: bool = True
+    """Whether a step begins with it; else it belongs to the same step as the cycle of another track before it."""
+    loss_scale: Tensor | None = None
+    found_inf: list[Tensor] = field(default_factory=list)
+    """Flags of a loss scaler: above zero where it threw the step away."""
+    owner: Any = None
+    """What the cycle belongs to, as the session said at its gate."""
+    scaler: Any = None
+    """The loss scaler that scaled a loss of this cycle."""
+    engine: Any = None
+    """What has copied the gradients, clips them itself and says what their norm was."""
+    copied: bool = False
+    """Whether the optimizer's gradients are copies of those of the backward pass, or come from an engine that does not
+    say what their norm was: they may have been clipped where no hook sees it."""
+    unscaled: bool = False
+    """Whether that scaler has divided the gradients by its scale already."""
+    blocks: Sequence[Block] = ()
+    """What the probes measured that were due."""
+    tables: Sequence[Table] = ()
+    """How gradients and weights were spread in each layer, where that was due."""
+
+    @property
+    def has_gate(self) -> bool:
+        """Whether an optimizer has begun to consume the gradients."""
+        return bool(self.stepped)
+
+    @property
+    def sure_losses(self) -> list[Tensor]:
+        """The losses that this step is known to follow; what the others left is seen in the gradients."""
+        return self.losses[self.unsure :] if self.unsure else self.losses
+
+    def discard(self, owner: object, parameters: Iterable[Tensor]) -> None:
+        """The gradients of these parameters are gone."""
+        self.discards[id(owner)] = Discarded(frozenset(map(id, parameters)), len(self.losses), self.micro_batches)
+
+    def drop_discarded(self, optimizer: Optimizer) -> None:
+        """Set the losses aside whose gradients were discarded before this optimizer came to its gate."""
+        if not self.discards:
+            return
+        parameters = {id(each) for group in optimizer.param_groups for each in group["params"]}
+        latest = [each for each in self.discards.values() if parameters <= each.parameters]
+        if latest:
+            self.set_aside(max(each.losses for each in latest), max(each.micro_batches for each in latest))
+
+    def set_aside(self, losses: int, micro_batches: int) -> None:
+        """The first losses, of so many backward passes, belong to no step."""
+        self.discarded_losses += self.losses[:losses]
+        del self.losses[:losses]
+        self.unsure = max(0, self.unsure - losses)
+        self.micro_batches -= micro_batches
+
+    def condense(self) -> None:
+        """Keep only the sum of many losses: where no gate comes for so long, hardly one will."""
+        if len(self.losses) <= MOST_LOSSES:
+            return
+        self.losses[:] = [torch.stack([each.to(self.losses[0]) for each in self.losses]).sum()]
+        self.unsure = min(self.unsure, 1)
+        self.discards.clear()
+
+
+UnscaledLoss: TypeAlias = tuple[weakref.ref[Tensor], Tensor]
+"""A scaled loss, and what it was before."""
+
+
+class KnownOptimizer:
+    """What does not change of an optimizer from step to step."""
+
+    __slots__ = ("_group_place", "engine", "is_settled", "optimizer", "place", "rate_places", "track")
+
+    def __init__(
+        self, optimizer: Optimizer, track: int, place: str, group_place: Callable[[Optimizer, int], str]
+    ) -> None:
+        self.optimizer = weakref.ref(optimizer)
+        self.track = track
+        self.place = place
+        """Where the losses and norms of its track belong."""
+        self.rate_places: list[str] = []
+        """Where the learning rate of each group belongs."""
+        self.is_settled = False
+        """Whether backward passes are known to reach it, and it is known which engine steps it."""
+        self.engine: weakref.ref[Any] | None = None
+        self._group_place = group_place
+
+    def learn_groups(self, optimizer: Optimizer, count: int) -> None:
+        """A group was added."""
+        self.rate_places = [self._group_place(optimizer, number) for number in range(count)]
+
+
+def take_losses(cycle: Cycle, tensors: Any, unscaled: UnscaledLoss | None) -> None:
+    """What was passed to backward, as it was before a loss scaler."""
+    for tensor in (tensors,) if isinstance(tensors, Tensor) else tensors:
+        if not isinstance(tensor, Tensor) or tensor.numel() != 1 or tensor.is_meta or hasattr(tensor, "full_tensor"):
+            continue  # a vector passed on by hand, as pipelines do, is no loss
+        loss = tensor.detach()
+        if unscaled is not None and unscaled[0]() is tensor:
+            loss = unscaled[1]
+        elif cycle.scaler is not None:
+            loss = loss / cycle.scaler._scale
+        single = loss if not loss.ndim else loss.reshape(())
+        cycle.losses.append(single.clone())  # a script may go on to change it in place
+
+
+def take_clip(cycle: Cycle, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
+    """A norm that the script took over gradients."""
+    scale = cycle.scaler._scale.clone() if cycle.scaler is not None and not cycle.unscaled else None
+    cycle.clips.append(Clip(norm.detach().clone(), float(order), frozenset(map(id, gradients)), scale))
+
+
+def take_limit(cycle: Cycle, kind: str, limit: Any) -> None:
+    """The limit at which the script clipped, where it is a plain number: none is fetched from a device."""
+    if isinstance(limit, int | float) and math.isfinite(limit):  # with an infinite one a norm is only measured
+        cycle.limits[kind] = float(limit)
+
+
+def take_rates(cycle: Cycle, optimizer: Optimizer, known: KnownOptimizer) -> None:
+    """The learning rate of each group."""
+    groups = optimizer.param_groups
+    if len(groups) != len(known.rate_places):
+        known.learn_groups(optimizer, len(groups))
+    for place, group in zip(known.rate_places, groups, strict=True):
+        rate = group.get("lr")
+        if rate is not None:
+            cycle.learning_rates[place] = rate.detach().clone() if isinstance(rate, Tensor) else float(rate)
+
+
+def take_scale(cycle: Cycle, optimizer: Optimizer) -> None:
+    """The loss scale, and what the optimizer was told of it."""
+    scaler = cycle.scaler
+    if scaler is not None and scaler._scale is not None:
+        cycle.loss_scale = scaler._scale.clone()  # `update` changes it in place
+    found_inf = getattr(optimizer, "found_inf", None)
+    if found_inf is not None:
+        cycle.found_inf.append(found_inf.detach().clone())

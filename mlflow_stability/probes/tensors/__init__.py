@@ -1,0 +1,1 @@
+"""Reductions over many tensors, without waiting for the device."""

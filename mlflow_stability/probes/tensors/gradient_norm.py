@@ -1,0 +1,131 @@
+"""The L2 norm of all gradients: a handful of kernels, whatever the number of parameters.
+
+The gradients of parameters, as far as their values lie side by side in this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.tensors.tensor_sums import norms_of
+
+# A flat parameter of FSDP's first version; what that leaves of the script's own (``use_orig_params``).
+_MARKS_OF_FSDP = ("_sharded_size", "_fsdp_flattened")
+
+
+def parameters_of(owner: Optimizer | Module) -> list[Tensor]:
+    """The parameters of an optimizer or a module."""
+    if isinstance(owner, Module):
+        return list(Module.parameters(owner))
+    return [parameter for group in owner.param_groups for parameter in group["params"]]
+
+
+def gradients_of(optimizer: Optimizer) -> list[Tensor]:
+    """The gradients that this optimizer is about to use."""
+    found = []
+    for group in optimizer.param_groups:  # at every step: plain loops call nothing of ours for each parameter
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is not None:
+                found.append(gradient)
+    return found
+
+
+def is_split(parameter: Tensor) -> bool:
+    """Whether a parameter is split over processes: by FSDP, in either of its versions, or as a `DTensor`."""
+    if hasattr(parameter, "full_tensor"):
+        return True
+    for mark in _MARKS_OF_FSDP:
+        if hasattr(parameter, mark):
+            return _processes() > 1
+    return False
+
+
+def _processes() -> int:
+    group = torch.distributed
+    return group.get_world_size() if group.is_available() and group.is_initialized() else 1
+
+
+def whole_gradients_of(optimizer: Optimizer) -> list[Tensor]:
+    """The gradients that this optimizer is about to use; none where they are split: a part of a norm is not the norm.
+
+    The first parameter is asked for all of them.
+    """
+    found: list[Tensor] = []
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            gradient = parameter.grad
+            if gradient is None:
+                continue
+            if not found and is_split(parameter):
+                return []
+            found.append(gradient)
+    return found
+
+
+def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
+    """The norm over all of them as one scalar on the device; None when there are none, or only parts of them.
+
+    Half precision is summed in single: a norm of 70,000 fits no float16, and is no overflow of the training.
+    """
+    if not gradients or gradients[0].is_meta:  # a dry run has shapes and no values
+        return None
+    first = gradients[0]
+    device, dtype, dense = first.device, first.dtype, torch.strided
+    with torch.no_grad():
+        for each in gradients:  # as a rule they are alike, and finding that out must cost little
+            if each.dtype is not dtype or each.layout is not dense or each.device != device:
+                norms = _norms_of_some(gradients)
+                break
+        else:
+            norms = None if hasattr(first, "full_tensor") else norms_of(list(gradients))
+        if norms is None:
+            return None
+        return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms)
+
+
+def _norms_of_some(gradients: Sequence[Tensor]) -> Tensor | None:
+    """The norm of each, where they are of several devices and types, or sparse; None where there are only parts."""
+    buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+    for gradient in gradients:
+        if gradient.layout is not torch.strided:
+            gradient = gradient.coalesce().values() if gradient.is_sparse else gradient.values()
+        buckets.setdefault((gradient.device, gradient.dtype), []).append(gradient)
+    rows = []
+    for bucket in buckets.values():
+        if hasattr(bucket[0], "full_tensor"):
+            return None
+        rows.append(norms_of(bucket))
+    return rows[0] if len(rows) == 1 else torch.cat(_of_one_kind(rows))
+
+
+def _of_one_kind(norms: list[Tensor]) -> list[Tensor]:
+    """All on the device of the first, wide enough for each."""
+    device = norms[0].device
+    wide = torch.float32
+    for norm in norms:
+        wide = torch.promote_types(wide, norm.dtype)
+    return [norm.to(device, wide, non_blocking=True) for norm in norms]
+
+
+def dense_gradients(parameters: Sequence[Tensor]) -> tuple[list[Tensor | None], tuple[int, ...]]:
+    """For each parameter its gradient or None; and which are None because they are sparse or split over processes.
+
+    What of a sparse gradient belongs together is known to the device alone, and asking it would mean to wait.
+    """
+    gradients: list[Tensor | None] = [each.grad for each in parameters]
+    unknown = tuple(
+        [
+            place
+            for place, each in enumerate(gradients)
+            if each is not None and (each.layout is not torch.strided or hasattr(each, "full_tensor"))
+        ]
+    )
+    for place in unknown:
+        gradients[place] = None
+    return gradients, unknown

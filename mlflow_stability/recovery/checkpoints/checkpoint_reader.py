@@ -1,0 +1,142 @@
+"""Looks through a directory of checkpoints, and believes none without its hash.
+
+In: a directory. Out: what is there, what is damaged and how, and the one that was asked for. Promised: what is given
+out is complete and verified; damaged ones are passed over with a message each; nothing is written, and torch is not
+needed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from mlflow_stability.errors import CheckpointsRefused
+from mlflow_stability.recovery.checkpoints.checkpoint_meta import META, STATE, CheckpointMeta, read_meta, step_of_name
+
+Which = Literal["last_good", "best", "newest"] | int
+"""Which checkpoint: the newest good one, the good one of lowest loss, the newest of all, or that of a step."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shelved:
+    """A checkpoint as it lies there."""
+
+    folder: Path
+    step: int
+    meta: CheckpointMeta | None
+    """None where `meta.json` is missing or torn."""
+
+    @property
+    def is_good(self) -> bool:
+        """Whether it has proved itself."""
+        return self.meta is not None and self.meta.good and self.meta.finite
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """The checkpoint to use, and what has to be said about the choice."""
+
+    checkpoint: Shelved
+    messages: tuple[str, ...]
+
+
+def listing(directory: Path) -> list[Shelved]:
+    """The checkpoints of a directory, oldest first, damaged ones among them."""
+    found = []
+    for folder in directory.iterdir() if directory.is_dir() else ():
+        step = step_of_name(folder.name)
+        if step is not None and folder.is_dir():
+            found.append(Shelved(folder, step, _meta_of(folder)))
+    return sorted(found, key=lambda each: (each.step, each.folder.name))
+
+
+def damage_of(checkpoint: Shelved) -> str:
+    """In what a checkpoint is damaged; empty where it is complete and its hash is right."""
+    meta, state = checkpoint.meta, checkpoint.folder / STATE
+    if meta is None:
+        return f"{META} cannot be read" if (checkpoint.folder / META).exists() else f"{META} is missing"
+    if meta.step != checkpoint.step:
+        return f"{META} speaks of step {meta.step}"
+    try:
+        size = state.stat().st_size
+        if size != meta.size:
+            return f"{STATE} has {size:,} bytes of {meta.size:,}"
+        if sha256_of(state) != meta.sha256:
+            return f"{STATE} is not what was written: its SHA-256 differs"
+    except FileNotFoundError:
+        return f"{STATE} is missing"
+    except OSError as error:
+        return f"{STATE} cannot be read ({error.strerror})"
+    return ""
+
+
+def newest_complete(directory: Path) -> Shelved | None:
+    """The newest checkpoint that is whole; None where there is none."""
+    return next((each for each in reversed(listing(directory)) if not damage_of(each)), None)
+
+
+def find(directory: Path, which: Which = "last_good") -> Found:
+    """The checkpoint that was asked for, or the next older one that is whole."""
+    shelf = listing(directory)
+    if not shelf:
+        raise CheckpointsRefused(f"There is no checkpoint in {directory}.")
+    damaged: list[str] = []
+    for each in _in_order(shelf, which):
+        damage = damage_of(each)
+        if not damage:
+            passed = [other for other in shelf if other.meta is None and other.step > each.step]
+            known = [f"{other.folder.name} is damaged ({damage_of(other)})" for other in reversed(passed)]
+            return Found(each, _messages(list(dict.fromkeys(damaged + known)), each, which))
+        damaged.append(f"{each.folder.name} is damaged ({damage})")
+    if not damaged:
+        steps = ", ".join(str(each.step) for each in shelf)
+        raise CheckpointsRefused(f"There is no checkpoint of step {which} or before in {directory}; there are {steps}.")
+    raise CheckpointsRefused(f"No checkpoint in {directory} can be used: {'; '.join(damaged)}.")
+
+
+def sha256_of(path: Path) -> str:
+    """The hash of a file."""
+    found = hashlib.sha256()
+    with path.open("rb") as file:
+        while block := file.read(1 << 20):
+            found.update(block)
+    return found.hexdigest()
+
+
+def _in_order(shelf: Sequence[Shelved], which: Which) -> list[Shelved]:
+    """The checkpoints as they should be tried: good ones first where a good one is wanted."""
+    newest = list(reversed(shelf))
+    if isinstance(which, int):
+        return [each for each in newest if each.step <= which]
+    if which == "newest":
+        return newest
+    rest = [each for each in newest if not each.is_good]
+    good = [each for each in newest if each.is_good]
+    if which == "best":
+        good.sort(key=lambda each: _loss(each))
+    return good + rest
+
+
+def _messages(damaged: Sequence[str], used: Shelved, which: Which) -> tuple[str, ...]:
+    said = [f"{each}; step {used.step} is used instead." for each in damaged]
+    if isinstance(which, int) and which != used.step and not damaged:
+        said.append(f"There is no checkpoint of step {which}; step {used.step} is used instead.")
+    if which in ("last_good", "best") and not used.is_good:
+        said.append(f"No checkpoint has proved itself good yet; the newest whole one, of step {used.step}, is used.")
+    return tuple(said)
+
+
+def _loss(checkpoint: Shelved) -> float:
+    loss = math.nan if checkpoint.meta is None else checkpoint.meta.loss
+    return math.inf if math.isnan(loss) else loss
+
+
+def _meta_of(folder: Path) -> CheckpointMeta | None:
+    try:
+        return read_meta((folder / META).read_bytes())
+    except OSError:
+        return None

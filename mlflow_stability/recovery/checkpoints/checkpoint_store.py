@@ -1,0 +1,150 @@
+"""Writes checkpoints so that what is found later is whole, whatever ends the process in between.
+
+In: copies of a state. Out: folders `rollback_ckpt-000500-3.8234/` with `state.pt` and `meta.json`. Promised: a folder
+appears under its name only when all of it is on the disk; a write that fails leaves nothing behind and harms no other;
+no more than `max_checkpoints` are kept, always among them the best and the last good one; a directory belongs to one
+run.
+
+Decides which checkpoints may go.
+
+In: what is there. Out: what to delete. Pure. Promised: the best and the last good one always stay; one place is for
+the newest, which has yet to prove itself, so that what is not good pushes no good one out.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import os
+import shutil
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.recovery.checkpoints.checkpoint_meta import META, STATE, CheckpointMeta
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import Shelved, damage_of, listing
+from mlflow_stability.recovery.checkpoints.directory_owner import DirectoryOwner
+from mlflow_stability.recovery.checkpoints.state_file import write_state
+from mlflow_stability.recovery.state.state_copy import StateCopy
+from mlflow_stability.recovery.state.value_tree import foreign_paths
+
+
+def to_delete(checkpoints: Sequence[CheckpointMeta], most: int) -> list[CheckpointMeta]:
+    """Those that are too many, of checkpoints that are given oldest first."""
+    good = [each for each in checkpoints if each.good and each.finite]
+    unproved = [each for each in checkpoints if not (each.good and each.finite)]
+    spare_unproved = max(1, most // 2)
+    gone = unproved[:-spare_unproved]
+    if not good:
+        return gone
+    best = min(good, key=lambda each: math.inf if math.isnan(each.loss) else each.loss)
+    may_go = [each for each in good if each is not best and each is not good[-1]]
+    too_many = len(good) + max(1, len(unproved) - len(gone)) - most
+    return gone + may_go[: max(0, too_many)]
+
+
+_WRITING, _DELETING = ".writing-", ".deleting-"
+
+
+class CheckpointStore:
+    """The checkpoints of one run, in its directory."""
+
+    def __init__(self, directory: Path, run: str, max_checkpoints: int = 10) -> None:
+        if max_checkpoints < 2:
+            raise SettingsError(
+                f"max_checkpoints must be at least 2 (a good one and a newer one), got {max_checkpoints}."
+            )
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self.directory = directory
+        self._most = max_checkpoints
+        self._owner = DirectoryOwner(directory, run)
+        self._owner.take(holds_checkpoints=bool(listing(directory)))
+        for left in (*directory.glob(f"{_WRITING}*"), *directory.glob(f"{_DELETING}*")):  # of a process that was killed
+            shutil.rmtree(left, ignore_errors=True)
+        self._prune()
+
+    def commit(self, copy: StateCopy, loss: float) -> CheckpointMeta:
+        """Write a state; raises OSError where the disk refuses, and leaves things as they were."""
+        if not self._owner.holds():
+            raise OSError(f"{self.directory} was taken over by another process")
+        draft = self.directory / f"{_WRITING}{os.getpid()}-{copy.step}"
+        shutil.rmtree(draft, ignore_errors=True)
+        try:
+            draft.mkdir(mode=0o700)
+            written = write_state(copy, draft / STATE)
+            meta = CheckpointMeta(
+                step=copy.step,
+                loss=loss,
+                sha256=written.sha256,
+                size=written.size,
+                time=time.time(),
+                left_out=foreign_paths([(each.state, each.shared) for each in copy.optimizers]),
+            )
+            _write_through(draft / META, meta.to_json())
+            _sync(draft)
+            final = self.directory / meta.name
+            if final.exists():
+                if not damage_of(Shelved(final, meta.step, meta)):
+                    return meta
+                self._delete(final)
+            draft.rename(final)
+            _sync(self.directory)
+        finally:
+            shutil.rmtree(draft, ignore_errors=True)
+        self._prune()
+        return meta
+
+    def promote(self, step: int) -> None:
+        """This checkpoint has proved itself."""
+        for each in self._of_step(step):
+            if each.meta is not None and not each.meta.good:
+                fresh = each.folder / f".{META}"
+                _write_through(fresh, dataclasses.replace(each.meta, good=True).to_json())
+                fresh.replace(each.folder / META)
+                _sync(each.folder)
+        self._prune()
+
+    def reject(self, step: int) -> None:
+        """This checkpoint led to trouble; a good one stays what it is."""
+        for each in self._of_step(step):
+            if not each.is_good:
+                self._delete(each.folder)
+
+    def listing(self) -> list[Shelved]:
+        """What is there, oldest first."""
+        return listing(self.directory)
+
+    def close(self) -> None:
+        """Leave the directory to the run's next process."""
+        self._owner.release()
+
+    def _of_step(self, step: int) -> list[Shelved]:
+        return [each for each in self.listing() if each.step == step]
+
+    def _prune(self) -> None:
+        shelf = {each.meta: each for each in self.listing() if each.meta is not None}
+        for meta in to_delete(list(shelf), self._most):
+            self._delete(shelf[meta].folder)
+
+    def _delete(self, folder: Path) -> None:
+        """First the name, so that what is half deleted is never taken for a damaged checkpoint."""
+        doomed = folder.with_name(f"{_DELETING}{os.getpid()}-{folder.name}")
+        folder.rename(doomed)
+        shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _write_through(path: Path, content: bytes) -> None:
+    with path.open("wb") as file:
+        file.write(content)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def _sync(folder: Path) -> None:
+    """Make sure that the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

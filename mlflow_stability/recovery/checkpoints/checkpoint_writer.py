@@ -1,0 +1,189 @@
+"""Writes checkpoints beside the training, in a thread of its own.
+
+In: copies on the host. Out: checkpoints on the disk, and events where something went wrong. Promised: the training
+never waits for the disk; one checkpoint at most is on its way, a second one is refused; an error becomes an event and
+ends nothing; a forked child writes nothing; what is not finite is not written.
+
+Says when a checkpoint is due, and lets it prove itself.
+
+In: steps, and whether they were healthy. Out: checkpoints through the writer, marked good or taken back. Promised: one
+at a time waits for its proof; while it does, or while it is being written, none is due.
+"""
+
+from __future__ import annotations
+
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.state.state_copy import StateCopy
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+IsFinite = Callable[[StateCopy], bool]
+_Item = TypeVar("_Item")
+
+
+class CheckpointWriter:
+    """The hand that writes, and what it has to tell."""
+
+    def __init__(self, store: CheckpointStore, is_finite: IsFinite) -> None:
+        self._store = store
+        self._is_finite = is_finite
+        self._pid = os.getpid()
+        self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
+        self._written: queue.SimpleQueue[CheckpointMeta] = queue.SimpleQueue()
+        self._idle = threading.Event()
+        self._idle.set()
+        self.writing: int | None = None
+        """The step of the state that is being written: it must not be changed meanwhile."""
+        self._thread: threading.Thread | None = None
+        self._newest = 0
+        """The step of the newest checkpoint that was written."""
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether a checkpoint is on its way to the disk."""
+        return not self._idle.is_set()
+
+    def submit(self, copy: StateCopy, loss: float) -> bool:
+        """Have a state written; False while another is on its way."""
+        if os.getpid() != self._pid or self.is_busy:
+            return False
+        self._idle.clear()
+        self.writing = copy.step
+        self._do(lambda: self._write(copy, loss))
+        return True
+
+    def promote(self, step: int) -> None:
+        """Have a checkpoint marked as good, once it is written."""
+        self._do(lambda: self._guarded(step, lambda: self._store.promote(step)))
+
+    def reject(self, step: int) -> None:
+        """Have a checkpoint removed that has not proved itself."""
+        self._do(lambda: self._guarded(step, lambda: self._store.reject(step)))
+
+    def events(self) -> list[Event]:
+        """What happened since this was asked last."""
+        return _taken(self._told)
+
+    def written(self) -> list[CheckpointMeta]:
+        """What has arrived on the disk since this was asked last."""
+        return _taken(self._written)
+
+    def drain(self, seconds: float) -> bool:
+        """Wait until all is written; False if it takes longer."""
+        if self._thread is None or os.getpid() != self._pid:
+            return True
+        done = threading.Event()
+        self._do(done.set)
+        return done.wait(seconds)
+
+    def close(self, seconds: float) -> bool:
+        """Wait likewise, and end the thread; the directory is left to the run's next process."""
+        if os.getpid() != self._pid or not self.drain(seconds):
+            return False
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join(seconds)
+        self._store.close()
+        return True
+
+    def _do(self, job: Callable[[], None]) -> None:
+        if os.getpid() != self._pid:
+            return
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._run, name="mlflow-stability-checkpoints", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
+
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            job()
+
+    def _write(self, copy: StateCopy, loss: float) -> None:
+        try:
+            self._guarded(copy.step, lambda: self._write_finite(copy, loss))
+        finally:
+            self.writing = None
+            self._idle.set()
+
+    def _write_finite(self, copy: StateCopy, loss: float) -> None:
+        if self._is_finite(copy):
+            meta = self._store.commit(copy, loss)
+            self._newest = copy.step
+            self._written.put(meta)
+            return
+        names = sorted(copy.not_finite())
+        self._tell(
+            copy.step,
+            "checkpoint_not_finite",
+            f"{len(names)} tensors are not finite at step {copy.step} ({names[0]} among them); no checkpoint of it "
+            "was written, and those before it stay.",
+        )
+
+    def _guarded(self, step: int, body: Callable[[], None]) -> None:
+        """Whatever goes wrong with a checkpoint is an event."""
+        try:
+            body()
+        except Exception as error:
+            last = f"the newest is that of step {self._newest}" if self._newest else "there is none yet"
+            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            self._tell(
+                step,
+                "checkpoint_failed",
+                f"The checkpoint of step {step} was not written to {self._store.directory} ({reason}). Training goes "
+                f"on; of the checkpoints there, {last}.",
+                "Free some space there, or give another directory.",
+            )
+
+    def _tell(self, step: int, kind: str, message: str, *remedies: str) -> None:
+        self._told.put(Event(step, kind, Severity.WARNING, message, remedies=remedies, time=time.time()))
+
+
+def _taken(box: queue.SimpleQueue[_Item]) -> list[_Item]:
+    found = []
+    while not box.empty():
+        found.append(box.get())
+    return found
+
+
+class CheckpointCadence:
+    """The rhythm of the checkpoints of one training."""
+
+    def __init__(self, policy: RollbackPolicy, writer: CheckpointWriter) -> None:
+        self._policy = policy
+        self._writer = writer
+        self._last = 0
+        self._waiting: int | None = None
+
+    def is_due(self, step: int) -> bool:
+        """Whether a checkpoint should be taken after this step."""
+        if self._waiting is not None or self._writer.is_busy:
+            return False
+        return step - self._last >= self._policy.checkpoint_every
+
+    def take(self, copy: StateCopy, loss: float) -> bool:
+        """Have it written; False while the one before is still on its way."""
+        if not self._writer.submit(copy, loss):
+            return False
+        self._last = self._waiting = copy.step
+        return True
+
+    def healthy(self, step: int) -> None:
+        """Runs after a healthy step."""
+        if self._waiting is not None and step - self._waiting >= self._policy.healthy_after:
+            self._writer.promote(self._waiting)
+            self._waiting = None
+
+    def trouble(self) -> None:
+        """Runs after a step that was not healthy: the newest checkpoint may carry what led to it."""
+        if self._waiting is not None:
+            self._writer.reject(self._waiting)
+            self._waiting = None

@@ -1,0 +1,168 @@
+"""Goes on in a new process where a training ended.
+
+In: freshly built models and optimizers, and where the checkpoints are. Out: what was restored. Promised: only what is
+whole and verified is used, the next older one where it is not; what does not fit is refused before anything changes;
+a loop that draws the same data goes on bit for bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mlflow_stability.errors import CheckpointsRefused
+from mlflow_stability.recovery.checkpoints.checkpoint_meta import STATE
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import Found, Which, find
+from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.state.part_discovery import find_parts
+from mlflow_stability.recovery.state.restore import EVERYTHING, restore_state
+from mlflow_stability.recovery.state.state_copy import OptimizerCopy, StateCopy
+from mlflow_stability.recovery.state.tensor_names import named_tensors, tensors_of_model
+from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.vocabulary.argument import Takes, or_list
+
+Fetch = Callable[[str, Which], Path]
+"""Brings the checkpoints of a run into a local directory: told the run's id and which one is wanted."""
+
+
+def _several(kind: type, called: str) -> Takes:
+    def read(given: Any) -> tuple[Any, ...]:
+        found = (given,) if isinstance(given, kind) else tuple(given)
+        if not found or not all(isinstance(each, kind) for each in found):
+            raise TypeError
+        return found
+
+    return Takes(f"a {called}, or several", read)
+
+
+def _which(given: Any) -> Which:
+    if isinstance(given, bool) or not (isinstance(given, int) or given in _NAMED):
+        raise ValueError
+    found: Which = given
+    return found
+
+
+_NAMED = ("last_good", "best", "newest")
+_MODELS = _several(Module, "torch.nn.Module")
+_OPTIMIZERS = _several(Optimizer, "torch.optim.Optimizer")
+_WHICH = Takes(or_list([*map(repr, _NAMED), "the number of a step"]), _which, _NAMED)
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where the training goes on."""
+
+    step: int
+    """The last step that the restored state has seen."""
+    loss: float
+    folder: Path
+    messages: tuple[str, ...]
+    """What the user should know: damaged checkpoints that were passed over, parts that were not restored."""
+
+
+def restore(
+    model: Module | Sequence[Module],
+    optimizer: Optimizer | Sequence[Optimizer],
+    *,
+    schedulers: Sequence[LRScheduler] = (),
+    scaler: Any = None,
+    run_id: str | None = None,
+    directory: Path | str | None = None,
+    which: Which = "last_good",
+    fetch: Fetch | None = None,
+) -> Resumed:
+    """Restore models, optimizers, schedules, loss scale, averages and random numbers from a checkpoint."""
+    models: tuple[Module, ...] = _MODELS.checked("model", model)
+    optimizers: tuple[Optimizer, ...] = _OPTIMIZERS.checked("optimizer", optimizer)
+    _WHICH.checked("which", which)
+    found = _found(directory, run_id, which, fetch)
+    folder, meta = found.checkpoint.folder, found.checkpoint.meta
+    copy = read_state(folder / STATE)
+    around = find_parts(optimizers, scaler)
+    parts = replace(around, models=models, schedulers=tuple(schedulers) or around.schedulers)
+    parts = _arranged(copy, parts)
+    messages, choice = list(found.messages), EVERYTHING
+    if len(copy.later.schedulers) != len(parts.schedulers):
+        choice = replace(choice, schedule=False)
+        messages.append(
+            f"The schedule was not restored: {len(copy.later.schedulers)} schedulers were saved, and there are "
+            f"{len(parts.schedulers)} here. Pass them as `schedulers`."
+        )
+    if copy.later.scaler is not None and scaler is None:
+        messages.append("The loss scale was not restored: pass the loss scaler as `scaler`.")
+    if meta is not None and meta.left_out:
+        messages.append(f"A checkpoint cannot hold everything; not restored: {', '.join(meta.left_out)}.")
+    restore_state(copy, parts, choice)
+    loss = float("nan") if meta is None else meta.loss
+    return Resumed(copy.step, loss, folder, tuple(messages))
+
+
+def _found(directory: Path | str | None, run_id: str | None, which: Which, fetch: Fetch | None) -> Found:
+    """The checkpoint: of the local directory first, then of what can be fetched of the run."""
+    fetched = fetch if run_id is not None else None
+    if directory is not None:
+        try:
+            return find(Path(directory), which)
+        except CheckpointsRefused as refusal:
+            if fetched is None or run_id is None:
+                raise
+            found = find(fetched(run_id, which), which)
+            return replace(found, messages=(f"{refusal} What was uploaded is used instead.", *found.messages))
+    if fetched is None or run_id is None:
+        raise CheckpointsRefused("There is nothing to restore from: pass `directory` or `run_id`.")
+    return find(fetched(run_id, which), which)
+
+
+def _arranged(copy: StateCopy, parts: TrainingParts) -> TrainingParts:
+    """Models, optimizers and schedulers in the order in which they were saved, as names, shapes and types tell."""
+    if len(parts.models) > 1:
+        prefixes = [f"model_{number}/" for number in range(len(parts.models))]
+        wanted = [
+            {
+                name.removeprefix(prefix): tuple(each.shape)
+                for name, each in copy.tensors.items()
+                if name.startswith(prefix)
+            }
+            for prefix in prefixes
+        ]
+        parts = replace(parts, models=_in_order(parts.models, wanted, _shapes))
+    names = {id(each.tensor): each.name for each in named_tensors(parts)}
+    members = [(each.kind, _members(each)) for each in copy.optimizers]
+    optimizers = _in_order(
+        parts.optimizers,
+        members,
+        lambda each: (
+            type(each).__name__,
+            frozenset(names[id(one)] for group in each.param_groups for one in group["params"]),
+        ),
+    )
+    kinds = [kind for kind, _ in copy.later.schedulers]
+    schedulers = _in_order(parts.schedulers, kinds, lambda each: type(each).__name__)
+    return replace(parts, optimizers=optimizers, schedulers=schedulers)
+
+
+def _in_order(given: Sequence[Any], wanted: Sequence[Any], is_like: Callable[[Any], Any]) -> tuple[Any, ...]:
+    """What was given, each where the first like it was wanted; what is like nothing fills the gaps in its order."""
+    left = list(given)
+    placed: list[Any] = []
+    for each in wanted:
+        match = next((one for one in left if is_like(one) == each), None)
+        if match is not None:
+            left.remove(match)
+        placed.append(match)
+    filled = [left.pop(0) if each is None and left else each for each in placed]
+    return tuple(each for each in (*filled, *left) if each is not None)
+
+
+def _shapes(model: Module) -> dict[str, tuple[int, ...]]:
+    return {each.name: tuple(each.tensor.shape) for each in tensors_of_model(model)}
+
+
+def _members(copy: OptimizerCopy) -> frozenset[str]:
+    return frozenset(name for members in copy.members for name in members)

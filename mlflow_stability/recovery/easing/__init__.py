@@ -1,0 +1,1 @@
+"""Smaller steps after a rollback, and gradients clipped by the training's own statistics."""

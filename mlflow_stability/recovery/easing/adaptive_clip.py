@@ -1,0 +1,102 @@
+"""Clips gradients that stand out from the training's own: ZClip (arXiv 2504.02507).
+
+In: the norm of an optimizer's gradients at its gate. Out: the gradients, shortened where their norm stands out.
+Promised: nobody waits for the device, and the mean and spread that norms are compared with take in what was let
+through, never a norm that is not finite.
+
+A norm z spreads above the mean, with z above the limit L, is shortened to mean + L²/z spreads: the further out, the
+shorter. It is a clipper and no alarm: on heavy-tailed norms it shortens one step in thirty.
+"""
+
+from __future__ import annotations
+
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from mlflow_stability.recovery.easing.easing import clip_in_place
+
+
+@dataclass(frozen=True, slots=True)
+class ClipRule:
+    """When a norm stands out, and what is done then."""
+
+    limit: float = 2.5
+    """From how many spreads above the mean on a norm is shortened."""
+    memory: float = 0.97
+    """How much of mean and spread is kept at each step."""
+    warm_up: int = 25
+    """From how many norms they are taken at first; so many steps are not clipped."""
+
+
+class AdaptiveClip:
+    """The norms of each optimizer so far."""
+
+    def __init__(self, rule: ClipRule | None = None) -> None:
+        self._rule = rule or ClipRule()
+        self._known: MutableMapping[Optimizer, _Norms] = WeakIdKeyDictionary()
+
+    def at_gate(self, optimizer: Optimizer, gradients: Sequence[Tensor], norm: Tensor) -> Tensor | None:
+        """Shorten the gradients if they stand out; gives the factor on the device, None while it warms up.
+
+        Not for the gate of a step that is skipped.
+        """
+        norms = self._known.get(optimizer)
+        if norms is None:
+            norms = self._known[optimizer] = _Norms(self._rule, norm)
+        if norms.seen < self._rule.warm_up:
+            norms.warm(norm)
+            return None
+        return clip_in_place(gradients, norm, norms.largest(norm))
+
+    def usual_norm(self, optimizer: Optimizer) -> Tensor | None:
+        """The mean norm of this optimizer's gradients; None while it warms up."""
+        norms = self._known.get(optimizer)
+        return None if norms is None or norms.seen < self._rule.warm_up else norms.mean
+
+    def forget(self) -> None:
+        """The training was set back: norms are compared with those to come."""
+        self._known.clear()
+
+
+class _Norms:
+    """Mean and variance of the norms of one optimizer, on its device."""
+
+    def __init__(self, rule: ClipRule, like: Tensor) -> None:
+        self._rule = rule
+        self.seen = 0
+        self.mean = torch.zeros_like(like.detach())
+        self.variance = torch.zeros_like(self.mean)
+        self._finite = torch.zeros_like(self.mean)
+
+    def warm(self, norm: Tensor) -> None:
+        """Take in one of the first norms, as Welford does; one that is not finite counts for nothing."""
+        self.seen += 1
+        with torch.no_grad():
+            finite = torch.isfinite(norm)
+            self._finite += finite
+            count = self._finite.clamp(min=1.0)
+            off = torch.where(finite, norm - self.mean, 0.0)
+            self.mean += off / count
+            again = torch.where(finite, norm - self.mean, 0.0)
+            # `variance` is kept as the mean square, so that the end of the warm-up needs no case of its own.
+            self.variance += torch.where(finite, (off * again - self.variance) / count, 0.0)
+
+    def largest(self, norm: Tensor) -> Tensor:
+        """The norm that is let through; mean and variance take that one in."""
+        limit, memory = self._rule.limit, self._rule.memory
+        with torch.no_grad():
+            spread = self.variance.sqrt().clamp(min=1e-12)
+            z = (norm - self.mean) / spread
+            largest = torch.where(z > limit, self.mean + limit * limit / z * spread, norm)
+            let_in = torch.where(torch.isfinite(norm), largest, self.mean)
+            off = let_in - self.mean
+            self.mean = self.mean + (1 - memory) * off
+            self.variance = torch.where(
+                torch.isfinite(norm), memory * (self.variance + (1 - memory) * off * off), self.variance
+            )
+            return largest

@@ -1,0 +1,221 @@
+"""Eases a training back in after it was set back: smaller steps at first, the script's own again in the end.
+
+In: how much, for how long, and each optimizer at its gate and at the end of its step. Out: nothing that stays: the
+learning rate is multiplied at the gate and put back after the step, so that schedulers and the script see only what
+they wrote. Promised: whatever a scheduler does, its own sequence of learning rates is bit-identical with and without
+easing, and a learning rate that is a tensor keeps its address.
+
+Clips gradients more tightly while a training is eased back in.
+
+In: the gradient norms of healthy steps as they were read, and gradients at the gate. Out: gradients no longer than a
+multiple of their usual norm. Promised: nobody waits for the device, and what is no longer than that stays
+bit-identical.
+
+Shortens gradients at the gate, in place, without waiting for the device.
+
+In: gradients, their norm as it was measured, and the largest norm they may have. Out: the same direction, no longer
+than that. Promised: gradients that are short enough, or not finite, stay bit-identical.
+
+Sets the first moments of an optimizer to zero: after going back, nothing pulls on in the old direction.
+
+In: an optimizer between two steps. Out: the same one, its momentum at rest. Promised: tensors stay at their addresses,
+their autograd versions are not counted up, and second moments and counters are left alone.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field
+from statistics import median
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+from torch.utils.weak import WeakIdKeyDictionary
+
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.recovery.skipping.step_check import local_part
+
+Rate = float | Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class EasingPlan:
+    """How a training is eased back in."""
+
+    start: int
+    """The first step after going back."""
+    factor: float = 0.5
+    """The learning rate then, as a share of the script's own."""
+    steps: int = 200
+    """Over how many steps it comes back."""
+    lasting: float = 1.0
+    """What it comes back to, as a share of the script's own."""
+    held: Mapping[int, tuple[float | None, ...]] = field(default_factory=dict)
+    """For each optimizer, by identity, what the learning rate of each group is held down to; None: that one is free."""
+    hold_doubles_in: int = 500
+    """In how many steps what is held down doubles."""
+
+    def share(self, step: int) -> float:
+        """The share of the learning rate at a step: from `factor` to 1, smoothly at both ends."""
+        done = (step - self.start) / self.steps
+        return 1.0 if done >= 1 else math.pow(self.factor, (1 + math.cos(math.pi * max(done, 0.0))) / 2)
+
+    def ceiling(self, held: float, step: int) -> float:
+        """What a rate that is held down may be at a step."""
+        return held * math.pow(2.0, min(max(step - self.start, 0) / self.hold_doubles_in, 64.0))
+
+
+@dataclass(slots=True)
+class _Written:
+    """What we put into a group, and what was there."""
+
+    ours: Rate
+    theirs: Rate
+    """The script's own object; of a tensor a copy of its value."""
+
+
+class Easing:
+    """One easing, from going back until the script's own learning rates are reached again."""
+
+    def __init__(self, plan: EasingPlan) -> None:
+        self.plan = plan
+        self._held = {number: list(rates) for number, rates in plan.held.items()}
+        self._written: MutableMapping[Optimizer, dict[int, _Written]] = WeakIdKeyDictionary()
+
+    def is_over(self, step: int) -> bool:
+        """Whether nothing is left to ease."""
+        lasts = self.plan.lasting < 1 or any(rate is not None for rates in self._held.values() for rate in rates)
+        return step >= self.plan.start + self.plan.steps and not lasts
+
+    def at_gate(self, optimizer: Optimizer, step: int) -> None:
+        """Make this optimizer's next step smaller."""
+        self.step_ended(optimizer)  # where a step ended in an exception, ours is still there
+        share, lasting = self.plan.share(step), self.plan.lasting
+        held = self._held.get(id(optimizer))
+        written: dict[int, _Written] = {}
+        for number, group in enumerate(optimizer.param_groups):
+            rate = group.get("lr")
+            if rate is None:
+                continue
+            limit = held[number] if held is not None and number < len(held) else None
+            if limit is not None:
+                limit = self.plan.ceiling(limit, step)
+                if float(rate) * lasting <= limit:  # held are only rates that lie on the host
+                    # The script asks for no more than is allowed: the jump is over.
+                    held[number] = limit = None  # type: ignore[index]
+            if share * lasting >= 1 and limit is None:
+                continue
+            # The limit is one on what lasts: it was taken from rates that were eased already.
+            written[number] = _write(group, rate, share * lasting, None if limit is None else limit / lasting)
+        if written:
+            self._written[optimizer] = written
+
+    def step_ended(self, optimizer: Optimizer) -> None:
+        """Put back what the script had written."""
+        written = self._written.pop(optimizer, {})
+        for number, each in written.items():
+            if number >= len(optimizer.param_groups):
+                continue
+            group = optimizer.param_groups[number]
+            if isinstance(each.ours, Tensor) and isinstance(each.theirs, Tensor):
+                each.ours.data.copy_(each.theirs)  # the tensor is the script's own, and keeps its address
+            elif group.get("lr") is each.ours:  # else the optimizer has written one of its own
+                group["lr"] = each.theirs
+
+
+def _write(group: dict[str, object], rate: Rate, share: float, limit: float | None) -> _Written:
+    if isinstance(rate, Tensor):
+        theirs = rate.detach().clone()
+        eased = theirs if limit is None else theirs.clamp(max=limit)
+        rate.data.copy_(eased * share)
+        return _Written(rate, theirs)
+    ours = (rate if limit is None else min(rate, limit)) * share
+    group["lr"] = ours
+    return _Written(ours, rate)
+
+
+def rates_of(optimizer: Optimizer) -> tuple[float, ...]:
+    """The learning rate of each group as it is now; NaN where it lies on a device, or there is none.
+
+    Between `at_gate` and the end of a step these are the rates that the step is really taken at.
+    """
+    rates = (group.get("lr") for group in optimizer.param_groups)
+    return tuple(math.nan if each is None or not getattr(each, "is_cpu", True) else float(each) for each in rates)
+
+
+def held_rates(
+    optimizer: Optimizer, before: tuple[float, ...], times: float, lasting: float = 1.0
+) -> tuple[float | None, ...]:
+    """What to hold the groups' learning rates down to: those of a restored state, where they have jumped since.
+
+    `before` are the rates that the restored state was really trained at, as `rates_of` told them; `times` says from
+    which multiple of them on the script's own is a jump, of which only the share `lasting` is used.
+    """
+    pairs = zip(rates_of(optimizer), before, strict=False)
+    return tuple(then if then > 0 and now * lasting > times * then else None for now, then in pairs)
+
+
+def clip_in_place(gradients: Sequence[Tensor], norm: Tensor, largest: Tensor | float) -> Tensor:
+    """Shorten gradients to a norm of at most `largest`; gives what they were multiplied by, as it lies on the device.
+
+    `norm` is what the optimizer sees: where gradients still carry a loss scale, the norm without it.
+    """
+    with torch.no_grad():
+        factor = (largest / norm).clamp(max=1.0)
+        factor = torch.where(torch.isfinite(norm) & (norm > 0), factor, torch.ones_like(factor))
+        buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
+        for each in gradients:
+            part = each._values() if each.is_sparse else local_part(each)
+            buckets.setdefault((part.device, part.dtype), []).append(part)
+        for (device, _), bucket in buckets.items():
+            torch_api.foreach_mul_(bucket, factor.to(device, non_blocking=True))
+        return factor
+
+
+REMEMBERED = 100
+"""The usual norm is the median of so many."""
+LEAST = 20
+"""With fewer, nothing is known of what is usual, and nothing is clipped."""
+
+
+class EasingClip:
+    """The usual gradient norm of a training."""
+
+    def __init__(self, times: float) -> None:
+        self._times = times
+        self._norms: deque[float] = deque(maxlen=REMEMBERED)
+
+    @property
+    def largest(self) -> float | None:
+        """The norm that is let through; None while too little is known."""
+        return self._times * median(self._norms) if len(self._norms) >= LEAST else None
+
+    def take(self, norm: float) -> None:
+        """Runs after a healthy step outside of easing, with the norm that the optimizer was given."""
+        if math.isfinite(norm):
+            self._norms.append(norm)
+
+    def at_gate(self, gradients: Sequence[Tensor], norm: Tensor) -> None:
+        """Shorten gradients that are longer; `norm` is theirs, without a loss scale."""
+        largest = self.largest
+        if largest is not None and largest > 0:
+            clip_in_place(gradients, norm, largest)
+
+
+FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
+"""How the optimizers of torch, and most others, call theirs."""
+
+
+def reset_momentum(optimizer: Optimizer) -> int:
+    """Set its first moments to zero; gives how many tensors that were."""
+    count = 0
+    for state in optimizer.state.values():
+        for name in FIRST_MOMENTS:
+            moment = state.get(name)
+            if isinstance(moment, Tensor):
+                moment.data.zero_()
+                count += 1
+    return count

@@ -1,0 +1,1 @@
+"""An optimizer and a loss scaler for trainings that spike."""

@@ -1,0 +1,1 @@
+"""Which operation made the first NaN or infinity."""

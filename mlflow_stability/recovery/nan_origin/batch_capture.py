@@ -1,0 +1,244 @@
+"""Keeps hold of the batches of the step in progress, so that the one that broke can be looked at and run again.
+
+In: forward passes of models that train, from a `ForwardWatch`. Out: for each pass of the step what the model was called
+with, what came out, and the gradient that came back to it. Promised: references only, nothing is copied and nothing
+waited for; what is held is bounded, and let go when the next step begins. What the script keeps to itself, such as
+labels that only its own loss function sees, is not seen here.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+
+from mlflow_stability.probes.forward.forward_watch import ForwardListener
+from mlflow_stability.probes.rerun.written_tensors import version_of
+from mlflow_stability.recovery.nan_origin.nested_tensors import tensors_in
+
+MOST_BYTES = 256 * 2**20
+"""Inputs larger than this are not held."""
+MOST_OUTPUT_BYTES = 64 * 2**20
+"""Nor are outputs larger than this."""
+MOST_EARLIER_BYTES = 32 * 2**20
+"""So much of the earlier passes of a step is held, beside the last one."""
+MOST_PASSES = 32
+"""And so many passes."""
+
+
+@dataclass(eq=False)  # no slots: it is referred to weakly, which slots allow only from Python 3.11 on
+class CapturedBatch:
+    """One forward pass of a model that trains."""
+
+    root: weakref.ref[Module]
+    args: tuple[Any, ...]
+    kwargs: dict[str, Any]
+    autocast: tuple[bool, torch.dtype]
+    device: torch.device
+    random: tuple[Tensor, Tensor | None]
+    """The state of the random numbers of the host and of the device, right before."""
+    step: int = 0
+    """Which step it belongs to, counted by gates: trainings side by side have several in what is recorded as one."""
+    outputs: tuple[Tensor | None, ...] = ()
+    """The numbers that came out, in order; None where one was too large to be held."""
+    ended: bool = False
+    """Whether anything came out at all."""
+    gradients: dict[int, list[Tensor]] = field(default_factory=dict)
+    """What came back to the outputs, by their place among them; one for each backward pass through them."""
+    nodes: tuple[tuple[str, int], ...] = ()
+    """Where the outputs stand in the graph of gradients: name and number of each node."""
+    versions: tuple[int, ...] = ()
+    bytes: int = 0
+
+    @property
+    def all_outputs(self) -> bool:
+        """Whether all that came out is held."""
+        return self.ended and all(each is not None for each in self.outputs)
+
+    @property
+    def was_changed(self) -> bool:
+        """Whether an input was changed in place since."""
+        return self.versions != tuple(map(version_of, tensors_in(self.args, self.kwargs)))
+
+
+@dataclass(frozen=True, slots=True)
+class LossSeen:
+    """What backward was called on."""
+
+    value: Tensor
+    node: Any
+    """Where it stands in the graph of gradients."""
+
+
+class BatchCapture(ForwardListener):
+    """A listener to forward passes that remembers those of the last step."""
+
+    def __init__(
+        self,
+        most_bytes: int = MOST_BYTES,
+        most_output_bytes: int = MOST_OUTPUT_BYTES,
+        most_earlier_bytes: int = MOST_EARLIER_BYTES,
+        host_only: bool = False,
+    ) -> None:
+        self._most_bytes = most_bytes
+        self._most_output_bytes = most_output_bytes
+        self._most_earlier_bytes = most_earlier_bytes
+        self._host_only = host_only
+        """Whether models on accelerators are left alone."""
+        self._is_over = False
+        self.steps_kept = 1
+        """How many steps back is remembered: two where a device is asked later what became of a step."""
+        self._passes: deque[CapturedBatch] = deque()
+        self._open: CapturedBatch | None = None
+        self.step = 0
+        """Which step the next pass belongs to; set at the first gate of the step before."""
+        self.loss: LossSeen | None = None
+        """What backward was called on last, until its step is at its gate: its graph holds on to the weights."""
+        self._known: tuple[weakref.ref[Module], torch.device] | None = None
+        """The model that was called last, and where it is."""
+        self._devices: weakref.WeakKeyDictionary[Module, torch.device] = weakref.WeakKeyDictionary()
+        self.too_large = 0
+        """How many bytes the last batch had, if it was too large to be held; else 0."""
+
+    def passes(self, step: int) -> tuple[CapturedBatch, ...]:
+        """What is held of a step, in the order of its passes."""
+        return tuple(each for each in self._passes if each.step == step and each.ended)
+
+    def backward_began(self, tensors: Any) -> None:
+        """Runs before a backward pass."""
+        loss = tensors if isinstance(tensors, Tensor) else tensors[0] if len(tensors) == 1 else None
+        self.loss = None if loss is None else LossSeen(loss.detach(), loss.grad_fn)
+
+    def let_loss_go(self) -> None:
+        """Runs once nobody needs it any more."""
+        self.loss = None
+
+    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Runs right before a forward pass of training."""
+        self._open = self.loss = None
+        if self._is_over:
+            return
+        known = self._known
+        if known is None or known[0]() is not root:
+            known = self._known = weakref.ref(root), self._device_of(root)
+        device = known[1]
+        if self._host_only and device.type != "cpu":
+            return
+        inputs = tensors_in(args, kwargs) if kwargs else tensors_in(args)
+        size = 0
+        for each in inputs:
+            size += each._values().nbytes if each.is_sparse else each.numel() * each.element_size()
+        passes = self._passes
+        if len(passes) == 1 and passes[0].step <= self.step - self.steps_kept:
+            passes.clear()  # nearly always
+        elif passes:
+            self._make_room(size)
+        self.too_large = size if size > self._most_bytes else 0
+        if self.too_large:
+            return
+        autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+        self._open = CapturedBatch(
+            weakref.ref(root),
+            args,
+            kwargs,
+            autocast,
+            device,
+            (torch.default_generator.get_state(), None if device.type == "cpu" else _device_random(device)),
+            self.step,
+            versions=tuple(map(version_of, inputs)),
+            bytes=size,
+        )
+        passes.append(self._open)
+
+    def forward_gave(self, outputs: Any) -> None:
+        """Runs right after it, with what came out."""
+        batch, self._open = self._open, None
+        if batch is None:
+            return
+        if isinstance(outputs, Tensor) and outputs.is_floating_point():  # nearly always
+            size = outputs.numel() * outputs.element_size()
+            batch.ended, batch.outputs = True, (None,)
+            node = outputs.grad_fn
+            if size <= self._most_output_bytes:
+                batch.outputs = (outputs.detach(),)
+                batch.bytes += size
+                if node is not None:
+                    outputs.register_hook(_Catch(batch, 0))  # type: ignore[no-untyped-call]
+            if node is not None:
+                batch.nodes = ((node.name(), node._sequence_nr()),)
+            return
+        found = [each for each in tensors_in(outputs) if each.is_floating_point() or each.is_complex()]
+        sizes = [each.numel() * each.itemsize for each in found]
+        held: list[Tensor | None] = [None] * len(found)
+        used = 0
+        for number in sorted(range(len(found)), key=sizes.__getitem__):
+            used += sizes[number]
+            if used > self._most_output_bytes:
+                break
+            output = found[number]
+            held[number] = output.detach()
+            batch.bytes += sizes[number]
+            if output.grad_fn is not None:
+                output.register_hook(_Catch(batch, number))  # type: ignore[no-untyped-call]
+        batch.nodes = tuple([(each.name(), each._sequence_nr()) for one in found if (each := one.grad_fn) is not None])
+        batch.outputs, batch.ended = tuple(held), True
+
+    def forward_failed(self) -> None:
+        """Runs instead of that where the forward pass raised an exception."""
+        if self._open is not None:
+            self._passes.remove(self._open)
+            self._open = None
+
+    def stop(self) -> None:
+        """Hold nothing any more."""
+        self._is_over = True
+        self._passes.clear()
+        self._open = self.loss = None
+
+    def _make_room(self, size: int) -> None:
+        """Let go of earlier steps, and of the earliest passes of this one where they have grown too large."""
+        passes = self._passes
+        while passes and (passes[0].step <= self.step - self.steps_kept or not passes[-1].ended):
+            passes.popleft() if passes[-1].ended else passes.pop()
+        if passes and (size > self._most_earlier_bytes or len(passes) >= MOST_PASSES):
+            passes.popleft()
+        earlier = sum([each.bytes for each in passes])
+        while passes and earlier > self._most_earlier_bytes:
+            earlier -= passes.popleft().bytes
+
+    def _device_of(self, root: Module) -> torch.device:
+        device = self._devices.get(root)
+        if device is None:
+            device = next((each.device for each in Module.parameters(root)), torch.device("cpu"))
+            self._devices[root] = device
+        return device
+
+
+class _Catch:
+    """Takes note of the gradient that comes back to an output."""
+
+    __slots__ = ("_batch", "_number")
+    __torch_unserializable__ = True  # an output that the script saves is saved without it, and without a warning
+
+    def __init__(self, batch: CapturedBatch, number: int) -> None:
+        self._batch, self._number = weakref.ref(batch), number
+
+    def __call__(self, gradient: Tensor) -> None:
+        batch = self._batch()
+        if batch is not None:
+            batch.gradients.setdefault(self._number, []).append(gradient.detach())
+
+
+def _device_random(device: torch.device) -> Tensor | None:
+    if device.type in ("cpu", "meta"):
+        return None
+    module = torch.get_device_module(device)
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        return None
+    state: Tensor = module.get_rng_state(device)
+    return state

@@ -1,0 +1,130 @@
+"""Says what is in a batch: shapes, ranges, what is not finite, which tokens.
+
+In: a captured batch. Out: one line of facts for each of its tensors, and, if asked, the tensors in a file that loads
+with ``weights_only=True``. Promised: the batch itself is left alone.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch
+from mlflow_stability.recovery.nan_origin.nested_tensors import named_tensors
+
+MOST_VALUES = 2**22
+"""Tokens are counted among so many values at most."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorFacts:
+    """What is in one tensor of a batch."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    least: float | None
+    """The smallest finite value; None where there is none."""
+    greatest: float | None
+    mean: float | None
+    nan: int = 0
+    inf: int = 0
+    tokens: TokenFacts | None = None
+    """Of whole numbers only."""
+
+
+@dataclass(frozen=True, slots=True)
+class TokenFacts:
+    """What is in a tensor of whole numbers."""
+
+    different: int
+    """How many different ones there are."""
+    most_frequent: int
+    its_share: float
+    longest_run: int
+    """The longest row of equal ones."""
+    repeated_rows: int
+    """How many rows are the same as an earlier one."""
+    negative: int
+
+
+def facts_of(batch: CapturedBatch) -> tuple[TensorFacts, ...]:
+    """Look at every tensor of a batch; this reads them from the device."""
+    with torch.no_grad():
+        return tuple(_facts(name, each.detach()) for name, each in inputs_of(batch))
+
+
+def facts_of_tensor(name: str, tensor: Tensor) -> TensorFacts:
+    """Look at one tensor; its tokens are not counted."""
+    with torch.no_grad():
+        return _facts(name, tensor.detach(), tokens=False)
+
+
+def save_batch(batch: CapturedBatch, path: Path) -> Path:
+    """Write the tensors of a batch: their names, and their values on the host."""
+    tensors = {name: each.detach().cpu().clone() for name, each in inputs_of(batch)}
+    unfinished = path.with_name(f".{path.name}.{os.getpid()}")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        torch.save(tensors, unfinished)
+        unfinished.replace(path)
+    finally:
+        unfinished.unlink(missing_ok=True)
+    return path
+
+
+def inputs_of(batch: CapturedBatch) -> list[tuple[str, Tensor]]:
+    """The tensors of a batch, each with the way to it: ``args[0]``."""
+    positional = [(f"args{name}", each) for name, each in named_tensors(batch.args)]
+    return positional + [(f"kwargs{name}", each) for name, each in named_tensors(batch.kwargs)]
+
+
+def _facts(name: str, tensor: Tensor, tokens: bool = True) -> TensorFacts:
+    shape, dtype = tuple(tensor.shape), str(tensor.dtype).removeprefix("torch.")
+    if tensor.layout is not torch.strided:
+        tensor = tensor.coalesce().values() if tensor.is_sparse else tensor.values()
+    if tensor.is_complex():
+        tensor = torch.view_as_real(tensor.resolve_conj())
+    if not tensor.is_floating_point():
+        counted = _tokens(tensor) if tokens and tensor.dtype != torch.bool and tensor.numel() else None
+        least, greatest, mean = _range(tensor.to(torch.float64))
+        return TensorFacts(name, shape, dtype, least, greatest, mean, tokens=counted)
+    if tensor.element_size() == 1:
+        tensor = tensor.float()  # numbers of eight bits can be kept, and not much else
+    nan, inf = int(tensor.isnan().sum()), int(tensor.isinf().sum())
+    values = tensor if not nan + inf else tensor[tensor.isfinite()]
+    return TensorFacts(name, shape, dtype, *_range(values), nan, inf)
+
+
+def _range(values: Tensor) -> tuple[float | None, float | None, float | None]:
+    if not values.numel():
+        return None, None, None
+    least, greatest = torch.aminmax(values)
+    wide = torch.float64 if values.device.type == "cpu" else torch.float32
+    return float(least), float(greatest), float(values.mean(dtype=wide))
+
+
+def _tokens(tensor: Tensor) -> TokenFacts:
+    rows = tensor.reshape(-1, tensor.shape[-1]) if tensor.dim() > 1 else tensor.reshape(1, -1)
+    rows = rows[: max(1, MOST_VALUES // max(1, rows.shape[1]))].cpu()
+    kinds, counts = torch.unique(rows, return_counts=True)
+    most = int(counts.argmax())
+    return TokenFacts(
+        different=len(kinds),
+        most_frequent=int(kinds[most]),
+        its_share=float(counts[most]) / rows.numel(),
+        longest_run=_longest_run(rows),
+        repeated_rows=len(rows) - len(torch.unique(rows, dim=0)) if tensor.dim() > 1 else 0,
+        negative=int((rows < 0).sum()),
+    )
+
+
+def _longest_run(rows: Tensor) -> int:
+    longest = 0
+    for row in rows:
+        longest = max(longest, int(torch.unique_consecutive(row, return_counts=True)[1].max()))
+    return longest

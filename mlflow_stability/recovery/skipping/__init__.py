@@ -1,0 +1,1 @@
+"""A broken step changes nothing."""

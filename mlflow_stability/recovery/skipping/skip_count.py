@@ -1,0 +1,165 @@
+"""Counts skipped steps, so that a training which stands still never passes in silence.
+
+In: of every step, whether it was skipped, by whom, and the loss scale. Out: the row of skips so far, what to say of
+it, and whether to cut the loss scale, to calm its scaler, or to go back. Promised: the first skip of a row is told,
+and after it every hundredth; what a loss scaler does while it looks for its first scale is left alone.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from mlflow_stability.recovery.extras.conservative_scaler import GROWTH_FACTOR, GROWTH_INTERVAL
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+KIND = "step_skipped"
+REMEDIES = (
+    "Look at the batch and the loss of the first skipped step.",
+    "Lower the learning rate 2-5 times, or clip gradients at 1.0.",
+    "Under fp16: train in bf16, or begin with conservative_grad_scaler().",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class SkipRow:
+    """What the last step means."""
+
+    in_a_row: int = 0
+    """How many steps up to this one were skipped without one in between that was taken."""
+    events: tuple[Event, ...] = ()
+    cut_scale: bool = False
+    """The loss scale is too high and does not come down by itself: see `cut_loss_scale`."""
+    calm_scaler: bool = False
+    """It was cut not long ago, and has grown back: see `calm_loss_scaler`."""
+    roll_back: bool = False
+    """Skipping does not help."""
+
+
+class SkipCount:
+    """The skips of one training."""
+
+    def __init__(self, policy: RollbackPolicy) -> None:
+        self._policy = policy
+        self.total = 0
+        """How many steps were skipped so far."""
+        self._row = 0
+        self._last_skipped = -1
+        """The step that was skipped last: of trainings side by side each may skip in it, and it counts once."""
+        self._recent: deque[bool] = deque(maxlen=policy.skip_window)
+        self._often_said = False
+        self._scale: float | None = None
+        self._falling = False
+        self._grown = False
+        self._last_cut: int | None = None
+
+    def step(
+        self,
+        step: int,
+        skipped: Literal["", "guard", "scaler"],
+        loss_scale: float | None = None,
+        *,
+        attempt: int = 0,
+        time: float = 0.0,
+    ) -> SkipRow:
+        """Take note of a step: who skipped it, if it was skipped."""
+        self._follow(loss_scale)
+        self._recent.append(bool(skipped))
+        if not skipped:
+            self._row = 0
+            if self._often_said and 2 * self._share() <= self._policy.critical_skip_share:
+                self._often_said = False
+            return SkipRow()
+        if step == self._last_skipped and self._row:
+            return SkipRow(self._row)
+        self._row += 1
+        self.total += 1
+        self._last_skipped = step
+        policy, row = self._policy, self._row
+        searching = skipped == "scaler" and not self._grown and row <= policy.search_skips
+        cut = row % policy.cut_after_skips == 0 and loss_scale is not None and not (searching and self._is_falling())
+        cut = cut and loss_scale is not None and loss_scale > policy.smallest_scale
+        back = row % policy.rollback_after_skips == 0
+        calm = cut and self._last_cut is not None and step - self._last_cut <= policy.skip_window
+        if cut:
+            self._last_cut = step
+        said = self._say(step, skipped, loss_scale, cut=cut, searching=searching)
+        events = () if said is None else (Event(step, KIND, *said, remedies=REMEDIES, attempt=attempt, time=time),)
+        return SkipRow(row, events, cut, calm, back)
+
+    def forget_row(self) -> None:
+        """The training was set back: what is skipped now is a new row."""
+        self._row = 0
+        self._recent.clear()
+        self._often_said = False
+
+    def _follow(self, loss_scale: float | None) -> None:
+        if loss_scale is None:
+            return
+        if self._scale is not None:
+            self._grown = self._grown or loss_scale > self._scale
+            self._falling = loss_scale < self._scale
+        self._scale = loss_scale
+
+    def _is_falling(self) -> bool:
+        return self._falling or self._row == 1
+
+    def _share(self) -> float:
+        return sum(self._recent) / len(self._recent)
+
+    def _say(
+        self, step: int, who: str, loss_scale: float | None, *, cut: bool, searching: bool
+    ) -> tuple[Severity, str, str, dict[str, float]] | None:
+        """Severity, message, place and numbers of what there is to say; None when there is nothing new."""
+        policy, row = self._policy, self._row
+        numbers = {"skips_in_a_row": float(row), "skipped_steps": float(self.total)}
+        numbers |= {} if loss_scale is None else {"loss_scale": loss_scale}
+        by = "the loss scaler" if who == "scaler" else "us, for its loss or gradients were not finite, or absurd"
+        if row % policy.tell_every_skips == 0:
+            message = f"{row} steps in a row were skipped up to step {step}: the training stands still."
+            return Severity.CRITICAL, message, "", numbers
+        if row == policy.rollback_after_skips:
+            message = f"{row} steps in a row were skipped up to step {step}; skipping does not help."
+            return Severity.CRITICAL, message, "", numbers
+        if not searching and self._often():
+            share = self._share()
+            numbers["share"] = share
+            many = f"{sum(self._recent)} of the last {len(self._recent)} steps"
+            return Severity.CRITICAL, f"{many} were skipped, up to step {step}.", "", numbers
+        if cut and loss_scale is not None:
+            new = max(loss_scale * policy.cut_factor, policy.smallest_scale)
+            message = f"{row} steps in a row were skipped; the loss scale is cut from {loss_scale:g} to {new:g}."
+            return Severity.WARNING, message, "", numbers
+        if row == 1:
+            severity = Severity.INFO if searching else Severity.WARNING
+            return severity, f"Step {step} was skipped by {by}; nothing was changed by it.", "", numbers
+        return None
+
+    def _often(self) -> bool:
+        """Whether skipping has just become too frequent; told once until it is seldom again."""
+        if self._often_said or len(self._recent) < self._policy.skip_window:
+            return False
+        self._often_said = self._share() > self._policy.critical_skip_share
+        return self._often_said
+
+
+def cut_loss_scale(scaler: Any, factor: float, smallest: float) -> None:
+    """Lower the scale of a loss scaler on its device, without waiting; never raise it.
+
+    Only between the end of a step and the next `scale`: in between, gradients carry the old one.
+    """
+    scale, tracker = getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None)
+    if scale is None:
+        return
+    scale.copy_((scale * factor).clamp(min=smallest).minimum(scale))
+    if tracker is not None:
+        tracker.zero_()
+
+
+def calm_loss_scaler(scaler: Any) -> None:
+    """Let a loss scaler grow as seldom and as little as a conservative one, and fall at least by half."""
+    scaler.set_growth_interval(max(scaler.get_growth_interval(), GROWTH_INTERVAL))
+    scaler.set_growth_factor(min(scaler.get_growth_factor(), GROWTH_FACTOR))
+    scaler.set_backoff_factor(min(scaler.get_backoff_factor(), 0.5))

@@ -1,0 +1,220 @@
+"""Skips broken steps: a cycle whose loss or gradients are not finite, or are absurd, changes nothing.
+
+In: each optimizer at its gate and at the end of its step. Out: a verdict, one a cycle, that holds for all optimizers
+of the cycle. Promised: weights, buffers, moments and counters are bit-identical before and after a skipped step, and
+the script finds its gradients again after it. On the host the flag is read at once; where all optimizers of the cycle
+are fused ones on an accelerator, they read it themselves on the device and nobody waits.
+
+What a loss scaler throws away is its own doing and is left to it; the other optimizers of that cycle are stopped here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.optim import LBFGS, Optimizer
+
+from mlflow_stability.probes.tensors.gradient_norm import parameters_of
+from mlflow_stability.recovery.skipping.step_check import broken_flag, takes_found_inf
+from mlflow_stability.recovery.skipping.step_undo import BufferUndo, PutBack, copy_bookkeeping, copy_everything
+
+Vote = Callable[[Tensor], Tensor]
+"""Takes the flag of this process and gives that of all processes; called at every look, whatever was found."""
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What is known of a cycle at a gate."""
+
+    broken: bool | None
+    """Whether its steps are skipped; None: only the device knows, and acts on it."""
+    flag: Tensor | None
+    """The same on the device: 1.0 where broken; None where there was nothing to look at."""
+    asked_for: bool = False
+    """It was not broken: the user asked to skip it."""
+
+
+@dataclass(slots=True)
+class _Hidden:
+    """The gradients of an optimizer that is being skipped."""
+
+    gradients: dict[Tensor, Tensor]
+    put_back: PutBack
+
+
+class StepGuard:
+    """The one who skips."""
+
+    def __init__(
+        self, buffers: BufferUndo | None = None, vote: Vote | None = None, on_device: bool | None = None
+    ) -> None:
+        self.buffers = buffers
+        self._vote = vote
+        self._on_device = on_device
+        """Whether fused optimizers read the flag themselves; None: where they are on an accelerator."""
+        self._cycle: object = None
+        self._verdict = Verdict(False, None)
+        self._looked: set[int] = set()
+        self._skip_next = False
+        self._hidden: dict[int, _Hidden] = {}
+        self._gated: dict[int, tuple[Optimizer, Tensor | None]] = {}
+        """Optimizers that were given our flag, with the one that a loss scaler had given them."""
+        self._copies: dict[int, PutBack] = {}
+
+    def skip_next(self) -> None:
+        """Skip the next cycle, broken or not."""
+        self._skip_next = True
+
+    def before_closure(self, optimizer: Optimizer) -> None:
+        """Runs before the first evaluation of a closure: LBFGS is copied, for it moves the weights as it asks."""
+        # What a step that ended in an exception has left here is no copy of this one.
+        self._copies = {id(optimizer): copy_everything(optimizer)} if isinstance(optimizer, LBFGS) else {}
+
+    def at_gate(
+        self,
+        optimizer: Optimizer,
+        cycle: object,
+        losses: Sequence[Tensor] = (),
+        norm: Tensor | None = None,
+        companions: Iterable[Optimizer] = (),
+        largest: float | None = None,
+    ) -> Verdict:
+        """Judge a cycle at its first gate, and hold this optimizer to the verdict.
+
+        `cycle` is any object that stands for the cycle; `norm` the norm of this optimizer's gradients, if it was
+        taken, and `largest` what it may be at most; `companions` the other optimizers that step in the same cycles.
+        """
+        first = cycle is not self._cycle
+        if first:
+            self._begin(cycle)
+        if id(optimizer) not in self._looked:
+            everybody = [optimizer, *(each for each in companions if each is not optimizer)]
+            self._look(everybody, losses if first else (), norm, largest)
+            if first:
+                self._settle_buffers()
+        if isinstance(optimizer, LBFGS) and id(optimizer) not in self._copies:
+            # Before its very first closure nobody had seen it; at the gate it has only asked for gradients so far.
+            self._copies = {id(optimizer): copy_everything(optimizer)}
+        verdict = self._verdict
+        if verdict.broken:
+            self._hide(optimizer)
+        elif verdict.broken is None and verdict.flag is not None:
+            self._give_flag(optimizer, verdict.flag)
+        return verdict
+
+    def evaluated_again(self, optimizer: Optimizer) -> None:
+        """Runs after each further evaluation of a closure: new gradients of a skipped step are hidden as well."""
+        if id(optimizer) in self._hidden:
+            self._hide(optimizer)
+
+    def swallowed(self, optimizer: Optimizer, cycle: object) -> Verdict:
+        """Runs when a loss scaler threw a step away: the cycle is broken for its other optimizers too."""
+        first = cycle is not self._cycle
+        if first:
+            self._begin(cycle)
+        if not self._verdict.broken:
+            flag = torch.ones((), dtype=torch.float32, device=parameters_of(optimizer)[0].device)
+            self._verdict = Verdict(True, flag if self._vote is None else self._vote(flag))
+        if first:
+            self._settle_buffers()
+        return self._verdict
+
+    def step_ended(self, optimizer: Optimizer) -> bool:
+        """Put back what was hidden; True when the step is taken back only now, for it left weights that are not finite.
+
+        That happens to LBFGS alone, whose later evaluations nobody judges.
+        """
+        self._take_flag_back(id(optimizer))
+        hidden, undo = self._hidden.pop(id(optimizer), None), self._copies.pop(id(optimizer), None)
+        if hidden is not None:
+            hidden.put_back()
+            for parameter, gradient in hidden.gradients.items():
+                if parameter.grad is None:
+                    parameter.grad = gradient
+        if undo is None:
+            return False
+        undone = hidden is None and not _weights_finite(optimizer)
+        if hidden is not None or undone:
+            undo()
+        return undone
+
+    def _begin(self, cycle: object) -> None:
+        """A new cycle; what a step that ended in an exception has left behind is dropped."""
+        self._cycle, self._verdict = cycle, Verdict(False, None)
+        self._looked.clear()
+        self._hidden.clear()
+        for number in list(self._gated):
+            self._take_flag_back(number)
+
+    def _look(
+        self, optimizers: Sequence[Optimizer], losses: Sequence[Tensor], norm: Tensor | None, largest: float | None
+    ) -> None:
+        """Ask whether anything is not finite, and join it to what was found before in this cycle."""
+        try:
+            flag = broken_flag(losses, norm, optimizers if norm is None else optimizers[1:], largest)
+        except Exception:
+            if self._vote is not None:
+                self._vote(torch.zeros((), dtype=torch.float32))  # the others wait for ours
+            raise
+        if flag is None and self._vote is not None:
+            flag = torch.zeros((), dtype=torch.float32, device=parameters_of(optimizers[0])[0].device)
+        if flag is not None and self._vote is not None:
+            # What one process was asked to skip, all skip.
+            flag = self._vote(torch.ones_like(flag) if self._skip_next else flag)
+        self._looked.update(map(id, optimizers))
+        before, asked_for = self._verdict, self._skip_next
+        self._skip_next = False
+        if flag is None or before.broken or asked_for:
+            self._verdict = Verdict(before.broken or asked_for, flag, asked_for or before.asked_for)
+        elif self._is_left_to_device(flag, optimizers):
+            self._verdict = Verdict(None, flag if before.flag is None else torch.maximum(flag, before.flag))
+        else:
+            self._verdict = Verdict(flag.item() > 0, flag)
+
+    def _is_left_to_device(self, flag: Tensor, optimizers: Sequence[Optimizer]) -> bool:
+        if not (flag.device.type != "cpu" if self._on_device is None else self._on_device):
+            return False
+        return (self.buffers is None or self.buffers.has_copy) and all(map(takes_found_inf, optimizers))
+
+    def _settle_buffers(self) -> None:
+        verdict = self._verdict
+        if self.buffers is None:
+            return
+        if verdict.broken:
+            self.buffers.undo()
+        elif verdict.broken is None and verdict.flag is not None:
+            self.buffers.settle(verdict.flag)
+        else:
+            self.buffers.keep()
+
+    def _hide(self, optimizer: Optimizer) -> None:
+        hidden = self._hidden.get(id(optimizer))
+        if hidden is None:
+            hidden = self._hidden[id(optimizer)] = _Hidden({}, copy_bookkeeping(optimizer))
+        for parameter in parameters_of(optimizer):
+            if parameter.grad is not None:
+                hidden.gradients[parameter] = parameter.grad
+                parameter.grad = None
+
+    def _give_flag(self, optimizer: Optimizer, flag: Tensor) -> None:
+        theirs: Tensor | None = getattr(optimizer, "found_inf", None)
+        self._gated[id(optimizer)] = optimizer, theirs
+        ours = flag if theirs is None else torch.maximum(theirs.to(flag.device, non_blocking=True), flag)
+        optimizer.found_inf = ours  # type: ignore[attr-defined]
+
+    def _take_flag_back(self, number: int) -> None:
+        optimizer, theirs = self._gated.pop(number, (None, None))
+        if optimizer is None:
+            return
+        if theirs is not None:
+            optimizer.found_inf = theirs  # type: ignore[attr-defined]
+        elif hasattr(optimizer, "found_inf"):
+            del optimizer.found_inf
+
+
+def _weights_finite(optimizer: Optimizer) -> bool:
+    with torch.no_grad():
+        return all(bool(torch.isfinite(each).all()) for each in parameters_of(optimizer))

@@ -1,0 +1,1 @@
+"""Copies and restores the state of a training, in place."""

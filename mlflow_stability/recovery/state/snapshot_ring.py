@@ -1,0 +1,159 @@
+"""Keeps a few states in memory to go back to, and trusts none before it has proved itself.
+
+In: copies, and whether the steps after them were healthy. Out: a good state from before the trouble. Promised: a state
+is good only when all of it is finite and enough healthy steps have followed; what is not good never pushes a good one
+out; all together stay within the budget, and making them within a share of the training's time.
+
+One place of the ring is for the newest, which has yet to prove itself. It becomes good, and only then the oldest good
+one leaves; or trouble comes first, and it is dropped.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Literal
+
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.state.host_copy import free_memory
+from mlflow_stability.recovery.state.state_copy import StateCopy
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """A state in memory, and the loss that belongs to it."""
+
+    copy: StateCopy
+    loss: float
+
+    @property
+    def step(self) -> int:
+        """The step after which it was taken."""
+        return self.copy.step
+
+
+class SnapshotRing:
+    """The states in memory of one training."""
+
+    def __init__(self, policy: RollbackPolicy, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._policy = policy
+        self._clock = clock
+        self._good: list[Snapshot] = []
+        self._waiting: Snapshot | None = None
+        self._first: Snapshot | None = None
+        self.initial_step: int | None = None
+        """The step of the state from before the first step, which is good if it is finite; it is the first to leave."""
+        self._began = clock()
+        self._cost = 0.0
+        self._last_step: int | None = None
+        self._budget = policy.snapshot_budget
+        self._usual: frozenset[str] | None = None
+        self._lent: set[int] = set()
+        self.places = policy.snapshots
+        """How many states fit the budget, as far as their size is known."""
+
+    @property
+    def good(self) -> tuple[Snapshot, ...]:
+        """The states that can be gone back to, oldest first."""
+        first, self._first = self._first, None
+        if first is not None:
+            self._cost += first.copy.seconds()
+            if self.is_finite(first.copy):
+                self._good.insert(0, first)
+                self.initial_step = first.step
+        return tuple(each for each in self._good if each.step not in self._lent)
+
+    @property
+    def waiting(self) -> Snapshot | None:
+        """The newest, which has yet to prove itself."""
+        return self._waiting
+
+    @property
+    def nbytes(self) -> int:
+        """How much memory they take together."""
+        return sum(each.copy.nbytes for each in (*self._good, self._waiting) if each is not None)
+
+    def is_due(self, step: int, nbytes: int) -> bool:
+        """Whether a state of this size should be taken after this step."""
+        self.places = min(self._policy.snapshots, self._known_budget() // max(nbytes, 1))
+        if self.places < 2 or self._waiting is not None:
+            return False
+        if self._last_step is None:
+            return True
+        if step - self._last_step < self._policy.snapshot_every:
+            return False
+        return self._cost <= self._policy.snapshot_share * (self._clock() - self._began)
+
+    def has_room_for_initial(self, nbytes: int) -> bool:
+        """Whether the state from before the first step fits the budget; none of an optimizer may be in it yet."""
+        return nbytes <= self._known_budget()
+
+    def add_initial(self, copy: StateCopy) -> None:
+        """Take in the state from before the first step: what it leads to is seen only if it is gone back to."""
+        self._first = Snapshot(copy, math.nan)
+
+    def add(self, copy: StateCopy, loss: float) -> None:
+        """Take the newest state in; it has to prove itself."""
+        self._last_step = copy.step
+        self._waiting = Snapshot(copy, loss)
+
+    def healthy(self, step: int) -> Snapshot | None:
+        """Runs after a healthy step; gives the state that has become good by it."""
+        waiting = self._waiting
+        if waiting is None or step - waiting.step < self._policy.healthy_after:
+            return None
+        self._settle()
+        if not self.is_finite(waiting.copy):
+            return None
+        self._good.append(waiting)
+        del self._good[: max(0, len(self._good) - self.places + 1)]
+        return waiting
+
+    def trouble(self) -> None:
+        """Runs after a step that was not healthy: the newest state may carry what led to it."""
+        self._settle()
+
+    def is_finite(self, copy: StateCopy) -> bool:
+        """Whether a state is finite: but for the infinities that its buffers held from the beginning, as masks do."""
+        if self._usual is None:
+            self._usual = copy.infinite_buffers()
+        return copy.not_finite() <= self._usual
+
+    def choose(self, onset: int, rewind: int, select: Literal["newest", "best"] = "newest") -> Snapshot | None:
+        """The newest good state at least `rewind` steps before the onset, or of all those the one of lowest loss."""
+        fit = [each for each in self.good if each.step <= onset - rewind]
+        if select == "best":
+            return min(reversed(fit), key=lambda each: math.inf if math.isnan(each.loss) else each.loss, default=None)
+        return fit[-1] if fit else None
+
+    def gone_back(self, step: int) -> None:
+        """Runs after a return to the state of this step: those after it led to trouble."""
+        self._settle()
+        self._good = [each for each in self._good if each.step <= step]
+
+    def lend(self, step: int) -> None:
+        """The state of this step is being put into the training, and is no good state until it is given back."""
+        self._lent.add(step)
+
+    def give_back(self, step: int) -> None:
+        """It is whole again."""
+        self._lent.discard(step)
+
+    def clear(self) -> None:
+        """Forget all: it is another training from here on."""
+        self._good, self._waiting, self._last_step, self._usual = [], None, None, None
+        self._first = self.initial_step = None
+        self._lent.clear()
+
+    def _known_budget(self) -> int:
+        if self._budget is None:
+            self._budget = free_memory() // 4
+        return self._budget
+
+    def _settle(self) -> None:
+        """The newest waits no longer, and by now its cost is known on a device too."""
+        if self._waiting is not None:
+            self._cost += self._waiting.copy.seconds()
+            self._waiting = None

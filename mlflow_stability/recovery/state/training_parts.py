@@ -1,0 +1,88 @@
+"""What belongs to one training: its models, optimizers, schedulers, loss scaler and averaged copies.
+
+In: the objects of a training. Out: the same objects, for the time of one call. Promised: between calls they are held
+weakly, so that a script which drops its model gets the memory back.
+
+Knows whether the state of a training is split over several processes, so that none of them holds all of it.
+
+In: the parts of a training. Out: a word for what splits it; empty where it does not. Promised: nothing is asked of
+other processes.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mlflow_stability.recovery.state.host_copy import local_part
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingParts:
+    """The objects whose state together is the state of a training."""
+
+    optimizers: tuple[Optimizer, ...]
+    models: tuple[Module, ...] = ()
+    """The outermost modules that own what the optimizers change, in the order of the optimizers' parameters."""
+    schedulers: tuple[LRScheduler, ...] = ()
+    scaler: torch.amp.GradScaler | None = None
+    averaged: tuple[Module, ...] = ()
+    """Averaged copies of the models: they follow the weights, and are set back with them."""
+
+
+class WeakTrainingParts:
+    """Remembers the parts of a training without keeping them alive."""
+
+    def __init__(self, parts: TrainingParts) -> None:
+        self._optimizers = _weakly(parts.optimizers)
+        self._models = _weakly(parts.models)
+        self._schedulers = _weakly(parts.schedulers)
+        self._scaler = None if parts.scaler is None else weakref.ref(parts.scaler)
+        self._averaged = _weakly(parts.averaged)
+
+    def alive(self) -> TrainingParts | None:
+        """The parts; None once a model or an optimizer is gone, for then it is another training."""
+        optimizers, models = _living(self._optimizers), _living(self._models)
+        if len(optimizers) < len(self._optimizers) or len(models) < len(self._models):
+            return None
+        return TrainingParts(
+            optimizers=optimizers,
+            models=models,
+            schedulers=_living(self._schedulers),
+            scaler=None if self._scaler is None else self._scaler(),
+            averaged=_living(self._averaged),
+        )
+
+
+def _weakly(objects: Sequence[Any]) -> tuple[weakref.ref[Any], ...]:
+    return tuple(weakref.ref(each) for each in objects)
+
+
+def _living(references: Sequence[weakref.ref[Any]]) -> tuple[Any, ...]:
+    return tuple(each for reference in references if (each := reference()) is not None)
+
+
+_SPLITTING = ("FullyShardedDataParallel", "ZeroRedundancyOptimizer")
+"""Kinds of modules and optimizers that split what they hold without saying so of their tensors."""
+
+
+def what_splits(parts: TrainingParts) -> str:
+    """``FSDP``-like modules, sharded parameters, or optimizers that share their state out among processes."""
+    for optimizer in parts.optimizers:
+        if type(optimizer).__name__ in _SPLITTING:
+            return type(optimizer).__name__
+    for model in parts.models:
+        for module in Module.modules(model):
+            if type(module).__name__ in _SPLITTING:
+                return type(module).__name__
+        for name, parameter in Module.named_parameters(model):
+            if local_part(parameter) is not parameter:
+                return f"parameter {name} is a {type(parameter).__name__}"
+    return ""

@@ -1,0 +1,1 @@
+"""The report of a comparison, one file for each form."""

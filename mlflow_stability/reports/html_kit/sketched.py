@@ -1,0 +1,71 @@
+"""Makes a sketch ready for drawing, for characters and for a page alike.
+
+In: a `Sketch`, and the reading of its curve where there is one. Out: its numbers as arrays, the range to show, and
+whether a logarithmic scale shows more of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis, Sketch
+
+WIDE_RANGE = 10.0
+"""From this ratio of the highest to the lowest value on, the scale is logarithmic: a spike leaves the rest readable."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Sketched:
+    """A curve as it is going to be drawn."""
+
+    metric: str
+    steps: NDArray[np.int64]
+    low: NDArray[np.float64]
+    high: NDArray[np.float64]
+    first: int
+    """The lowest step."""
+    last: int
+    final: float
+    """The last value; of a stretch of several, its middle."""
+    bottom: float
+    """The lowest finite value; NaN where there is none, as `top`."""
+    top: float
+    logarithmic: bool
+
+    @property
+    def finite(self) -> NDArray[np.bool_]:
+        """Which stretches have a finite value."""
+        return np.isfinite(self.low) & np.isfinite(self.high)
+
+
+def sketches_of(diagnosis: Diagnosis) -> list[Sketched]:
+    """Every curve of a run that can be drawn, in the order in which the diagnosis has them."""
+    readings = {(reading.metric, reading.first_step): reading for reading in diagnosis.curves}
+    drawable = [sketch for sketch in diagnosis.sketches if sketch.steps]
+    return [_sketched(sketch, readings.get((sketch.metric, sketch.steps[0]))) for sketch in drawable]
+
+
+def _sketched(sketch: Sketch, reading: CurveReading | None) -> Sketched:
+    steps = np.asarray(sketch.steps, np.int64)
+    low, high = np.asarray(sketch.low, np.float64), np.asarray(sketch.high, np.float64)
+    finite = np.isfinite(low) & np.isfinite(high)
+    bottom, top = (float(low[finite].min()), float(high[finite].max())) if finite.any() else (np.nan, np.nan)
+    first, last = int(steps.min()), int(steps.max())
+    final = float(low[steps.argmax()] / 2 + high[steps.argmax()] / 2)
+    if reading is not None:  # it knows the last step of the last stretch
+        last, final = max(last, reading.last_step), reading.last if np.isfinite(final) else final
+    return Sketched(
+        sketch.metric,
+        steps,
+        low,
+        high,
+        first,
+        last,
+        final,
+        bottom,
+        top,
+        bool(bottom > 0 and top / WIDE_RANGE > bottom),
+    )

@@ -1,0 +1,1 @@
+"""The report of runs, one file for each form."""

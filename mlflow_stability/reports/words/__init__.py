@@ -1,0 +1,1 @@
+"""Every phrase that reports share."""

@@ -1,0 +1,41 @@
+"""Says in one line what many runs that had trouble have in common: whoever reads no further has read that.
+
+In: a comparison. Out: a sentence or two; empty where nothing goes with instability, or too few runs tell.
+
+What has to be remarked upon beside a comparison: mostly that a run could not be read as it should be.
+
+In: a comparison. Out: sentences. Promised: each remark once, with the runs that it is about.
+"""
+
+from __future__ import annotations
+
+from mlflow_stability.vocabulary.result.comparison import Comparison
+from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE
+from mlflow_stability.vocabulary.text.phrases import counted
+
+
+def lead(comparison: Comparison) -> str:
+    """``Unstable were 15 of 15 with lr above 0.1, and 0 of 25 with lr up to 0.1. Named as well: warmup.``"""
+    named = comparison.cohort.associations if comparison.cohort else ()
+    if not named:
+        return ""
+    others = ", ".join(" and ".join(each.params) for each in named[1:])
+    return f"{named[0].statement} Named as well: {others}." if others else named[0].statement
+
+
+FEW_NAMES, MOST = 3, 8
+
+
+def remarks(comparison: Comparison) -> list[str]:
+    """What was remarked upon while these runs were read and compared."""
+    about: dict[str, list[str]] = {}
+    for card in comparison.cards:
+        for note in card.notes:
+            if note != JUDGED_LIVE:
+                about.setdefault(note, []).append(card.name or card.source)
+    told = [
+        f"{', '.join(names) if len(names) <= FEW_NAMES else counted(len(names), 'run')}: {note}"
+        for note, names in about.items()
+    ]
+    more = [f"{counted(len(told) - MOST, 'more remark')} on single runs."] if len(told) > MOST else []
+    return [*comparison.notes, *told[:MOST], *more]

@@ -1,0 +1,1 @@
+"""Skips, snapshots and rollbacks, decided together by all ranks."""

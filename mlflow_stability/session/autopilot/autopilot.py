@@ -1,0 +1,263 @@
+"""Flies one recording: asks the gatekeeper at gates, the keeper after steps, and carries out what was decided.
+
+In: the places of the meter, and each step once it was read. Out: calls to those who know how, each as a part that can
+fail alone. Promised: states are copied and set back only between two steps, when nothing is hidden; a part that fails
+is switched off and the training goes on without it; only `TrainingDiverged` ever leaves here.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.step.step_capture import Cycle
+from mlflow_stability.recovery.decisions import Decision
+from mlflow_stability.session.autopilot.autopilot_config import FlightPlan, Hands
+from mlflow_stability.session.autopilot.rank_consensus import Crew, Orders
+from mlflow_stability.session.autopilot.rollback_controller import Rescue, WayBack
+from mlflow_stability.session.autopilot.snapshot_manager import Keeping, KnownParts
+from mlflow_stability.session.autopilot.step_control import CycleFacts, Gatekeeper
+from mlflow_stability.session.autopilot.step_evaluator import Listener
+from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.result.event import Event
+
+SAVE_SECONDS = 60.0
+"""For how long the end of a training waits for its last good state to be written."""
+
+
+class Autopilot:
+    """The pilot of one recording; of none, in a process that trains with others and does not record."""
+
+    def __init__(self, plan: FlightPlan, recording: Recording | None, hands: Hands) -> None:
+        self._plan = plan
+        self._recording = recording
+        self._hands = hands
+        self._crew = Crew(hands.vote, recording is not None)
+        self.step = recording.step if recording is not None else 0
+        """The step of the cycle that came to its gate last; the cycles of a GAN's halves are of one step."""
+        self._cycles = 0
+        """How many came to their gates."""
+        self._is_whole = self._was_set_back = False
+        self._parts = KnownParts()
+        self._gates = Gatekeeper(plan.policy, plan.adaptive_clip, hands.vote)
+        self._keeping = Keeping(plan.policy, hands.guard, hands.open_shelf, self.step + 1, self._crew.is_alone)
+        self._rescue = Rescue(plan.policy, self._gates, self._keeping, self._tell)
+        guard, self._batches = hands.guard, hands.batches
+        self._listener = Listener(plan, self._gates, self._rescue, hands.batches, self._tell, recording is not None)
+        self._cycle: Cycle | None = None
+        self._facts: CycleFacts | None = None
+        self._pending: deque[CycleFacts] = deque()
+        self._rates: dict[int, tuple[float, ...]] = {}
+        self._scaler: Any = None
+        self._way = WayBack(self._rescue, self._crew, hands, recording, self._tell)
+        self._meet = guard("the training's parts", self._parts_met)
+        self._judge = guard("the guard", self._gates.judge)
+        self._shape = guard("clipping and easing", self._gates.shape)
+        self._swallow = guard("the guard", self._gates.swallowed)
+        self._put_back = guard("putting back", self._gates.step_ending)
+        self._before_closure = guard("the guard", self._gates.guard.before_closure)
+        self._evaluated = guard("the guard", self._gates.guard.evaluated_again)
+        self._snapshot = guard("snapshots", self._keep_state)
+        self._complete = guard("snapshots", self._keeping.complete)
+        self._begin_states = guard("snapshots", self._keeping.take_initial)
+        self._prove = guard("snapshots", self._keeping.prove)
+        self._decide = guard("decisions", self._decided)
+        self._settle_scale = guard("the loss scale", self._listener.settle_scale)
+        self._look_for_stale = guard("rollback", self._rescue.stale.is_stale)
+
+    def before_backward(self, tensors: Any) -> None:
+        """Runs before anything else of a backward pass."""
+        if self._plan.keeps:
+            self._complete(self._parts.alive())
+        self._carry_out(late=True)
+        if self._look_for_stale(tensors):
+            self._gates.skip_next()
+        if self._batches is not None:
+            self._batches.backward_began(tensors)
+
+    def before_closure(self, optimizer: Optimizer) -> None:
+        """Runs before the first evaluation of a closure."""
+        if self._gates.guards:
+            self._before_closure(optimizer)
+
+    def evaluated_again(self, optimizer: Optimizer) -> None:
+        """Runs after each further evaluation."""
+        self._evaluated(optimizer)
+
+    def at_gate(
+        self, optimizer: Optimizer, cycle: Cycle, place: str, norm: Tensor | None, companions: Sequence[Optimizer]
+    ) -> None:
+        """Runs when the gradients are complete and measured, and not used yet."""
+        facts = self._facts_of(cycle, place)
+        self._meet(optimizer)
+        votes = self._crew.announce(cycle, self.step, self._due)
+        self._judge(optimizer, cycle, facts, norm, companions, facts not in self._pending)
+        if self._batches is not None:
+            self._batches.judged(facts.skipped_by, facts.flag is not None, self._parts.optimizers())
+        if votes:
+            self._crew.hear("the guard" in self._hands.guard.off, self.step)
+            self._gates.guards = self._gates.guards and not self._crew.somebody_off
+        self._shape(optimizer, facts, norm)
+        self._rates.update(facts.rates)
+
+    def swallowed(self, optimizer: Optimizer, cycle: Cycle, place: str) -> None:
+        """Runs when a loss scaler threw a step away."""
+        facts = self._facts_of(cycle, place)
+        self._meet(optimizer)
+        facts.skipped_by = "scaler"
+        self._swallow(optimizer, cycle)
+
+    def step_ending(self, optimizer: Optimizer) -> bool:
+        """Runs right after a step; whether it was skipped."""
+        skipped = bool(self._put_back(optimizer))
+        if skipped and self._facts is not None and self._cycle is not None:
+            self._facts.skipped_by = "guard"
+            self._cycle.found_inf.append(torch.ones((), dtype=torch.float32))
+        return skipped
+
+    def step_over(self, cycle_over: bool, is_whole: bool) -> None:
+        """Runs after that, when all is as the script expects it. `is_whole`: no other training is expected in it."""
+        self._is_whole = is_whole
+        if cycle_over or self._cycles == 1:
+            self._carry_out(late=False)
+
+    def cycle_ended(self) -> None:
+        """Runs before the reading of a cycle is asked for."""
+        if self._facts is not None:
+            self._pending.append(self._facts)
+
+    def on_reading(self, reading: StepReading, events: Sequence[Event]) -> None:
+        """Runs when a step was read and judged by the panel."""
+        facts = self._pending.popleft() if self._pending else None
+        if facts is not None:
+            self._decide(facts, reading, events)
+
+    def was_set_back(self) -> bool:
+        """Whether it set the training back since this was asked last."""
+        was, self._was_set_back = self._was_set_back, False
+        return was
+
+    @property
+    def good_steps(self) -> tuple[int, ...]:
+        """The steps whose state can be gone back to."""
+        return tuple(each.step for each in self._keeping.good(with_disk=True))
+
+    def skip_next(self) -> None:
+        """Skip the next step."""
+        self._gates.skip_next()
+
+    def checkpoint_now(self) -> bool:
+        """Write the state as it is now, between two steps; False where the one before is still being written.
+
+        Of several processes the first one writes.
+        """
+        parts = self._parts.alive()
+        if parts is None or self._recording is None:
+            return False
+        return self._keeping.write_now(parts, self.step, self._listener.loss, self._rates)
+
+    def roll_back(self) -> bool:
+        """Go back to the newest good state, between two steps; False where there is none.
+
+        Of several processes the word of the first one counts, and all go back together after the next step.
+        """
+        decision = self._rescue.by_hand(self.step)
+        if decision is None:
+            return False
+        if not self._crew.is_alone:
+            self._crew.give(Orders(rollback=decision))
+            return True
+        return self._go_back(decision)
+
+    def let_go(self) -> None:
+        """Put back whatever is hidden or written at the moment: nobody watches any more."""
+        for optimizer in self._parts.optimizers():
+            self._put_back(optimizer)
+
+    def close(self, seconds: float) -> None:
+        """The recording ends: what is being written may arrive."""
+        self.let_go()
+        self._keeping.close(seconds)
+        self._tell_of_checkpoints()
+        if self._batches is not None:
+            self._batches.stop()
+
+    def _facts_of(self, cycle: Cycle, place: str) -> CycleFacts:
+        if cycle is not self._cycle or self._facts is None:
+            self._cycle = cycle
+            self.step += cycle.begins_step
+            self._cycles += 1
+            gate = -1 if self._batches is None else self._batches.gate
+            self._facts = CycleFacts(self.step, place, has_scaler=cycle.scaler is not None, gate=gate)
+        self._scaler = cycle.scaler
+        return self._facts
+
+    def _parts_met(self, optimizer: Optimizer) -> None:
+        if self._parts.meet(optimizer, self._scaler):
+            parts = self._parts.alive()
+            if parts is not None:
+                self._gates.parts_changed(parts)
+                self._keeping.parts_changed(parts)
+                began = self._cycle is None or self._cycle.begins_step
+                self._begin_states(parts, self.step - began)
+
+    def _decided(self, facts: CycleFacts, reading: StepReading, events: Sequence[Event]) -> None:
+        orders = self._listener.hear(facts, reading, events, self._parts.alive())
+        self._tell_of_checkpoints()
+        if not self._way.is_under_way:
+            self._crew.give(orders)
+
+    def _carry_out(self, late: bool) -> None:
+        """Do what was decided; `late`: the script has begun its next step, for the reading came no sooner."""
+        orders = self._crew.take()
+        if not late and self._scaler is not None:
+            self._settle_scale(self._scaler)
+        if self._plan.keeps:
+            self._prove(orders, self.step)
+        if orders.ending is not None:
+            if orders.rollback is not None:
+                self._go_back(orders.rollback)
+            if self._recording is not None:
+                self._hands.guard("checkpoints", self._keeping.save_last_good)(SAVE_SECONDS)
+            raise orders.ending
+        if orders.rollback is not None:
+            self._go_back(orders.rollback)
+        elif self._plan.keeps and not late:
+            self._snapshot(orders)
+
+    def _keep_state(self, orders: Orders) -> None:
+        facts, parts = self._facts, self._parts.alive()
+        if facts is None or parts is None or not self._is_whole:
+            return
+        if orders.trouble or facts.skipped_by or facts.asked_for:
+            return
+        ring, disk = (orders.snapshot, orders.checkpoint) if not self._crew.is_alone else self._due()
+        disk = disk and self._recording is not None
+        if ring or disk:
+            self._keeping.take(parts, self.step, self._listener.loss, self._rates, ring=ring, disk=disk)
+
+    def _due(self) -> tuple[bool, bool]:
+        parts = self._parts.alive()
+        if parts is None or not self._plan.keeps:
+            return False, False
+        return self._keeping.is_due(parts, self.step)
+
+    def _go_back(self, decision: Decision) -> bool:
+        gone = self._way.go(decision, self.step, self._parts.alive())
+        self._was_set_back = self._was_set_back or gone
+        self._listener.forget_row()
+        return gone
+
+    def _tell_of_checkpoints(self) -> None:
+        for event in self._keeping.events():
+            self._tell(event)
+
+    def _tell(self, event: Event) -> None:
+        if self._recording is not None and not self._recording.closed:
+            self._recording.tell(event)

@@ -1,0 +1,96 @@
+"""Makes one plan of all that a user asked of the autopilot.
+
+In: settings. Out: the policy, the conditions to stop on, and what else is wanted; nothing where nothing was asked.
+Promised: what cannot be meant is refused here, when `autolog` is called, and not at a step.
+
+What the autopilot needs from its session.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.stop_conditions import StopCondition, stop_conditions
+from mlflow_stability.session.autopilot.rank_consensus import SharedVote
+from mlflow_stability.session.autopilot.snapshot_manager import OpenShelf
+from mlflow_stability.session.broken_batch.batch_report import BatchReport
+from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.vocabulary.argument import shown
+from mlflow_stability.vocabulary.settings import Settings
+
+# The settings that are knobs of the policy too. One that was left as it is says nothing.
+KNOBS = {
+    "divergence_threshold": "divergence_threshold",
+    "consecutive_divergence_steps": "consecutive_divergence_steps",
+    "recovery_patience": "recovery_patience",
+    "rollback_checkpoint_interval": "checkpoint_every",
+    "max_checkpoints": "max_checkpoints",
+    "snapshot_budget": "snapshot_budget",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class FlightPlan:
+    """What the autopilot is to do."""
+
+    policy: RollbackPolicy
+    stop_on: tuple[StopCondition, ...] = ()
+    adaptive_clip: bool = False
+    capture_batch: bool = True
+
+    @property
+    def keeps(self) -> bool:
+        """Whether states are kept: to go back to them, or to have the last good one where the training is stopped."""
+        return self.policy.rollback or bool(self.stop_on)
+
+
+def flight_plan(settings: Settings) -> FlightPlan:
+    """The plan of these settings."""
+    policy = _policy(settings)
+    return FlightPlan(
+        policy,
+        stop_conditions(settings.stop_on),
+        settings.adaptive_clip,
+        bool(settings.capture_batch) and policy.guard is True,
+    )
+
+
+def _policy(settings: Settings) -> RollbackPolicy:
+    knobs = {
+        name: getattr(settings, setting)
+        for setting, name in KNOBS.items()
+        if getattr(settings, setting) != _DEFAULTS[setting]
+    }
+    asked: Any = settings.rollback
+    if isinstance(asked, RollbackPolicy):
+        if settings.preset is not None:
+            raise SettingsError("rollback is a policy already, so preset cannot choose another; give one of the two.")
+        policy = dataclasses.replace(asked, **knobs)
+        own: Any = settings.guard
+        return policy if own is None else dataclasses.replace(policy, guard=own)
+    if not isinstance(asked, bool):
+        raise SettingsError(f"rollback must be True, False or a RollbackPolicy; got {shown(asked)}.")
+    guard: Any = asked if settings.guard is None else settings.guard
+    if settings.preset is not None:
+        return RollbackPolicy.preset(settings.preset, **knobs, rollback=asked, guard=guard)
+    return RollbackPolicy(**knobs, rollback=asked, guard=guard)
+
+
+_DEFAULTS = {each.name: each.default for each in dataclasses.fields(Settings)}
+
+
+@dataclass(frozen=True, slots=True)
+class Hands:
+    """Handed to each pilot when its recording begins."""
+
+    guard: PartGuard
+    settle: Callable[[], None]
+    """Waits for the readings that are on their way."""
+    open_shelf: OpenShelf
+    batches: BatchReport | None
+    vote: SharedVote | None

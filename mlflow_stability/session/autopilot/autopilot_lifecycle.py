@@ -1,0 +1,121 @@
+"""Gives each recording a pilot, and hears what the script asks of it.
+
+In: recordings as they begin, steps as they are read, calls of the script. Out: the pilot of the meter. Promised: one
+pilot at a time; what it hid or wrote is put back before the next one takes over. A new run is another training: its
+pilot begins with no state to go back to, for those of the run before belong to that one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from mlflow_stability.errors import StabilityError
+from mlflow_stability.journal.layout import make_root
+from mlflow_stability.probes.step.reading import CycleReading
+from mlflow_stability.session.autopilot.autopilot import Autopilot
+from mlflow_stability.session.autopilot.autopilot_config import Hands, flight_plan
+from mlflow_stability.session.autopilot.rank_consensus import SharedVote, shared_vote
+from mlflow_stability.session.broken_batch.batch_report import BatchReport
+from mlflow_stability.session.broken_batch.held_batches import report_of
+from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.ranks import rank_and_world_size
+from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
+
+CLOSE_SECONDS = 30.0
+"""For how long the end of a recording waits for the checkpoint that is being written."""
+
+
+class Flight:
+    """The pilots of one session."""
+
+    def __init__(
+        self, settings: Settings, guard: PartGuard, settle: Callable[[], None], run_id: Callable[[], str | None]
+    ) -> None:
+        self._settings = settings
+        self._plan = flight_plan(settings)
+        self._guard = guard
+        self._settle = settle
+        self._run_id = run_id
+        self._vote: SharedVote | None = None
+        self._pilot: Autopilot | None = None
+        self._recording: Recording | None = None
+        self._make = guard("the autopilot", self._new_pilot)
+        self._close = guard("the autopilot's end", self._close_pilot)
+
+    @property
+    def pilot(self) -> Autopilot:
+        """The one who flies now; StabilityError before the first step."""
+        if self._pilot is None:
+            raise StabilityError("No step was seen yet, so there is nothing to act on.")
+        return self._pilot
+
+    def pilot_for(self, recording: Recording | None) -> Any:
+        """The pilot of a recording that begins."""
+        self._end_pilot()
+        return self._make(recording)
+
+    def on_reading(self, recording: Recording | None, reading: CycleReading) -> None:
+        """Runs when a cycle was read: record it, and let the pilot know."""
+        events: list[Event] = []
+        step = StepReading(0, reading.signals, reading.values, 0, reading.time)
+        if recording is not None:
+            step, events = recording.record(reading)
+        if self._pilot is not None and self._recording is recording:
+            self._pilot.on_reading(step, events)
+
+    def let_go(self) -> None:
+        """Put back whatever is hidden or written at the moment."""
+        if self._pilot is not None:
+            self._pilot.let_go()
+
+    def close(self) -> None:
+        """Nothing is flown any more."""
+        self._end_pilot()
+        vote, self._vote = self._vote, None
+        if vote is not None:
+            self._guard("the autopilot's end", vote.leave)()
+
+    def _end_pilot(self) -> None:
+        """The recording is over."""
+        self._close()
+        self._pilot = self._recording = None
+
+    def _new_pilot(self, recording: Recording | None) -> Autopilot:
+        if self._vote is None:
+            self._vote = shared_vote()
+        batches = self._batches(recording)
+        hands = Hands(self._guard, self._settle, lambda: self._shelf(recording), batches, self._vote)
+        self._pilot, self._recording = Autopilot(self._plan, recording, hands), recording
+        return self._pilot
+
+    def _close_pilot(self) -> None:
+        if self._pilot is not None:
+            self._pilot.close(CLOSE_SECONDS)
+
+    def _shelf(self, recording: Recording | None) -> tuple[Path, str]:
+        """A folder named after the run; after the recording, while the courier has not started its run yet."""
+        name = (self._run_id() if recording is not None else None) or self._name(recording)
+        make_root(self._root())
+        directory = self._root() / CHECKPOINTS_FOLDER / name
+        if recording is not None:
+            recording.note(CHECKPOINTS_FOLDER, str(directory))
+        return directory, name
+
+    def _batches(self, recording: Recording | None) -> BatchReport | None:
+        """Only where a recording takes the report in."""
+        if recording is None or not self._plan.capture_batch:
+            return None
+        return report_of(self._settings, self._guard, recording)
+
+    def _name(self, recording: Recording | None) -> str:
+        if recording is None:
+            return f"rank-{rank_and_world_size()[0]}"
+        return recording.opening.run_id or recording.opening.recording
+
+    def _root(self) -> Path:
+        return self._settings.journal_root()

@@ -1,0 +1,207 @@
+"""Brings the processes of one training to one mind, once a cycle: is the step broken, and what is done after it.
+
+In: the flag of this process, and on the first one its orders. Out: the flag of all, and the orders of the first.
+Promised: a group of our own on the host, so that no collective of the script meets ours; every process sends once a
+cycle whatever it has found, also when its guard has failed, and then nobody guards any more.
+
+Carries orders from where they are decided to where they are carried out.
+
+In: orders as they are decided, step by step. Out: what to do when the step at hand is over. In one process that is what
+was decided last; where several train together, it is what the first of them said at the last gate, so that each does
+the same after the same step.
+
+What is to be done when a step is over, as it was decided from what was read.
+
+Where several processes train together the first one decides, and its orders reach all of them, itself among them, with
+the vote at the next gate: so that each does the same after the same step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+import torch.distributed
+from torch import Tensor
+
+from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.recovery.decisions import Decision
+
+FIELDS = 9
+
+
+@dataclass(slots=True)
+class Orders:
+    """The orders for the end of one step."""
+
+    healthy: bool = False
+    """The states that wait for their proof are one healthy step further."""
+    trouble: bool = False
+    """They may carry what led to trouble: drop them."""
+    snapshot: bool = False
+    checkpoint: bool = False
+    rollback: Decision | None = None
+    ending: Exception | None = None
+    """What the training is to be ended with."""
+
+    def joined(self, later: Orders) -> Orders:
+        """Both, where a second step was read before the orders for the first were carried out."""
+        return Orders(
+            later.healthy and not self.trouble,
+            self.trouble or later.trouble,
+            rollback=self.rollback or later.rollback,
+            ending=self.ending or later.ending,
+        )
+
+    def as_numbers(self, step: int) -> list[float]:
+        """As they travel between processes; steps are counted backwards from `step`, for each process counts its own.
+
+        The reason stays with the one who decides, for only that one records.
+        """
+        back = self.rollback
+        where = [0.0, 1.0, 0.0, 1.0]
+        if back is not None:
+            where = [1.0 + step - back.target, back.easing_factor, back.easing_steps, back.lasting_share]
+        flags = [self.healthy, self.trouble, self.snapshot, self.checkpoint, self.ending is not None]
+        return [*map(float, flags), *map(float, where)]
+
+    @classmethod
+    def from_numbers(cls, numbers: list[float], step: int) -> Orders:
+        """Read them where they arrive."""
+        healthy, trouble, snapshot, checkpoint, ends, back, factor, steps, lasting = numbers
+        decision = None
+        if back > 0:
+            target = step - (round(back) - 1)
+            decision = Decision(
+                "rollback", target=target, easing_factor=factor, easing_steps=round(steps), lasting_share=lasting
+            )
+        ending = TrainingDiverged("Training was ended by the first of its processes.") if ends > 0 else None
+        return cls(healthy > 0, trouble > 0, snapshot > 0, checkpoint > 0, decision, ending)
+
+
+class SharedVote:
+    """The voice of this process."""
+
+    def __init__(self) -> None:
+        self._group = torch.distributed.new_group(backend="gloo")
+        self._cycle: object = None
+        self._numbers = [0.0] * FIELDS
+        self._received: list[float] | None = None
+        self.somebody_off = False
+        """Whether the guard of a process has failed."""
+
+    def begins(self, cycle: object) -> bool:
+        """Whether this is the first gate of a cycle."""
+        if cycle is self._cycle:
+            return False
+        self._cycle, self._received = cycle, None
+        self._numbers = [0.0] * FIELDS
+        return True
+
+    def say(self, orders: Orders, step: int) -> None:
+        """What the first process has to say with its next vote."""
+        self._numbers = orders.as_numbers(step)
+
+    def __call__(self, flag: Tensor) -> Tensor:
+        """Exchange the flag, and with the first one of a cycle the orders."""
+        if self.somebody_off:
+            return flag
+        return flag.new_full((), self._exchange(flag.item(), is_off=False))
+
+    def heard(self, is_off: bool, step: int) -> Orders:
+        """The orders of this cycle; sends now where nothing was asked about its gradients."""
+        if self._received is None:
+            self._exchange(0.0, is_off)
+        return Orders.from_numbers(self._received or [0.0] * FIELDS, step)
+
+    def all_have(self, done: bool) -> bool:
+        """Whether every process says so."""
+        row = torch.tensor([float(done)], dtype=torch.float64)
+        torch.distributed.all_reduce(row, torch.distributed.ReduceOp.MIN, group=self._group)
+        (least,) = row.tolist()
+        return bool(least > 0)
+
+    def leave(self) -> None:
+        """Nobody votes any more: take the group down before the interpreter does, if the script has not yet."""
+        if torch.distributed.is_initialized():
+            torch.distributed.destroy_process_group(self._group)
+
+    def _exchange(self, flag: float, is_off: bool) -> float:
+        first = self._received is None
+        row = torch.tensor([flag, float(is_off), *(self._numbers if first else [0.0] * FIELDS)], dtype=torch.float64)
+        torch.distributed.all_reduce(row, torch.distributed.ReduceOp.MAX, group=self._group)
+        broken, somebody_off, *numbers = row.tolist()
+        self.somebody_off = self.somebody_off or somebody_off > 0
+        if first:
+            self._received = numbers
+        return float(broken)
+
+
+def shared_vote() -> SharedVote | None:
+    """A vote where several processes train together through torch.distributed; else None."""
+    if not torch.distributed.is_available() or not torch.distributed.is_initialized():
+        return None
+    return SharedVote() if torch.distributed.get_world_size() > 1 else None
+
+
+class Crew:
+    """The processes of one training, as this one sees them."""
+
+    def __init__(self, vote: SharedVote | None, decides: bool) -> None:
+        self._vote = vote
+        self._decides = decides
+        self._orders = Orders()
+        """To be carried out when this step is over."""
+        self._to_say = Orders()
+        """To be sent to all processes, this one among them, at the next gate."""
+
+    @property
+    def is_alone(self) -> bool:
+        """Whether there is but one."""
+        return self._vote is None
+
+    @property
+    def somebody_off(self) -> bool:
+        """Whether the guard of a process has failed."""
+        return self._vote is not None and self._vote.somebody_off
+
+    def give(self, orders: Orders) -> None:
+        """Something was decided; of several processes only the first one decides."""
+        if self._vote is None:
+            self._orders = self._orders.joined(orders)
+        elif self._decides:
+            self._to_say = self._to_say.joined(orders)
+
+    def take(self) -> Orders:
+        """What is to be done now."""
+        orders, self._orders = self._orders, Orders()
+        return orders
+
+    def agree(self, done: bool) -> bool:
+        """Whether all processes have done it; each must come here, whatever became of it."""
+        return done if self._vote is None else self._vote.all_have(done)
+
+    def forget(self) -> None:
+        """The training was set back: what was decided of its steps is void."""
+        self._orders, self._to_say = Orders(), Orders()
+
+    def announce(self, cycle: object, step: int, due: Callable[[], tuple[bool, bool]]) -> bool:
+        """Runs before the vote of a cycle; False where there is none, or it was held. `due`: what to keep, if asked."""
+        if self._vote is None or not self._vote.begins(cycle):
+            return False
+        if self._decides:
+            if not self._to_say.trouble and self._to_say.rollback is None:
+                self._to_say.snapshot, self._to_say.checkpoint = due()
+            self._vote.say(self._to_say, step)
+        return True
+
+    def hear(self, is_off: bool, step: int) -> None:
+        """Runs after it: the orders are the same everywhere, but their reason is known only where they came from."""
+        if self._vote is None:
+            return
+        mine, self._to_say = self._to_say, Orders()
+        self._orders = self._vote.heard(is_off, step)
+        if mine.rollback is not None:
+            self._orders.rollback = mine.rollback
+        self._orders.ending = mine.ending or self._orders.ending

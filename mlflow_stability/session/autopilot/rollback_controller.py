@@ -1,0 +1,325 @@
+"""One way back: from what was read of a step to a decision, and from a decision to a training that goes on.
+
+In: events and numbers of each step, then the order to go back. Out: the training as it was, eased back in, and an event
+that says so. Promised: nothing is restored while anything of a step is hidden or written; what is said afterwards
+counts as another attempt, live and in replay.
+
+Goes back, all processes of a training or none of them.
+
+In: the order to go back, which every process carries out after the same step. Out: the training as it was, an event
+that says so, and another attempt in the curves. Promised: processes agree before anything is changed and again after
+it, each votes whatever became of it here; where one cannot, all are left at, or put back to, the state that they had,
+and nobody goes back any more. Where one cannot even be put back, that is said.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import Module
+
+from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.recovery.decisions import Decision, GoodState, Past, Situation, decide
+from mlflow_stability.recovery.easing.easing import EasingPlan, held_rates, reset_momentum
+from mlflow_stability.recovery.rollback_events import (
+    give_up_event,
+    not_restored_event,
+    rollback_event,
+    what_to_change,
+)
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.state.restore import RestoreChoice, RestorePlan
+from mlflow_stability.recovery.state.stale_graphs import StaleGraphs
+from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.session.autopilot.autopilot_config import Hands
+from mlflow_stability.session.autopilot.rank_consensus import Crew, Orders
+from mlflow_stability.session.autopilot.snapshot_manager import Keeping
+from mlflow_stability.session.autopilot.step_control import Gatekeeper
+from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+OR_GO_ON = 'To go on without rollbacks instead: rollback=RollbackPolicy(on_give_up="continue").'
+HARMFUL = frozenset(
+    {
+        "divergence",
+        "gradient_explosion",
+        "inf_detected",
+        "layer_explosion",
+        "learning_rate_jump",
+        "loss_scale_collapse",
+        "loss_spike",
+        "nan_detected",
+        "oscillation",
+        "update_ratio_high",
+        "weight_spike",
+    }
+)
+"""Findings after which a state that has not proved itself may carry what led to them; a slow step is none."""
+
+
+@dataclass(frozen=True, slots=True)
+class StepNews:
+    """What is known of a step once it was read."""
+
+    step: int
+    events: tuple[Event, ...]
+    loss: float
+    skipped_by: str
+    asked_for: bool
+    skips_in_a_row: int
+    broken_taken: bool
+    """A loss or gradients that are not finite, and nobody skipped the step."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Return:
+    """What is needed to go back, found before anything is changed."""
+
+    target: int
+    parts: TrainingParts
+    plan: RestorePlan
+    easing: EasingPlan
+    began: float
+
+
+class Rescue:
+    """The decisions about one training, and what they do."""
+
+    def __init__(
+        self, policy: RollbackPolicy, gates: Gatekeeper, keeping: Keeping, tell: Callable[[Event], None]
+    ) -> None:
+        self._policy = policy
+        self._gates = gates
+        self._keeping = keeping
+        self._tell = tell
+        self._past = Past()
+        self._return: _Return | None = None
+        """The one that is being made."""
+        self.stale = StaleGraphs()
+        self.birth: Event | None = None
+        """Where the last number that is not finite was born, where that was found."""
+
+    @property
+    def ends_training(self) -> bool:
+        """Whether the training is to be ended where it could not be set back for a reason of ours."""
+        return self._policy.on_give_up == "raise"
+
+    @property
+    def returns(self) -> int:
+        """How many times the training was set back."""
+        return len(self._past.returns)
+
+    def orders_after(self, news: StepNews, parts: TrainingParts | None) -> Orders:
+        """Decide what to do after a step, and tell of it where we give up."""
+        orders = Orders()
+        suspicious = bool(news.events or news.skipped_by or news.broken_taken or self._past.waiting is not None)
+        suspicious = suspicious or self._past.limit is not None
+        broken = news.skipped_by == "guard" or news.broken_taken
+        late = (
+            news.broken_taken and self._policy.guard is not True
+        )  # what it did to the weights is known without a look
+        situation = Situation(
+            news.step,
+            news.events,
+            news.loss,
+            news.skips_in_a_row,
+            late,
+            not (broken and not late and self._policy.rollback and parts is not None) or weights_finite(parts),
+            self._keeping.good(with_disk=suspicious and self._policy.rollback),
+        )
+        self._past, decision = decide(self._policy, self._past, situation)
+        if decision.action == "rollback":
+            orders.rollback = decision
+        elif decision.action == "give_up":
+            overflowed_in_half = news.skipped_by == "scaler" or (broken and _in_half(parts))
+            self._give_up(decision, news.step, orders, overflowed_in_half)
+        harmed = any(each.kind in HARMFUL and each.severity >= Severity.WARNING for each in news.events)
+        orders.trouble = harmed or broken or decision.action != "nothing"
+        orders.healthy = not orders.trouble and not news.skipped_by and not news.asked_for
+        return orders
+
+    def by_hand(self, step: int) -> Decision | None:
+        """The decision of a script that asks to be set back; None where there is no good state."""
+        good: tuple[GoodState, ...] = self._keeping.good(with_disk=True)
+        if not good:
+            return None
+        policy = self._policy
+        return Decision(
+            "rollback", "The script asked for it.", step, 0, good[-1].step, policy.easing_factor, policy.easing_steps
+        )
+
+    def prepare(self, decision: Decision, step: int, parts: TrainingParts) -> None:
+        """Find the state, compare it with the training, and set aside what is now; nothing is changed."""
+        policy, keeping = self._policy, self._keeping
+        copy = keeping.state_of(decision.target)
+        choice = RestoreChoice(policy.restore_schedule, policy.restore_schedule, rng=policy.restore_rng)
+        self._return = _Return(
+            decision.target,
+            parts,
+            RestorePlan(copy, parts, choice),
+            self._easing(decision, step, parts),
+            time.perf_counter(),
+        )
+        keeping.set_aside(parts, step)
+
+    def apply(self) -> None:
+        """Set the training back, between two steps; where that breaks off, it is what it was before."""
+        assert self._return is not None
+        self._keeping.ring.lend(self._return.target)
+        self._return.plan.apply()
+
+    def undo(self) -> bool:
+        """It did not work everywhere: make the training what it was before; whether it is that now."""
+        if self._return is None:
+            return True
+        if self._return.plan.undo():
+            return False
+        self._keeping.ring.give_back(self._return.target)
+        return True
+
+    def went_back(self, decision: Decision, step: int, attempt: int) -> Event:
+        """It worked, in every process: gives the event that says so."""
+        assert self._return is not None
+        done, self._return = self._return, None
+        self._keeping.gone_back(decision.target)
+        if done.plan.finish():
+            self._keeping.ring.give_back(decision.target)
+        if self._policy.reset_momentum:
+            for optimizer in done.parts.optimizers:
+                reset_momentum(optimizer)
+        self.stale.restored()
+        self._gates.went_back(done.easing)
+        seconds = time.perf_counter() - done.began
+        return rollback_event(decision, step, seconds=seconds, attempt=attempt, returns=max(self.returns, attempt))
+
+    def forgo(self, decision: Decision, step: int, why: str, all_whole: bool) -> Event:
+        """It did not: nothing is set back any more; gives the event that says so.
+
+        `all_whole`: whether every process has its training as it was before.
+        """
+        returned, self._return = self._return, None
+        torn = "" if returned is None else returned.plan.torn
+        if not torn and not all_whole:
+            torn = "Another process of this training could not be put back to what it was."
+        self._past = dataclasses.replace(self._past, gave_up=True)
+        return not_restored_event(decision, step, why, returns=self.returns, torn=torn)
+
+    def _easing(self, decision: Decision, step: int, parts: TrainingParts) -> EasingPlan:
+        lasting = min(decision.lasting_share, self._gates.lasting)
+        rates, times = self._keeping.rates_at(decision.target), self._policy.hold_learning_rate_above
+        held = {
+            id(each): held_rates(each, rates[id(each)], times, lasting)
+            for each in parts.optimizers
+            if times is not None and id(each) in rates
+        }
+        return EasingPlan(
+            step + 1, decision.easing_factor, decision.easing_steps, lasting, held, self._policy.hold_doubles_in
+        )
+
+    def _give_up(self, decision: Decision, step: int, orders: Orders, overflowed_in_half: bool) -> None:
+        ends = decision.final and (self.ends_training or (self._policy.on_give_up is None and decision.in_vain))
+        birth = self.birth if self.birth is not None and self.birth.step >= decision.onset else None
+        remedies = what_to_change(birth, overflowed_in_half=overflowed_in_half)
+        told = give_up_event(decision, step, attempt=0, returns=self.returns, ends=ends, remedies=remedies)
+        self._tell(told)
+        if self._keeping.aside is not None and self._keeping.aside.step == decision.target:
+            in_vain = self._past.returns[-1].to
+            reason = f"Going back to step {in_vain} did not help; the weights are again those from before it."
+            orders.rollback = Decision("rollback", reason, decision.onset, target=decision.target, easing_steps=1)
+        if ends:
+            said = " ".join((decision.reason, *remedies, OR_GO_ON))
+            orders.ending = TrainingDiverged(f"Training was ended at step {step}: {said}")
+
+
+def _in_half(parts: TrainingParts | None) -> bool:
+    """Whether a training computes in fp16: its weights are, or its loss is scaled, which nothing else needs."""
+    if parts is None:
+        return False
+    if parts.scaler is not None and parts.scaler.is_enabled():
+        return True
+    return any(each.dtype == torch.float16 for model in parts.models for each in Module.parameters(model))
+
+
+def weights_finite(parts: TrainingParts) -> bool:
+    """Whether every weight is a finite number; waits for the device, so only where something is wrong already."""
+    with torch.no_grad():
+        for model in parts.models:
+            for each in Module.parameters(model):
+                local = each.to_local() if hasattr(each, "to_local") else each
+                if not math.isfinite(local.sum().item()) and not bool(torch.isfinite(local).all()):
+                    return False
+    return True
+
+
+PART = "rollback"
+
+
+class WayBack:
+    """The way back of one training."""
+
+    def __init__(
+        self, rescue: Rescue, crew: Crew, hands: Hands, recording: Recording | None, tell: Callable[[Event], None]
+    ) -> None:
+        guard = hands.guard
+        self._rescue = rescue
+        self._crew = crew
+        self._off = guard.off
+        self._recording = recording
+        self._tell = tell
+        self._settle = hands.settle
+        self.is_under_way = False
+        """What is decided meanwhile is void."""
+        self._prepare = guard(PART, self._prepared)
+        self._apply = guard(PART, self._applied)
+        self._undo = guard("undoing a rollback", rescue.undo)
+        self._finish = guard(PART, self._went)
+        self._forgo = guard("decisions", self._forgone)
+
+    def go(self, decision: Decision, step: int, parts: TrainingParts | None) -> bool:
+        """Go back; False where nothing came of it. `parts`: None where they are gone, which is no reason not to vote.
+
+        Raises `TrainingDiverged` where that is what the user wants when we can do no more.
+        """
+        self.is_under_way = True
+        try:
+            if not self._crew.agree(bool(self._prepare(decision, step, parts))):
+                self._forgo(decision, step, True)
+            elif not self._crew.agree(bool(self._apply())):
+                self._forgo(decision, step, self._crew.agree(bool(self._undo())))
+            else:
+                self._finish(decision, step)
+                return True
+            return False
+        finally:
+            self.is_under_way = False
+
+    def _prepared(self, decision: Decision, step: int, parts: TrainingParts | None) -> bool:
+        if parts is None:
+            raise LookupError("the model or the optimizer is gone")
+        self._settle()
+        self._rescue.prepare(decision, step, parts)
+        return True
+
+    def _applied(self) -> bool:
+        self._rescue.apply()
+        return True
+
+    def _went(self, decision: Decision, step: int) -> None:
+        recording = self._recording
+        event = self._rescue.went_back(decision, step, 1 if recording is None else recording.attempt + 1)
+        self._crew.forget()
+        if recording is not None:
+            self._tell(event)
+            recording.set_back(decision.reason)
+
+    def _forgone(self, decision: Decision, step: int, all_whole: bool) -> None:
+        why = self._off.get(PART, "another process of this training could not")
+        self._tell(self._rescue.forgo(decision, step, why, all_whole))
+        self._crew.forget()
+        if self._rescue.ends_training:
+            raise TrainingDiverged(f"Training was ended at step {step}: it could not be set back ({why}).")

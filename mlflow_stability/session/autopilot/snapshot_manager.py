@@ -1,0 +1,275 @@
+"""Keeps states to go back to: in memory often, on the disk now and then.
+
+In: the training at the end of steps and before backward passes, and whether steps were healthy. Out: good states.
+Promised: the training waits for the copy and never for the disk, but before it goes back to a state that is just being
+written; a state counts as good only when it is finite and
+healthy steps have followed; a directory that cannot be written ends the checkpoints and nothing else.
+
+Keeps up with what belongs to the training: its optimizers as they come to their gates, and all that is around them.
+
+In: optimizers at their gates. Out: the parts of the training, and word when they have changed. Promised: nothing is
+kept alive; objects are looked for only when an optimizer is new or a part is gone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import weakref
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from torch.optim import Optimizer
+
+from mlflow_stability.recovery.checkpoints.checkpoint_meta import STATE
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import find, listing
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
+from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointCadence, CheckpointWriter
+from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.decisions import GoodState
+from mlflow_stability.recovery.rollback_events import no_checkpoints_event
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.state.host_copy import free_memory
+from mlflow_stability.recovery.state.part_discovery import find_parts
+from mlflow_stability.recovery.state.snapshot_ring import SnapshotRing
+from mlflow_stability.recovery.state.state_copy import StateCopy, bytes_of_state, copy_state, with_what_followed
+from mlflow_stability.recovery.state.training_parts import TrainingParts, WeakTrainingParts, what_splits
+from mlflow_stability.session.autopilot.rank_consensus import Orders
+from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.vocabulary.result.event import Event
+
+ROOM = 2
+"""So many times the size of a state must be free for the present one to be set aside."""
+MOST_RATES = 64
+"""The learning rates of so many states are remembered: of more than are kept in memory and on the disk."""
+WRITE_SECONDS = 60.0
+"""For how long going back waits for the state to be written, where it is on its way to the disk."""
+NEVER = 1 << 62
+"""A step that no training reaches."""
+Rates = Mapping[int, tuple[float, ...]]
+"""For each optimizer, by identity, the learning rates of its groups."""
+OpenShelf = Callable[[], tuple[Path, str]]
+"""Gives the directory for checkpoints, and the name of the run that they belong to."""
+
+
+class Keeping:
+    """The states of one training."""
+
+    def __init__(
+        self, policy: RollbackPolicy, guard: PartGuard, open_shelf: OpenShelf, first_step: int, alone: bool = True
+    ) -> None:
+        self._policy = policy
+        self._alone = alone
+        """Whether no other process trains with this one: only the first writes to the disk, and all must go back."""
+        self._open_shelf = open_shelf
+        self.ring = SnapshotRing(policy)
+        self.directory: Path | None = None
+        """Where the checkpoints are; None before the first is due."""
+        self.aside: StateCopy | None = None
+        """What the training was before it was set back, until a step is healthy again; None where there was no room."""
+        self._rates: dict[int, Rates] = {}
+        self._early: tuple[StateCopy, float, bool, bool] | None = None
+        """A copy that waits for what follows its step; for the ring, for the disk?"""
+        self._nbytes: int | None = None
+        self._split = ""
+        """What splits the state over processes: of such a state only the others together have the rest."""
+        self._told: list[Event] = []
+        self._due_from = first_step - 1 + policy.checkpoint_every
+        self._writer: CheckpointWriter | None = None
+        self._cadence: CheckpointCadence | None = None
+        self._off = guard.off
+        self._checkpoint_due = guard("checkpoints", self._is_checkpoint_due)
+        self._begin_checkpoints = guard("checkpoints", self._begin)
+
+    def parts_changed(self, parts: TrainingParts) -> None:
+        """It is another training: nothing of before fits."""
+        self._split = what_splits(parts)
+        self.ring.clear()
+        self._rates.clear()
+        self._early = self._nbytes = self.aside = None
+
+    def take_initial(self, parts: TrainingParts, step: int) -> None:
+        """Copy the state as it is before the first step: the last resort."""
+        if self._policy.rollback and self.ring.has_room_for_initial(bytes_of_state(parts)):
+            self.ring.add_initial(copy_state(parts, step))
+
+    def is_due(self, parts: TrainingParts, step: int) -> tuple[bool, bool]:
+        """Whether the ring and the disk want this step's state."""
+        if self._early is not None:
+            return False, False
+        if self._nbytes is None:
+            self._nbytes = bytes_of_state(parts)
+        disk = bool(self._checkpoint_due(step))
+        if disk and self._split:
+            self._due_from = NEVER
+            self._told.append(no_checkpoints_event(self._split, step))
+        return self.ring.is_due(step, self._nbytes), disk and not self._split
+
+    def take(self, parts: TrainingParts, step: int, loss: float, rates: Rates, *, ring: bool, disk: bool) -> None:
+        """Copy the state as it is right after a step."""
+        copy = copy_state(parts, step)
+        self._nbytes = copy.nbytes
+        self._early = copy, loss, ring, disk
+        self._rates[step] = dict(rates)
+        while len(self._rates) > MOST_RATES:
+            del self._rates[min(self._rates)]
+
+    def complete(self, parts: TrainingParts | None) -> bool:
+        """Runs before the next backward pass: take in what the script did after the step. False: none was waiting."""
+        if self._early is None or parts is None:
+            return False
+        (early, loss, ring, disk), self._early = self._early, None
+        copy = with_what_followed(early, parts)
+        if ring:
+            self.ring.add(copy, loss)
+        if disk and not self._split:
+            self._begin_checkpoints()
+            if self._cadence is not None and "checkpoints" not in self._off:
+                return self._cadence.take(copy, loss)
+        return True
+
+    def write_now(self, parts: TrainingParts, step: int, loss: float, rates: Rates) -> bool:
+        """Have the state written as it is between two steps; False where another is on its way, or on trial."""
+        if self._split:
+            self._told.append(no_checkpoints_event(self._split, step))
+            return False
+        self.complete(parts)
+        self.take(parts, step, loss, rates, ring=False, disk=True)
+        return self.complete(parts)
+
+    def prove(self, orders: Orders, step: int) -> None:
+        """Runs when a step is over: states prove themselves by healthy steps, and are dropped where trouble comes."""
+        if orders.trouble:
+            self._early = None
+            self.ring.trouble()
+            if self._cadence is not None:
+                self._cadence.trouble()
+        elif orders.healthy:
+            self.aside = None
+            self.ring.healthy(step)
+            if self._cadence is not None:
+                self._cadence.healthy(step)
+
+    def good(self, with_disk: bool) -> tuple[GoodState, ...]:
+        """The states that can be gone back to, oldest first."""
+        near = [GoodState(each.step, each.loss, each.step == self.ring.initial_step) for each in self.ring.good]
+        if not with_disk or self.directory is None or not self._alone:
+            return tuple(near)
+        there = {each.step for each in near}
+        far = [
+            GoodState(each.step, math.nan if each.meta is None else each.meta.loss)
+            for each in listing(self.directory)
+            if each.is_good and each.step not in there
+        ]
+        return tuple(sorted((*near, *far), key=lambda each: each.step))
+
+    def set_aside(self, parts: TrainingParts, step: int) -> None:
+        """Keep what the training is now, for going back may fail, or not help."""
+        self.aside = None
+        if free_memory() > ROOM * bytes_of_state(parts):
+            with contextlib.suppress(MemoryError, RuntimeError):  # torch has its own words for it; it is no condition
+                self.aside = copy_state(parts, step)
+
+    def state_of(self, step: int) -> StateCopy:
+        """The state of a step, from memory or else from the disk; nobody else reads it now."""
+        if self.aside is not None and self.aside.step == step:
+            return self.aside
+        if self._writer is not None and self._writer.writing == step and not self._writer.drain(WRITE_SECONDS):
+            raise TimeoutError(f"the state of step {step} is still being written after {WRITE_SECONDS:g} s")
+        for each in self.ring.good:
+            if each.step == step:
+                return each.copy
+        if self.directory is None:
+            raise LookupError(f"there is no state of step {step}")
+        return read_state(find(self.directory, step).checkpoint.folder / STATE)
+
+    def rates_at(self, step: int) -> Rates:
+        """At which learning rates the state of a step was trained."""
+        return self._rates.get(step, {})
+
+    def gone_back(self, step: int) -> None:
+        """The training was set back to this step."""
+        self._early = None
+        self.ring.gone_back(step)
+        if self._cadence is not None:
+            self._cadence.trouble()
+
+    def events(self) -> list[Event]:
+        """What the writing of checkpoints has to tell."""
+        told, self._told = self._told, []
+        return told if self._writer is None else told + self._writer.events()
+
+    def drain(self, seconds: float) -> None:
+        """Wait until the checkpoint on its way is written."""
+        if self._writer is not None:
+            self._writer.drain(seconds)
+
+    def save_last_good(self, seconds: float) -> Path | None:
+        """Make sure that the newest good state is on the disk; gives the directory."""
+        good = [each for each in self.ring.good if each.step != self.ring.initial_step]
+        if good and not self._split:
+            self._begin()
+            if self._writer is not None and self._writer.drain(seconds):
+                self._writer.submit(good[-1].copy, good[-1].loss)
+                self._writer.promote(good[-1].step)
+                self._writer.drain(seconds)
+        return self.directory
+
+    def close(self, seconds: float) -> None:
+        """Let what is on its way arrive."""
+        if self._writer is not None:
+            self._writer.close(seconds)
+
+    def _is_checkpoint_due(self, step: int) -> bool:
+        return step >= self._due_from if self._cadence is None else self._cadence.is_due(step)
+
+    def _begin(self) -> None:
+        if self._cadence is None:
+            directory, run = self._open_shelf()
+            self._writer = CheckpointWriter(
+                CheckpointStore(directory, run, self._policy.max_checkpoints), self.ring.is_finite
+            )
+            self._cadence = CheckpointCadence(self._policy, self._writer)
+            self.directory = directory
+
+
+MOST_SEARCHES = 32
+"""A script that makes an optimizer for every sample is no training whose state could be kept."""
+
+
+class ChangingPartsError(RuntimeError):
+    """Optimizers come and go too fast."""
+
+
+class KnownParts:
+    """The parts of one training, as far as they were met."""
+
+    def __init__(self) -> None:
+        self._optimizers: weakref.WeakSet[Optimizer] = weakref.WeakSet()
+        self._order: list[weakref.ref[Optimizer]] = []
+        self._parts: WeakTrainingParts | None = None
+        self._searches = 0
+
+    def meet(self, optimizer: Optimizer, scaler: Any) -> bool:
+        """Take note of an optimizer at its gate; True when the training has other parts than before."""
+        if optimizer not in self._optimizers:
+            self._optimizers.add(optimizer)
+            self._order.append(weakref.ref(optimizer))
+        elif self._parts is not None and self.alive() is not None:
+            return False
+        self._searches += 1
+        if self._searches > MOST_SEARCHES:
+            raise ChangingPartsError(f"the training's optimizers have changed {MOST_SEARCHES} times")
+        self._order = [each for each in self._order if each() is not None]
+        known = [found for each in self._order if (found := each()) is not None]
+        self._parts = WeakTrainingParts(find_parts(known, scaler))
+        return True
+
+    def alive(self) -> TrainingParts | None:
+        """The parts; None where there are none yet, or one of them is gone."""
+        return None if self._parts is None else self._parts.alive()
+
+    def optimizers(self) -> list[Optimizer]:
+        """The optimizers that are still there, in the order in which they first stepped."""
+        return [found for each in self._order if (found := each()) is not None]

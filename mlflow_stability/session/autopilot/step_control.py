@@ -1,0 +1,207 @@
+"""Everything that happens to a step at its gate: it is skipped, or shortened, or made with a smaller learning rate.
+
+In: optimizers at their gates and at the end of their steps, and the norms of steps as they were read. Out: what became
+of each cycle. Promised: what is hidden or written at a gate is put back at the end of the step, whatever else is
+switched off meanwhile; healthy steps are taken bit by bit as the script made them.
+
+Picks out of a reading what the autopilot needs to know of a step.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import MutableMapping, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.step.step_capture import Cycle
+from mlflow_stability.probes.tensors.gradient_norm import gradients_of, parameters_of
+from mlflow_stability.recovery.easing.adaptive_clip import AdaptiveClip
+from mlflow_stability.recovery.easing.easing import Easing, EasingClip, EasingPlan, rates_of
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.skipping.gradient_limit import GradientLimit
+from mlflow_stability.recovery.skipping.step_guard import StepGuard, Verdict, Vote
+from mlflow_stability.recovery.skipping.step_undo import BufferUndo
+from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.vocabulary.measured.observation import StepReading
+
+
+@dataclass(slots=True, eq=False)
+class CycleFacts:
+    """What became of a cycle at its gates."""
+
+    step: int
+    place: str
+    skipped_by: str = ""
+    """``guard`` or ``scaler``; empty: it was taken, as far as the host knows."""
+    asked_for: bool = False
+    """It was not broken: the script asked to skip it, or its gradients were those of weights that are no more."""
+    has_scaler: bool = False
+    flag: Tensor | None = None
+    """The flag of the guard that the cycle carries already."""
+    gate: int = -1
+    """By which its batch is known, where batches are held."""
+    rates: dict[int, tuple[float, ...]] = field(default_factory=dict)
+    """At which learning rates each optimizer really stepped."""
+
+
+class Gatekeeper:
+    """The one at the gate of one training."""
+
+    def __init__(self, policy: RollbackPolicy, adaptive_clip: bool, vote: Vote | None = None) -> None:
+        self._policy = policy
+        self.guards = policy.guard is True
+        """Whether broken steps are skipped."""
+        self.guard = StepGuard(None, vote)
+        self._adaptive = AdaptiveClip() if adaptive_clip else None
+        self._limits: dict[str, GradientLimit] = {}
+        self._easing_clips: dict[str, EasingClip] = {}
+        self.easing: Easing | None = None
+        self._skip_next = False
+        self._skipping: Cycle | None = None
+
+    def skip_next(self) -> None:
+        """Skip the next cycle, broken or not."""
+        self._skip_next = True
+        self.guard.skip_next()
+
+    def parts_changed(self, parts: TrainingParts) -> None:
+        """Other modules train now."""
+        self.guard.buffers = BufferUndo(parts.models) if self.guards else None
+
+    def judge(
+        self,
+        optimizer: Optimizer,
+        cycle: Cycle,
+        facts: CycleFacts,
+        norm: Tensor | None,
+        companions: Sequence[Optimizer],
+        still_open: bool,
+    ) -> None:
+        """Skip this step if it is broken, or if it is to be skipped."""
+        if self._skip_next:
+            self._skip_next, self._skipping = False, cycle
+        if not self.guards and cycle is not self._skipping:
+            return
+        largest = self._limit(facts.place).largest if self.guards else None
+        losses = cycle.sure_losses if self.guards else []
+        verdict = self.guard.at_gate(optimizer, cycle, losses, norm, companions, largest)
+        self._take_note(verdict, optimizer, cycle, facts, still_open)
+
+    def shape(self, optimizer: Optimizer, facts: CycleFacts, norm: Tensor | None) -> None:
+        """Clip and ease a step that is taken."""
+        if facts.skipped_by or facts.asked_for:
+            return
+        if norm is not None and (self._adaptive is not None or self.is_easing(facts.step)):
+            gradients = gradients_of(optimizer)
+            if self._adaptive is not None:
+                self._adaptive.at_gate(optimizer, gradients, norm)
+            if self.is_easing(facts.step) and self._policy.easing_clip is not None:
+                self._easing_clip(facts.place, self._policy.easing_clip).at_gate(gradients, norm)
+        if self.easing is not None:
+            self.easing.at_gate(optimizer, facts.step)
+        facts.rates[id(optimizer)] = rates_of(optimizer)
+
+    def swallowed(self, optimizer: Optimizer, cycle: Cycle) -> None:
+        """A loss scaler threw the step away: the others of the cycle are stopped too."""
+        if self.guards:
+            self.guard.swallowed(optimizer, cycle)
+
+    def step_ending(self, optimizer: Optimizer) -> bool:
+        """Put everything back; True where the step was taken back only now."""
+        if self.easing is not None:
+            self.easing.step_ended(optimizer)
+        return self.guard.step_ended(optimizer)
+
+    def read(self, facts: CycleFacts, norm: float, given: float, skipped_by: str) -> None:
+        """Learn from a step that was read: its norm, and the one that its optimizers were given."""
+        self._limit(facts.place).step(norm, skipped=skipped_by == "guard")
+        clip = self._policy.easing_clip
+        if clip is not None and not skipped_by and not self.is_easing(facts.step) and math.isfinite(given):
+            self._easing_clip(facts.place, clip).take(given)
+        if self.easing is not None and self.easing.is_over(facts.step):
+            self.easing = None
+
+    @property
+    def lasting(self) -> float:
+        """The share of the learning rate that the training is held at for its rest."""
+        return 1.0 if self.easing is None else self.easing.plan.lasting
+
+    def is_easing(self, step: int) -> bool:
+        """Whether a training is being eased back in at this step, or held at smaller steps for its rest."""
+        return self.easing is not None and not self.easing.is_over(step)
+
+    def went_back(self, plan: EasingPlan) -> None:
+        """The training was set back: norms are learnt anew, and it is eased back in."""
+        for limit in self._limits.values():
+            limit.forget()
+        if self._adaptive is not None:
+            self._adaptive.forget()
+        self.easing = Easing(plan) if plan.factor < 1 or plan.held or plan.lasting < 1 else None
+
+    def _take_note(
+        self, verdict: Verdict, optimizer: Optimizer, cycle: Cycle, facts: CycleFacts, still_open: bool
+    ) -> None:
+        """The cycle carries the guard's flag beside the loss scaler's, so that skipped steps are counted."""
+        flag = verdict.flag
+        if verdict.broken:
+            facts.asked_for = verdict.asked_for
+            theirs = getattr(optimizer, "found_inf", None)
+            by_scaler = theirs is not None and theirs.item() > 0  # the host has waited for our own flag anyway
+            facts.skipped_by = "" if verdict.asked_for else "scaler" if by_scaler else "guard"
+            if verdict.asked_for or flag is None:
+                flag = torch.ones((), dtype=torch.float32, device=parameters_of(optimizer)[0].device)
+            if facts.flag is not None and verdict.asked_for:
+                return
+        elif verdict.broken is False:
+            return
+        if flag is not None and flag is not facts.flag and still_open:
+            facts.flag = flag
+            cycle.found_inf.append(flag)
+
+    def _limit(self, place: str) -> GradientLimit:
+        if place not in self._limits:
+            self._limits[place] = GradientLimit(self._policy.skip_gradients_above)
+        return self._limits[place]
+
+    def _easing_clip(self, place: str, times: float) -> EasingClip:
+        if place not in self._easing_clips:
+            self._easing_clips[place] = EasingClip(times)
+        return self._easing_clips[place]
+
+
+@dataclass(frozen=True, slots=True)
+class ReadStep:
+    """The numbers of a step."""
+
+    loss: float
+    norm: float
+    """Of the gradients, before clipping."""
+    given: float
+    """Of those that the optimizers were given."""
+    loss_scale: float | None
+    skipped_by: str
+    """``guard``, ``scaler``, or empty."""
+    broken_taken: bool
+    """A loss or gradients that are not finite, and nobody skipped the step."""
+
+
+def read_step(reading: StepReading, facts: CycleFacts, skipped_before: MutableMapping[str, float]) -> ReadStep:
+    """The numbers of a step; `skipped_before` counts, by place, what was skipped so far, and is brought up to date."""
+    found: dict[str, float] = {}
+    for signal, value in zip(reading.signals, reading.values, strict=True):
+        if signal.place == facts.place or signal.quantity == "loss_scale":
+            found.setdefault(signal.quantity, value)
+    loss, norm = found.get("loss", math.nan), found.get("grad_norm", math.nan)
+    skipped_by = facts.skipped_by
+    count = found.get("skipped_steps", 0.0)
+    if count > skipped_before.get(facts.place, 0.0) and not skipped_by and not facts.asked_for:
+        # Only the device knew. Where a loss scaler is at work, its flag and ours are one.
+        skipped_by = "scaler" if facts.has_scaler else "guard"
+    skipped_before[facts.place] = count
+    measured = [found[each] for each in ("loss", "grad_norm") if each in found]
+    broken = not all(map(math.isfinite, measured)) and not skipped_by and not facts.asked_for
+    return ReadStep(loss, norm, found.get("grad_norm_clipped", norm), found.get("loss_scale"), skipped_by, broken)

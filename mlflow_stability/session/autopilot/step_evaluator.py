@@ -1,0 +1,106 @@
+"""Learns from each step that was read, and says what is to be done when it is over.
+
+In: a step's numbers, what became of it at its gates, and what the panel found. Out: orders. Promised: a step that the
+script asked to skip counts for nothing; a training that stands still is told of.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.recovery.nan_origin.nan_report import KIND as NAN_ORIGIN
+from mlflow_stability.recovery.skipping.skip_count import SkipCount, calm_loss_scaler, cut_loss_scale
+from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.stop_conditions import check_stop
+from mlflow_stability.session.autopilot.autopilot_config import FlightPlan
+from mlflow_stability.session.autopilot.rank_consensus import Orders
+from mlflow_stability.session.autopilot.rollback_controller import Rescue, StepNews
+from mlflow_stability.session.autopilot.step_control import CycleFacts, Gatekeeper, ReadStep, read_step
+from mlflow_stability.session.broken_batch.batch_report import BatchReport
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.result.event import Event
+
+
+class Listener:
+    """The ear of one training."""
+
+    def __init__(
+        self,
+        plan: FlightPlan,
+        gates: Gatekeeper,
+        rescue: Rescue,
+        batches: BatchReport | None,
+        tell: Callable[[Event], None],
+        decides: bool,
+    ) -> None:
+        self._plan = plan
+        self._gates = gates
+        self._rescue = rescue
+        self._batches = batches
+        self._tell = tell
+        self._decides = decides
+        """Whether this process decides; of several that train together only one does."""
+        self._skips = SkipCount(plan.policy)
+        self._skipped_before: dict[str, float] = {}
+        self._cut = self._calm = False
+        self.loss = math.nan
+        """The last finite loss."""
+
+    def hear(
+        self, facts: CycleFacts, reading: StepReading, events: Sequence[Event], parts: TrainingParts | None
+    ) -> Orders:
+        """Take in a step."""
+        reading = reading if self._decides else replace(reading, step=facts.step)
+        seen = read_step(reading, facts, self._skipped_before)
+        if math.isfinite(seen.loss):
+            self.loss = seen.loss
+        in_a_row = 0
+        if not facts.asked_for:
+            self._gates.read(facts, seen.norm, seen.given, seen.skipped_by)
+            in_a_row = self._count_skip(seen, reading, events)
+        if not self._decides:
+            return Orders()
+        if seen.skipped_by == "guard" and self._batches is not None:
+            optimizers = () if parts is None else parts.optimizers
+            self._batches.report(reading.step, self._tell_of_batch, optimizers, facts.gate)
+        news = StepNews(
+            reading.step, tuple(events), seen.loss, seen.skipped_by, facts.asked_for, in_a_row, seen.broken_taken
+        )
+        orders = self._rescue.orders_after(news, parts)
+        try:
+            check_stop(self._plan.stop_on, reading, skipped=seen.skipped_by == "scaler")
+        except TrainingDiverged as diverged:
+            orders.ending = diverged
+        return orders
+
+    def _tell_of_batch(self, event: Event) -> None:
+        if event.kind == NAN_ORIGIN:
+            self._rescue.birth = event
+        self._tell(event)
+
+    def settle_scale(self, scaler: Any) -> None:
+        """Runs between the end of a step and the next `scale`: bring down a loss scale that is too high."""
+        policy = self._plan.policy
+        if self._cut:
+            cut_loss_scale(scaler, policy.cut_factor, policy.smallest_scale)
+        if self._calm:
+            calm_loss_scaler(scaler)
+        self._cut = self._calm = False
+
+    def forget_row(self) -> None:
+        """The training was set back: what is skipped now is a new row."""
+        self._skips.forget_row()
+
+    def _count_skip(self, seen: ReadStep, reading: StepReading, events: Sequence[Event]) -> int:
+        who: Any = seen.skipped_by
+        row = self._skips.step(reading.step, who, seen.loss_scale, time=reading.time)
+        self._cut, self._calm = self._cut or row.cut_scale, self._calm or row.calm_scaler
+        said = {each.kind for each in events}
+        for event in row.events:
+            if event.kind not in said:  # else the panel has said so of the same step
+                self._tell(event)
+        return row.in_a_row

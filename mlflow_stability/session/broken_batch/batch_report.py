@@ -1,0 +1,220 @@
+"""Tells what was in the batch of a step that broke, whether it breaks again, and where the first bad number was born.
+
+In: forward passes of training, the loss, gates, and word that a step is broken. Out: an event with shapes, ranges and
+what is not finite, and what came of running the batch once more; one that names the module and the operation; if asked,
+the tensors in a file. Promised: a bounded number of reports and files for one training; what is held of a batch is let
+go when the next step begins.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.forward.forward_watch import ForwardListener
+from mlflow_stability.probes.objects.model_discovery import models_of
+from mlflow_stability.probes.objects.module_names import names_of_modules
+from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.rerun.forward_rerun import unwrapped
+from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch
+from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts, facts_of, save_batch
+from mlflow_stability.recovery.nan_origin.batch_replay import replay_step
+from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
+from mlflow_stability.recovery.nan_origin.nan_report import in_words, origin_event
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+KIND = "broken_batch"
+PART = "the broken batch"
+MOST_REPORTS = 10
+MOST_LOOKS = 20
+"""So many broken steps are looked at: of one that a loss scaler throws away nothing is told."""
+MOST_FILES = 3
+MOST_TENSORS = 8
+"""So many tensors of a batch are described."""
+MOST_SECONDS = 60.0
+"""So long steps are looked at, all in all: a training must not wait for what is told of it."""
+MOST_OF_ONE = 10.0
+"""So long one of them, or as long as `MOST_STEPS_OF_ONE` steps take, where that is longer."""
+MOST_STEPS_OF_ONE = 5
+AGAIN = {"hardware": 1.0, "data or numerics": 0.0}
+"""Whether what was not finite the first time was so the second time."""
+NOT_AGAIN = "What the other processes had is not looked at, and the batch was not run again without them."
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What was seen of a step that broke."""
+
+    gate: int
+    """Of how many that came to their gates."""
+    batch: CapturedBatch
+    facts: tuple[TensorFacts, ...]
+    replay: Replay | None
+    layer: str = ""
+    """What the recording calls the module in which it began."""
+
+
+class BatchReport(ForwardListener):
+    """The batches of one training, and what was told of those that broke; it listens to forward passes and gates."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        folder: Path,
+        of_several: bool = False,
+        to_be_sent: Callable[[], None] | None = None,
+        host_only: bool = False,
+    ) -> None:
+        self._folder = folder
+        self._of_several = of_several
+        """Whether other processes train with this one, whose batches are not seen here."""
+        self._to_be_sent = to_be_sent
+        """Has the files of the folder sent; None: they stay where they are."""
+        self._capture = BatchCapture(host_only=host_only)
+        self._looks = self._reports = 0
+        self._seconds = 0.0
+        self._gate_at = self._step_seconds = 0.0
+        """When the last step came to its gate, and how long it took."""
+        self._announced = False
+        self._finding: Finding | None = None
+        self.gate = -1
+        """How many cycles came to their gates before the last: what batches are told apart by, for trainings side by
+        side have several in a step."""
+        self._looked = -1
+        """The last of them that was said to be broken."""
+        self._row_is_told = False
+        """Whether it belongs to a row of broken steps of which the first was looked at."""
+        self.forward_began: Callable[..., Any] = guard(PART, self._capture.forward_began)
+        """Runs right before a forward pass of training."""
+        self.forward_gave: Callable[..., Any] = guard(PART, self._capture.forward_gave)
+        """Runs right after it, with what came out."""
+        self.forward_failed: Callable[..., Any] = guard(PART, self._capture.forward_failed)
+        """Runs instead of that where the forward pass raised an exception."""
+        self.backward_began: Callable[..., Any] = guard(PART, self._capture.backward_began)
+        """Runs before a backward pass."""
+        self.gated: Callable[[], Any] = guard(PART, self._gated)
+        """Runs at the first gate of each cycle: what runs forward after it belongs to the next one."""
+        self.judged: Callable[..., Any] = guard(PART, self._judged)
+        """Runs at the gate of each step, once it is known what becomes of it, or that only the device knows."""
+        self.look: Callable[..., Any] = guard(PART, self._look)
+        """Runs at the gate of a step that is broken, while the weights are those from before it."""
+        self.report: Callable[..., Any] = guard(PART, self._report)
+        """Tells of a step that broke, once it is known what became of it."""
+
+    def _gated(self) -> None:
+        self.gate += 1
+        self._capture.step = self.gate + 1
+        now = time.perf_counter()
+        self._gate_at, self._step_seconds = now, now - self._gate_at if self._gate_at else 0.0
+
+    def stop(self) -> None:
+        """Hold no batch any more."""
+        self._capture.stop()
+        self._finding = None
+
+    def _judged(self, skipped_by: str, flagged: bool, optimizers: Sequence[Optimizer]) -> None:
+        if skipped_by == "guard":
+            self._look(self.gate, optimizers)
+        elif flagged:
+            self._capture.steps_kept = 2  # only the device knows, and is asked when the next step is under way
+        self._capture.let_loss_go()
+
+    def _look(self, gate: int, optimizers: Sequence[Optimizer]) -> None:
+        if gate == self._looked:
+            return
+        in_row = self._row_is_told and gate == self._looked + 1
+        self._looked, self._row_is_told = gate, in_row
+        passes = self._capture.passes(gate)
+        enough = self._looks >= MOST_LOOKS or self._reports >= MOST_REPORTS or self._seconds >= MOST_SECONDS
+        if in_row or not passes or enough:
+            return
+        self._looks += 1
+        self._row_is_told = True
+        if self._of_several:
+            # Another forward pass of this process alone would wait for ever for the others wherever one meets them:
+            # gathering split weights, say, or the statistics of a batch norm that is shared.
+            self._finding = Finding(gate, passes[-1], facts_of(passes[-1]), None)
+            return
+        began = time.perf_counter()
+        longest = max(MOST_OF_ONE, MOST_STEPS_OF_ONE * self._step_seconds)
+        batch, replay = replay_step(passes, self._capture.loss, optimizers, min(longest, MOST_SECONDS - self._seconds))
+        self._finding = Finding(gate, batch, facts_of(batch), replay, _layer(batch, replay, optimizers))
+        self._seconds += time.perf_counter() - began
+
+    def _report(
+        self,
+        step: int,
+        tell: Callable[[Event], None],
+        optimizers: Sequence[Optimizer] = (),
+        gate: int | None = None,
+    ) -> None:
+        """`step`: as it is recorded; `optimizers` for one that nobody looked at when it was at its gate.
+
+        `gate`: which of its cycles; None: the one that came to its gate last.
+        """
+        gate = self.gate if gate is None else gate
+        if self._finding is None or self._finding.gate != gate:
+            self._look(gate, optimizers)
+        finding, self._finding = self._finding, None
+        if finding is None or finding.gate != gate:
+            return
+        self._reports += 1
+        said = "; ".join(map(_sentence, finding.facts[:MOST_TENSORS])) or "no tensors"
+        evidence = _evidence(finding)
+        again = NOT_AGAIN if finding.replay is None else finding.replay.message
+        where = self._kept(finding.batch, step) if self._reports <= MOST_FILES else ""
+        whose = " in the first process" if self._of_several else ""
+        message = f"The batch of step {step}{whose}: {said}. {again}{where}"
+        tell(Event(step, KIND, Severity.INFO, message, evidence=evidence))
+        if finding.replay is not None and finding.replay.birth is not None:
+            tell(origin_event(step, finding.replay.birth, finding.layer))
+
+    def _kept(self, batch: CapturedBatch, step: int) -> str:
+        """Keep its tensors; gives the sentence that says where."""
+        try:
+            file = save_batch(batch, self._folder / f"batch-{step:06d}.pt")
+        except OSError as error:
+            return f" Its tensors could not be kept in {self._folder} ({error.strerror or error})."
+        if self._to_be_sent is None:
+            return f" Its tensors are in {file}."
+        if not self._announced:
+            self._announced = True
+            self._to_be_sent()
+        return f" Its tensors are in {file}, and in the run under stability/batches/."
+
+
+def _layer(batch: CapturedBatch, replay: Replay, optimizers: Sequence[Optimizer]) -> str:
+    """What the recording calls the module in which the trouble began; the loss function is in none."""
+    root, birth = batch.root(), replay.birth
+    if root is None or birth is None or birth.source == "loss":
+        return ""
+    model = unwrapped(root)
+    name = replay.first_broken if birth.source == "input" else birth.module
+    module: Module = dict(Module.named_modules(model, remove_duplicate=False)).get(name, model)
+    models = models_of(optimizers) or [root]
+    return names_of_modules(models).get(id(module)) or names_of_modules([root])[id(module)]
+
+
+def _evidence(finding: Finding) -> dict[str, float]:
+    """What was seen, in numbers, for whoever asks why."""
+    found = {f"not_finite.{each.name}": float(each.nan + each.inf) for each in finding.facts if each.nan + each.inf}
+    for each in finding.facts[:MOST_TENSORS]:
+        if each.least is not None and each.greatest is not None:
+            found |= {f"least.{each.name}": float(each.least), f"greatest.{each.name}": float(each.greatest)}
+    again = None if finding.replay is None else AGAIN.get(finding.replay.conclusion)
+    return found if again is None else found | {"finite_again": again}
+
+
+def _sentence(facts: TensorFacts) -> str:
+    """One tensor in a few words."""
+    words = f"{facts.name} {in_words(facts)}"
+    if facts.tokens is None:
+        return words
+    tokens = facts.tokens
+    return f"{words}, {tokens.different} different, {tokens.its_share:.0%} are {tokens.most_frequent}"

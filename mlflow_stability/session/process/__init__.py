@@ -1,0 +1,1 @@
+"""The courier process, and the ends of threads and of the process."""

@@ -1,0 +1,271 @@
+"""The training's end of the courier: starts it, looks after it, waits for it at the end.
+
+In: the folder of this training process. Out: a process of its own that delivers what lies there. Promised: never a
+fork of this process, no wait but at the very end, and one sentence when the tracking server is away, not hundreds.
+
+The end of training waits until everything is delivered: the only place where training waits.
+
+It has to: the end of a container's first process, or of a job, kills everything beside it.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import orjson
+
+import mlflow_stability
+from mlflow_stability.journal.layout import COURIER_LOG, DELIVERED, RELEASED, STATUS, recording_folders
+
+LOOK_EVERY = 5.0
+RESTART_PAUSE = 2.0
+Say = Callable[..., None]
+_LAUNCH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:])"
+
+
+class CourierLink:
+    """One courier, for one folder."""
+
+    def __init__(self, folder: Path, tracking_uri: str | None, warn: Say) -> None:
+        self.folder = folder
+        self._tracking_uri = tracking_uri
+        self.warn = warn
+        self._launcher: subprocess.Popen[bytes] | None = None
+        self._alive = -1
+        """A pipe that nobody writes to: it ends with the courier, which alone holds its other end."""
+        self._directory = Path.cwd()
+        """Where MLflow's own defaults are seen from, whatever the script changes to later."""
+        self._runs: dict[str, str] = {}
+        self._look_at = 0.0
+        self._start_after = 0.0
+        self._away_said = False
+        self._gone_said = False
+        self._start_failure_said = False
+
+    def start(self) -> None:
+        """Start the courier as a process in a session of its own, so that Ctrl-C is not for it."""
+        package = Path(mlflow_stability.__file__).parent
+        environment = dict(os.environ)
+        paths = [str(package.parent), *filter(None, [environment.get("PYTHONPATH")])]
+        # A script that takes warnings for errors means its own; those of MLflow's libraries would end the delivery.
+        environment.pop("PYTHONWARNINGS", None)
+        environment |= {
+            "PYTHONPATH": os.pathsep.join(paths),
+            "PYTHONSAFEPATH": "1",  # a mlflow.py beside the training script is not MLflow
+            "MLFLOW_STABILITY_DISABLE": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        if self._tracking_uri is not None:
+            environment["MLFLOW_TRACKING_URI"] = self._tracking_uri
+        try:
+            self._spawn(environment)
+        except OSError as error:
+            if not self._start_failure_said:
+                self._start_failure_said = True
+                self.warn(
+                    "The courier could not be started (%s). Training goes on and everything is kept in %s; "
+                    "`mlflow-stability sync` delivers it.",
+                    error,
+                    self.folder.parent,
+                )
+        self._start_after = time.monotonic() + RESTART_PAUSE
+
+    def _spawn(self, environment: dict[str, str]) -> None:
+        """Start it as nobody's child: who ends this process and its children, as Ray does, leaves it alone."""
+        self._hang_up()
+        courier = [sys.executable, "-m", "mlflow_stability.courier", str(self.folder)]
+        log = os.open(self.folder / COURIER_LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        self._alive, held = os.pipe()
+        os.set_blocking(self._alive, False)
+        try:
+            self._launcher = subprocess.Popen(
+                [sys.executable, "-I", "-S", "-c", _LAUNCH, *courier],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                env=environment,
+                cwd=self._directory if self._directory.is_dir() else None,
+                start_new_session=True,
+                pass_fds=[held],
+            )
+        except OSError:
+            self._hang_up()
+            raise
+        finally:
+            os.close(held)
+            os.close(log)
+
+    def _is_running(self) -> bool:
+        """Whether the courier lives, asked without its pid: that may be another process's by now."""
+        if self._launcher is None or self._alive < 0:
+            return False
+        self._launcher.poll()
+        try:
+            ended = os.read(self._alive, 1) == b""
+        except BlockingIOError:
+            ended = False
+        if ended:
+            self._hang_up()
+        return not ended
+
+    def _hang_up(self) -> None:
+        if self._alive >= 0:
+            os.close(self._alive)
+            self._alive = -1
+
+    @property
+    def was_started(self) -> bool:
+        """Whether there is anybody to wait for."""
+        return self._launcher is not None
+
+    def ensure_started(self) -> None:
+        """Start the courier, if it was not started before."""
+        if self._launcher is None:
+            self.start()
+
+    def look_after(self) -> None:
+        """Every few seconds: is it alive, and what does it say?"""
+        now = time.monotonic()
+        if now >= self._look_at:
+            self._look_at = now + LOOK_EVERY
+            if not self.folder.exists() and not self._gone_said:
+                self._gone_said = True
+                self.warn(
+                    "The journal in %s was deleted while training runs. What had not been delivered is lost, and "
+                    "nothing more is recorded into this run. Start a new run, or call autolog(disable=True) and "
+                    "autolog() again, to go on recording.",
+                    self.folder,
+                )
+            self._revive()
+            self._pass_on()
+
+    def run_id(self, recording: Path, wait: float = 0.0) -> str | None:
+        """The run that the courier started for a recording, if it has."""
+        until = time.monotonic() + wait
+        while True:
+            run_id = _read(recording / DELIVERED).get("run_id") or self._known_runs().get(recording.name)
+            if run_id or time.monotonic() >= until:
+                return run_id
+            time.sleep(0.05)
+
+    def wait(self, seconds: float, progress: Callable[[dict[str, Any]], None]) -> bool:
+        """Wait until everything has arrived; False if that takes too long.
+
+        The courier may have one thing left to do then that it can do only when this process is gone: to correct the
+        run's status.
+        """
+        until = time.monotonic() + seconds
+        while not self.all_arrived():
+            self._revive()
+            if time.monotonic() >= until or not self.was_started:
+                return False
+            progress(_read(self.folder / STATUS))
+            self._known_runs()
+            time.sleep(0.05)
+        self._known_runs()
+        return True
+
+    def _known_runs(self) -> dict[str, str]:
+        """The run of each recording, as far as the courier has said it; its page goes with the journal."""
+        self._runs.update(_read(self.folder / STATUS).get("runs") or ())
+        return self._runs
+
+    def trouble(self) -> str:
+        """Why it does not get on, in one sentence; empty while it does."""
+        return str(_read(self.folder / STATUS).get("error") or "")
+
+    def release(self) -> None:
+        """Say that nothing more will come, though this process may live on."""
+        if self.folder.is_dir():
+            (self.folder / RELEASED).touch(mode=0o600)
+
+    def detach(self) -> None:
+        """Make sure that it is nobody's child: a few hundredths of a second after its start it is."""
+        if self._launcher is not None:
+            self._launcher.wait()
+
+    def let_go(self) -> None:
+        """Leave it to itself: it goes on delivering when this process has ended."""
+        self.detach()
+        self._hang_up()
+
+    def all_arrived(self) -> bool:
+        """Whether everything recorded here has been delivered."""
+        return all(_read(each / DELIVERED).get("complete") for each in recording_folders(self.folder))
+
+    def _revive(self) -> None:
+        if not self._is_running() and self.folder.exists() and time.monotonic() >= self._start_after:
+            self.start()
+
+    def _pass_on(self) -> None:
+        status = _read(self.folder / STATUS)
+        since = status.get("away_since")
+        if since and not self._away_said:
+            self._away_said = True
+            self.warn(
+                "The tracking server has not answered since %s (%s). Training goes on and everything is kept in %s; "
+                "it is delivered when the server is back, or by `mlflow-stability sync`.",
+                time.strftime("%H:%M:%S", time.localtime(since)),
+                status.get("error") or "no answer",
+                self.folder.parent,
+            )
+
+
+def _read(path: Path) -> dict[str, Any]:
+    try:
+        said = orjson.loads(path.read_bytes())
+    except (OSError, orjson.JSONDecodeError):
+        return {}
+    return said if isinstance(said, dict) else {}
+
+
+QUIET_SECONDS = 1.0
+
+
+class _ProgressLine:
+    """One line on the terminal that comes only after a while and goes when all is done."""
+
+    def __init__(self) -> None:
+        self._shown = 0
+        self._quiet_until = time.monotonic() + QUIET_SECONDS
+
+    def __call__(self, status: dict[str, Any]) -> None:
+        if time.monotonic() < self._quiet_until or not sys.stderr.isatty():
+            return
+        waiting = status.get("waiting_records", 0)
+        line = f"mlflow-stability: delivering the record to MLflow, {waiting / 1e6:.1f} MB to go ..."
+        sys.stderr.write("\r" + line.ljust(self._shown))
+        sys.stderr.flush()
+        self._shown = len(line)
+
+    def clear(self) -> None:
+        if self._shown:
+            sys.stderr.write("\r" + " " * self._shown + "\r")
+            sys.stderr.flush()
+
+
+def wait_for_delivery(awaited: Sequence[tuple[CourierLink, float]]) -> bool:
+    """Wait for every courier, for each so many seconds and for all at once; say so when that was not enough."""
+    began = time.monotonic()
+    line = _ProgressLine()
+    late = [each for each in awaited if not each[0].wait(max(0.0, began + each[1] - time.monotonic()), line)]
+    line.clear()
+    for link, seconds in late:
+        if not link.was_started:
+            continue  # which was said when it happened
+        trouble = link.trouble()
+        link.warn(
+            "After %.0f s not everything has reached the tracking server%s. What is left is safe in %s, and the "
+            "courier goes on delivering it; `mlflow-stability sync` does so too.",
+            seconds,
+            f" ({trouble})" if trouble else "",
+            link.folder.parent,
+        )
+        link.let_go()
+    return not late

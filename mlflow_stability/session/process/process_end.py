@@ -1,0 +1,158 @@
+"""The end of the process, for every session in it: one exit function, and one wait for all that is still on its way.
+
+Children of `multiprocessing` run no exit functions; there its own way of ending them calls the same.
+
+Finds out how the training process ends, so that its run can say so.
+
+A process that is killed says nothing; the courier sees to that. Everything else passes here: an exception that nobody
+caught, in the main thread or in another one, Ctrl-C, ``sys.exit(3)``, and the normal end.
+"""
+
+from __future__ import annotations
+
+import atexit
+import multiprocessing
+import multiprocessing.util
+import os
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, NoReturn
+
+from mlflow_stability.session.process.courier_link import CourierLink, wait_for_delivery
+from mlflow_stability.vocabulary.run.milestone import Closing
+
+# What torch says when the CPU's allocator fails; an accelerator's has a class of its own.
+_OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")
+
+
+class EndingWatch:
+    """Listens at ``sys.excepthook`` and ``sys.exit`` without changing what they do."""
+
+    def __init__(self) -> None:
+        self.closing = Closing("finished")
+        """How it would end if it ended now."""
+        self.uncaught: tuple[int, Closing] | None = None
+        """The last thread beside the main one that an exception has ended, and how."""
+        self._undo: list[Callable[[], None]] = []
+
+    def install(self) -> None:
+        """Begin to listen."""
+        excepthook, leave, thread_hook = sys.excepthook, sys.exit, threading.excepthook
+
+        def watched_excepthook(
+            kind: type[BaseException], error: BaseException, traceback: TracebackType | None
+        ) -> None:
+            self.closing = closing_of(error)
+            excepthook(kind, error, traceback)
+
+        def watched_exit(*status: Any) -> NoReturn:
+            code = status[0] if status else None
+            if code not in (None, 0):
+                self.closing = Closing("exited", f"sys.exit({code!r})")
+            leave(*status)
+
+        def watched_thread_hook(said: threading.ExceptHookArgs) -> None:
+            if said.exc_value is not None:
+                self.uncaught = threading.get_ident(), closing_of(said.exc_value)
+            thread_hook(said)
+
+        def undo() -> None:
+            if threading.excepthook is watched_thread_hook:
+                threading.excepthook = thread_hook
+            if sys.excepthook is watched_excepthook:
+                sys.excepthook = excepthook
+            if sys.exit is watched_exit:
+                sys.exit = leave
+
+        sys.excepthook, sys.exit, threading.excepthook = watched_excepthook, watched_exit, watched_thread_hook
+        self._undo.append(undo)
+
+    def of_thread(self, error: BaseException | None) -> Closing:
+        """How the thread that calls has ended; `error`: what its outermost function has caught."""
+        if self.uncaught is not None and self.uncaught[0] == threading.get_ident():
+            return self.uncaught[1]
+        return Closing("finished") if error is None else closing_of(error)
+
+    def still_running(self) -> None:
+        """Training goes on, so a ``sys.exit`` that somebody caught was not the end."""
+        if self.closing.outcome != "finished":
+            self.closing = Closing("finished")
+
+    def remove(self) -> None:
+        """Leave ``sys`` as it was."""
+        while self._undo:
+            self._undo.pop()()
+
+
+def closing_of(error: BaseException) -> Closing:
+    """How an exception that nobody caught ends a training."""
+    said = f"{type(error).__name__}: {error}"[:500]
+    if isinstance(error, KeyboardInterrupt):
+        return Closing("interrupted", "Ctrl-C")
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":
+        return Closing("out_of_memory", said)
+    if isinstance(error, RuntimeError) and any(words in str(error).lower() for words in _OUT_OF_MEMORY):
+        return Closing("out_of_memory", said)
+    return Closing("crashed", said)
+
+
+End = Callable[[Closing | None], Callable[[], None]]
+"""Ends a session, where an exception is known to end the process with that; gives what is left to do after the wait."""
+
+
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A courier that still delivers."""
+
+    link: CourierLink
+    seconds: float
+    """For how long the end of the process waits for it."""
+
+
+class ProcessExit:
+    """What has to be done when this process ends."""
+
+    def __init__(self) -> None:
+        self._pid = os.getpid()
+        self._open: dict[int, End] = {}
+        self._awaited: list[Awaited] = []
+        self._count = 0
+
+    def begin(self, end: End) -> int:
+        """A session trains from now on; gives the number by which it is called off again."""
+        if self._pid != os.getpid():  # a fork has what belongs to its parent
+            self.__init__()  # type: ignore[misc]
+        atexit.unregister(self._run)  # anew: before whatever was registered since, MLflow's end of the run among it
+        atexit.register(self._run)
+        if not self._count and multiprocessing.parent_process() is not None:
+            multiprocessing.util.Finalize(None, self._run, exitpriority=0)
+        self._count += 1
+        self._open[self._count] = end
+        return self._count
+
+    def over(self, number: int, left: Sequence[Awaited]) -> None:
+        """A session has ended; the end of the process waits for what of it has not arrived by then."""
+        self._open.pop(number, None)
+        awaited, self._awaited = [*self._awaited, *left], []
+        for each in awaited:
+            if each.link.all_arrived():
+                each.link.let_go()
+            else:
+                self._awaited.append(each)
+
+    def _run(self) -> None:
+        if self._pid != os.getpid():
+            return
+        error = sys.exc_info()[1]  # in a child of `multiprocessing`, what its function has raised
+        closing = None if error is None or isinstance(error, SystemExit) else closing_of(error)
+        afterwards = [end(closing) for end in list(self._open.values())]
+        awaited, self._awaited = self._awaited, []
+        wait_for_delivery([(each.link, each.seconds) for each in awaited])
+        for each in afterwards:
+            each()
+
+
+process_exit = ProcessExit()

@@ -1,0 +1,110 @@
+"""Has steps judged a little after they were kept, several at a time: one by one that takes three times as long.
+
+In: steps as they are kept, in their order. Out: calls of whoever judges. Promised: every step is judged once, in order,
+at the latest a second after it was kept, also while the training stands still: then a thread of ours does it. What is
+not finite is judged at once, with all that came before it. There is no such thread while the process forks, and none
+once `stop` was called. An error in that thread is raised where the training comes next.
+"""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections import deque
+from collections.abc import Callable
+from math import isfinite
+from weakref import WeakSet
+
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.result.event import Event
+
+MOST = 32
+"""So many steps wait at most, ..."""
+SECONDS = 0.25
+"""... and none once so long has passed from the last step that was judged: slow steps are judged each at once."""
+IDLE_SECONDS = 0.5
+"""What waits at two looks of the thread, so far apart, is judged by it."""
+
+
+class LateJudge:
+    """The steps of one recording that wait to be judged."""
+
+    def __init__(self, judge: Callable[[StepReading], list[Event]]) -> None:
+        self._judge = judge
+        self._waiting: deque[StepReading] = deque()
+        self._judged_at = 0.0
+        """When the last step that was judged had ended."""
+        self._lock = threading.RLock()
+        self._thread: threading.Thread | None = None
+        self._over = threading.Event()
+        self._failure: Exception | None = None
+
+    def take(self, step: StepReading) -> list[Event]:
+        """Judge this step now or soon; gives what was found now, in this step and in those before it."""
+        with self._lock:
+            self._waiting.append(step)
+            late = step.time - self._judged_at
+            if len(self._waiting) >= MOST or not 0 <= late < SECONDS or not isfinite(sum(step.values)):
+                return self.settle()
+        if self._thread is None:
+            self._start()
+        return []
+
+    def settle(self) -> list[Event]:
+        """Judge all that waits."""
+        found: list[Event] = []
+        with self._lock:
+            if self._failure is not None:
+                failure, self._failure = self._failure, None
+                raise failure
+            while self._waiting:
+                step = self._waiting.popleft()
+                self._judged_at = step.time
+                found += self._judge(step)
+        return found
+
+    def stop(self) -> None:
+        """End the thread; it begins anew with the next step that waits."""
+        thread, self._thread = self._thread, None
+        if thread is not None:
+            self._over.set()
+            thread.join(2 * IDLE_SECONDS)
+
+    def _start(self) -> None:
+        self._over = threading.Event()
+        self._thread = threading.Thread(
+            target=self._look_after, args=(self._over,), name="mlflow-stability judge", daemon=True
+        )
+        _live.add(self)
+        self._thread.start()
+
+    def _look_after(self, over: threading.Event) -> None:
+        before: StepReading | None = None
+        while not over.wait(IDLE_SECONDS):
+            first = self._first()
+            if first is not None and first is before and self._lock.acquire(blocking=False):  # else somebody judges
+                try:
+                    self.settle()
+                except Exception as error:
+                    self._failure = error
+                    return
+                finally:
+                    self._lock.release()
+            before = first
+
+    def _first(self) -> StepReading | None:
+        try:
+            return self._waiting[0]
+        except IndexError:
+            return None
+
+
+_live: WeakSet[LateJudge] = WeakSet()
+
+
+def _before_fork() -> None:
+    for each in list(_live):
+        each.stop()
+
+
+os.register_at_fork(before=_before_fork)

@@ -1,0 +1,290 @@
+"""One recording: what this process does for one run, from its first step to its end.
+
+In: readings of cycles. Out: one line a cycle in the journal, kept at once and judged by the panel; trainings side by
+side, as the halves of a GAN, have lines of one step. Promised: what the panel saw is what the journal keeps, in the
+same order; where nobody acts on what is found, it is found within a second, by many steps at a time.
+
+What a recording says of its losses: that no step has one, and that some belong to no step.
+
+In: the reading of each step. Out: events for information. Promised: a training without a loss is told of once; losses
+that the script discarded are told of at their first step, and then at most once in `TELL_EVERY` steps, with their sum.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.panel import Panel
+from mlflow_stability.detectors.reported.setup import BatchDiscarded, NotMeasured
+from mlflow_stability.journal.attention_maps import write_attention_map
+from mlflow_stability.journal.layer_tables import write_layer_table
+from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.probes.parameters.layer_statistics import Table
+from mlflow_stability.probes.step.reading import COPIED, UNCLIPPED, CycleReading
+from mlflow_stability.probes.step.rolling_statistics import RunningNumbers
+from mlflow_stability.session.broken_batch.batch_report import BatchReport
+from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.recording.deferred_detection import LateJudge
+from mlflow_stability.session.recording.representation_summary import RepresentationAccount
+from mlflow_stability.session.recording.script_metrics import HeardMetric
+from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal, one_layout
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Note, Opening, Reset, Returned
+
+STEPS_WITHOUT_LOSS = 20
+"""After so many steps without a loss there will be none."""
+TELL_EVERY = 100
+NO_LOSS = (
+    "no loss seen: no backward pass began at a scalar tensor (torch.func, torch.autograd.grad, a pipeline stage, or "
+    "gradients set by the script)"
+)
+
+
+class LossAccount:
+    """The losses of one recording."""
+
+    def __init__(self) -> None:
+        self.seen = self._told = False
+        """Whether any step had one."""
+        self._steps = 0
+        self._discarded = 0
+        self._last_told: int | None = None
+
+    def take(self, step: int, reading: CycleReading) -> list[Event]:
+        """Runs with each step; gives what is to be said now."""
+        self._steps += 1
+        self.seen = self.seen or any(each.quantity == "loss" for each in reading.signals)
+        found = self.missing(step) if self._steps >= STEPS_WITHOUT_LOSS else []
+        if reading.discarded:
+            found += self._of_discarded(step, reading)
+        return found
+
+    def missing(self, step: int) -> list[Event]:
+        """What is to be said of a training without a loss; asked at the end, too: it may be a short one."""
+        if self.seen or self._told or not self._steps:
+            return []
+        self._told = True
+        message = (
+            f"No loss was seen in {self._steps} step{'s' * (self._steps > 1)}: no backward pass began at a scalar "
+            "tensor, as with torch.func, torch.autograd.grad, a pipeline stage, or gradients that the script sets. "
+            "Gradient norms and learning rates are recorded, the loss is not."
+        )
+        remedy = (
+            "Pass the loss by hand: `with mlflow_stability.attach(model, optimizer) as session: session.step(loss)`."
+        )
+        return [Event(step, NotMeasured.kind, Severity.INFO, message, "loss", remedies=(remedy,))]
+
+    def _of_discarded(self, step: int, reading: CycleReading) -> list[Event]:
+        self._discarded += len(reading.discarded)
+        if self._last_told is not None and step - self._last_told < TELL_EVERY:
+            return []
+        self._last_told = step
+        losses = ", ".join(f"{each:g}" for each in reading.discarded[:3])
+        message = (
+            f"A loss that was not finite ({losses}) came before step {step} and is no part of it: the script discarded "
+            f"its gradients. {self._discarded} such loss{'es' * (self._discarded > 1)} so far."
+        )
+        numbers = {"discarded": float(self._discarded)}
+        return [Event(step, BatchDiscarded.kind, Severity.INFO, message, "", numbers, remedies=BatchDiscarded.remedies)]
+
+
+OWN_COST_EVERY = 100
+_OVERHEAD = Signal("overhead_fraction")
+_ROLLBACKS = Signal("rollbacks")
+
+
+class Recording:
+    """The journal and the panel of one run."""
+
+    def __init__(
+        self,
+        folder: Path,
+        opening: Opening,
+        detectors: Sequence[Detector],
+        guard: PartGuard,
+        on_event: Callable[[Event], None],
+        say: Callable[[str], None] = lambda _: None,
+        judge_at_once: bool = True,
+    ) -> None:
+        self.folder = folder
+        self.opening = opening
+        self.step = opening.first_step - 1
+        """The last step that was recorded."""
+        self.attempt = 0
+        """How many times the training was set back."""
+        self.closed = False
+        self.failure = ""
+        """Why steps are not being kept at the moment; empty while all is well."""
+        self.say = say
+        """Tells a person who looks at the training's output, unless it is to be silent."""
+        self.batches: BatchReport | None = None
+        """Who holds its batches, where somebody does."""
+        self._last: StepReading | None = None
+        self._journal = JournalWriter(folder, opening)
+        self._panel = Panel(detectors)
+        self._representations = RepresentationAccount()
+        self._losses = LossAccount()
+        self._running = RunningNumbers(opening.log_every_n_steps)
+        self._guard = guard
+        self._late = None if judge_at_once else LateJudge(self._panel_judges)
+        """Who has steps judged where nobody waits for it."""
+        self._judge = guard("detectors", self._panel_judges if self._late is None else self._late.take)
+        self._settle = guard("detectors", self._nothing_waits if self._late is None else self._late.settle)
+        self._keep_table = guard("layer tables", self._table)
+        self._tell_sums = guard("summary of representations", self._tell_of_representations)
+        self._account = guard("losses", self._account_for_losses)
+        self._account_at_end = guard("losses", self._tell_of_losses)
+        self._on_event = on_event
+        self._cost_since: tuple[float, float] | None = None
+        self._norm_bases: dict[str, list[str]] = {}
+        """What gradient norms stood for, by place."""
+        self._basis_of: tuple[tuple[Signal, ...], str] = ((), "")
+        """Of which signals that was noted last, and what it was."""
+
+    @property
+    def micro_batches(self) -> int:
+        """How many backward passes the last step had; 0 where none was counted."""
+        read = () if self._last is None else zip(self._last.signals, self._last.values, strict=True)
+        return int(next((value for signal, value in read if signal.quantity == "micro_batches"), 0))
+
+    def record(self, reading: CycleReading) -> tuple[StepReading, list[Event]]:
+        """Judge and keep one cycle; gives what was kept, and what was found."""
+        self.step += reading.begins_step
+        signals, values = reading.signals, reading.values
+        more = self._running.take(self.step, signals, values)
+        if self.attempt and reading.begins_step:
+            more.append((_ROLLBACKS, float(self.attempt)))
+        if self.step % OWN_COST_EVERY == 0 and reading.begins_step:
+            share = self._own_share()
+            if share is not None:
+                more.append((_OVERHEAD, share))
+        if more:
+            signals = one_layout((*signals, *(each for each, _ in more)))
+            values = (*values, *(each for _, each in more))
+        step = StepReading(self.step, signals, values, self.attempt, reading.time)
+        self._journal.append(step)
+        self.failure = self._journal.failure
+        events = self._judge(step)
+        self._last = step
+        if reading.discarded or not self._losses.seen:
+            self._account(reading)
+        if reading.norm_basis and (reading.signals is not self._basis_of[0] or reading.norm_basis != self._basis_of[1]):
+            self._note_basis(reading)
+        for table, numbers in reading.tables:
+            self._keep_table(table, numbers)
+        return step, events or []
+
+    def tell(self, event: Event) -> None:
+        """Keep what was said by one who acts: judging the record again does not find it, and so it is marked."""
+        said = replace(event, judged=False, attempt=self.attempt, time=event.time or time.time())
+        self._journal.append(said)
+        self._on_event(said)
+
+    def set_back(self, reason: str) -> None:
+        """The training was set back: from the next step on it is another attempt, and the detectors begin afresh."""
+        self.settle()
+        self.attempt += 1
+        self._panel.reset()
+        self._running.reset()
+        self._journal.append(Reset(self.step + 1, self.attempt, reason, time.time()))
+
+    def note(self, key: str, value: str) -> None:
+        """Keep a fact that becomes a tag of the run."""
+        self._journal.append(Note(key, value, self.step, time.time()))
+
+    def know(self, facts: Sequence[Fact]) -> None:
+        """Keep what tells this training from others; each becomes a parameter of the run."""
+        for fact in facts:
+            self._journal.append(replace(fact, step=self.step, time=fact.time or time.time()))
+
+    def hear(self, heard: Sequence[HeardMetric]) -> None:
+        """Judge and keep what the script has measured itself and logged, as of the step that was recorded last."""
+        self.settle()
+        for each in heard:
+            # A record knows one time for each step, and what is judged again must be what was judged.
+            when = each.time if self._last is None else self._last.time
+            step = StepReading(self.step, each.signals, each.values, self.attempt, when)
+            self._journal.append(step)
+            self._judge(step)
+        self.settle()
+
+    def settle(self) -> None:
+        """Have judged what was kept."""
+        self._settle()
+
+    def keep_attention(self, attention: AttentionMap) -> None:
+        """Keep a map of attention beside the journal."""
+        write_attention_map(self.folder, replace(attention, attempt=self.attempt))
+
+    def returned(self, closing: Closing) -> None:
+        """The thread that trained has ended; if another step comes, it was not the end."""
+        if not self.closed:
+            self.settle()
+            self._journal.append(Returned(**asdict(replace(closing, step=self.step, time=time.time()))))
+
+    def close(self, closing: Closing) -> None:
+        """End it; what comes later belongs to another recording."""
+        if not self.closed:
+            self.settle()
+            if self._late is not None:
+                self._late.stop()
+            self._tell_sums()
+            self._account_at_end(self._losses.missing(self.step))
+            self.closed = True
+            self._journal.append(replace(closing, step=self.step, time=time.time()))
+            self._journal.close()
+            if self.batches is not None:
+                self.batches.stop()
+
+    def _table(self, table: Table, numbers: Sequence[float]) -> None:
+        write_layer_table(self.folder, replace(table.read(numbers, self.attempt), step=self.step))
+
+    def _panel_judges(self, step: StepReading) -> list[Event]:
+        self._representations.take(step)
+        events = self._panel.judge(step)
+        for event in events:
+            self._journal.append(event)
+            self._representations.count(event)
+            self._on_event(event)
+        return events
+
+    @staticmethod
+    def _nothing_waits() -> None:
+        """Every step was judged at once."""
+
+    def _tell_of_representations(self) -> None:
+        for event in self._representations.events(self.step):
+            self.tell(event)
+
+    def _account_for_losses(self, reading: CycleReading) -> None:
+        self._tell_of_losses(self._losses.take(self.step, reading))
+
+    def _tell_of_losses(self, events: Sequence[Event]) -> None:
+        for event in events:
+            self.tell(event)
+            if event.place == "loss":
+                self.note("loss", NO_LOSS)
+                self.say(f"{event.message} {event.remedies[0]}")
+
+    def _note_basis(self, reading: CycleReading) -> None:
+        """Once for each meaning: clipping may come and go from step to step, and from track to track."""
+        self._basis_of = reading.signals, reading.norm_basis
+        place = next(each.place for each in reading.signals if each.quantity == "grad_norm")
+        known = self._norm_bases.setdefault(place, [])
+        if reading.norm_basis not in known:
+            if reading.norm_basis == COPIED and UNCLIPPED in known:  # at the first steps that was not known
+                known.remove(UNCLIPPED)
+            known.append(reading.norm_basis)
+            self.note(f"grad_norm.{place}" if place else "grad_norm", ", ".join(known))
+
+    def _own_share(self) -> float | None:
+        """Our part of the time since it was last asked."""
+        now, own = time.perf_counter(), self._guard.seconds
+        before, self._cost_since = self._cost_since, (now, own)
+        return None if before is None else (own - before[1]) / (now - before[0])

@@ -1,0 +1,99 @@
+"""Says once that a training is not recorded because no hook sees its steps.
+
+In: what `TorchWatch` counts. Out: one sentence with the remedy: at 200 backward passes, at the end of the script's
+MLflow run, or at the end of the process, whichever comes first. Promised: nothing is said of a process that made no
+graph, of one whose steps were seen, or of one that an exception ended.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import sys
+from collections.abc import Callable
+
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.hooks.torch_hooks import BACKWARDS_WITHOUT_STEP, Counts
+from mlflow_stability.tracking.in_process.active_run import RunEndWatch
+
+FEWEST_BACKWARDS = 2
+"""A single backward pass may be a picture of gradients, or a training that has just begun."""
+FEWEST_NODES = 1000
+"""So many nodes of graphs are a sign of training even where neither an optimizer nor a backward pass was seen."""
+WHY_AND_REMEDY = (
+    "nothing is recorded: a train step inside torch.compile, an optimizer that is no torch.optim.Optimizer (Keras, "
+    "fastai) and torch.func run no hooks; use `with mlflow_stability.attach(model, optimizer) as session: ... "
+    "session.step(loss)`."
+)
+
+
+class UnseenTraining:
+    """What was seen of a training in one session."""
+
+    def __init__(self, warn: Callable[[str], None]) -> None:
+        self.counts = Counts()
+        self._warn = warn
+        self._said = self._installed = False
+        self._recorded = False
+        """Whether any step was ever recorded: then gradients may be computed for other reasons than training."""
+        self._pid = os.getpid()
+        self._nodes = torch_api.get_sequence_nr()
+        self._run_end = RunEndWatch(self._run_ends)
+
+    def install(self) -> None:
+        """The session begins to watch."""
+        if not self._installed:
+            self._installed = True
+            atexit.register(self.process_ends)
+
+    def remove(self) -> None:
+        """The session is over; what it has not seen is said now."""
+        if self._installed:
+            self._installed = False
+            atexit.unregister(self.process_ends)
+            self._say_at_end()
+            self._run_end.remove()
+            self._begin_anew()
+
+    def look(self) -> None:
+        """Runs at the first signs of a training, and when backward passes are so many that a step is overdue."""
+        self._run_end.install()
+        if self.counts.backwards >= BACKWARDS_WITHOUT_STEP:
+            self._say(f"autolog() saw {self.counts.backwards} backward passes")
+
+    def recorded_by_hand(self) -> None:
+        """The script records its steps itself."""
+        self._said = self._recorded = True
+
+    def process_ends(self) -> None:
+        """Runs at the exit of the process."""
+        if os.getpid() == self._pid:
+            self._say_at_end()
+
+    def _run_ends(self) -> None:
+        """The script ends its run; what comes later belongs to another."""
+        self._say_at_end()
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        self._recorded = self._recorded or self.counts.steps > 0
+        self.counts.clear()
+        self._nodes, self._said = torch_api.get_sequence_nr(), False
+
+    def _say_at_end(self) -> None:
+        if sys.exc_info()[1] is None and getattr(sys, "last_value", None) is None:
+            self._say(self._signs())
+
+    def _say(self, signs: str) -> None:
+        if signs and not self._said and not self.counts.steps:
+            self._said = True
+            self._warn(f"{signs} and no optimizer step, so {WHY_AND_REMEDY}")
+
+    def _signs(self) -> str:
+        """The signs of a training; empty where there are too few."""
+        counts, nodes = self.counts, torch_api.get_sequence_nr() - self._nodes
+        if counts.backwards >= FEWEST_BACKWARDS and not self._recorded:
+            return f"autolog() saw {counts.backwards} backward passes"
+        if counts.optimizers and (nodes > 0 or torch_api.has_compiled()):
+            return "autolog() saw an optimizer being made, forward passes"
+        return "autolog() saw forward passes with gradients" if nodes >= FEWEST_NODES and not self._recorded else ""

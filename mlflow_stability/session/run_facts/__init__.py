@@ -1,0 +1,1 @@
+"""What a run should know about itself."""

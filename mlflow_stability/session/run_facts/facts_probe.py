@@ -1,0 +1,160 @@
+"""Looks at a training at its gates, and lets its recording know what a run should know about itself.
+
+In: gates and forward passes, as a survey and a watch on forward passes show them. Out: facts and events, in the
+recording. Promised: all that costs more than a microsecond happens at the first gate, at that of a new optimizer, and
+every ten steps; nothing of the training is kept alive, and of a batch only words.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
+
+from torch.amp import GradScaler
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mlflow_stability.detectors.reported.setup import NotMeasured
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.forward.forward_watch import ForwardListener
+from mlflow_stability.probes.objects.model_discovery import covering, living, outermost, places_of
+from mlflow_stability.probes.performance.batch_shape import batch_words
+from mlflow_stability.probes.performance.flop_totals import FlopBook
+from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.run_facts.torch_facts import autocast_now
+from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, FactsWatch
+from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
+
+FIRST_STEPS = 32
+"""For so many steps every gate is looked at for an optimizer that is new; then two steps in ten."""
+MOST_SEARCHES = 8
+"""A script that makes an optimizer for every sample has told enough by then."""
+Found: TypeAlias = tuple[list[Module], list[LRScheduler], list[GradScaler]]
+
+
+def parts_of(optimizers: Sequence[Optimizer]) -> Found:
+    """What belongs to these optimizers, in one walk over Python's objects: models, schedulers, scalers at work."""
+    modules, schedulers, scalers = living(Module, LRScheduler, GradScaler)
+    # A scaler has its scale on a device from its first use on.
+    used = [each for each in scalers if vars(each).get("_scale") is not None]
+    return covering(outermost(modules), places_of(optimizers)), schedulers, used
+
+
+class FactsProbe(ForwardListener):
+    """A probe that measures nothing and knows a training by its parts."""
+
+    part = "facts about the run"
+
+    def __init__(self, recording: Recording, find: Callable[[Sequence[Optimizer]], Found] = parts_of) -> None:
+        self._recording = recording
+        self._find = find
+        self._facts = TrainingFacts(recording.opening.world_size)
+        self._watch = FactsWatch()
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._models: list[weakref.ref[Module]] = []
+        self._schedulers: list[weakref.ref[LRScheduler]] = []
+        self._scalers: list[weakref.ref[GradScaler]] = []
+        self._searches = 0
+        self._gates = 0
+        self._looked_at = 0
+        self._words_due = True
+        self.flops: FlopBook | None = None
+        """Who counts operations, where somebody does."""
+        self._batch = self._autocast = ""
+        self._limits: dict[str, str] = {}
+        self._read: weakref.ref[Module] | None = None
+        """The model whose batches are noted: those of a GAN's halves differ at every step."""
+
+    def due(self, step: int) -> bool:
+        """Whether this cycle's gates are worth a look."""
+        self._gates += 1
+        return self._gates <= FIRST_STEPS or self._watch.due(step) or self._watch.due(step - 1)
+
+    def next_due(self, step: int) -> int:
+        """The next step that may be due."""
+        following = self._gates <= FIRST_STEPS or self._watch.due(step)
+        return step + 1 if following else next_multiple(step, LOOK_EVERY)
+
+    def at_gate(self, view: GateView) -> None:
+        """Take note of a new optimizer; every ten steps, look at the whole training."""
+        look = self._watch.due(view.step) and view.step != self._looked_at
+        is_new = self._is_new(view.optimizer)
+        self._note_limits(view)
+        if is_new:
+            self._search()
+        elif not look:
+            return
+        training = self._training()
+        self._recording.know(self._facts.collect(training))
+        if look:
+            self._looked_at = view.step
+            for event in self._watch.look(view.step, training):
+                self._recording.tell(event)
+                if event.kind == NotMeasured.kind:
+                    self._recording.say(f"{event.message} {event.remedies[0]}")
+            self._words_due = True
+
+    def after_step(self, _view: GateView) -> None:
+        """Nothing to do."""
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        """Nothing was measured."""
+        return ()
+
+    def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        """Note what the first batch after a look was like, and in which type it is computed; always of one model."""
+        if not self._words_due:
+            return
+        if self._read is None or self._read() is None:
+            self._read = weakref.ref(root)
+        if self._read() is root:
+            self._words_due = False
+            self._batch, self._autocast = batch_words(args, kwargs), autocast_now()
+
+    def _is_new(self, optimizer: Optimizer) -> bool:
+        if any(each() is optimizer for each in self._optimizers) or self._searches >= MOST_SEARCHES:
+            return False
+        self._optimizers = [each for each in self._optimizers if each() is not None]
+        self._optimizers.append(weakref.ref(optimizer))
+        return True
+
+    def _note_limits(self, view: GateView) -> None:
+        """Those of the first optimizer as they are; of another one only where it has others."""
+        living = _living(self._optimizers) if view.limits else []
+        number = next((at for at, each in enumerate(living) if each is view.optimizer), None)
+        if number is None:
+            return
+        for name, value in view.limits.items():
+            limit = str(value)
+            if number == 0:
+                self._limits[name] = limit
+            elif self._limits.get(name) != limit:
+                self._limits[f"optimizer_{number}.{name}"] = limit
+
+    def _search(self) -> None:
+        self._searches += 1
+        models, schedulers, scalers = self._find(_living(self._optimizers))
+        self._models = [weakref.ref(each) for each in models]
+        self._schedulers = [weakref.ref(each) for each in schedulers]
+        self._scalers = [weakref.ref(each) for each in scalers]
+
+    def _training(self) -> TrainingView:
+        return TrainingView(
+            _living(self._optimizers),
+            _living(self._models),
+            _living(self._schedulers),
+            next(iter(_living(self._scalers)), None),
+            self._batch,
+            self._autocast,
+            self._recording.micro_batches,
+            dict(self._limits),
+            "" if self.flops is None else self.flops.reason,
+            () if self.flops is None else self.flops.unknown,
+        )
+
+
+def _living(references: Sequence[weakref.ref[Any]]) -> list[Any]:
+    return [found for each in references if (found := each()) is not None]

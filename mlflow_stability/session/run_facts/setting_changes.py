@@ -1,0 +1,135 @@
+"""Notices what is changed about a training while it runs, and what is odd about it when it begins.
+
+In: a training as it is seen every few steps. Out: events at INFO. Promised: a setting is told of once it was the same
+at two looks in a row, so that the small batch at the end of an epoch and a schedule that turns a number at every step
+are not; what changes again and again is told `MOST_TOLD` times; the learning rate is left to its own series.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Set
+from dataclasses import dataclass
+
+from torch.optim import Optimizer
+
+from mlflow_stability.detectors.reported.setup import ConfigurationChanged
+from mlflow_stability.probes.forward.unmeasured_parts import unseen_parts
+from mlflow_stability.probes.run_facts.model_checks import model_lint
+from mlflow_stability.probes.run_facts.optimizer_facts import MOST_GROUPS, MOST_OPTIMIZERS, group_settings
+from mlflow_stability.probes.tensors.gradient_norm import parameters_of
+from mlflow_stability.session.run_facts.training_facts import TrainingView
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+LOOK_EVERY = 10
+MOST_TOLD = 3
+# Learning rates are series; what schedulers write into groups for themselves follows them.
+_PASSED_OVER = frozenset({"learning_rate", "max_lr", "min_lr"})
+_OF_CYCLES = frozenset({"betas", "momentum", "base_momentum", "max_momentum"})
+"""What a schedule turns as well that goes in cycles."""
+
+
+@dataclass(slots=True)
+class _Setting:
+    """What is known of one setting."""
+
+    value: str
+    """As it was last told."""
+    other: str = ""
+    """What it was at the last look, where that is something else."""
+    since: int = 0
+    told: int = 0
+
+
+class FactsWatch:
+    """The eye on one recording's training."""
+
+    def __init__(self) -> None:
+        self._settings: dict[str, _Setting] = {}
+        self._linted = False
+
+    def due(self, step: int) -> bool:
+        """Whether this step is one to look at."""
+        return step % LOOK_EVERY == 0
+
+    def look(self, step: int, view: TrainingView) -> list[Event]:
+        """Look at the training as it is at this step."""
+        events = [] if self._linted else _once(view, step)
+        self._linted = True
+        for name, value in _settings(view).items():
+            told = self._changed(name, value, step)
+            if told is not None:
+                events.append(told)
+        return events
+
+    def _changed(self, name: str, value: str, step: int) -> Event | None:
+        known = self._settings.get(name)
+        if known is None:
+            self._settings[name] = _Setting(value)
+            return None
+        if value == known.value:
+            known.other = ""
+            return None
+        if value != known.other:
+            known.other, known.since = value, step
+            return None
+        before, known.value, known.other = known.value, value, ""
+        known.told += 1
+        if known.told > MOST_TOLD:
+            return None
+        message = f"{name} went from {before} to {value}, seen at step {known.since}."
+        if known.told == MOST_TOLD:
+            message += " It changes often: this is not told any more."
+        return Event(
+            known.since,
+            ConfigurationChanged.kind,
+            Severity.INFO,
+            message,
+            evidence=_numbers(before, value),
+            remedies=ConfigurationChanged.remedies,
+        )
+
+
+def _once(view: TrainingView, step: int) -> list[Event]:
+    """What is said of a training when it begins."""
+    return [
+        *model_lint(view.models, view.optimizers, step),
+        *unseen_parts(view.models, view.optimizers, step),
+    ]
+
+
+def _settings(view: TrainingView) -> dict[str, str]:
+    """What is compared, by the words in which it is told."""
+    found: dict[str, str] = {}
+    if view.batch:
+        found["The shape of the batches"] = view.batch
+    if view.micro_batches:
+        found["The number of micro-batches in a step"] = str(view.micro_batches)
+    if "max_norm" in view.limits:
+        found["The norm that gradients are clipped to"] = view.limits["max_norm"]
+    if "clip_value" in view.limits:
+        found["The value that gradients are clipped to"] = view.limits["clip_value"]
+    cycles = any(vars(each).get("cycle_momentum") for each in view.schedulers)
+    passed_over = _PASSED_OVER | _OF_CYCLES if cycles else _PASSED_OVER
+    for number, optimizer in enumerate(view.optimizers[:MOST_OPTIMIZERS]):
+        title = type(optimizer).__name__ + (f" (optimizer_{number})" if number else "")
+        found |= _of_optimizer(optimizer, passed_over, title)
+    trained = [each.requires_grad for one in view.optimizers for each in parameters_of(one)]
+    found["The number of parameters that are trained"] = f"{sum(trained)} of {len(trained)}"
+    return found
+
+
+def _of_optimizer(optimizer: Optimizer, passed_over: Set[str], title: str) -> dict[str, str]:
+    found = {f"The number of parameter groups of {title}": str(len(optimizer.param_groups))}
+    for number, group in enumerate(optimizer.param_groups[:MOST_GROUPS]):
+        where = f"group {number} of {title}" if len(optimizer.param_groups) > 1 else title
+        for name, value in group_settings(group).items():
+            if name not in passed_over:
+                found[f"{name} of {where}"] = value
+    return found
+
+
+def _numbers(before: str, after: str) -> dict[str, float]:
+    try:
+        return {"before": float(before), "after": float(after)}
+    except ValueError:  # words, or a row of numbers
+        return {}

@@ -1,0 +1,152 @@
+"""Collects what tells a training from others and what is needed to repeat it.
+
+In: a training as it is seen at its gates. Out: facts, each once; they become the parameters ``stability.<key>`` of the
+run. Promised: parameters of a run cannot be changed, so what a key said first holds, and what changes later is told as
+an event; a look at a training of which nothing new is known costs microseconds.
+
+Says where and how the training was started.
+
+In: this process. Out: names and values, as they become parameters of the run: ``python``, ``system``, ``argv``, and the
+versions of the libraries that the script has loaded. Promised: nothing is imported and nobody is asked; secrets on the
+command line are hidden.
+
+What belongs to a training, as it was seen at a gate: what facts are made from.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from torch.nn import Module
+from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
+
+from mlflow_stability.probes.run_facts.model_facts import model_facts
+from mlflow_stability.probes.run_facts.optimizer_facts import optimizer_facts, scheduler_facts
+from mlflow_stability.probes.run_facts.torch_facts import scaler_facts, torch_facts
+from mlflow_stability.session.run_facts.secret_arguments import command_line
+from mlflow_stability.vocabulary.run.milestone import Fact
+
+LIBRARIES = ("accelerate", "datasets", "deepspeed", "lightning", "mlflow", "numpy", "pytorch_lightning", "transformers")
+"""Those whose versions are told where the script has loaded them."""
+
+
+def environment_facts(world_size: int) -> dict[str, str]:
+    """What is known of this process."""
+    system = os.uname()
+    facts = {
+        "python": sys.version.split()[0],
+        "system": f"{system.sysname} {system.release} {system.machine}",
+        "processors": str(os.cpu_count() or ""),
+        "argv": command_line(_words()),
+        "world_size": str(world_size),
+    }
+    for name in LIBRARIES:
+        version = getattr(sys.modules.get(name), "__version__", None)
+        if isinstance(version, str):
+            facts[name] = version
+    return facts
+
+
+def _words() -> list[str]:
+    """The command line as it was typed, with options of the interpreter such as ``-m``, but without its own path.
+
+    A whole program behind ``-c`` is left out: no rule could find the secrets in it.
+    """
+    words = list(sys.orig_argv[1:]) or list(sys.argv)
+    if "-c" in words[:-1] and sys.argv[:1] == ["-c"]:
+        words[words.index("-c") + 1] = "…"
+    return words
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingView:
+    """The objects of a training, for the time of one call; nobody keeps them."""
+
+    optimizers: Sequence[Optimizer]
+    """In the order in which they first stepped."""
+    models: Sequence[Module] = ()
+    """The outermost modules that own what the optimizers change."""
+    schedulers: Sequence[LRScheduler] = ()
+    """All that were found; those of other optimizers are passed over."""
+    scaler: Any = None
+    batch: str = ""
+    """The last batch, in the words of `batch_words`; empty where none was seen."""
+    autocast: str = ""
+    """In which type the forward pass was computed, in the words of `autocast_now`; empty: in that of the weights."""
+    micro_batches: int = 0
+    """How many backward passes the last cycle had; 0 where none was counted."""
+    limits: Mapping[str, str] = field(default_factory=dict)
+    """With which limits gradients are clipped: ``max_norm``, ``clip_value``, ``optimizer_1.max_norm``."""
+    uncounted: str = ""
+    """Why the operations of the model are not counted; empty while they are, or while nobody knows."""
+    unknown_kernels: Sequence[str] = ()
+    """Kernels whose operations are in no number, for no formula is known for them."""
+
+
+MOST_FACTS = 1_000
+"""More than a person reads or a store likes: a script that makes new optimizers without end."""
+
+
+class TrainingFacts:
+    """The facts of one recording."""
+
+    def __init__(self, world_size: int = 1) -> None:
+        self._world_size = world_size
+        self._known: set[str] = set()
+        self._seen: tuple[object, ...] = ()
+
+    def collect(self, view: TrainingView) -> tuple[Fact, ...]:
+        """What is new since the last time; everything, the first time."""
+        seen = _what_there_is(view)
+        if seen == self._seen:
+            return ()
+        facts = _of_training(view)
+        if not self._seen:
+            facts |= torch_facts() | environment_facts(self._world_size)
+        self._seen = seen
+        room = MOST_FACTS - len(self._known)
+        new = [(key, value) for key, value in facts.items() if value and key not in self._known][:room]
+        self._known.update(key for key, _ in new)
+        return tuple(Fact(key, value) for key, value in new)
+
+
+def _what_there_is(view: TrainingView) -> tuple[object, ...]:
+    """Where this is as it was, there is nothing new to be said: a second optimizer may take its first step later."""
+    return (
+        *((id(each), len(each.param_groups)) for each in view.optimizers),
+        *map(id, view.models),
+        len(view.schedulers),
+        view.scaler is not None,
+        bool(view.batch),
+        bool(view.autocast),
+        bool(view.micro_batches),
+        *view.limits,
+        view.uncounted,
+        *view.unknown_kernels,
+    )
+
+
+def _of_training(view: TrainingView) -> dict[str, str]:
+    return {
+        **optimizer_facts(view.optimizers),
+        **scheduler_facts(view.schedulers, view.optimizers),
+        **model_facts(view.models, view.optimizers),
+        **scaler_facts(view.scaler),
+        "batch": view.batch,
+        "autocast": view.autocast,
+        "accumulation": str(view.micro_batches) if view.micro_batches else "",
+        **{_clipping(name): limit for name, limit in view.limits.items()},
+        "flops.reason": view.uncounted,
+        "flops.unknown": ", ".join(view.unknown_kernels),
+    }
+
+
+def _clipping(name: str) -> str:
+    """``clipping.max_norm``; where an optimizer has another one, ``optimizer_1.clipping.max_norm``."""
+    before, _, limit = name.rpartition(".")
+    return f"{before}.clipping.{limit}" if before else f"clipping.{limit}"

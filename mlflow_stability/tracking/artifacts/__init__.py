@@ -1,0 +1,1 @@
+"""The formats of our files among a run's artifacts."""

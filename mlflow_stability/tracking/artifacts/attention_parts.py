@@ -1,0 +1,90 @@
+"""The attention maps of a run, as compressed files of numpy.
+
+In: the maps of all layers at one step. Out: `stability/attention/maps/part-<recording>-<attempt>-<step>.npz`, in which
+the arrays of the n-th map are named `<n>.weights` and so on; and the maps back. Promised: a part is named by what it
+holds, so that one that is sent twice lands on itself; nothing in a part is ever executed; MLflow is not needed.
+
+Where the pictures of a run are among its artifacts.
+
+In: which picture, and which recording of its run it shows. Out: a folder and a file name. Promised: the pictures of a
+second training in the same run do not replace those of the first.
+"""
+
+from __future__ import annotations
+
+import re
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from io import BytesIO
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from mlflow_stability.vocabulary.measured.attention_map import AttentionMap, arrays_of, map_of
+
+ATTENTION_FOLDER = "stability/attention"
+MAPS_FOLDER = f"{ATTENTION_FOLDER}/maps"
+_PART = re.compile(r"part-(\d{3,})-(\d{4,})-(\d{12,})\.npz")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class AttentionPart:
+    """Which maps a part holds; in the order in which they were measured."""
+
+    recording: int
+    attempt: int
+    step: int
+    """As the run counts it."""
+
+    @property
+    def name(self) -> str:
+        """The name of the file."""
+        return f"part-{self.recording:03d}-{self.attempt:04d}-{self.step:012d}.npz"
+
+
+def attention_part(name: str) -> AttentionPart | None:
+    """What a file of this name holds; None if it is something else."""
+    found = _PART.fullmatch(name)
+    return AttentionPart(int(found[1]), int(found[2]), int(found[3])) if found else None
+
+
+def picture_of_layer(part: AttentionPart, layer: int) -> str:
+    """The file name of a layer's picture: `step_000500_layer0.png`; what was measured again gets a name of its own."""
+    attempt = f"_attempt{part.attempt}" if part.attempt else ""
+    recording = f"-{part.recording + 1}" if part.recording else ""
+    return f"step_{part.step:06d}_layer{layer}{attempt}{recording}.png"
+
+
+def write_attention_part(file: Path, maps: Sequence[AttentionMap], offset: int = 0) -> None:
+    """Write maps; `offset` is what the run adds to their steps."""
+    arrays: dict[str, NDArray[Any]] = {}
+    for number, each in enumerate(maps):
+        moved = arrays_of(replace(each, step=each.step + offset))
+        arrays |= {f"{number}.{name}": array for name, array in moved.items()}
+    np.savez_compressed(file, **arrays)  # type: ignore[arg-type]
+
+
+def read_attention_part(file: Path) -> list[AttentionMap]:
+    """The maps of a part, in the order in which they were written; ValueError where it is damaged."""
+    found: dict[int, dict[str, NDArray[Any]]] = {}
+    try:
+        with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as said:
+            for name in said.files:
+                number, _, array = name.partition(".")
+                found.setdefault(int(number), {})[array] = said[name]
+        return [map_of(found[number]) for number in sorted(found)]
+    except (KeyError, TypeError, EOFError, zipfile.BadZipFile, ValueError) as error:
+        raise ValueError(f"{file.name} holds no attention maps: {error}") from error
+
+
+PictureName: TypeAlias = Literal["dashboard", "grad_norm", "update_ratio", "param_norm", "gradient_histogram"]
+LAYERS_FOLDER = "stability/layers"
+_FOLDERS: dict[PictureName, str] = {"dashboard": "stability"}
+
+
+def picture_place(name: PictureName, recording: int) -> tuple[str, str]:
+    """The folder and the file of a picture: `stability`, `dashboard.png`; of a second recording `dashboard-2.png`."""
+    return _FOLDERS.get(name, LAYERS_FOLDER), f"{name}.png" if recording == 0 else f"{name}-{recording + 1}.png"

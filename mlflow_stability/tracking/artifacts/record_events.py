@@ -1,0 +1,96 @@
+"""What happened in a run beside numbers, as lines of JSON that people and programs read.
+
+In: events, resets, gaps, notes, facts, the opening and the closing of a recording, in order. Out: one JSON object a
+line in `stability/events/recording-<n>.jsonl`; `record` says what it is, the rest are its fields. Numbers that JSON has
+not are the strings "nan", "inf" and "-inf". Promised: `read_line(line_of(said)) == said`; a line that is no such object
+is a ``ValueError``, whatever is wrong with it.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, fields
+from typing import Any, TypeAlias
+
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Note, Opening, Reset
+
+EVENTS_FOLDER = "stability/events"
+LINES_PER_FILE = 10_000
+Said: TypeAlias = Event | Opening | Note | Fact | Reset | Gap | Closing
+
+_KINDS: dict[str, type[Any]] = {
+    "opening": Opening,
+    "event": Event,
+    "note": Note,
+    "fact": Fact,
+    "reset": Reset,
+    "gap": Gap,
+    "closing": Closing,
+}
+_NAMES = {kind: name for name, kind in _KINDS.items()}
+_FILE = re.compile(r"recording-(\d{3,})(?:-(\d+))?\.jsonl")
+
+
+def events_name(recording: int, number: int = 0) -> str:
+    """The file of a recording's events; a second and further ones hold what is beyond `LINES_PER_FILE`."""
+    return f"recording-{recording:03d}.jsonl" if number == 0 else f"recording-{recording:03d}-{number + 1}.jsonl"
+
+
+def events_order(name: str) -> tuple[int, int] | None:
+    """Recording and number of a file, by which files are sorted; None if it is something else."""
+    found = _FILE.fullmatch(name)
+    return (int(found[1]), int(found[2] or 1)) if found else None
+
+
+def line_of(said: Said) -> str:
+    """One line, its newline included."""
+    known = {name: _plain(value) for name, value in asdict(said).items()}
+    if isinstance(said, Event):
+        known["severity"] = said.severity.name
+        known["evidence"] = {name: _plain(value) for name, value in said.evidence.items()}
+    return json.dumps({"record": _NAMES[type(said)], **known}, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def read_line(line: str) -> Said | None:
+    """What a line says; None if a later version wrote something that this one does not know."""
+    try:
+        return _said(json.loads(line))
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"This is no line of events: {error!r}") from error
+
+
+def _said(known: dict[str, Any]) -> Said | None:
+    kind = _KINDS.get(known.pop("record", ""))
+    if kind is None:
+        return None
+    earlier = known.pop("live", False)  # what `judged` was called before, the other way round
+    names = {each.name: each.type for each in fields(kind)}
+    known = {name: _READ.get(str(names[name]), _as_it_is)(value) for name, value in known.items() if name in names}
+    if kind is Event:
+        known.setdefault("judged", not earlier)
+        known["severity"] = Severity[known["severity"]]
+        known["remedies"] = tuple(known.get("remedies", ()))
+        known["evidence"] = {name: float(value) for name, value in known.get("evidence", {}).items()}
+    said: Said = kind(**known)
+    return said
+
+
+def _whole(value: Any) -> int:
+    if not isinstance(value, int):
+        raise TypeError(f"{value!r} is no whole number")
+    return value
+
+
+def _as_it_is(value: Any) -> Any:
+    return value
+
+
+_READ: Mapping[str, Callable[[Any], Any]] = {"float": float, "int": _whole}
+
+
+def _plain(value: Any) -> Any:
+    return repr(value) if isinstance(value, float) and not math.isfinite(value) else value

@@ -1,0 +1,1 @@
+"""MLflow inside the training process."""

@@ -1,0 +1,96 @@
+"""Finds the runs of an experiment, and looks at runs without reading their metrics.
+
+In: the name or id of an experiment and a filter in MLflow's syntax; or run ids. Out: a `RunHead` each, the newest
+first. Promised: all of them, however many pages the store gives them in; what cannot be found is told in one sentence;
+reports that we put into an experiment ourselves are no runs of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+
+from mlflow import MlflowClient
+from mlflow.entities import Experiment, Run, ViewType
+from mlflow.exceptions import MlflowException
+
+from mlflow_stability.errors import RunNotFoundError
+from mlflow_stability.tracking.store.address import strip_credentials
+from mlflow_stability.tracking.store.reachable_client import answering_client
+from mlflow_stability.tracking.store.store_errors import store_trouble
+from mlflow_stability.tracking.write.run_report import COMPARISON_TAG
+from mlflow_stability.vocabulary.run.run_history import RunHead
+
+PAGE = 50
+"""Runs that are asked for at once: each comes with all of its parameters, tags and last values, maybe thousands."""
+_ID = re.compile(r"[0-9]{1,18}")
+_OVER = frozenset({"FINISHED", "FAILED", "KILLED"})
+
+
+def runs_of_experiment(experiment: str, condition: str = "", tracking_uri: str | None = None) -> list[RunHead]:
+    """All runs of an experiment that meet a condition such as ``params.lr = '0.1' and metrics.loss < 3``."""
+    client = answering_client(tracking_uri)
+    found = _experiment(client, experiment)
+    heads: list[RunHead] = []
+    token: str | None = None
+    while True:
+        with store_trouble(f"search the runs of experiment {experiment}"):
+            page = client.search_runs(
+                [found.experiment_id], condition, ViewType.ACTIVE_ONLY, PAGE, ["attributes.start_time DESC"], token
+            )
+        heads.extend(_head(run, client) for run in page if COMPARISON_TAG not in run.data.tags)
+        token = page.token
+        if not token:
+            return heads
+
+
+def head_of(run_id: str, tracking_uri: str | None = None) -> RunHead:
+    """One run, by its id."""
+    return head_by(answering_client(tracking_uri), run_id)
+
+
+def head_by(client: MlflowClient, run_id: str) -> RunHead:
+    """One run, by its id, for those who have a client."""
+    with store_trouble(f"read run {run_id}"):
+        return _head(client.get_run(run_id), client)
+
+
+def _experiment(client: MlflowClient, asked: str) -> Experiment:
+    """By name; else by id, which are digits."""
+    with store_trouble(f"look for experiment {asked}"):
+        found = client.get_experiment_by_name(asked)
+        if found is None and _ID.fullmatch(asked):
+            found = _experiment_by_id(client, asked)
+        if found is None:
+            names = [each.name for each in client.search_experiments(ViewType.ACTIVE_ONLY, max_results=6)]
+            there = f" There are {', '.join(names[:5])}{', …' if len(names) > 5 else ''}." if names else ""
+            raise RunNotFoundError(f"There is no experiment {asked!r}.{there}")
+    if found.lifecycle_stage == "deleted":
+        raise RunNotFoundError(
+            f"Experiment {asked!r} was deleted. `mlflow experiments restore -x {found.experiment_id}` brings it back, "
+            "until MLflow's garbage is collected."
+        )
+    return found
+
+
+def _experiment_by_id(client: MlflowClient, asked: str) -> Experiment | None:
+    try:
+        return client.get_experiment(asked)
+    except MlflowException as error:
+        if error.error_code == "RESOURCE_DOES_NOT_EXIST":
+            return None
+        raise
+
+
+def _head(run: Run, client: MlflowClient) -> RunHead:
+    """With the last point of each metric, whose step grows also where the value stays."""
+    info, data = run.info, run.data
+    known = [strip_credentials(client.tracking_uri), info.status, info.end_time, info.lifecycle_stage, info.run_name]
+    try:
+        last = sorted((each.key, each.step, each.timestamp, each.value) for each in data.to_proto().metrics)
+    except TypeError:  # NumPy's integers, of which SQLite makes blobs that no message of MLflow holds
+        last = sorted((key, 0, 0, value) for key, value in data.metrics.items())
+    said = [last, *(sorted(each.items()) for each in (data.params, data.tags))]
+    state = hashlib.sha256(json.dumps([known, said], default=str).encode()).hexdigest()
+    return RunHead(str(info.run_id), str(info.run_name or info.run_id), info.status in _OVER, state)

@@ -1,0 +1,1 @@
+"""Reaches a tracking store, and explains what fails there."""

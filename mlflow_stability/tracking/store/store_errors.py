@@ -1,0 +1,88 @@
+"""Tells apart what can go wrong at the tracking store.
+
+In: whatever MLflow, its HTTP client or its database raises. Out: one sentence without credentials, and one of three
+kinds: the store is away (try again later), it refuses this very thing (trying again does not help), or the run is gone.
+
+Puts into words what a server answered that is no MLflow server in good order.
+
+In: the exception in which MLflow's client wraps the answer. Out: the rest of a sentence that begins with the server's
+name; empty where nothing was answered at all.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from mlflow.exceptions import MlflowException, RestException
+
+from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
+from mlflow_stability.tracking.store.address import strip_credentials, without_credentials
+
+_REFUSALS = frozenset({"INVALID_PARAMETER_VALUE", "BAD_REQUEST", "RESOURCE_ALREADY_EXISTS"})
+_GONE = frozenset({"RESOURCE_DOES_NOT_EXIST", "NOT_FOUND"})
+_LONGEST_SENTENCE = 300
+
+
+class RefusedError(TrackingError):
+    """The store understood, and will not take this."""
+
+
+@contextmanager
+def store_trouble(doing: str) -> Iterator[None]:
+    """Turn every failure inside into one of ours; `doing` completes "could not …"."""
+    try:
+        yield
+    except StabilityError:
+        raise
+    except MlflowException as error:
+        message = f"Could not {doing}: {sentence(error)}"
+        if error.error_code in _REFUSALS:
+            raise RefusedError(message) from error
+        if error.error_code in _GONE:
+            raise RunNotFoundError(message) from error
+        raise TrackingError(message) from error
+    except Exception as error:  # requests, urllib3, sqlalchemy, botocore, a plugin of the user's: no common root
+        raise TrackingError(f"Could not {doing}: {sentence(error)}") from error
+
+
+def sentence(error: BaseException) -> str:
+    """What an exception says, in one line, without credentials."""
+    text = " ".join(without_credentials(str(error) or type(error).__name__).split())
+    return text if len(text) <= _LONGEST_SENTENCE else text[:_LONGEST_SENTENCE] + "…"
+
+
+NOT_MLFLOW = "answers, but not as an MLflow server. Is it a login page or another service? Look at the address"
+_STATUS = re.compile(r"failed with error code (\d{3})|too many (\d{3}) error responses")
+_NOT_JSON = "not in a valid JSON format"
+_CREDENTIALS = (
+    "are credentials missing or wrong? They are MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
+    "MLFLOW_TRACKING_TOKEN"
+)
+
+
+def answered(error: BaseException) -> str:
+    """What came instead of what was asked for, and what to do."""
+    if _NOT_JSON in str(error):
+        return NOT_MLFLOW
+    status = _status(error)
+    if status in (401, 403):
+        return f"answers with {status}: {_CREDENTIALS}"
+    if status == 404:
+        return "answers with 404: there is no MLflow at this address. Is a path missing in it, or one too many?"
+    if status == 429 or status >= 500:
+        return f"answers with {status}: it is up, but in trouble. Try again later"
+    return f"answers with {status}" if status else ""
+
+
+def not_mlflow(uri: str) -> TrackingError:
+    """What to raise about a server whose answer is well-formed and about something else than what was asked for."""
+    return TrackingError(f"The tracking server at {strip_credentials(uri)} {NOT_MLFLOW}.")
+
+
+def _status(error: BaseException) -> int:
+    if isinstance(error, RestException):
+        return int(error.get_http_status_code())  # type: ignore[no-untyped-call]
+    found = _STATUS.search(str(error)) if isinstance(error, MlflowException) else None
+    return int(next(each for each in found.groups() if each)) if found is not None else 0

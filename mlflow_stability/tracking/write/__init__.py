@@ -1,0 +1,1 @@
+"""Writes into one run."""

@@ -1,0 +1,148 @@
+"""Takes a place in a run for one recording.
+
+In: the run's writer and the recording. Out: its place: its number, its section and what is added to its steps.
+Promised: the same recording always gets the same place back; two recordings never share one, however many come at the
+same moment; steps that the run has already are not written a second time by a process that started to count at 1 again.
+
+A tracking store can only set and read tags, so the numbers are given out as in Lamport's bakery: say that you choose,
+choose one more than the highest you see, wait for all who are choosing; of two with the same number the one whose name
+comes later chooses again. See https://lamport.azurewebsites.net/pubs/bakery.pdf.
+
+The tag with which a recording takes its place in a run and shows that it lives.
+
+`stability.recording.<id>` holds a JSON object: which number this recording has in the run, how far it is and when that
+was written. It is how two processes that write into the same run keep apart, and how a resumed run knows at which step
+to go on. Each recording writes its own tag only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+
+from mlflow_stability.errors import TrackingError
+from mlflow_stability.tracking.keys import SECTION, section_of
+from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.vocabulary.run.milestone import Opening
+
+LIVE_SECONDS = 30.0
+CHOOSING = -1
+_NAME = re.compile(r"stability\.recording\.[\w\-]+")
+
+
+@dataclass(frozen=True, slots=True)
+class RecordingTag:
+    """What a run knows of one recording in it."""
+
+    id: str
+    number: int = 0
+    """Its number in the run; `CHOOSING` while it looks for one."""
+    host: str = ""
+    pid: int = 0
+    settled: bool = False
+    """Nobody else can have the same number any more."""
+    state: str = "live"
+    """`live` or `ended`."""
+    first_step: int = 0
+    last_step: int = 0
+    time: float = 0.0
+    """When this was written."""
+    section: str = SECTION
+    """The prefix of its metric keys."""
+    offset: int = 0
+    """What was added to its steps, because the run had those already."""
+    events: dict[str, int] = field(default_factory=dict)
+    """How many events of which severity."""
+
+    def lives(self, now: float) -> bool:
+        """Whether its process is still at work, as far as one can tell from here."""
+        return self.state == "live" and now - self.time < LIVE_SECONDS
+
+    def text(self) -> str:
+        """The value of the tag."""
+        return json.dumps(asdict(self))
+
+
+def tag_name(recording: str) -> str:
+    """The key of the tag of a recording."""
+    return f"stability.recording.{recording}"
+
+
+def tags_of_recordings(tags: Mapping[str, str]) -> list[RecordingTag]:
+    """What a run knows of its recordings; a tag that somebody else has written over is passed over."""
+    known = {each.name for each in fields(RecordingTag)}
+    found = []
+    for key, value in tags.items():
+        if _NAME.fullmatch(key) is None:
+            continue
+        try:
+            said = json.loads(value)
+            found.append(RecordingTag(**{key: said[key] for key in said if key in known}))
+        except (ValueError, TypeError):
+            continue
+    return sorted(found, key=lambda tag: (tag.number, tag.id))
+
+
+def recordings_in(tags: Mapping[str, str]) -> dict[int, RecordingTag]:
+    """The recordings of a run, by number."""
+    return {tag.number: tag for tag in tags_of_recordings(tags) if tag.number != CHOOSING}
+
+
+_ATTEMPTS = 50
+_POLL_SECONDS = 0.1
+_CHOOSING_SECONDS = 20.0  # who chooses for longer has died over it
+
+
+def claim_place(writer: RunWriter, opening: Opening) -> RecordingTag:
+    """The place of this recording in its run, as its tag says it."""
+    mine = next((tag for tag in tags_of_recordings(writer.tags()) if tag.id == opening.recording), None)
+    if mine is not None and mine.number != CHOOSING and mine.settled:
+        return mine
+    for _ in range(_ATTEMPTS):
+        _say(writer, RecordingTag(opening.recording, CHOOSING, opening.host, opening.pid, time=time.time()))
+        others = _others(writer, opening)
+        number = max((tag.number for tag in others), default=-1) + 1
+        mine = place_among([tag for tag in others if tag.number != CHOOSING], number, opening, time.time())
+        _say(writer, mine)
+        if not _lost(writer, opening, number):
+            mine = replace(mine, settled=True)
+            _say(writer, mine)
+            return mine
+    raise TrackingError(f"Run {writer.run_id} gave no place to this recording in {_ATTEMPTS} attempts.")
+
+
+def place_among(known: list[RecordingTag], number: int, opening: Opening, now: float) -> RecordingTag:
+    """The tag of a newcomer: beside recordings that are still being written, behind those that have ended."""
+    beside_others = any(tag.lives(now) for tag in known)
+    ended_at = max((tag.last_step for tag in known if not tag.lives(now)), default=0)
+    return RecordingTag(
+        id=opening.recording,
+        number=number,
+        host=opening.host,
+        pid=opening.pid,
+        first_step=opening.first_step,
+        time=now,
+        section=section_of(number + 1) if beside_others else section_of(1),
+        offset=ended_at if opening.first_step <= ended_at else 0,
+    )
+
+
+def _lost(writer: RunWriter, opening: Opening, number: int) -> bool:
+    """Whether somebody whose name comes first has chosen the same number, once all have chosen."""
+    while True:
+        others = _others(writer, opening)
+        now = time.time()
+        if not any(tag.number == CHOOSING and now - tag.time < _CHOOSING_SECONDS for tag in others):
+            return any(tag.number == number and (tag.settled or tag.id < opening.recording) for tag in others)
+        time.sleep(_POLL_SECONDS)
+
+
+def _others(writer: RunWriter, opening: Opening) -> list[RecordingTag]:
+    return [tag for tag in tags_of_recordings(writer.tags()) if tag.id != opening.recording]
+
+
+def _say(writer: RunWriter, tag: RecordingTag) -> None:
+    writer.set_tags({tag_name(tag.id): tag.text()})

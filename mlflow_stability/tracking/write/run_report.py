@@ -1,0 +1,66 @@
+"""Adds finished reports to a run.
+
+In: a run id and files. Out: artifacts in `stability/`, and where they lie. Promised: a report of the same name is
+replaced, nothing else of the run is touched, and its status and times stay as they are.
+
+Keeps a comparison in an experiment, as a run of its own.
+
+In: the experiment and finished reports. Out: the id of a run that holds them. Promised: the run is marked, so that it
+is not taken for a training when the experiment is compared again; one that could not be filled is not left running.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
+from urllib.parse import unquote, urlsplit
+
+from mlflow_stability.errors import StabilityError
+from mlflow_stability.tracking.store.reachable_client import answering_client
+from mlflow_stability.tracking.store.store_errors import store_trouble
+
+REPORT_FOLDER = "stability"
+
+
+def log_report(run_id: str, tracking_uri: str | None, files: Mapping[str, str]) -> Path | None:
+    """Write each text into the run, under its file name; the folder they are in, where this machine has it."""
+    client = answering_client(tracking_uri)
+    with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+        for name, text in files.items():
+            file = Path(room, name)
+            file.write_text(text, encoding="utf-8")
+            with store_trouble(f"add {name} to run {run_id}"):
+                client.log_artifact(run_id, str(file), REPORT_FOLDER)
+    with store_trouble(f"read run {run_id}"):
+        root = client.get_run(run_id).info.artifact_uri
+    parts = urlsplit(root)
+    if parts.scheme:
+        return Path(unquote(parts.path), REPORT_FOLDER) if parts.scheme == "file" else None
+    return Path(root, REPORT_FOLDER)
+
+
+COMPARISON_TAG = "stability.comparison"
+NAME = "stability comparison"
+
+
+def log_comparison(experiment: str, tracking_uri: str | None, files: Mapping[str, str], summary: str) -> str:
+    """Write each text into a new run of the experiment, under its file name."""
+    client = answering_client(tracking_uri)
+    with store_trouble(f"add a run to experiment {experiment}"):
+        found = client.get_experiment_by_name(experiment)
+        experiment_id = found.experiment_id if found is not None else experiment
+        if found is None and not experiment.isdigit():
+            experiment_id = client.create_experiment(experiment)
+        tags = {COMPARISON_TAG: "true", "mlflow.note.content": summary}
+        run_id = str(client.create_run(experiment_id, tags=tags, run_name=NAME).info.run_id)
+    try:
+        log_report(run_id, tracking_uri, files)
+    except BaseException:
+        with suppress(StabilityError), store_trouble(f"finish run {run_id}"):
+            answering_client(tracking_uri).set_terminated(run_id, "FAILED")
+        raise
+    with store_trouble(f"finish run {run_id}"):
+        client.set_terminated(run_id)
+    return run_id

@@ -1,0 +1,102 @@
+"""What is concluded about one run: outcome, episodes and their causes, remedies, and what could not be told."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.judged_curves import JudgedCurves
+
+JUDGED_LIVE = "Events were recorded while it trained; whole curves were looked at in addition."
+"""The note on a run that was judged as it should be, so that nothing has to be said of it beside others."""
+
+
+@dataclass(frozen=True, slots=True)
+class CurveReading:
+    """How one loss curve went, read as a whole; words are those of the catalogue, empty where they cannot be told."""
+
+    metric: str
+    place: str
+    points: int
+    first_step: int
+    last_step: int
+    first: float
+    last: float
+    best: float
+    best_step: int
+    trend: str = ""
+    """``strong``, ``steady``, ``marginal``, ``flat``, ``rising``."""
+    change: float | None = None
+    """From the first to the last tenth, as a share of the first: -0.62 is a loss that lost 62 %."""
+    stability: str = ""
+    """``smooth``, ``noisy``, ``very noisy``."""
+    volatility: float | None = None
+    """Spread of the last tenth around its trend, as a share of its level."""
+    pattern: str = ""
+    """``monotone``, ``not monotone``, ``oscillating``; empty for a curve that does not move."""
+    shape: str = ""
+    """``decay``, ``u-shape``, ``plateau``, ``explosion``."""
+    health: str = ""
+    """``ok``, ``broken``, ``exploding``, ``converged``."""
+    expected_final: float | None = None
+    """Where the fitted decay ends; None where no fit holds."""
+    spike_score: float | None = None
+    """Share of values 7 sigma or more from the rolling mean of 1000, as OLMo 2 defines it; None below 1000 points."""
+    unit: str = "step"
+    """What the log calls a step: ``epoch`` where it counts nothing else."""
+
+
+@dataclass(frozen=True, slots=True)
+class Sketch:
+    """A loss curve small enough to draw: for each of at most 400 stretches its first step, lowest and highest value."""
+
+    metric: str
+    steps: tuple[int, ...]
+    low: tuple[float, ...]
+    high: tuple[float, ...]
+    """Non-finite values are left out of both; a stretch that has no other is NaN."""
+
+
+@dataclass(frozen=True, slots=True)
+class Diagnosis:
+    """The conclusion about one run."""
+
+    source: str
+    """The run id or path that was asked about."""
+    name: str
+    format: str
+    basis: str
+    """What was read."""
+    outcome: str
+    """``healthy``; ``unstable``: trouble that passed; ``diverged``; ``broken``: non-finite to the end; ``stuck``;
+    ``overfitted``; ``crashed``, ``killed``, ``out_of_memory``, ``exited``, ``interrupted``; ``cannot_tell``."""
+    verdict: str
+    """One sentence."""
+    episodes: tuple[Episode, ...] = ()
+    """In order of time."""
+    cause: Cause | None = None
+    """Of the finding that decides the outcome; each episode has its own beside it."""
+    remedies: tuple[str, ...] = ()
+    """What to change, most useful first, each once."""
+    curves: tuple[CurveReading, ...] = ()
+    sketches: tuple[Sketch, ...] = ()
+    judged: JudgedCurves = field(default_factory=JudgedCurves)
+    """Which curves are taken for the loss and the validation loss."""
+    cannot_tell: tuple[str, ...] = ()
+    """What could not be judged, and why."""
+    notes: tuple[str, ...] = ()
+    ended: str = ""
+    """How the process ended, where that is known: ``finished``, ``killed``, …"""
+    steps: tuple[int, int] | None = None
+    """First and last step; None for a run without any."""
+    points: int = 0
+    """How many values were looked at."""
+    unit: str = "step"
+    """What the log calls a step: ``epoch`` where it counts nothing else."""
+
+    @property
+    def severity(self) -> Severity:
+        """The worst of its episodes; INFO where there is none."""
+        return max((episode.severity for episode in self.episodes), default=Severity.INFO)

@@ -1,0 +1,47 @@
+"""A stretch of trouble: neighbouring events of one kind, as people talk about them and reports count them."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.sensitivity import score_in
+
+
+@dataclass(frozen=True, slots=True)
+class Episode:
+    """One thing that went wrong, from its first step to its last."""
+
+    kind: str
+    severity: Severity
+    start: int
+    peak: int
+    """Where it was worst."""
+    end: int
+    message: str
+    """What happened, with numbers, in one sentence."""
+    events: int = 1
+    """How many events it is made of."""
+    recovered: bool | None = None
+    """Whether things were as before afterwards; None where that cannot be told."""
+    metric: str = ""
+    """The metric it was seen in, by the name that the script gave it."""
+    place: str = ""
+    """The module, the parameter group, the one of several losses."""
+    attempt: int = 0
+    evidence: dict[str, float] = field(default_factory=dict)
+    remedies: tuple[str, ...] = ()
+    spikes: tuple[int, ...] = ()
+    """Of a divergence: the steps of the loss spikes that are part of it and no episodes of their own."""
+    experimental: bool = False
+    """Whether the judgement is experimental: such are never above INFO, and change no verdict."""
+    cause: Cause | None = None
+    """Why it began; None where that is not known, and for what is only mentioned."""
+    unit: str = "step"
+    """What the log calls a step: ``epoch`` where it counts nothing else."""
+
+    @property
+    def score(self) -> float:
+        """How sure it is: by how many times it exceeds what a finding needs at normal sensitivity; 1 to 64."""
+        return score_in(self.evidence)

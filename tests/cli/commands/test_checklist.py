@@ -1,0 +1,63 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from analysis.logs import ending_in_nan, falling, write_log
+
+from mlflow_stability.cli.main import run
+from mlflow_stability.detectors.catalog import KINDS
+from mlflow_stability.diagnosis.checklist.checklist import checklist_of
+
+
+@pytest.fixture(autouse=True)
+def narrow(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+
+
+def words(text: str) -> str:
+    return " ".join(text.split())
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_kind_has_a_list_of_questions_with_a_way_to_answer_each(
+    kind: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["checklist", kind]) == 0
+    text = capsys.readouterr().out
+    for number, item in enumerate(checklist_of(kind), start=1):
+        assert f" {number}. " in text
+        assert item.question in words(text)
+        assert f"by hand: {item.how}" in words(text)
+    assert max(map(len, text.splitlines())) <= 80
+
+
+def test_without_kind_and_run_the_checks_fit_any_trouble(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["checklist"]) == 0
+    assert "What to check: any trouble" in capsys.readouterr().out
+
+
+def test_a_run_fills_in_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(Path("nan.jsonl"), ending_in_nan())
+    assert run(["checklist", "nan_detected", "--run", "nan.jsonl"]) == 0
+    said = words(capsys.readouterr().out)
+    assert "1. bad Where did the first non-finite value appear?" in said
+    assert "step 400" in said
+    assert "unknown Are the inputs of that step finite" in said
+
+
+def test_a_run_alone_gives_the_checks_for_its_worst_trouble(capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(Path("nan.jsonl"), ending_in_nan())
+    assert run(["checklist", "--run", "nan.jsonl"]) == 0
+    assert "Where did the first non-finite value appear?" in words(capsys.readouterr().out)
+
+
+@pytest.mark.parametrize("typed", [["--run", "gone.csv"], ["--run", "logs"], ["nonsense"]])
+def test_what_cannot_be_done_is_one_sentence(typed: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a", "b"):
+        write_log(Path("logs", f"{name}.jsonl"), falling())
+    assert run(["checklist", *typed]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert "Traceback" not in said.err
+    assert "mlflow-stability: " in said.err or "Error: " in said.err

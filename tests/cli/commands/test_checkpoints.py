@@ -1,0 +1,73 @@
+from __future__ import annotations
+
+import hashlib
+import time
+from pathlib import Path
+
+import pytest
+from mlflow import MlflowClient
+
+from mlflow_stability.cli.main import run
+from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta
+from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
+
+
+def keep(place: Path, step: int, *, good: bool = True, said: bytes = b"weights", written: bytes = b"weights") -> Path:
+    meta = CheckpointMeta(step, 1.25, hashlib.sha256(said).hexdigest(), len(said), time.time(), good=good)
+    folder = place / meta.name
+    folder.mkdir(parents=True)
+    (folder / "state.pt").write_bytes(written)
+    (folder / "meta.json").write_bytes(meta.to_json())
+    return folder
+
+
+@pytest.fixture(params=["sqlite_uri", "rest_server"])
+def checkpoints(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> RunCheckpoints:
+    uri = request.getfixturevalue(request.param)
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    client = MlflowClient(tracking_uri=uri)
+    return RunCheckpoints(client, str(client.create_run("0").info.run_id))
+
+
+def test_they_are_listed_oldest_first(
+    checkpoints: RunCheckpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints.upload(keep(tmp_path, 1000, good=False))
+    checkpoints.upload(keep(tmp_path, 500))
+    assert run(["checkpoints", checkpoints.run_id]) == 0
+    rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
+    assert [(row[0], row[1]) for row in rows] == [("500", "1.25"), ("1000", "1.25")]
+    assert rows[0][-1] == "good"
+    assert rows[1][-3:] == ["not", "proved", "yet"]
+
+
+def test_one_that_was_damaged_is_found_by_its_hash(
+    checkpoints: RunCheckpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    checkpoints.upload(keep(tmp_path, 500, written=b"weightz"))
+    checkpoints.upload(keep(tmp_path, 1000))
+    assert run(["checkpoints", checkpoints.run_id]) == 0
+    capsys.readouterr()
+    assert run(["checkpoints", checkpoints.run_id, "--verify"]) == 1
+    said = " ".join(capsys.readouterr().out.split())
+    assert "its SHA-256 differs" in said
+    assert "good, verified" in said
+
+
+def test_what_is_downloaded_is_what_was_written(checkpoints: RunCheckpoints, tmp_path: Path) -> None:
+    folder = keep(tmp_path / "kept", 500)
+    checkpoints.upload(folder)
+    checkpoints.upload(keep(tmp_path / "kept", 1000))
+    assert run(["checkpoints", checkpoints.run_id, "--download", str(tmp_path / "back"), "--step", "500"]) == 0
+    assert [each.name for each in (tmp_path / "back").iterdir()] == [folder.name]
+    assert (tmp_path / "back" / folder.name / "state.pt").read_bytes() == b"weights"
+
+
+@pytest.mark.parametrize("more", [[], ["--step", "7"]])
+def test_what_is_not_there_is_said_in_one_sentence(
+    checkpoints: RunCheckpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str], more: list[str]
+) -> None:
+    if more:
+        checkpoints.upload(keep(tmp_path, 500))
+    assert run(["checkpoints", checkpoints.run_id, *more]) == 2
+    assert "has no checkpoint" in capsys.readouterr().err

@@ -1,0 +1,292 @@
+from __future__ import annotations
+
+import csv
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from analysis.logs import diverging, ending_in_nan, falling, write_log
+from architecture.repository import ROOT
+from architecture.test_loading import loaded_by
+from click.shell_completion import ShellComplete
+from jsonschema import Draft202012Validator
+from mlflow import MlflowClient
+from mlflow.entities import Metric
+
+from mlflow_stability.cli.main import commands, run
+from mlflow_stability.reports.formats import FORMATS
+from mlflow_stability.reports.run.json_document import schema
+
+CLOSED = "http://127.0.0.1:9"
+NO_RUN = "0123456789abcdef" * 2
+
+
+@pytest.fixture(autouse=True)
+def logs(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    write_log(Path("logs/good.jsonl"), falling())
+    write_log(Path("logs/bad.jsonl"), diverging())
+    write_log(Path("logs/nan.jsonl"), ending_in_nan())
+
+
+def stored_run(uri: str, values: list[float], name: str = "train_loss") -> str:
+    client = MlflowClient(tracking_uri=uri)
+    run_id = client.create_run("0").info.run_id
+    client.log_batch(run_id, [Metric(name, value, 1_000 * step, step) for step, value in enumerate(values)])
+    client.set_terminated(run_id)
+    return run_id
+
+
+def document(capsys: pytest.CaptureFixture[str]) -> dict:
+    said = json.loads(capsys.readouterr().out)
+    Draft202012Validator(schema()).validate(said)
+    return said
+
+
+def by_itself(*arguments: str, after: str = "") -> subprocess.CompletedProcess[str]:
+    command = f'"$0" -m mlflow_stability "$@" {after}'
+    return subprocess.run(
+        ["bash", "-o", "pipefail", "-c", command, sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+@pytest.mark.parametrize(("log", "code"), [("good", 0), ("bad", 1), ("nan", 1)])
+def test_the_exit_code_says_whether_something_was_found(log: str, code: int) -> None:
+    assert run(["diagnose", f"logs/{log}.jsonl"]) == code
+
+
+def test_a_person_reads_verdict_curve_and_remedies(capsys: pytest.CaptureFixture[str]) -> None:
+    run(["diagnose", "logs/bad.jsonl"])
+    said = capsys.readouterr()
+    for part in ("Diverged: train_loss", "CRITICAL divergence", "What to do", "┤"):
+        assert part in said.out
+    assert max(map(len, said.out.splitlines())) <= 80
+    assert said.err == ""
+
+
+def test_several_inputs_give_one_document(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diagnose", "logs/bad.jsonl", "./logs/nan.jsonl", "logs", "--output-format", "json"]) == 1
+    said = document(capsys)
+    assert [each["source"] for each in said["runs"]] == [
+        "logs/bad.jsonl",
+        "./logs/nan.jsonl",
+        "logs/bad.jsonl",
+        "logs/good.jsonl",
+        "logs/nan.jsonl",
+    ]
+    assert {each["source"] for each in said["issues"]} == {"logs/bad.jsonl", "./logs/nan.jsonl", "logs/nan.jsonl"}
+
+
+def test_only_the_kinds_asked_for_are_shown_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
+    typed = ["diagnose", "logs", "--output-format", "csv"]
+    assert run([*typed, "--issue-type", "nan-detected"]) == 1
+    assert [row["issue_type"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))] == ["nan_detected"]
+    assert run([*typed, "--issue-type", "overfitting", "--issue-type", "plateau"]) == 0
+    assert len(capsys.readouterr().out.splitlines()) == 1
+
+
+def test_a_higher_sensitivity_finds_what_a_lower_one_leaves(tmp_path: Path) -> None:
+    losses = [3.0 - at / 60 + 0.02 * (-1) ** at for at in range(60)]
+    losses[30] = 3.0
+    Path("small.jsonl").write_text("".join(f'{{"step": {at}, "loss": {loss}}}\n' for at, loss in enumerate(losses)))
+    codes = [run(["diagnose", "small.jsonl", "--sensitivity", each]) for each in ("low", "normal", "high")]
+    assert codes == [0, 0, 1]
+
+
+def test_what_rests_on_a_hidden_kind_is_not_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diagnose", "logs/bad.jsonl", "--issue-type", "plateau"]) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no plateau was found" in said
+    assert "Diverged" not in said
+    assert "What to do" not in said
+
+
+def test_an_unknown_kind_gives_the_nearest(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diagnose", "logs", "--issue-type", "nan_detcted"]) == 2
+    assert "Did you mean nan_detected" in " ".join(capsys.readouterr().err.split())
+
+
+def test_how_bad_it_has_to_be_can_be_said() -> None:
+    losses = falling()
+    losses[300] *= 1.5
+    write_log(Path("spike.jsonl"), losses)
+    assert run(["diagnose", "spike.jsonl"]) == 1
+    assert run(["diagnose", "spike.jsonl", "--fail-on", "critical"]) == 0
+
+
+def test_an_explosion_below_the_limit_asked_for_is_none(capsys: pytest.CaptureFixture[str]) -> None:
+    norms = np.exp(0.1 * np.random.default_rng(0).normal(size=600))
+    norms[400] *= 30
+    rows = [{"step": step, "loss": 2.0 - step / 1000, "grad_norm": norm} for step, norm in enumerate(norms)]
+    Path("norms.jsonl").write_text("\n".join(map(json.dumps, rows)), encoding="utf-8")
+    typed = ["diagnose", "norms.jsonl", "--issue-type", "gradient_explosion", "--output-format", "json"]
+    for limit, found in (("5", 1), ("500", 0)):
+        run([*typed, "--gradient-explosion-threshold", limit])
+        assert document(capsys)["summary"]["total_issues"] == found
+
+
+@pytest.mark.parametrize("name", ["out.json", "out.csv", "out.md", "out.html", "out.txt"])
+def test_a_report_goes_into_a_file_in_the_form_of_its_ending(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diagnose", "logs/bad.jsonl", "--output", name]) == 1
+    assert capsys.readouterr().out == ""
+    text = Path(name).read_text(encoding="utf-8")
+    begins = {"out.json": "{", "out.csv": "source,", "out.md": "# ", "out.html": "<!doctype", "out.txt": "bad.jsonl ─"}
+    assert text.startswith(begins[name])
+
+
+def test_the_form_that_is_asked_for_wins_over_the_ending() -> None:
+    assert run(["diagnose", "logs/bad.jsonl", "--output", "out.html", "--output-format", "json"]) == 1
+    assert json.loads(Path("out.html").read_text(encoding="utf-8"))["schema_version"] == 1
+
+
+@pytest.mark.parametrize("file", ["logs/bad.jsonl", "logs/../logs/bad.jsonl", "link.jsonl"])
+@pytest.mark.parametrize("asked", ["logs/bad.jsonl", "logs"])
+def test_no_log_that_is_asked_about_is_written_over(file: str, asked: str, capsys: pytest.CaptureFixture[str]) -> None:
+    Path("link.jsonl").symlink_to("logs/bad.jsonl")
+    before = Path("logs/bad.jsonl").read_bytes()
+    assert run(["diagnose", asked, "--output", file, "--output-format", "csv"]) == 2
+    assert "would be written over" in capsys.readouterr().err
+    assert Path("logs/bad.jsonl").read_bytes() == before
+
+
+def test_an_ending_that_nobody_knows_is_refused_with_those_that_are(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diagnose", "logs/bad.jsonl", "--output", "out.pdf"]) == 2
+    said = " ".join(capsys.readouterr().err.split())
+    assert ".pdf" in said
+    assert ".html" in said
+    assert not Path("out.pdf").exists()
+    assert run(["diagnose", "logs/bad.jsonl", "--output", "out.pdf", "--output-format", "html"]) == 1
+
+
+@pytest.mark.parametrize("file", ["no/such/folder/out.html", "logs"])
+def test_a_file_that_cannot_be_written_is_said_before_anything_is_read(
+    file: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["diagnose", "gone.csv", "--output", file]) == 2
+    assert "Invalid value for '--output'" in capsys.readouterr().err
+
+
+def test_what_cannot_be_read_is_said_beside_the_rest(capsys: pytest.CaptureFixture[str]) -> None:
+    Path("empty.csv").touch()
+    Path("model.pt").write_bytes(bytes(range(256)) * 10)
+    assert run(["diagnose", "logs/good.jsonl", "empty.csv", "model.pt", "gone.csv", "--output-format", "json"]) == 2
+    said = capsys.readouterr()
+    errors = said.err.splitlines()
+    assert [line.startswith("mlflow-stability: ") for line in errors] == [True] * 3
+    told = json.loads(said.out)
+    assert [each["source"] for each in told["errors"]] == ["empty.csv", "model.pt", "gone.csv"]
+    assert [each["outcome"] for each in told["runs"]] == ["healthy"]
+
+
+def test_when_nothing_can_be_read_stdout_stays_empty(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diagnose", "gone.csv"]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.count("\n") == 1
+
+
+def test_a_hostile_name_reaches_neither_terminal_nor_page(capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(Path("evil.jsonl"), diverging(), "train_loss\x1b[2J<script>alert(1)</script>[red]")
+    run(["diagnose", "evil.jsonl", "evil\x1b[2J.csv"])
+    said = capsys.readouterr()
+    assert "\x1b" not in said.out + said.err
+    run(["diagnose", "evil.jsonl", "--output-format", "html"])
+    assert "<script" not in capsys.readouterr().out
+
+
+def test_a_run_of_a_store_is_diagnosed(sqlite_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run_id = stored_run(sqlite_uri, [float(each) for each in diverging()])
+    assert run(["diagnose", run_id, "--tracking-uri", sqlite_uri, "--output-format", "json"]) == 1
+    said = document(capsys)
+    assert said["summary"]["total_runs"] == 1
+    assert "total_files" not in said["summary"]
+    assert {each["source"] for each in said["issues"]} == {run_id}
+
+
+def test_a_report_is_added_to_the_run(sqlite_uri: str) -> None:
+    run_id = stored_run(sqlite_uri, [float(each) for each in diverging()])
+    assert run(["diagnose", run_id, "--tracking-uri", sqlite_uri, "--log-to-run", "--output", "mine.csv"]) == 1
+    client = MlflowClient(tracking_uri=sqlite_uri)
+    names = {each.path for each in client.list_artifacts(run_id, "stability")}
+    assert {"stability/report.html", "stability/report.json"} <= names
+    page = Path(client.download_artifacts(run_id, "stability/report.html")).read_text(encoding="utf-8")
+    assert "divergence" in page
+    assert client.get_run(run_id).info.status == "FINISHED"
+
+
+def test_a_report_can_only_be_added_to_a_run(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diagnose", "logs/bad.jsonl", "--log-to-run"]) == 2
+    assert "is a file or folder" in " ".join(capsys.readouterr().err.split())
+
+
+def test_a_run_that_is_not_there_and_a_server_that_is_away_are_one_sentence(
+    sqlite_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for uri in (sqlite_uri, CLOSED):
+        assert run(["diagnose", NO_RUN, "--tracking-uri", uri]) == 2
+        said = capsys.readouterr()
+        assert (said.out, said.err.count("\n")) == ("", 1)
+        assert "Traceback" not in said.err
+
+
+def test_a_folder_with_the_name_of_a_run_is_read_and_that_is_said(capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(Path(NO_RUN, "a.jsonl"), falling())
+    assert run(["diagnose", NO_RUN]) == 0
+    assert "was not looked for as a run" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("form", ["json", "rich"])
+def test_a_reader_that_has_enough_is_no_error(form: str) -> None:
+    # `true` is gone long before the first line comes.
+    done = by_itself("diagnose", "logs/good.jsonl", "--output-format", form, after="| true")
+    assert (done.stderr, done.returncode) == ("", 0)
+
+
+@pytest.mark.parametrize(("log", "code"), [("good", 0), ("bad", 1)])
+def test_where_nobody_reads_the_exit_code_still_tells(log: str, code: int) -> None:
+    done = by_itself("diagnose", f"logs/{log}.jsonl", after=">&-")
+    assert (done.stderr, done.returncode) == ("", code)
+
+
+def test_a_full_disk_is_one_sentence() -> None:
+    done = by_itself("diagnose", "logs", after="> /dev/full")
+    assert done.returncode == 2
+    assert done.stderr == "mlflow-stability: The result could not be written: No space left on device.\n"
+
+
+def test_a_terminal_that_knows_only_ascii_is_written_to_all_the_same() -> None:
+    os.environ["PYTHONIOENCODING"] = "ascii"
+    try:
+        done = by_itself("diagnose", "logs/bad.jsonl")
+    finally:
+        del os.environ["PYTHONIOENCODING"]
+    assert done.returncode == 1
+    assert done.stdout.isascii()
+    assert "Diverged: train_loss" in done.stdout
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_a_log_needs_neither_mlflow_nor_torch(form: str) -> None:
+    typed = ["diagnose", str(Path("logs").resolve()), "--output-format", form, "--output", str(Path("out").resolve())]
+    loaded = loaded_by(f"from mlflow_stability.cli.main import run\nassert run({typed!r}) == 1")
+    assert loaded & {"mlflow", "torch", "matplotlib"} == set()
+    assert ("jinja2" in loaded) == (form == "html")
+
+
+def test_a_shell_completes_kinds_and_options() -> None:
+    completion = ShellComplete(commands, {}, "mlflow-stability", "_MLFLOW_STABILITY_COMPLETE")
+    kinds = completion.get_completions(["diagnose", "--issue-type"], "nan")
+    assert [item.value for item in kinds] == ["nan_detected", "nan_origin"]
+    options = {item.value for item in completion.get_completions(["diagnose"], "--")}
+    assert {"--verbose", "--issue-type", "--output-format", "--output", "--tracking-uri", "--log-to-run"} <= options
+    (files,) = completion.get_completions(["diagnose"], "lo")
+    assert files.type == "file"

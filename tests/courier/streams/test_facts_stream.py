@@ -1,0 +1,236 @@
+"""What a run should know about itself, from the journal into the run.
+
+What git says of a training's code, asked of real repositories.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from courier.staging import Training
+from mlflow import MlflowClient
+from mlflow.entities import Run
+
+from mlflow_stability.courier.deliver import deliver_session
+from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.streams.facts_stream import MOST_LINES, git_state
+from mlflow_stability.tracking.read.run_reader import RunReader
+from mlflow_stability.vocabulary import Closing, Fact
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    ask_for_short_requests()
+    return tmp_path / ".mlflow-stability"
+
+
+def told(root: Path, uri: str, facts: dict[str, str], **opening: Any) -> Run:
+    """The run of a training that tells these facts at its first step."""
+    training = Training(root, uri, **opening)
+    for key, value in facts.items():
+        training.journal.append(Fact(key, value, 1, time.time()))
+    training.train(1, 5)
+    training.end(Closing("finished", "", 5, time.time()))
+    report = deliver_session(training.folder)
+    assert report.error == ""
+    return MlflowClient(uri).get_run(report.run_ids[0])
+
+
+def test_facts_of_the_training_are_parameters_of_its_run(root: Path, sqlite_uri: str) -> None:
+    run = told(root, sqlite_uri, {"learning_rate": "0.1", "model": "GPT"})
+    assert run.data.params == {"stability.learning_rate": "0.1", "stability.model": "GPT"}
+    said = [each for _, each in RunReader(run.info.run_id, sqlite_uri).said() if isinstance(each, Fact)]
+    assert [(each.key, each.value) for each in said] == [("learning_rate", "0.1"), ("model", "GPT")]
+    assert MlflowClient(sqlite_uri).list_artifacts(run.info.run_id, "stability/environment.json") == []
+
+
+def test_where_one_was_cut_all_of_them_are_kept_whole(root: Path, sqlite_uri: str, tmp_path: Path) -> None:
+    facts = {"argv": "train.py " + "x" * 20_000, "seed": "1"}
+    run = told(root, sqlite_uri, facts)
+    assert len(run.data.params["stability.argv"]) == 6000
+    file = MlflowClient(sqlite_uri).download_artifacts(run.info.run_id, "stability/environment.json", str(tmp_path))
+    assert json.loads(Path(file).read_text(encoding="utf-8")) == facts
+
+
+def test_a_second_recording_of_the_run_tells_only_what_is_otherwise(root: Path, sqlite_uri: str) -> None:
+    first = told(root, sqlite_uri, {"seed": "1", "python": "3.12"})
+    run = told(root, sqlite_uri, {"seed": "2", "python": "3.12", "note": "x"}, run_id=first.info.run_id)
+    assert run.data.params == {"stability.seed": "1", "stability.python": "3.12", "stability.note": "x"}
+    assert run.data.tags["stability.recording_2.seed"] == "2"
+    assert "stability.recording_2.python" not in run.data.tags
+    assert "stability.refused" not in run.data.tags
+
+
+def test_delivering_again_from_the_beginning_changes_nothing(root: Path, sqlite_uri: str) -> None:
+    training = Training(root, sqlite_uri)
+    training.journal.append(Fact("seed", "1"))
+    training.train(1, 3)
+    (run_id,) = deliver_session(training.folder).run_ids  # the training lives: the courier leaves, and comes again
+    training.journal.append(Fact("batch", "float32[8, 4]"))
+    training.train(4, 5)
+    training.end(Closing("finished", "", 5, time.time()))
+    assert deliver_session(training.folder).run_ids == (run_id,)
+    run = MlflowClient(sqlite_uri).get_run(run_id)
+    assert run.data.params == {"stability.seed": "1", "stability.batch": "float32[8, 4]"}
+    assert not [tag for tag in run.data.tags if tag.startswith("stability.recording_")]
+
+
+@pytest.fixture
+def code(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    (folder / "train.py").write_text("lr = 0.1\n")
+    git = ["git", "-c", "user.name=me", "-c", "user.email=me@here", "-c", "init.defaultBranch=main"]
+    for words in (["init"], ["add", "."], ["commit", "-m", "first"]):
+        subprocess.run([*git, *words], cwd=folder, check=True, capture_output=True)
+    return folder
+
+
+def test_the_code_is_that_of_the_training_and_is_asked_once(root: Path, sqlite_uri: str, code: Path) -> None:
+    training = Training(root, sqlite_uri, directory=str(code))
+    training.train(1, 3)
+    deliver_session(training.folder)
+    (code / "train.py").write_text("lr = 0.2\n")  # edited while it trains
+    training.train(4, 5)
+    training.end(Closing("finished", "", 5, time.time()))
+    report = deliver_session(training.folder)
+    run = MlflowClient(sqlite_uri).get_run(report.run_ids[0])
+    head = subprocess.run(["git", "rev-parse", "HEAD"], cwd=code, check=True, capture_output=True, text=True)
+    assert run.data.params["stability.git.commit"] == head.stdout.strip()
+    assert run.data.params["stability.git.dirty"] == "False"
+    assert not [tag for tag in run.data.tags if tag.startswith("stability.recording_")]
+
+
+def test_code_is_not_asked_for_long_after_the_training(root: Path, sqlite_uri: str, code: Path) -> None:
+    training = Training(root, sqlite_uri, directory=str(code))
+    training.train(1, 3)
+    old = training.begin("of-last-week", directory=str(code))
+    old.close()
+    journal = next(training.folder.glob("*-of-last-week/journal"))
+    said = journal.read_bytes()
+    journal.unlink()
+    (training.folder / journal.parent.name).joinpath("journal").write_bytes(_older(said, 3600.0))
+    training.end(Closing("finished", "", 3, time.time()))
+    report = deliver_session(training.folder)
+    asked = [
+        "stability.git.commit" in MlflowClient(sqlite_uri).get_run(run_id).data.params for run_id in report.run_ids
+    ]
+    assert sorted(asked) == [False, True]
+
+
+def _older(line: bytes, seconds: float) -> bytes:
+    """The same opening, written that much earlier."""
+    from mlflow_stability.journal.record import decode, encode, unframe
+    from mlflow_stability.vocabulary import Opening
+
+    opening = decode(unframe(line.rstrip(b"\n")))
+    assert isinstance(opening, Opening)
+    fields = {name: getattr(opening, name) for name in opening.__slots__}
+    return encode(Opening(**{**fields, "time": opening.time - seconds}))
+
+
+def git(folder: Path, *words: str) -> str:
+    named = ["-c", "user.name=me", "-c", "user.email=me@here", "-c", "init.defaultBranch=main"]
+    done = subprocess.run(["git", *named, *words], cwd=folder, check=True, capture_output=True, text=True)
+    return done.stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "code"
+    folder.mkdir()
+    git(folder, "init")
+    (folder / "train.py").write_text("lr = 0.1\nsteps = 10\n")
+    git(folder, "add", "train.py")
+    git(folder, "commit", "-m", "first")
+    return folder
+
+
+def test_code_as_it_was_committed_is_told_by_its_commit(repository: Path) -> None:
+    head = git(repository, "rev-parse", "HEAD")
+    assert git_state(str(repository)) == {"git.commit": head, "git.branch": "main", "git.dirty": "False"}
+
+
+def test_what_was_changed_since_is_told_in_short(repository: Path) -> None:
+    (repository / "train.py").write_text("lr = 0.2\nsteps = 10\n")
+    (repository / "new.py").write_text("x = 1\n")
+    (repository / "data.bin").write_text("not code\n")
+    state = git_state(str(repository))
+    assert state["git.dirty"] == "True"
+    assert "train.py | 2 +-" in state["git.diff"]
+    assert "1 file changed, 1 insertion(+), 1 deletion(-)" in state["git.diff"]
+    assert state["git.untracked"] == "new.py"
+
+
+def test_what_is_staged_counts_as_changed(repository: Path) -> None:
+    (repository / "train.py").write_text("lr = 0.3\n")
+    git(repository, "add", "train.py")
+    assert git_state(str(repository))["git.dirty"] == "True"
+
+
+def test_a_folder_within_a_repository_is_asked_like_it(repository: Path) -> None:
+    inner = repository / "a folder"
+    inner.mkdir()
+    (inner / "ünter.py").write_text("")
+    state = git_state(str(inner))
+    assert state["git.commit"] == git(repository, "rev-parse", "HEAD")
+    assert state["git.untracked"] == "ünter.py"
+
+
+def test_a_commit_that_is_on_no_branch_is_told(repository: Path) -> None:
+    git(repository, "checkout", "--detach")
+    assert git_state(str(repository))["git.branch"] == "(detached)"
+
+
+def test_a_repository_without_a_commit_has_no_commit(tmp_path: Path) -> None:
+    git(tmp_path, "init")
+    (tmp_path / "train.py").write_text("")
+    git(tmp_path, "add", "train.py")
+    state = git_state(str(tmp_path))
+    assert "git.commit" not in state
+    assert (state["git.dirty"], state["git.branch"]) == ("True", "main")
+
+
+def test_where_there_is_no_repository_and_no_folder_nothing_is_told(tmp_path: Path) -> None:
+    assert git_state(str(tmp_path)) == {}
+    assert git_state(str(tmp_path / "gone")) == {}
+    assert git_state("") == {}
+
+
+def test_without_git_nothing_is_told(repository: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(repository))
+    assert git_state(str(repository)) == {}
+
+
+def test_of_very_many_changes_only_so_many_are_told(repository: Path) -> None:
+    names = [f"module_{number:03d}.py" for number in range(120)]
+    for name in names:
+        (repository / name).write_text("a = 1\n")
+    git(repository, "add", *names)
+    git(repository, "commit", "-m", "many")
+    for name in names:
+        (repository / name).write_text("a = 2\n")
+        (repository / f"new_{name}").write_text("")
+    state = git_state(str(repository))
+    assert len(state["git.diff"].splitlines()) <= MOST_LINES + 2
+    assert "120 files changed" in state["git.diff"]
+    assert state["git.untracked"].splitlines()[-1] == "and 70 more"
+
+
+def test_asking_runs_no_program_of_the_repository_and_writes_nothing(repository: Path) -> None:
+    ran = repository.parent / "ran"
+    script = repository.parent / "script"
+    script.write_text(f"#!/bin/sh\ntouch {ran}\n")
+    script.chmod(0o700)
+    for key in ("core.fsmonitor", "diff.external", "core.pager"):
+        git(repository, "config", key, str(script))
+    (repository / "train.py").write_text("lr = 0.5\n")
+    index = (repository / ".git" / "index").read_bytes()
+    assert git_state(str(repository))["git.diff"]
+    assert not ran.exists()
+    assert (repository / ".git" / "index").read_bytes() == index

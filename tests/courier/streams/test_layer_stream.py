@@ -1,0 +1,160 @@
+"""Tables of layers follow the recording into its run, each once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+
+import pytest
+from figures.layers import gpt_layers, normal, table
+from journal.test_layer_tables import bare, equal
+from mlflow import MlflowClient
+
+from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.streams import layer_stream
+from mlflow_stability.courier.streams.layer_stream import LayerStream
+from mlflow_stability.errors import TrackingError
+from mlflow_stability.journal.layer_tables import layer_table_files, write_layer_table
+from mlflow_stability.tracking.artifacts.layer_parts import read_layer_part
+from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.vocabulary.measured.layer_table import LayerTable
+
+
+class Shelf:
+    """The border of tracking: keeps what it is sent."""
+
+    def __init__(self) -> None:
+        self.parts: dict[str, list[LayerTable]] = {}
+        self.away = False
+
+    def upload(self, file: Path, folder: str) -> None:
+        if self.away:
+            raise TrackingError("away")
+        self.parts[f"{folder}/{file.name}"] = read_layer_part(file)
+
+    @property
+    def steps(self) -> list[int]:
+        return [each.step for name in sorted(self.parts) for each in self.parts[name]]
+
+
+def stream_of(folder: Path, shelf: Shelf, **delivered: int) -> LayerStream:
+    return LayerStream(Delivered(folder, **delivered), shelf, time.time())
+
+
+def drive(stream: LayerStream) -> None:
+    while not stream.done:
+        stream.advance(over=True)
+
+
+def keep(folder: Path, steps: range) -> list[LayerTable]:
+    tables = [bare(step, what) for step in steps for what in ("gradient", "weight")]
+    for each in tables:
+        write_layer_table(folder, each)
+    return tables
+
+
+def test_every_table_arrives_and_stays_where_it_is(tmp_path: Path) -> None:
+    tables, shelf = keep(tmp_path, range(100, 1000, 100)), Shelf()
+    drive(stream_of(tmp_path, shelf))
+    assert list(shelf.parts) == ["stability/layers/part-000-000000000100.parquet"]
+    (found,) = shelf.parts.values()
+    assert all(equal(one, other) for one, other in zip(found, tables, strict=True))
+    assert len(layer_table_files(tmp_path)) == len(tables)
+
+
+def test_a_new_courier_goes_on_where_the_one_before_was(tmp_path: Path) -> None:
+    shelf = Shelf()
+    keep(tmp_path, range(100, 300, 100))
+    drive(stream_of(tmp_path, shelf))
+    keep(tmp_path, range(300, 500, 100))
+    drive(stream_of(tmp_path, shelf))
+    assert shelf.steps == [100, 100, 200, 200, 300, 300, 400, 400]
+    assert len(shelf.parts) == 2
+
+
+def test_what_was_sent_without_being_noted_lands_on_itself(tmp_path: Path) -> None:
+    shelf = Shelf()
+    keep(tmp_path, range(100, 300, 100))
+    drive(stream_of(tmp_path, shelf))
+    (tmp_path / layer_stream.PAGE).unlink()
+    keep(tmp_path, range(300, 400, 100))
+    drive(stream_of(tmp_path, shelf))
+    assert shelf.steps == [100, 100, 200, 200, 300, 300]
+
+
+def test_while_training_goes_on_the_newest_step_waits_for_its_second_table(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shelf = Shelf()
+    stream = stream_of(tmp_path, shelf)
+    keep(tmp_path, range(100, 200, 100))
+    write_layer_table(tmp_path, bare(200, "gradient"))
+    assert not stream.advance(over=False)
+    assert shelf.parts == {}
+    later = time.time() + 61
+    monkeypatch.setattr(time, "time", lambda: later)
+    stream.advance(over=False)
+    assert shelf.steps == [100, 100]
+    write_layer_table(tmp_path, bare(200, "weight"))
+    drive(stream)
+    assert shelf.steps == [100, 100, 200, 200]
+
+
+def test_more_than_fits_into_memory_goes_in_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_stream, "_MOST_BYTES", 8_000)
+    shelf = Shelf()
+    keep(tmp_path, range(100, 1000, 100))
+    drive(stream_of(tmp_path, shelf))
+    assert len(shelf.parts) > 2
+    assert shelf.steps == [step for step in range(100, 1000, 100) for _ in range(2)]
+
+
+def test_a_step_too_large_for_one_part_is_sent_all_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layer_stream, "_MOST_BYTES", 10)
+    shelf = Shelf()
+    keep(tmp_path, range(100, 300, 100))
+    drive(stream_of(tmp_path, shelf))
+    assert shelf.steps == [100, 100, 200, 200]
+
+
+def test_nothing_is_lost_while_the_store_is_away(tmp_path: Path) -> None:
+    shelf = Shelf()
+    keep(tmp_path, range(100, 300, 100))
+    shelf.away = True
+    stream = stream_of(tmp_path, shelf)
+    with pytest.raises(TrackingError):
+        stream.advance(over=True)
+    assert not stream.done
+    shelf.away = False
+    drive(stream)
+    assert shelf.steps == [100, 100, 200, 200]
+
+
+def test_a_damaged_table_is_left_out_and_told_of(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    shelf = Shelf()
+    keep(tmp_path, range(100, 300, 100))
+    layer_table_files(tmp_path)[0].path.write_bytes(b"torn")
+    with caplog.at_level(logging.WARNING):
+        drive(stream_of(tmp_path, shelf))
+    assert shelf.steps == [100, 200, 200]
+    assert len(caplog.messages) == 1
+
+
+def test_steps_are_those_that_the_run_counts(tmp_path: Path) -> None:
+    shelf = Shelf()
+    keep(tmp_path, range(100, 200, 100))
+    drive(stream_of(tmp_path, shelf, number=2, offset=5000))
+    assert list(shelf.parts) == ["stability/layers/part-002-000000005100.parquet"]
+    assert shelf.steps == [5100, 5100]
+
+
+def test_tables_arrive_in_a_real_run(tmp_path: Path, sqlite_uri: str) -> None:
+    told = table(1000, gpt_layers(12), [normal()])
+    write_layer_table(tmp_path, told)
+    client = MlflowClient(tracking_uri=sqlite_uri)
+    run_id = str(client.create_run("0").info.run_id)
+    drive(LayerStream(Delivered(tmp_path), RunWriter(client, run_id), time.time()))
+    (part,) = client.list_artifacts(run_id, "stability/layers")
+    (back,) = read_layer_part(Path(client.download_artifacts(run_id, part.path, str(tmp_path))))
+    assert equal(back, told)

@@ -1,0 +1,134 @@
+import time
+from contextlib import suppress
+
+import psutil
+import pytest
+from courier.staging import Training
+
+from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.streams.metric_stream import MetricStream, Pace
+from mlflow_stability.courier.streams.part_stream import PartStream
+from mlflow_stability.errors import TrackingError
+from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
+
+SIGNALS = tuple(Signal(f"signal_{number}") for number in range(50))
+
+
+class Shelf:
+    """The border of tracking: keeps what it is sent, at the speed it is given."""
+
+    def __init__(self, seconds_per_point=0.0):
+        self.points, self.files, self.broken, self.seconds_per_point = [], [], False, seconds_per_point
+
+    def log(self, points, section):
+        if self.broken:
+            raise TrackingError("away")
+        time.sleep(len(points) * self.seconds_per_point)
+        self.points += points
+
+    def upload(self, file, folder):
+        if self.broken:
+            raise TrackingError("away")
+        self.files.append(file.name)
+
+
+@pytest.fixture
+def training(tmp_path):
+    training = Training(tmp_path / ".mlflow-stability", "sqlite:///never-opened.db")
+    yield training
+    training.end()
+
+
+def journal(training, steps, rate=50.0):
+    began = time.time()
+    for step in range(1, steps + 1):
+        training.journal.append(StepReading(step, SIGNALS, (1.0,) * 50, 0, began + step / rate))
+
+
+def test_a_store_that_cannot_take_so_many_points_gets_fewer(training):
+    shelf, delivered = Shelf(seconds_per_point=0.0002), Delivered(training.journal.folder)
+    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1)
+    journal(training, 6000)  # 2500 points a second come in, 200 can be sent beside a living training
+    began = time.monotonic()
+    while time.monotonic() - began < 6:
+        stream.advance(over=False)
+        time.sleep(0.01)
+    assert stream.every >= 16
+
+
+def test_a_store_that_was_away_but_is_fast_enough_gets_all_points(training):
+    shelf, delivered = Shelf(), Delivered(training.journal.folder)
+    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=10)
+    journal(training, 3000)
+    began = time.monotonic()
+    while time.monotonic() - began < 3:
+        stream.advance(over=False)
+    assert stream.every == 10
+
+
+def test_memory_stays_bounded_however_long_the_store_is_away(training):
+    shelf, delivered = Shelf(), Delivered(training.journal.folder)
+    shelf.broken = True
+    streams = [MetricStream(delivered, shelf, Pace("sqlite:///x"), 1), PartStream(delivered, shelf, time.time())]
+    journal(training, 24_000)  # more than a million values
+    process = psutil.Process()
+    before = process.memory_info().rss
+    for _ in range(200):
+        for stream in streams:
+            with suppress(TrackingError):
+                stream.advance(over=False)
+    assert process.memory_info().rss - before < 150e6
+    shelf.broken = False
+    while not all(stream.done for stream in streams):
+        for stream in streams:
+            stream.advance(over=True)
+    assert len({point.step for point in shelf.points}) >= 24_000 / streams[0].every
+    assert delivered.parts_until == delivered.metrics_until == training.journal.bytes_written
+    assert len(shelf.files) == len(set(shelf.files)) == 2
+
+
+def test_steps_are_sent_as_the_run_counts_them(training):
+    shelf, delivered = Shelf(), Delivered(training.journal.folder, offset=1000)
+    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=10)
+    journal(training, 20)
+    while not stream.done:
+        stream.advance(over=True)
+    assert {point.step for point in shelf.points} == {1001, 1010, 1020}
+
+
+def test_the_last_step_of_each_of_two_trainings_side_by_side_arrives(training):
+    shelf, delivered = Shelf(), Delivered(training.journal.folder)
+    layouts = (Signal("loss"),), (Signal("loss", "track_1"),)
+    for step in range(1, 38):
+        training.journal.append(StepReading(step, layouts[step % 2], (float(step),), 0, time.time()))
+    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=10)
+    stream.advance(over=False)
+    again = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=10)
+    for each in (stream, again):
+        while not each.done:
+            each.advance(over=True)
+    last = {signal: max(each.step for each in shelf.points if each.signal == signal) for (signal,) in layouts}
+    assert last == {Signal("loss"): 36, Signal("loss", "track_1"): 37}
+
+
+@pytest.mark.parametrize("later", [0, 30])
+def test_the_step_of_an_event_is_kept_however_soon_after_it_the_event_was_found(training, later):
+    shelf, delivered = Shelf(), Delivered(training.journal.folder)
+    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1000)
+    for step in range(1, 101):
+        training.journal.append(StepReading(step, SIGNALS[:1], (float(step),), 0, time.time()))
+        if step == 50 + later:
+            training.journal.append(Event(50, "loss_spike", Severity.WARNING, "high"))
+    while not stream.done:
+        stream.advance(over=True)
+    assert [point.step for point in shelf.points if point.signal == SIGNALS[0]] == [1, 50, 100]
+
+
+def test_readings_that_are_held_for_their_events_are_sent_after_a_restart_too(training):
+    shelf, delivered = Shelf(), Delivered(training.journal.folder)
+    journal(training, 40, rate=1e6)
+    MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1).advance(over=False)
+    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1)
+    while not stream.done:
+        stream.advance(over=True)
+    assert sorted({point.step for point in shelf.points}) == list(range(1, 41))

@@ -1,0 +1,74 @@
+"""A training that hangs says so in its run, while it hangs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from courier.staging import Training, reading
+from mlflow import MlflowClient
+
+from mlflow_stability.tracking.read.run_reader import RunReader
+from mlflow_stability.vocabulary import Closing, Event, Severity
+
+
+def train_until(training: Training, ended: float, first: int = 1) -> None:
+    """Twenty steps, a tenth of a second each, of which the last ended then."""
+    for number in range(20):
+        training.journal.append(replace(reading(first + number), time=ended - (19 - number) / 10))
+
+
+def stalls(run_id: str, uri: str) -> list[Event]:
+    said = [each for _, each in RunReader(run_id, uri).said()]
+    return [each for each in said if isinstance(each, Event) and each.kind == "stall"]
+
+
+@pytest.mark.fault
+def test_a_training_that_hangs_is_told_and_one_that_goes_on_had_paused(tmp_path: Path, sqlite_uri: str) -> None:
+    client = MlflowClient(sqlite_uri)
+    run_id = client.create_run("0").info.run_id
+    training = Training(tmp_path / "journals", sqlite_uri, run_id=run_id)
+    train_until(training, time.time() - 100)
+    courier = training.start_courier()
+    try:
+        until = time.monotonic() + 60
+        while client.get_run(run_id).data.tags.get("stability.events") != "1 critical, 0 warning":
+            assert time.monotonic() < until
+            time.sleep(0.3)
+        while not stalls(run_id, sqlite_uri):
+            assert time.monotonic() < until
+            time.sleep(0.3)
+        (stall,) = stalls(run_id, sqlite_uri)
+        assert (stall.step, stall.severity) == (20, Severity.CRITICAL)
+        train_until(training, time.time(), first=21)
+        training.end(Closing("finished", "", 40, time.time()))
+        assert courier.wait(60) == 0
+    finally:
+        courier.kill()
+        courier.wait()
+    (pause,) = stalls(run_id, sqlite_uri)
+    assert pause.severity is Severity.INFO
+    assert "then training went on" in pause.message
+    assert client.get_run(run_id).data.tags["stability.events"] == "0 critical, 0 warning"
+
+
+@pytest.mark.fault
+def test_a_person_who_thinks_in_a_notebook_is_no_stall(tmp_path: Path, sqlite_uri: str) -> None:
+    client = MlflowClient(sqlite_uri)
+    run_id = client.create_run("0").info.run_id
+    training = Training(tmp_path / "journals", sqlite_uri, run_id=run_id, interactive=True)
+    train_until(training, time.time() - 100)
+    courier = training.start_courier()
+    try:
+        until = time.monotonic() + 60
+        while client.get_run(run_id).data.tags.get("stability.last_step") != "20":
+            assert time.monotonic() < until
+            time.sleep(0.3)
+        assert client.get_run(run_id).data.tags["stability.events"] == "0 critical, 0 warning"
+    finally:
+        courier.kill()
+        courier.wait()
+        training.end()
+    assert stalls(run_id, sqlite_uri) == []

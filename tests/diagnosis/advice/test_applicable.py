@@ -1,0 +1,197 @@
+from __future__ import annotations
+
+import math
+import re
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.detectors.catalog import documentation
+from mlflow_stability.detectors.loss.divergence import Divergence
+from mlflow_stability.detectors.loss.nonfinite import NanDetected
+from mlflow_stability.detectors.optimizer.loss_scale_collapse import LossScaleCollapse
+from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
+from mlflow_stability.diagnosis.advice.half_precision import in_half_precision
+from mlflow_stability.diagnosis.advice.remedies import remedies_of
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+AT = 250
+FLOAT32 = {"stability.parameter_types": "float32"}
+NAN = Event(
+    AT,
+    "nan_detected",
+    Severity.CRITICAL,
+    f"loss is NaN at step {AT}.",
+    evidence={"loss": math.nan},
+    remedies=NanDetected.remedies,
+)
+
+
+def broken(*events: Event, params: dict[str, str] | None = None, scale: float | None = None) -> RunHistory:
+    losses = falling(400)
+    losses[AT:] = math.nan
+    metrics = [metric_of("loss", losses)]
+    if scale is not None:
+        metrics.append(metric_of("loss_scale", np.full(400, scale)))
+    return run_of(*metrics, events=events, params=params)
+
+
+def born(source: str, *remedies: str, **numbers: float) -> Event:
+    message = f"Step {AT}: the first number that is not finite comes from somewhere."
+    evidence = {f"from.{source}": 1.0, "operation.div": 1.0, **numbers}
+    return Event(AT, "nan_origin", Severity.INFO, message, "head", evidence, remedies)
+
+
+@pytest.mark.parametrize(
+    ("params", "scale", "half"),
+    [
+        (FLOAT32, None, False),
+        ({"stability.parameter_types": "bfloat16"}, None, False),
+        ({**FLOAT32, "stability.autocast": "cuda bfloat16"}, None, False),
+        ({**FLOAT32, "stability.autocast": "cuda float16"}, None, True),
+        ({"stability.parameter_types": "float32, float16"}, None, True),
+        (FLOAT32, 1024.0, True),
+        ({**FLOAT32, "precision": "16-mixed"}, None, True),
+        ({**FLOAT32, "precision": "bf16-mixed"}, None, False),
+        ({"fp16": "True"}, None, True),
+        ({"fp16": "False"}, None, False),
+        ({}, None, None),
+    ],
+)
+def test_half_precision_is_known_from_what_the_run_says(
+    params: dict[str, str], scale: float | None, half: bool | None
+) -> None:
+    history = broken(NAN, params=params, scale=scale)
+    assert in_half_precision(history) is half
+    said = [each for each in diagnosis_of(history).remedies if "bf16" in each]
+    assert (
+        said
+        == {
+            True: ["Train in bf16 instead of fp16."],
+            False: [],
+            None: ["If it trains in fp16: train in bf16 instead."],
+        }[half]
+    )
+
+
+def test_no_episode_says_to_leave_fp16_in_a_run_that_never_used_it() -> None:
+    skipped = Event(
+        AT, "step_skipped", Severity.WARNING, "Skipped.", remedies=("Train in bf16 instead of fp16.", "Look.")
+    )
+    found = diagnosis_of(broken(NAN, skipped, params=FLOAT32))
+    assert not any("fp16" in remedy for each in found.episodes for remedy in each.remedies)
+    assert any("Look." in each.remedies for each in found.episodes)
+
+
+def test_where_the_operation_is_known_only_what_helps_against_it_is_said() -> None:
+    exact = born("forward", "Keep the divisor away from zero.", **{"output.nan": 3.0})
+    outputs = Event(
+        AT,
+        "activation_nonfinite",
+        Severity.WARNING,
+        "head puts out values that are not finite.",
+        remedies=("Look for a softmax over a row that is masked as a whole, and for a logarithm or division by zero.",),
+    )
+    assert diagnosis_of(broken(NAN, outputs, exact, params=FLOAT32)).remedies == ("Keep the divisor away from zero.",)
+
+
+def test_an_overflow_is_met_by_smaller_numbers_too() -> None:
+    exact = born("forward", "Scale it down.", overflow=1.0, **{"output.inf": 3.0, "input.greatest": 1e30})
+    remedies = diagnosis_of(broken(NAN, exact, params=FLOAT32)).remedies
+    assert remedies[0] == "Scale it down."
+    assert any(each.startswith("Lower the learning rate") for each in remedies)
+
+
+def test_a_nan_that_nobody_looked_into_is_still_to_be_found() -> None:
+    losses = falling(600)
+    losses[AT], losses[500:] = math.nan, math.nan
+    later = replace(NAN, step=500, message="loss is NaN at step 500.")
+    exact = born("forward", "Keep the divisor away from zero.", **{"output.nan": 3.0})
+    history = run_of(metric_of("loss", losses), events=[NAN, exact, later], params=FLOAT32)
+    first, second = [each for each in diagnosis_of(history).episodes if each.kind == "nan_detected"]
+    assert NanDetected.remedies[0] not in first.remedies
+    assert NanDetected.remedies[0] in second.remedies
+
+
+@pytest.mark.parametrize("kind", ["nan_detected", "step_skipped"])
+def test_a_batch_without_targets_is_not_met_by_a_lower_learning_rate(kind: str) -> None:
+    remedies = documentation(kind).remedies
+    assert any("Lower the learning rate" in each for each in remedies)
+    seen = Event(AT, kind, Severity.WARNING, "It broke.", remedies=remedies)
+    exact = born("loss", "Leave out batches that have no target to learn from: the mean over none is 0/0.")
+    for params in (FLOAT32, {**FLOAT32, "stability.autocast": "cuda float16"}, {}):
+        found = diagnosis_of(broken(NAN, seen, exact, params=params))
+        assert found.cause is not None
+        assert found.cause.name == "loss_function"
+        for each in found.episodes:
+            assert not any(re.search("learning rate|lip gradients|fp16", one) for one in each.remedies), each
+
+
+def diverged(*events: Event, params: dict[str, str] | None = None, tags: dict[str, str] | None = None) -> Diagnosis:
+    losses = falling(400)
+    losses[AT:] *= 1 + np.minimum(4, (np.arange(AT, 400) - AT) / 10)
+    attempts = np.zeros(400)
+    for each in events:
+        attempts[each.step + 1 :] += each.kind == "rollback"
+    rose = Event(AT, "divergence", Severity.CRITICAL, "loss rose.", remedies=Divergence.remedies)
+    history = run_of(metric_of("loss", losses, attempts=attempts), events=[rose, *events], params=params)
+    return diagnosis_of(replace(history, tags=tags or {}))
+
+
+def of_going_back(found: Diagnosis) -> list[str]:
+    every = [remedy for each in found.episodes for remedy in each.remedies] + list(found.remedies)
+    return [each for each in every if re.search("Go back|checkpoint|set back", each)]
+
+
+def test_nobody_is_told_to_go_back_where_a_rollback_followed() -> None:
+    assert of_going_back(diverged())
+    assert not of_going_back(diverged(Event(AT + 30, "rollback", Severity.INFO, "Set back.")))
+
+
+def test_going_back_names_the_step_and_is_a_condition_where_no_checkpoint_is_known() -> None:
+    start = next(each.start for each in diverged().episodes if each.kind == "divergence")
+    assert f"Restart from a checkpoint before step {start}, if there is one." in of_going_back(diverged())
+    kept = diverged(tags={"stability.checkpoints": ".mlflow-stability/checkpoints/1"})
+    assert f"Restart from a checkpoint before step {start}." in of_going_back(kept)
+
+
+def test_nobody_is_told_to_go_back_to_a_state_before_the_training() -> None:
+    rose = Event(3, "divergence", Severity.CRITICAL, "loss rose.", remedies=Divergence.remedies)
+    losses = np.concatenate([[2.3, 2.3, 2.3], np.full(397, 50.0)])
+    assert not of_going_back(diagnosis_of(run_of(metric_of("loss", losses), events=[rose])))
+
+
+@pytest.mark.parametrize(
+    ("params", "said"),
+    [
+        ({}, "Clip gradients at 1.0."),
+        ({"stability.clipping.max_norm": "1.0"}, "Clip gradients at 0.5 instead of 1."),
+        ({"stability.clipping.max_norm": "10.0"}, "Clip gradients at 1 instead of 10."),
+    ],
+)
+def test_nobody_is_told_to_clip_at_the_norm_at_which_it_clips(params: dict[str, str], said: str) -> None:
+    assert said in diverged(params=params).remedies
+
+
+def test_a_cause_all_of_whose_remedies_do_not_fit_has_none() -> None:
+    why = Cause("fp16_scale", "")
+    skipped = Episode("step_skipped", Severity.WARNING, 9, 9, 9, "", cause=why)
+    (found,) = with_fitting_remedies([skipped], run_of(params=FLOAT32))
+    assert found.cause is not None
+    assert not any("fp16" in each for each in remedies_of([found], found.cause, "unstable"))
+
+
+def test_what_is_said_of_fp16_is_a_condition_where_the_run_does_not_say_in_what_it_computes() -> None:
+    collapsed = Episode("loss_scale_collapse", Severity.CRITICAL, 9, 9, 9, "", remedies=LossScaleCollapse.remedies)
+    (found,) = with_fitting_remedies([collapsed], run_of())
+    assert found.remedies[:2] == (
+        "If it trains in fp16: train in bf16 instead.",
+        "If it trains in fp16: start with a loss scale of 1024 that grows by 1.5 every 200 steps.",
+    )

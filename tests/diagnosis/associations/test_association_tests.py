@@ -1,0 +1,164 @@
+"""How often an innocent parameter is named, and a guilty one is."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from diagnosis.cards import made
+
+from mlflow_stability.diagnosis.associations.association_tests import p_value_of
+from mlflow_stability.diagnosis.associations.associations import associations_of
+from mlflow_stability.diagnosis.associations.instability_tree import tree_of
+from mlflow_stability.diagnosis.cohort.cohort import cohort_of
+from mlflow_stability.diagnosis.parameters.exposure import Watched, watched_of
+from mlflow_stability.diagnosis.parameters.features import Feature
+from mlflow_stability.diagnosis.parameters.split import MOST_LIMITS, best_split
+from mlflow_stability.vocabulary.run.run_card import RunCard
+
+COHORTS = 25
+
+
+def drawn(dice: np.random.Generator) -> dict[str, object]:
+    return {
+        "lr": 10 ** dice.uniform(-4, -1),
+        "batch_size": int(dice.choice([16, 32, 64, 128])),
+        "optimizer": dice.choice(["adamw", "lion", "sgd"]),
+        "warmup": int(dice.choice([0, 200, 1000])),
+    }
+
+
+def repeated_settings(dice: np.random.Generator) -> list[RunCard]:
+    """Twelve settings with five seeds; whether a setting is lost nothing says that is known of it."""
+    cards = []
+    for number in range(12):
+        params, share = drawn(dice), 0.95 if dice.random() < 0.3 else 0.05
+        for seed in range(5):
+            lost = int(dice.integers(50, 950)) if dice.random() < share else None
+            cards.append(made(f"{number}-{seed}", {**params, "seed": seed}, lost=lost))
+    return cards
+
+
+def of_unequal_length(dice: np.random.Generator) -> list[RunCard]:
+    """A fixed number of examples: small batches make long runs, and each step is as dangerous as any."""
+    cards = []
+    for number in range(150):
+        params, lost = drawn(dice), int(dice.exponential(4000))
+        last = 64_000 // int(str(params["batch_size"]))
+        cards.append(made(str(number), params, lost=lost if lost < last else None, last=last))
+    return cards
+
+
+def of_rare_values(dice: np.random.Generator) -> list[RunCard]:
+    ill = dice.choice(200, 4, replace=False)
+    share = [0.95, 0.025, 0.025]
+    return [
+        made(str(n), {name: int(dice.choice(3, p=share)) for name in "abcdef"}, lost=9 if n in ill else None)
+        for n in range(200)
+    ]
+
+
+@pytest.mark.parametrize("make", [repeated_settings, of_unequal_length, of_rare_values])
+def test_an_innocent_parameter_is_hardly_ever_named(make: Callable[[np.random.Generator], list[RunCard]]) -> None:
+    cohorts = [associations_of(make(np.random.default_rng(number))) for number in range(COHORTS)]
+    assert sum(bool(each.associations) for each in cohorts) <= 2
+
+
+def test_a_tree_over_repeated_settings_is_not_believed_for_having_seen_their_repetitions() -> None:
+    trees = [cohort_of(repeated_settings(np.random.default_rng(number))) for number in range(10)]
+    assert sum(each is not None and each.tree is not None and each.tree.better for each in trees) <= 1
+
+
+def grid(rates: int, seeds: int, bad: float) -> list[RunCard]:
+    """A full grid of learning rate and optimizer in which high rates are lost."""
+    settings = itertools.product(range(1, rates + 1), ("adamw", "sgd"), range(seeds))
+    return [
+        made(f"{rate}-{name}-{seed}", {"lr": rate, "opt": name, "seed": seed}, lost=9 if rate > bad else None)
+        for rate, name, seed in settings
+    ]
+
+
+def test_what_holds_for_every_setting_is_named_also_where_settings_were_repeated() -> None:
+    assert [each.params for each in associations_of(grid(5, 3, bad=3)).associations] == [("lr",)]
+
+
+def test_with_too_few_settings_it_is_told_with_counts_and_not_named() -> None:
+    found = associations_of(grid(3, 10, bad=2))
+    assert found.associations == ()
+    (said,) = found.cannot_tell
+    assert "Whether lr goes with instability: Unstable were 20 of 20 with lr above" in said
+    assert "6 different settings only, too few to tell" in said
+
+
+def test_what_matters_beside_what_is_named_in_two_settings_only_is_told_and_not_named() -> None:
+    """Of ten rates the three highest are lost, and two more without a warm-up."""
+    cards = [
+        made(
+            f"{lr}-{warmup}-{seed}", {"lr": lr, "warmup": warmup, "seed": seed}, lost=9 if lr > 5 + 2 * warmup else None
+        )
+        for lr, warmup, seed in itertools.product(range(1, 11), (0, 1), range(4))
+    ]
+    found = associations_of(cards)
+    assert [each.params for each in found.associations] == [("lr",)]
+    assert any("Whether warmup goes with instability beside lr" in each for each in found.cannot_tell)
+
+
+def test_where_one_parameter_alone_was_changed_its_repetitions_are_evidence() -> None:
+    cards = [card for card in grid(4, 5, bad=3) if card.params["opt"] == "sgd"]
+    assert [each.params for each in associations_of(cards).associations] == [("lr",)]
+
+
+def test_a_run_without_trouble_that_was_stopped_at_once_is_no_stable_one() -> None:
+    """All runs of the high rate are lost at step 500, but for those that were stopped before."""
+    cards = [made(f"low{n}", {"lr": 1, "x": n / 7}) for n in range(12)]
+    cards += [made(f"high{n}", {"lr": 2, "x": n / 7}, lost=500) for n in range(12)]
+    cards += [made(f"short{n}", {"lr": 2, "x": n / 7}, last=20) for n in range(24)]
+    feature = Feature("lr", np.array([float(card.params["lr"]) for card in cards]) - 1, ("1", "2"))
+    found = p_value_of(feature, watched_of(cards))
+    assert found is not None
+    assert found < 0.001
+    assert [each.params for each in associations_of(cards).associations] == [("lr",)]
+
+
+def test_where_all_are_lost_sooner_or_later_it_is_said_when() -> None:
+    dice = np.random.default_rng(0)
+    cards = [
+        made(f"{n}", {"lr": n % 2, "x": dice.uniform()}, lost=int(dice.integers(50, 100)) * (1 if n % 2 else 8))
+        for n in range(60)
+    ]
+    cards += [made(f"well{n}", {"lr": n % 2, "x": dice.uniform()}, last=700) for n in range(6)]
+    (found,) = associations_of(cards).associations
+    assert found.params == ("lr",)
+    assert "there after" in found.statement
+    assert "in the middle" in found.statement
+
+
+def test_where_time_says_nothing_more_a_p_value_is_that_of_the_exact_test() -> None:
+    """Five of twelve, all on one side of six: Fisher's test gives 2 * 6 / 792."""
+    ill = np.array([True] * 5 + [False] * 7)
+    feature = Feature("x", np.array([1.0] * 6 + [0.0] * 6), ("a", "b"))
+    found = p_value_of(feature, Watched(np.ones(12), ill, np.arange(12)), tests=50)
+    assert found == pytest.approx(2 * 6 / 792, rel=0.2)
+
+
+def test_of_very_many_values_a_split_is_looked_for_at_a_few_hundred_limits() -> None:
+    values = np.random.default_rng(0).uniform(1, 2, 5000)
+    split = best_split(Feature("x", values), values > 1.7)
+    assert split is not None
+    assert split.limit == pytest.approx(1.7, abs=2 / MOST_LIMITS)
+
+
+def test_a_tree_reads_numbers_of_any_size_and_tells_what_is_not_set() -> None:
+    size = Feature("size", 10.0 ** (300 - 20.0 * (np.arange(120) % 30)))
+    clip = Feature("clip", np.where(np.arange(120) % 2, np.nan, np.arange(120.0)))
+    for feature, sick, said in (
+        (clip, np.arange(120) % 2 == 0, "clip set: 60 of 60 runs unstable"),
+        (clip, np.arange(120) % 2 == 1, "clip not set: 60 of 60 runs unstable"),
+        (size, size.values > 1e150, "size above 1e+150: 32 of 32 runs unstable"),
+        (size, size.values < 1e150, "size up to 1e+150: 88 of 88 runs unstable"),
+    ):
+        found = tree_of([feature], Watched(np.ones(120), sick, np.arange(120)))
+        assert found is not None
+        assert (found.better, found.rules) == (True, (said,))

@@ -1,0 +1,79 @@
+"""What two runs that differ by their seed alone do to the gate, and what a worse run does."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+from diagnosis.cards import card_of_loss, made
+from diagnosis.histories import falling
+
+from mlflow_stability.diagnosis.baseline_gate.gate import gate_of
+from mlflow_stability.vocabulary.result.comparison import Gate
+from mlflow_stability.vocabulary.run.run_card import RunCard
+
+
+def failed(gate: Gate) -> list[str]:
+    return [each.source for each in gate.verdicts if not each.passed]
+
+
+def test_a_run_of_the_same_course_passes_whether_it_is_longer_or_shorter() -> None:
+    for number in range(12):
+        long = falling(2000, seed=number)
+        for run, baseline in ((long, falling(2000, seed=99)[:150]), (long[:150], falling(2000, seed=99))):
+            usual = card_of_loss(baseline, "base")
+            assert gate_of([usual, card_of_loss(run, "b")], usual).passed, (number, len(run))
+
+
+def test_two_courses_that_wander_apart_and_together_again_are_not_told_apart() -> None:
+    """A loss is as uncertain as its slow ups and downs, which no noise of single points shows."""
+    told = 0
+    for number in range(40):
+        cards = []
+        for half in range(2):
+            dice = np.random.default_rng(2 * number + half)
+            wander = np.convolve(dice.standard_normal(1100), np.ones(60) / 60**0.5, "valid")[:1000]
+            cards.append(card_of_loss(falling(1000, seed=number) * np.exp(0.04 * wander), f"{half}"))
+        told += len(failed(gate_of(cards, cards[0])))
+    assert told <= 2
+
+
+def test_of_many_equal_runs_none_fails_for_being_the_one_with_the_most_spikes() -> None:
+    counts = sorted(np.random.default_rng(0).poisson(15, 60).tolist())
+    cards = [
+        replace(made(str(n), {}), spikes_in_divergence=tuple(range(10, 10 + count))) for n, count in enumerate(counts)
+    ]
+    assert failed(gate_of(cards, cards[2])) == []
+
+
+def test_five_times_as_many_spikes_fail() -> None:
+    few, many = falling(4000), falling(4000, seed=1)
+    few[1000:3800:900] *= 3
+    many[600:3800:160] *= 3
+    baseline = card_of_loss(few, "base")
+    assert (len(baseline.spike_steps), failed(gate_of([baseline, card_of_loss(many, "b")], baseline))) == (4, ["b"])
+
+
+def repetition(number: int, level: float) -> RunCard:
+    return card_of_loss(level * falling(600, seed=number), f"s{number}", lr=1, seed=number)
+
+
+def test_a_repetition_that_is_far_worse_does_not_hide_in_the_spread_that_it_makes() -> None:
+    seeds = [repetition(number, level) for number, level in enumerate((1.0, 1.01, 0.99, 1.005, 2.0))]
+    assert failed(gate_of(seeds, seeds[0])) == ["s4"]
+
+
+def test_three_seeds_do_not_know_their_own_spread_well() -> None:
+    seeds = [repetition(number, level) for number, level in enumerate((1.0, 1.02, 0.98))]
+    other = card_of_loss(1.15 * falling(600, seed=7), "b", lr=2, seed=0)
+    assert failed(gate_of([*seeds, other], seeds[0])) == []
+
+
+def test_what_could_not_be_compared_is_said() -> None:
+    baseline = card_of_loss(falling(800), "base")
+    short, tiny = card_of_loss(falling(800, seed=1)[:100], "short"), card_of_loss(falling(800)[:3], "tiny")
+    gate = gate_of([baseline, short, tiny], baseline)
+    assert "The final loss of tiny was not compared" in gate.cannot_tell[0]
+    assert "short, tiny made fewer than the baseline's 800 steps" in gate.cannot_tell[1]
+    passed = next(each for each in gate.verdicts if each.source == "short")
+    assert passed.reasons == ("Not worse in how it ended, findings, loss spikes and final loss.",)

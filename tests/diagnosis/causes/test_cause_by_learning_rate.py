@@ -1,0 +1,132 @@
+"""What is said of a learning rate: it is the cause, it is ruled out by what the training tolerated, or nobody knows."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, metric_of, run_named, run_of
+
+from mlflow_stability.detectors.catalog import named
+from mlflow_stability.detectors.panel import replay
+from mlflow_stability.diagnosis.causes.check import Look
+from mlflow_stability.diagnosis.causes.context import surroundings_of
+from mlflow_stability.diagnosis.causes.learning_rate import jumps_in, learning_rate_look
+from mlflow_stability.diagnosis.curves.curves import curves_of, run_curves
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+COUNT = 400
+Rates = np.ndarray[tuple[int], np.dtype[np.float64]]
+
+
+def diverging_from(start: int) -> Rates:
+    losses = falling(COUNT)
+    losses[start:] *= 1 + np.minimum(4, (np.arange(start, COUNT) - start) / 10)
+    return losses
+
+
+def warm_restarts(period: int = 100, top: float = 1e-3) -> Rates:
+    """Cosine with warm restarts: back to the top every so many steps."""
+    return 1e-5 + (top - 1e-5) * 0.5 * (1 + np.cos(np.pi * (np.arange(COUNT) % period) / period))
+
+
+def looked(history: RunHistory, start: int, kind: str = "divergence") -> Look:
+    episode = Episode(kind, Severity.CRITICAL, start, start, COUNT - 1, "", recovered=False, metric="loss")
+    return learning_rate_look(surroundings_of(episode, history, run_curves(history)))
+
+
+def test_a_rate_that_rises_until_the_training_breaks_is_the_cause() -> None:
+    rising = np.linspace(0.02, 0.034, COUNT)
+    found = diagnosis_of(run_named(loss=diverging_from(390), learning_rate=rising))
+    assert found.cause is not None
+    assert found.cause.name == "learning_rate_too_high"
+    assert not any("learning rate" in each for each in found.cause.ruled_out)
+
+
+@pytest.mark.parametrize("after", [1.5, 10.0])
+def test_a_rate_that_went_on_rising_behind_the_break_is_not_cleared_by_that(after: float) -> None:
+    rising = np.concatenate([np.linspace(0.02, 0.034, 300), np.linspace(0.034, 0.034 * after, 100)])
+    assert looked(run_named(loss=diverging_from(300), learning_rate=rising), 300).cause is not None
+
+
+def test_a_rate_that_was_tolerated_at_more_later_is_ruled_out_by_that() -> None:
+    losses = falling(COUNT)
+    losses[100] *= 4
+    look = looked(run_named(loss=losses, learning_rate=np.linspace(1e-4, 1e-3, COUNT)), 100, "loss_spike")
+    assert look.ruled_out.startswith("learning rate: rose on from 0.000326, and was tolerated at 0.001 later")
+
+
+def test_a_constant_rate_from_which_nothing_is_learned_is_not_ruled_out_and_is_lowered_first() -> None:
+    flat = math.log(10) * np.exp(np.random.default_rng(0).normal(0, 0.005, COUNT))
+    found = diagnosis_of(run_named(loss=flat, learning_rate=np.full(COUNT, 0.3)))
+    assert found.outcome == "stuck"
+    assert found.cause is not None
+    assert found.cause.name == "learning_rate_too_high"
+    assert found.remedies[0].startswith("Lower the learning rate to about 0.03")
+    assert not any("0.3" in each and "too high" in each for each in found.cause.ruled_out)
+    assert not any(each.startswith("Raise") for each in found.remedies)
+
+
+def test_a_usual_rate_from_which_nothing_is_learned_is_not_checked() -> None:
+    flat = math.log(10) * np.exp(np.random.default_rng(0).normal(0, 0.005, COUNT))
+    found = diagnosis_of(run_named(loss=flat, learning_rate=np.full(COUNT, 3e-4)))
+    assert found.cause is not None
+    assert found.cause.name == "guessing"
+    assert any("whether a lower one than 0.0003 would learn" in each for each in found.cause.not_checked)
+
+
+def test_a_constant_rate_at_which_the_loss_had_fallen_is_ruled_out_with_that_evidence() -> None:
+    look = looked(run_named(loss=diverging_from(300), learning_rate=np.full(COUNT, 3e-4)), 300)
+    assert (
+        look.ruled_out == "learning rate: constant at 0.0003, and at such a rate the loss had fallen from 4.44 to 1.54"
+    )
+
+
+def test_a_constant_rate_at_which_the_loss_had_not_fallen_is_neither_the_cause_nor_ruled_out() -> None:
+    losses = np.full(COUNT, 2.0) + np.random.default_rng(1).normal(0, 0.01, COUNT)
+    losses[300:] *= 5
+    look = looked(run_named(loss=losses, learning_rate=np.full(COUNT, 3e-4)), 300)
+    assert look.cause is None
+    assert not look.ruled_out
+    assert "a lower one may do" in look.unseen
+
+
+def test_a_warm_restart_is_no_jump_for_the_cause_as_it_is_none_for_the_detector() -> None:
+    history = run_named(loss=diverging_from(310), learning_rate=warm_restarts())
+    (rate,) = curves_of(history, "learning_rate")
+    readings = [
+        StepReading(step, (Signal("learning_rate"),), (value,), 0, 0.0) for step, value in enumerate(warm_restarts())
+    ]
+    assert replay(readings, named(["learning_rate_jump"])) == []
+    assert jumps_in(rate) == []
+    look = looked(history, 310)
+    assert look.cause is None
+    assert "restarted from 1.02e-05 to 0.001 at step 300" in look.unseen
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_the_cause_finds_the_jumps_that_the_detector_finds(seed: int) -> None:
+    dice = np.random.default_rng(seed)
+    rates = warm_restarts(int(dice.integers(40, 150))) * np.where(
+        np.arange(COUNT) < dice.integers(50, 350), 1, dice.choice([0.5, 1, 2, 30])
+    )
+    rates[: dice.integers(1, 60)] *= 0.01
+    readings = [
+        StepReading(step, (Signal("learning_rate"),), (float(rate),), 0, 0.0) for step, rate in enumerate(rates)
+    ]
+    (curve,) = curves_of(run_of(metric_of("learning_rate", rates)), "learning_rate")
+    assert [each.step for each in jumps_in(curve)] == [
+        each.step for each in replay(readings, named(["learning_rate_jump"]))
+    ]
+
+
+def test_a_rate_of_an_earlier_cycle_is_ruled_out_by_that_cycle() -> None:
+    triangle = 1e-4 + 1e-3 * np.abs((np.arange(COUNT) % 200) / 100 - 1)
+    look = looked(run_named(loss=diverging_from(390), learning_rate=triangle), 390)
+    assert "at such a rate the loss had fallen" in look.ruled_out

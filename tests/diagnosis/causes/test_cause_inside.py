@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.text.metric_names import Meaning
+
+COUNT, AT = 400, 250
+
+
+def measured(quantity: str, place: str, values: list[float], every: int = 50) -> Metric:
+    meaning = Meaning(quantity, place, known=True)
+    return metric_of(f"{quantity}@{place}", values, meaning=meaning, steps=np.arange(len(values)) * every)
+
+
+def diverging() -> np.ndarray:
+    losses = falling(COUNT)
+    losses[AT:] *= 1 + np.minimum(4, (np.arange(AT, COUNT) - AT) / 10)
+    return losses
+
+
+def with_signals(*more: Metric, events: list[Event] | None = None, losses: np.ndarray | None = None) -> RunHistory:
+    norms = np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    metrics = [metric_of("loss", diverging() if losses is None else losses), metric_of("grad_norm", norms)]
+    return run_of(*metrics, metric_of("learning_rate", np.full(COUNT, 3e-4)), *more, events=events)
+
+
+def named(history: RunHistory) -> Cause:
+    found = diagnosis_of(history)
+    assert found.cause is not None, found.cannot_tell
+    return found.cause
+
+
+@pytest.mark.parametrize(
+    ("quantity", "well", "ill", "name", "certainty"),
+    [
+        ("attention_max_logit", [3.0, 3, 4, 4, 4], [3.0, 3, 9, 40, 210], "attention_logit_growth", "likely"),
+        ("attention_entropy", [0.8, 0.8, 0.8, 0.7, 0.7], [0.8, 0.8, 0.5, 0.1, 0.01], "attention_collapse", "likely"),
+        ("sdr_unique_ratio", [0.9, 0.9, 0.9, 0.9, 0.9], [0.9, 0.9, 0.6, 0.4, 0.2], "sdr_collapse", "likely"),
+        ("adam_rms", [0.9, 0.9, 1.0, 0.9, 1.0], [0.9, 0.9, 1.0, 1.0, 3.1], "optimizer_lag", "possible"),
+        ("activation_dead", [0.1, 0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.2, 0.5, 0.8], "dead_units", "possible"),
+        ("activation_saturation", [0.0] * 5, [0.0, 0, 0.2, 0.5, 0.9], "saturated_activation", "possible"),
+        ("effective_rank", [30.0] * 5, [30.0, 30, 20, 9, 1.2], "representation_collapse", "possible"),
+    ],
+)
+def test_what_went_wrong_inside_before_it_showed_is_named_with_its_place(
+    quantity: str, well: list[float], ill: list[float], name: str, certainty: str
+) -> None:
+    cause = named(with_signals(measured(quantity, "blocks.0", well), measured(quantity, "blocks.1", ill)))
+    assert (cause.name, cause.certainty, cause.place) == (name, certainty, "blocks.1")
+    assert cause.evidence == ("1 of 2 measured places show it",)
+
+
+def test_an_optimizer_that_lags_in_the_very_step_of_the_trouble_is_no_cause_of_it() -> None:
+    start = min(each.start for each in diagnosis_of(with_signals()).episodes)
+
+    def lagging(at: int) -> RunHistory:
+        values = [9.0 if step == at else 1.0 for step in range(start + 1)]
+        return with_signals(measured("adam_rms", "blocks.1", values[: at + 1], every=1))
+
+    assert named(lagging(start - 1)).name == "optimizer_lag"
+    assert diagnosis_of(lagging(start)).cause is None
+
+
+def test_what_went_wrong_inside_only_afterwards_is_no_cause() -> None:
+    later = measured("attention_max_logit", "blocks.1", [3.0, 3, 3, 3, 3, 3, 300, 300])
+    assert diagnosis_of(with_signals(later)).cause is None
+
+
+def test_weights_that_shrink_meanwhile_are_put_down_to_the_decay_and_the_change_of_it_is_quoted() -> None:
+    shrinking = metric_of(
+        "param_norm",
+        [62.0] * 26 + [8.0] + [1.0] * 13,
+        meaning=Meaning("param_norm", "", known=True),
+        steps=np.arange(40) * 10,
+    )
+    message = "weight_decay of AdamW went from 0.01 to 100.0, seen at step 260."
+    changed = Event(260, "configuration_changed", Severity.INFO, message)
+    cause = named(with_signals(shrinking, events=[changed]))
+    assert cause.name == "weight_decay"
+    assert "from 62 at step 250 to 8 at step 260" in cause.statement
+    assert message in cause.statement
+
+
+def test_a_changed_setting_just_before_is_a_possible_cause_and_one_long_before_is_none() -> None:
+    changes = [
+        Event(at, "configuration_changed", Severity.INFO, f"betas of AdamW went from a to b, seen at step {at}.")
+        for at in (30, 240)
+    ]
+    near, far = named(with_signals(events=changes[1:])), diagnosis_of(with_signals(events=changes[:1]))
+    assert (near.name, near.certainty) == ("configuration_changed", "possible")
+    assert far.cause is None
+
+
+def test_gradients_that_grow_as_a_sum_does_while_the_loss_is_usual_may_not_have_been_cleared() -> None:
+    dice = np.random.default_rng(3)
+    norms = 0.3 * np.exp(dice.normal(0, 0.2, COUNT))
+    norms[AT - 12 : AT + 1] = 0.28 * np.arange(1, 14) ** 0.8
+    norms[AT + 1 :] = norms[AT] * 1.3 ** np.minimum(40, np.arange(1, COUNT - AT))
+    losses = falling(COUNT, noise=0.1, last=1.0)
+    losses[AT + 1 :] *= 1.2 ** np.minimum(30, np.arange(1, COUNT - AT))
+    said = Event(AT, "gradient_explosion", Severity.WARNING, "grad_norm stands out.", evidence={"grad_norm": 2.0})
+    cause = named(run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[said]))
+    assert (cause.name, cause.certainty) == ("gradients_not_cleared", "possible")
+
+
+def test_gradients_that_multiply_are_not_taken_for_a_sum() -> None:
+    norms = 0.3 * np.exp(np.random.default_rng(3).normal(0, 0.1, COUNT))
+    norms[AT - 12 :] = 0.25 * 1.4 ** np.minimum(40, np.arange(COUNT - AT + 12))
+    losses = falling(COUNT)
+    said = Event(AT, "gradient_explosion", Severity.WARNING, "grad_norm stands out.", evidence={"grad_norm": 2.0})
+    found = diagnosis_of(run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[said])).cause
+    assert found is None or found.name != "gradients_not_cleared"
+
+
+def test_the_layer_that_exploded_most_is_named() -> None:
+    losses, norms = diverging(), np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    norms[AT - 4 :] *= 40
+    layers = [
+        measured("grad_norm", "a", [1.0, 1.1, 0.9, 1.0, 1.0, 1.2]),
+        measured("grad_norm", "b", [1.0, 1.1, 0.9, 1.0, 1.0, 60.0]),
+    ]
+    cause = named(run_of(metric_of("loss", losses), metric_of("grad_norm", norms), *layers))
+    assert (cause.name, cause.place) == ("gradient_explosion", "b")
+
+
+def test_the_layer_where_the_gradient_ends_is_named() -> None:
+    flat = 3.3 * np.exp(np.random.default_rng(0).normal(0, 0.005, COUNT))
+    dying = np.exp(-np.arange(COUNT) / 20.0) + 1e-7
+    layers = [
+        measured("grad_norm", "first", [1e-9] * 6),
+        measured("grad_norm", "middle", [1e-8] * 6),
+        measured("grad_norm", "last", [0.1] * 6),
+    ]
+    cause = named(run_of(metric_of("loss", flat), metric_of("grad_norm", dying), *layers))
+    assert (cause.name, cause.place) == ("vanishing_gradients", "middle")
+
+
+def test_how_a_process_ended_does_not_stand_for_why_it_diverged() -> None:
+    jumped = np.full(COUNT, 3e-4)
+    jumped[345:] *= 30
+    losses = falling(COUNT)
+    losses[350:] *= 1 + (np.arange(350, COUNT) - 350)
+    found = run_of(metric_of("loss", losses), metric_of("learning_rate", jumped), outcome="killed")
+    assert named(found).name == "learning_rate_jump"

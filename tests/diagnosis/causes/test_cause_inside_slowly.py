@@ -1,0 +1,91 @@
+"""What goes wrong inside with troubles that have no sharp beginning."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.run_history import Metric
+from mlflow_stability.vocabulary.text.metric_names import Meaning
+
+COUNT = 400
+
+
+def measured(quantity: str, place: str, values: list[float], steps: list[int]) -> Metric:
+    meaning = Meaning(quantity, place, known=True)
+    return metric_of(f"{quantity}@{place}", values, meaning=meaning, steps=np.array(steps))
+
+
+def standing() -> Metric:
+    return metric_of("loss", 3.9 * np.exp(np.random.default_rng(0).normal(0, 0.005, COUNT)))
+
+
+def narrow(values: list[float], heads: int = 2) -> list[Metric]:
+    steps = [10, 25, 50, 75, 100, 300][: len(values)]
+    return [measured("attention_entropy", f"blocks.0.head_{head}", values, steps) for head in range(heads)]
+
+
+def test_what_was_measured_soon_after_a_plateau_began_counts() -> None:
+    found = diagnosis_of(run_of(standing(), *narrow([0.16, 0.05, 0.02, 0.02, 0.02]), events=[]))
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.place) == ("attention_collapse", "blocks.0.head_0")
+
+
+def test_what_was_measured_only_late_in_a_plateau_is_no_cause_of_it() -> None:
+    found = diagnosis_of(run_of(standing(), *narrow([0.9, 0.9, 0.9, 0.9, 0.9, 0.01]), events=[]))
+    assert found.outcome == "stuck"
+    assert found.cause is None
+
+
+@pytest.mark.parametrize(("other", "name"), [(0.0, "attention_collapse"), (0.6, None)])
+def test_a_layer_none_of_whose_heads_ever_looked_around_is_a_possible_cause(other: float, name: str | None) -> None:
+    beside = measured("attention_entropy", "blocks.0.head_2", [other] * 5, [10, 25, 50, 75, 100])
+    found = diagnosis_of(run_of(standing(), *narrow([1e-10, 0, 0, 7e-5, 0]), beside, events=[]))
+    assert (found.cause.name if found.cause else None) == name
+    if found.cause is not None:
+        assert (found.cause.certainty, found.cause.place) == ("possible", "blocks.0")
+
+
+def bits(at: int, *, after: float = 0.2) -> Metric:
+    steps = [50, 100, 150, 200, at, at + 50]
+    return measured("sdr_bit_usage", "encoder", [0.95, 0.94, 0.95, 0.91, after, 0.06], steps)
+
+
+def creeping() -> Metric:
+    losses = falling(COUNT)
+    losses[226:] *= 1 + np.minimum(4, (np.arange(226, COUNT) - 225) / 10)
+    return metric_of("loss", losses)
+
+
+def test_codes_that_had_narrowed_when_they_were_next_looked_at_are_a_possible_cause() -> None:
+    found = diagnosis_of(run_of(creeping(), bits(232), events=[]))
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.certainty, found.cause.place) == ("sdr_collapse", "possible", "encoder")
+    assert "0.2 of their bits were ever on, 0.95 at the start" in found.cause.statement
+    assert any(
+        each == "as before at step 200, so at step 232; the loss rose from step 228 on" for each in found.cause.evidence
+    )
+
+
+@pytest.mark.parametrize("later", [bits(290), bits(232, after=0.9)])
+def test_codes_that_narrowed_long_after_or_not_yet_are_none(later: Metric) -> None:
+    assert diagnosis_of(run_of(creeping(), later, events=[])).cause is None
+
+
+def test_a_changed_setting_comes_before_what_was_seen_only_afterwards() -> None:
+    changed = Event(220, "configuration_changed", Severity.INFO, "betas of AdamW went from a to b, seen at step 220.")
+    found = diagnosis_of(run_of(creeping(), bits(232), events=[changed]))
+    assert found.cause is not None
+    assert found.cause.name == "configuration_changed"
+
+
+def test_gradients_that_were_said_to_vanish_are_not_ruled_out_as_the_cause_of_the_plateau() -> None:
+    norms = metric_of("grad_norm", np.full(COUNT, 0.6))
+    said = Event(100, "gradient_vanishing", Severity.WARNING, "grad_norm of stem is 1e-9 at step 100.", "stem")
+    found = diagnosis_of(run_of(standing(), norms, events=[said]))
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.kind, found.cause.place) == ("vanishing_gradients", "plateau", "stem")
+    assert diagnosis_of(run_of(standing(), norms, events=[])).cause is None

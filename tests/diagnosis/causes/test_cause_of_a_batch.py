@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from diagnosis.histories import falling, metric_of, run_named, run_of
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+COUNT, AT = 400, 250
+
+
+def norms() -> np.ndarray:
+    return np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+
+
+def named(history: RunHistory) -> Cause:
+    found = diagnosis_of(history)
+    assert found.cause is not None, found.cannot_tell
+    return found.cause
+
+
+def skipped(*steps: int) -> list[Event]:
+    return [Event(step, "step_skipped", Severity.WARNING, f"Step {step} was skipped by us.") for step in steps]
+
+
+def broken(step: int, kind: str = "nan_detected", severity: Severity = Severity.CRITICAL) -> Event:
+    return Event(step, kind, severity, f"loss is NaN at step {step}.", evidence={"loss": math.nan})
+
+
+def watched(*events: Event, losses: np.ndarray, gradients: np.ndarray | None = None) -> RunHistory:
+    rates = np.full(COUNT, 3e-4)
+    metrics = [metric_of("loss", losses), metric_of("learning_rate", rates)]
+    metrics.append(metric_of("grad_norm", norms() if gradients is None else gradients))
+    return run_of(*metrics, events=sorted(events, key=lambda each: each.step))
+
+
+def test_a_loss_that_leaps_out_of_a_sound_training_is_a_bad_batch_though_it_never_comes_back() -> None:
+    losses, gradients = falling(COUNT), norms()
+    losses[AT:] = np.r_[1e6, 3000 * np.exp(np.random.default_rng(0).normal(0, 0.3, COUNT - AT - 1))]
+    gradients[AT:] *= 3000
+    cause = named(run_named(loss=losses, grad_norm=gradients, learning_rate=np.full(COUNT, 3e-4)))
+    assert (cause.name, cause.certainty, cause.step) == ("bad_batch", "likely", AT)
+    assert "What came after is what the step taken on it did" in cause.statement
+
+
+def test_a_leap_after_a_gradient_that_was_high_already_is_not_put_down_to_the_batch() -> None:
+    losses, gradients = falling(COUNT), norms()
+    losses[AT:] = 1e6
+    gradients[AT - 6 :] *= 100
+    cause = named(run_named(loss=losses, grad_norm=gradients, learning_rate=np.full(COUNT, 3e-4)))
+    assert cause.name == "gradient_explosion"
+
+
+def test_a_step_whose_loss_was_nan_and_after_which_the_same_weights_do_well_had_a_bad_batch() -> None:
+    losses = falling(COUNT)
+    losses[AT] = math.nan
+    cause = named(watched(broken(AT), *skipped(AT), losses=losses))
+    assert cause.name == "bad_batch"
+    assert any("with the same weights the next batches gave" in each for each in cause.evidence)
+
+
+def test_batches_after_a_rollback_say_nothing_about_the_weights_before_it() -> None:
+    losses = falling(COUNT)
+    losses[AT] = math.nan
+    back = Event(AT, "rollback", Severity.INFO, "Set back.", evidence={"target": 200.0})
+    diagnosis = diagnosis_of(watched(broken(AT), *skipped(AT), back, losses=losses))
+    assert diagnosis.cause is None
+
+
+def test_many_broken_batches_in_a_row_on_weights_that_had_worked_are_no_bad_batch() -> None:
+    losses, row = falling(COUNT), range(AT, AT + 10)
+    losses[AT : AT + 10] = math.nan
+    back = Event(AT + 9, "rollback", Severity.INFO, "Set back.", evidence={"target": 200.0})
+    cause = named(watched(broken(AT), *skipped(*row), back, losses=losses))
+    assert (cause.name, cause.certainty) == ("damaged_weights", "likely")
+    assert "10 batches in a row" in cause.statement
+    assert "the weights of step 200 did well again" in cause.statement
+
+
+def test_a_finite_loss_with_a_loss_scale_is_not_put_down_to_the_batch() -> None:
+    losses, gradients, scale = falling(COUNT), norms(), np.full(COUNT, 65536.0)
+    gradients[AT], scale[AT + 1 :] = math.inf, 32768.0
+    metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients), metric_of("loss_scale", scale)]
+    seen = run_of(*metrics, events=[broken(AT, "inf_detected"), *skipped(AT)])
+    assert diagnosis_of(seen).cause is None or named(seen).name != "bad_batch"
+
+
+def test_the_same_batch_again_and_again_is_named_where_the_loss_falls_without_its_noise() -> None:
+    losses = falling(COUNT)
+    losses[AT:] = losses[AT - 1] * 0.985 ** np.arange(1, COUNT - AT + 1)
+    history = run_named(loss=losses, grad_norm=norms(), learning_rate=np.full(COUNT, 3e-4))
+    cause = named(replace(history, format="recorded"))  # of other logs a point may be a mean, which has no such noise
+    assert cause.name == "repeated_data"
+    assert "from about step 25" in cause.statement
+
+
+def test_a_few_bad_batches_in_a_row_are_told_with_their_steps() -> None:
+    losses = falling(COUNT)
+    losses[AT : AT + 4] = 40.0
+    cause = named(run_named(loss=losses, grad_norm=norms(), learning_rate=np.full(COUNT, 3e-4)))
+    assert cause.statement.startswith(f"Bad batches at steps {AT} to {AT + 3}: ")
+
+
+def test_what_only_came_back_because_it_was_set_back_is_no_bad_batch() -> None:
+    losses, gradients = falling(COUNT), norms()
+    losses[AT], gradients[AT] = losses[AT - 1] * 1.6, 30.0
+    spike = Event(AT, "loss_spike", Severity.WARNING, "loss stands out.", evidence={"loss": float(losses[AT])})
+    back = Event(AT, "rollback", Severity.INFO, "Set back.", evidence={"target": 200.0})
+    assert named(watched(spike, losses=losses, gradients=gradients)).name == "bad_batch"
+    assert diagnosis_of(watched(spike, back, losses=losses, gradients=gradients)).cause is None

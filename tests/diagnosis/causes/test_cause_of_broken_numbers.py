@@ -1,0 +1,213 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+
+COUNT, AT = 400, 250
+
+
+def named(history: RunHistory) -> Cause:
+    found = diagnosis_of(history)
+    assert found.cause is not None, found.cannot_tell
+    return found.cause
+
+
+def nan_from(at: int = AT) -> Event:
+    return Event(at, "nan_detected", Severity.CRITICAL, f"loss is NaN at step {at}.", evidence={"loss": math.nan})
+
+
+def origin(source: str, *, place: str = "blocks.1.norm", **numbers: float) -> Event:
+    evidence = {f"from.{source}": 1.0, **{key.replace("_", "."): value for key, value in numbers.items()}}
+    message = f"Step {AT}: the first number that is not finite comes from log in {place} (model.py:41)."
+    return Event(AT, "nan_origin", Severity.INFO, message, place, evidence)
+
+
+def looked_at(**numbers: float) -> Event:
+    evidence = {key.replace("__", ".", 1): value for key, value in numbers.items()}
+    return Event(AT, "broken_batch", Severity.INFO, f"The batch of step {AT}: ...", evidence=evidence)
+
+
+def broken(*events: Event, more: tuple[Metric, ...] = (), gradients: np.ndarray | None = None) -> RunHistory:
+    losses = falling(COUNT)
+    losses[AT:] = math.nan
+    if gradients is None:
+        gradients = np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+        gradients[AT:] = math.nan
+    metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients)]
+    metrics.append(metric_of("learning_rate", np.full(COUNT, 3e-4)))
+    return run_of(*metrics, *more, events=[nan_from(), *events])
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "certainty"),
+    [
+        ("input", "bad_batch", "certain"),
+        ("optimizer", "optimizer_state", "certain"),
+        ("weight", "damaged_weights", "likely"),
+        ("buffer", "damaged_weights", "likely"),
+        ("loss", "loss_function", "likely"),
+        ("backward", "gradient_non_finite", "likely"),
+        ("elsewhere", "tensor_from_outside", "likely"),
+        ("forward", "invalid_operation", "likely"),
+    ],
+)
+def test_where_the_first_bad_number_was_born_is_the_cause(source: str, name: str, certainty: str) -> None:
+    cause = named(broken(origin(source, output_nan=3.0)))
+    assert (cause.name, cause.certainty) == (name, certainty)
+    assert cause.statement.startswith(
+        "The first number that is not finite comes from log in blocks.1.norm (model.py:41)"
+    )
+    assert cause.place == ("" if source in ("loss", "input") else "blocks.1.norm")
+
+
+def one_skipped(*events: Event) -> RunHistory:
+    losses = falling(COUNT)
+    losses[AT] = math.nan
+    skipped = Event(AT, "step_skipped", Severity.WARNING, f"Step {AT} was skipped by us.")
+    norms = np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    return run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=[nan_from(), skipped, *events])
+
+
+@pytest.mark.parametrize(
+    ("source", "name", "place"),
+    [
+        ("forward", "invalid_operation", "blocks.1.norm"),
+        ("loss", "loss_function", ""),
+        ("backward", "gradient_non_finite", "blocks.1.norm"),
+    ],
+)
+def test_of_one_batch_that_broke_the_operation_that_could_not_bear_it_is_named(
+    source: str, name: str, place: str
+) -> None:
+    diagnosis = diagnosis_of(one_skipped(origin(source, output_nan=3.0)))
+    assert diagnosis.cause is not None
+    assert (diagnosis.cause.name, diagnosis.cause.place) == (name, place)
+    assert any("with the same weights the next batches gave" in each for each in diagnosis.cause.evidence)
+    assert not any("Find the first module" in each for each in diagnosis.remedies)
+
+
+def test_of_one_batch_that_overflowed_it_is_said_where() -> None:
+    cause = named(one_skipped(origin("forward", output_nan=0.0, output_inf=7.0)))
+    assert (cause.name, cause.place) == ("bad_batch", "blocks.1.norm")
+    assert any("comes from log in blocks.1.norm (model.py:41)" in each for each in cause.evidence)
+
+
+def test_an_operation_that_gave_only_infinities_overflowed() -> None:
+    cause = named(broken(origin("forward", output_nan=0.0, output_inf=7.0, input_least=-3e5, input_greatest=8e5)))
+    assert cause.name == "overflow"
+    assert cause.evidence == ("what went in ranges from -3e+05 to 8e+05",)
+
+
+@pytest.mark.parametrize(
+    ("numbers", "name"),
+    [
+        ({"input_least": 0.0, "input_greatest": 1.0}, "invalid_operation"),
+        ({"input_least": 0.0, "input_greatest": 500.0, "overflow": 0.0}, "invalid_operation"),
+        ({"input_least": 0.0, "input_greatest": 500.0, "overflow": 1.0}, "overflow"),
+    ],
+)
+def test_the_logarithm_of_zero_is_no_overflow(numbers: dict[str, float], name: str) -> None:
+    cause = named(broken(origin("forward", output_nan=0.0, output_inf=7.0, **numbers)))
+    assert cause.name == name
+
+
+@pytest.mark.parametrize(
+    ("event", "name", "denied"),
+    [
+        (origin("input"), "bad_batch", "a single bad batch"),
+        (origin("forward", output_inf=7.0, output_nan=0.0, input_greatest=8e5), "overflow", "overflow"),
+        (origin("forward", output_nan=7.0, input_greatest=8.0), "invalid_operation", "a single bad batch"),
+    ],
+)
+def test_what_was_ruled_out_does_not_deny_the_cause(event: Event, name: str, denied: str) -> None:
+    cause = named(broken(event))
+    assert cause.name == name
+    assert len(cause.ruled_out) > 2
+    assert not any(each.startswith(denied) for each in cause.ruled_out), cause.ruled_out
+
+
+def test_no_overflow_is_ruled_out_by_the_operation_rather_than_by_the_curves() -> None:
+    cause = named(broken(origin("forward", output_inf=544.0, output_nan=0.0, input_least=0.0, input_greatest=1.0)))
+    (said,) = [each for each in cause.ruled_out if each.startswith("overflow")]
+    assert "ranges from 0 to 1" in said
+    assert "infinite" not in said
+
+
+def test_where_a_nan_was_born_is_said_beside_the_trouble_that_came_first() -> None:
+    losses, gradients = falling(COUNT), np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    losses[AT - 1], gradients[AT - 1] = 9.0, 60.0
+    spike = Event(AT - 1, "loss_spike", Severity.WARNING, "loss is 9.")
+    torn = replace(origin("forward", output_inf=9.0, overflow=1.0), remedies=("Train in bf16 instead of fp16.",))
+    metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients)]
+    found = diagnosis_of(run_of(*metrics, events=[spike, torn], params={"stability.autocast": "cuda float16"}))
+    assert found.cause is not None
+    assert found.cause.kind == "loss_spike"
+    assert any(f"At step {AT} the first number that is not finite comes from log" in e for e in found.cause.evidence)
+    assert "Train in bf16 instead of fp16." in found.remedies
+
+
+def test_where_a_nan_was_born_long_after_is_no_evidence() -> None:
+    losses = falling(COUNT)
+    losses[100] = 9.0
+    spike = Event(100, "loss_spike", Severity.WARNING, "loss is 9.")
+    found = diagnosis_of(run_of(metric_of("loss", losses), events=[spike, origin("forward", output_inf=9.0)]))
+    assert found.cause is None or not any("not finite" in each for each in found.cause.evidence)
+
+
+def test_absurd_numbers_inside_a_sound_model_that_was_given_a_usual_batch_are_weights_that_something_changed() -> None:
+    inside = origin("forward", output_nan=1.0, input_least=-1e37, input_greatest=1.0)
+    given = looked_at(**{"least__args[0]": 0.0, "greatest__args[0]": 7.0})
+    assert named(broken(inside, given)).name == "damaged_weights"
+    assert named(replace(broken(inside), params={"stability.batch": "int64[16, 32]"})).name == "damaged_weights"
+    assert named(replace(broken(inside), params={"stability.batch": "float32[16, 32]"})).name == "overflow"
+    assert named(broken(inside)).name == "overflow"
+
+
+def test_an_optimizer_that_wrote_nan_after_the_gradients_had_exploded_is_not_certainly_the_cause() -> None:
+    gradients = np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    gradients[AT - 3 : AT], gradients[AT:] = 1e12, math.nan
+    cause = named(broken(origin("optimizer"), gradients=gradients))
+    assert (cause.name, cause.certainty) == ("gradient_explosion", "likely")
+
+
+def test_a_batch_that_is_finite_the_second_time_points_at_the_hardware() -> None:
+    assert named(broken(looked_at(finite_again=1.0))).name == "hardware"
+    assert diagnosis_of(broken(looked_at(finite_again=0.0))).cause is None
+
+
+def test_a_gradient_that_broke_while_the_loss_was_whole_is_named_from_the_curves_alone() -> None:
+    losses, gradients = falling(COUNT), np.ones(COUNT)
+    gradients[AT:] = math.nan
+    losses[AT + 1 :] = math.nan
+    event = Event(AT, "nan_detected", Severity.CRITICAL, "grad_norm is NaN.", evidence={"grad_norm": math.nan})
+    cause = named(run_of(metric_of("loss", losses), metric_of("grad_norm", gradients), events=[event]))
+    assert cause.name == "gradient_non_finite"
+
+
+def test_what_broke_behind_the_model_while_the_loss_was_finite_broke_on_the_way_back() -> None:
+    losses, gradients = falling(COUNT), np.ones(COUNT)
+    gradients[AT:], losses[AT + 1 :] = math.nan, math.nan
+    metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients)]
+    cause = named(run_of(*metrics, events=[nan_from(), origin("loss")]))
+    assert cause.name == "gradient_non_finite"
+    assert cause.statement.startswith("The first number that is not finite comes from log")
+
+
+def test_a_loss_scale_that_is_raised_boldly_is_named_though_it_had_grown() -> None:
+    losses, gradients = falling(COUNT), np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    scale = np.full(COUNT, 65536.0) * 4.0 ** np.minimum(5, np.maximum(0, (np.arange(COUNT) - AT + 42) // 8))
+    gradients[AT : AT + 20] = math.nan
+    event = Event(AT, "step_skipped", Severity.WARNING, "Skipped by the loss scaler.")
+    metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients), metric_of("loss_scale", scale)]
+    cause = named(run_of(*metrics, events=[event]))
+    assert cause.name == "fp16_scale"
+    assert "no larger than usual" in cause.statement

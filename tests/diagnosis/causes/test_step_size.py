@@ -1,0 +1,95 @@
+"""Steps that were far too large, and how far the learning rate has to come down."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.diagnosis.causes.step_size import lower_by
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.text.metric_names import Meaning
+
+COUNT = 200
+
+
+def updates(values: list[float], steps: list[int]) -> Metric:
+    return metric_of("update_ratio", values, meaning=Meaning("update_ratio", "", known=True), steps=np.array(steps))
+
+
+def run_with(
+    losses: np.ndarray, *more: Metric, rate: float = 8.0, optimizer: str = "SGD", named: bool = True
+) -> RunHistory:
+    rates = (metric_of("learning_rate", np.full(len(losses), rate)),) if named else ()
+    return run_of(metric_of("loss", losses), *rates, *more, params={"stability.optimizer": optimizer})
+
+
+def exploding() -> np.ndarray:
+    losses = np.full(COUNT, np.nan)
+    losses[:12] = [2.31, 2.39, 2.33, 2.57, 2.25, 2.78, 6.2, 159, 3.9e5, 2.2e12, 2.1e25, 1e38]
+    return losses
+
+
+def leaving_at_once() -> np.ndarray:
+    noise = np.random.default_rng(0).normal(0, 0.3, COUNT)
+    return np.r_[3.638, 11.8, 23.7, 40 * np.exp(noise)][:COUNT]
+
+
+def test_a_loss_that_explodes_on_huge_updates_has_too_high_a_rate_and_not_a_missing_warm_up() -> None:
+    found = diagnosis_of(run_with(exploding(), updates([0.25, 0.36, 0.617, 8e5], [0, 1, 3, 9])))
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.certainty) == ("learning_rate_too_high", "likely")
+    assert "rate of 8 is far too high: the update of step 3 changed the weights by 62 % of" in found.cause.statement
+    assert found.remedies[0] == "Lower the learning rate to about 0.1, 62 times less."
+    assert [each for each in found.remedies if each.startswith("Lower the learning rate")] == [found.remedies[0]]
+
+
+@pytest.mark.parametrize("named", [True, False])
+def test_an_update_after_the_loss_has_left_its_start_is_not_the_one_that_is_named(named: bool) -> None:
+    found = diagnosis_of(run_with(leaving_at_once(), updates([4.43, 70.0], [0, 9]), rate=1.0, named=named))
+    assert found.cause is not None
+    assert "changed the weights by 4.4 times their norm" in found.cause.statement
+    less = "to about 0.002, 440 times less" if named else "about 440 times"
+    assert found.remedies[0] == f"Lower the learning rate {less}."
+
+
+def test_without_measured_updates_what_the_optimizer_stands_says_how_far() -> None:
+    found = diagnosis_of(run_with(leaving_at_once(), rate=1.0, optimizer="AdamW"))
+    assert found.cause is not None
+    assert "rarely tolerates more than 0.01" in found.cause.statement
+    assert found.remedies[0] == "Lower the learning rate to about 0.01, 100 times less."
+
+
+def test_usual_first_updates_leave_the_missing_warm_up_as_it_was() -> None:
+    found = diagnosis_of(run_with(exploding(), updates([0.02, 0.03], [0, 1])))
+    assert found.cause is not None
+    assert found.cause.name == "no_warm_up"
+
+
+def test_a_huge_first_update_that_training_went_on_from_well_is_no_reason() -> None:
+    losses = falling(COUNT, first=2.3, last=0.3)
+    losses[28:] = 9.0
+    found = diagnosis_of(run_with(losses, updates([5.0, 0.01, 0.01], [0, 1, 3]), rate=0.1))
+    assert found.cause is None or "changed the weights" not in found.cause.statement
+
+
+def test_huge_updates_at_the_start_are_not_the_cause_of_what_comes_much_later() -> None:
+    losses = falling(COUNT)
+    losses[120:] *= 1 + np.minimum(4, np.arange(COUNT - 120) / 10)
+    found = diagnosis_of(run_with(losses, updates([0.5, 0.001], [0, 100]), rate=3e-4))
+    assert found.outcome == "diverged"
+    assert found.cause is None
+
+
+@pytest.mark.parametrize(
+    ("rate", "factor", "said"),
+    [
+        (8.0, 61.7, "to about 0.1, 62 times less."),
+        (1.0, 443.2, "to about 0.002, 440 times less."),
+        (0.02, 2.0, "to about 0.01, 2 times less."),
+        (None, 7.75e7, "about 78,000,000 times."),
+    ],
+)
+def test_how_far_to_lower_is_said_in_round_numbers(rate: float | None, factor: float, said: str) -> None:
+    assert lower_by(rate, factor) == f"Lower the learning rate {said}"

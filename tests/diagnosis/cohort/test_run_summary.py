@@ -1,0 +1,182 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from diagnosis.cards import card_of_loss, diverging, made
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.diagnosis.cohort.run_summary import run_card_of
+from mlflow_stability.diagnosis.cohort.spike_rate import spike_rate_of
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary import Event, Severity
+from mlflow_stability.vocabulary.run.run_card import Mark
+from mlflow_stability.vocabulary.text.metric_names import Meaning
+
+
+def test_a_healthy_run_is_neither_unstable_nor_lost() -> None:
+    card = card_of_loss(falling(600))
+    assert card.unstable is False
+    assert not card.lost
+    assert card.onset is card.divergence is None
+    assert card.final_loss == pytest.approx(1.5, rel=0.05)
+    assert card.best_loss == pytest.approx(1.5, rel=0.05)
+    assert card.steps == 600
+
+
+@pytest.mark.parametrize(
+    ("first", "last", "every", "made"),
+    [
+        (0, 999, 1, 1000),
+        (1, 1000, 1, 1000),
+        (100, 1000, 100, 1000),  # its first value is of the end of the first hundred
+        (0, 900, 100, 901),
+        (5_001, 6_000, 1, 1000),  # a resume
+        (5_100, 6_000, 100, 1000),
+    ],
+)
+def test_the_steps_of_a_run_are_those_it_made_however_few_of_them_were_logged(
+    first: int, last: int, every: int, made: int
+) -> None:
+    steps = np.arange(first, last + 1, every)
+    history = run_of(metric_of("train_loss", np.linspace(3, 2, len(steps)), steps=steps))
+    assert run_card_of(history, diagnosis_of(history)).steps == made
+
+
+def test_a_run_that_diverged_says_since_when() -> None:
+    card = card_of_loss(diverging())
+    assert card.lost
+    assert card.unstable
+    assert card.divergence is not None
+    assert 300 <= card.divergence <= 340
+    assert card.onset == card.divergence
+    assert card.recovery_steps == ()
+
+
+def test_a_spike_that_passed_is_an_episode_with_a_recovery_and_no_loss_of_the_run() -> None:
+    losses = falling(600)
+    losses[300:303] *= 4
+    card = card_of_loss(losses)
+    assert card.unstable
+    assert not card.lost
+    assert len(card.spikes) == 1
+    assert len(card.recovery_steps) == 1
+    assert card.recovery_steps[0] <= 20
+
+
+def test_one_lucky_batch_is_no_best_loss() -> None:
+    losses = falling(600)
+    losses[400] = 0.01
+    best = card_of_loss(losses).best_loss
+    assert best is not None
+    assert best > 1.3
+
+
+def test_a_run_that_ended_in_nan_has_no_number_for_a_final_loss() -> None:
+    final = card_of_loss(np.where(np.arange(600) < 500, falling(600), np.nan)).final_loss
+    assert final is not None
+    assert math.isnan(final)
+
+
+def test_a_run_without_a_loss_cannot_be_told_to_be_stable() -> None:
+    history = run_of(metric_of("throughput", np.ones(50)))
+    card = run_card_of(history, diagnosis_of(history))
+    assert card.unstable is None
+    assert card.final_loss is card.best_loss is card.sketch is card.course is None
+
+
+def test_steps_in_vain_are_counted_from_what_the_autopilot_said_and_from_the_counter() -> None:
+    back = Event(300, "rollback", Severity.INFO, "Set back.", evidence={"steps_lost": 40.0})
+    counter = metric_of("skipped_steps", [0, 1, 2, 0, 3], meaning=Meaning("skipped_steps", known=True))
+    history = run_of(metric_of("train_loss", falling(600)), counter, events=[back, back])
+    card = run_card_of(history, diagnosis_of(history))
+    assert (card.rolled_back, card.skipped, card.wasted) == (80, 5, 85)
+
+
+def test_our_own_parameters_go_by_their_short_name_unless_the_script_has_one_of_that_name() -> None:
+    params = {"lr": "0.1", "stability.lr": "0.2", "stability.clip": "1"}
+    history = run_of(metric_of("train_loss", falling(600)), params=params)
+    assert run_card_of(history, diagnosis_of(history)).params == {"lr": "0.1", "clip": "1"}
+
+
+def test_the_levels_of_a_loss_that_reaches_below_zero_are_in_its_own_units() -> None:
+    losses = 10 + falling(600) * np.where(np.arange(600) % 2, 1, -1)
+    losses[:50] -= 30
+    course = card_of_loss(losses).course
+    assert course is not None
+    assert not course.logarithmic
+    assert np.median(course.levels) == pytest.approx(10, abs=2)
+
+
+def test_a_killed_run_that_was_healthy_is_not_unstable() -> None:
+    history = run_of(metric_of("train_loss", falling(600)), outcome="killed")
+    card = run_card_of(history, diagnosis_of(history))
+    assert card.unstable is False
+    assert card.onset is None
+    assert card.severity is Severity.CRITICAL
+
+
+def test_the_cause_of_a_later_finding_is_told_as_such() -> None:
+    losses = np.concatenate([falling(600), np.full(10, np.nan)])
+    events = [
+        Event(100, "oscillation", Severity.WARNING, "The loss oscillates."),
+        Event(600, "nan_detected", Severity.CRITICAL, "loss is NaN at step 600."),
+        Event(600, "nan_origin", Severity.INFO, "Step 600: the batch was not finite.", evidence={"from.input": 1.0}),
+    ]
+    history = run_of(metric_of("loss", losses), events=events)
+    said = run_card_of(history, diagnosis_of(history)).cause_statement
+    assert said == "Why there was NaN at step 600: The batch was not finite."
+
+
+def test_the_cause_of_the_first_finding_stands_for_itself() -> None:
+    events = [
+        Event(600, "nan_detected", Severity.CRITICAL, "loss is NaN at step 600."),
+        Event(600, "nan_origin", Severity.INFO, "Step 600: the batch was not finite.", evidence={"from.input": 1.0}),
+    ]
+    history = run_of(metric_of("loss", np.concatenate([falling(600), np.full(10, np.nan)])), events=events)
+    assert run_card_of(history, diagnosis_of(history)).cause_statement == "The batch was not finite."
+
+
+def test_a_cause_that_is_the_first_finding_itself_is_not_said_to_be_unknown_there() -> None:
+    rates = np.full(400, 1e-3)
+    rates[199:203] = 0.5
+    losses = falling(400, first=2.3, last=1.5, noise=0.02)
+    losses[200:] = 2.7
+    losses[200] = 2674.0
+    norms = np.full(400, 0.4)
+    norms[200] = 1009.0
+    events = [
+        Event(199, "learning_rate_jump", Severity.WARNING, "The learning rate leapt from 0.001 to 0.5 at step 199."),
+        Event(200, "loss_spike", Severity.CRITICAL, "loss is 2674 at step 200."),
+        Event(200, "gradient_explosion", Severity.CRITICAL, "grad_norm is 1009 at step 200."),
+    ]
+    history = run_of(
+        metric_of("loss", losses),
+        metric_of("grad_norm", norms, meaning=Meaning("grad_norm", known=True)),
+        metric_of("learning_rate", rates, meaning=Meaning("learning_rate", known=True)),
+        events=events,
+    )
+    card = run_card_of(history, diagnosis_of(history))
+    assert card.cause == "learning_rate_jump"
+    assert card.cause_statement.startswith("The learning rate jumped")
+    assert card.spike_steps == (200,)  # that of which there was a warning, and which is part of the divergence
+
+
+def test_the_best_loss_is_the_one_that_the_verdict_speaks_of() -> None:
+    losses = np.r_[3.638, 4.2, 10.0, np.geomspace(29.4, 18.5, 147)]
+    card = card_of_loss(losses)
+    assert "times its best level of 3.638" in card.verdict
+    assert card.best_loss == pytest.approx(3.638)
+
+
+def test_a_loss_that_is_no_number_cannot_spike() -> None:
+    rate = spike_rate_of(card_of_loss(np.where(np.arange(300) < 20, falling(300), np.nan)))
+    assert rate is not None
+    assert (rate.count, rate.steps) == (0, 20)
+
+
+def test_a_process_that_stood_still_is_no_unstable_training() -> None:
+    stalled = Mark("stall", Severity.CRITICAL, 9, 9, recovered=False)
+    assert replace(made("a", {}), marks=(stalled,)).unstable is False

@@ -1,0 +1,94 @@
+"""What is said of repetitions, and how far it can be believed."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnosis.cards import made
+
+from mlflow_stability.diagnosis.cohort.cohort import cohort_of
+from mlflow_stability.diagnosis.cohort.seed_groups import estimate, seed_groups_of
+from mlflow_stability.vocabulary.run.run_card import RunCard
+
+
+@pytest.mark.parametrize("seeds", [3, 5, 10])
+def test_nineteen_of_twenty_intervals_hold_the_true_value_however_few_seeds(seeds: int) -> None:
+    dice = np.random.default_rng(seeds)
+    held = 0
+    for _ in range(300):
+        found = estimate(list(2 + 0.05 * dice.standard_normal(seeds)))
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        held += found.low <= 2 <= found.high
+    assert 0.90 <= held / 300 <= 0.99
+
+
+def test_an_interval_of_positive_values_is_positive() -> None:
+    found = estimate([0.01, 0.5, 3.0])
+    assert found is not None
+    assert found.low is not None
+    assert found.low > 0
+
+
+def test_an_interval_that_reaches_a_lost_run_is_open() -> None:
+    found = estimate([1.0, 1.1, 1.2, 1.3, np.inf])
+    assert found is not None
+    assert (found.value, found.high) == (pytest.approx(1.2), np.inf)
+    assert found.low is not None
+    assert 0 < found.low < 1.2
+
+
+def groups(count: int, seeds: int, number: int, worse: float = 0.0) -> list[RunCard]:
+    dice = np.random.default_rng(number)
+    return [
+        made(
+            f"{group}-{seed}",
+            {"lr": group, "seed": seed},
+            final=2 + 0.05 * dice.standard_normal() + worse * (not group),
+        )
+        for group in range(count)
+        for seed in range(seeds)
+    ]
+
+
+@pytest.mark.parametrize("count", [2, 6])
+def test_the_luckiest_of_equal_groups_makes_no_other_look_worse(count: int) -> None:
+    """The best one is chosen by its losses, and that has to be reckoned with."""
+    told = [
+        any(each.p_value is not None and each.p_value < 0.05 for each in seed_groups_of(groups(count, 5, number)))
+        for number in range(100)
+    ]
+    assert sum(told) <= 11
+
+
+def test_three_seeds_against_three_are_never_worse_beyond_chance() -> None:
+    for number in range(20):
+        assert all((each.p_value or 1.0) > 0.05 for each in seed_groups_of(groups(2, 3, number, worse=1.0)))
+
+
+def test_a_group_that_is_worse_than_three_others_is_told() -> None:
+    *_, worst = seed_groups_of(groups(4, 5, 0, worse=0.5))
+    assert worst.label == "lr=0"
+    assert worst.p_value is not None
+    assert worst.p_value < 0.02
+
+
+def test_a_run_that_was_stopped_early_has_no_final_loss() -> None:
+    cards = [made(f"a{n}", {"lr": 1, "seed": n}, final=1 + n / 100) for n in range(3)]
+    cards.append(made("killed", {"lr": 1, "seed": 3}, final=9.0, last=300))
+    (group,) = seed_groups_of(cards)
+    assert group.final_loss is not None
+    assert group.final_loss.value == pytest.approx(1.01)
+    assert len(group.sources) == 4
+    cohort = cohort_of(cards)
+    assert cohort is not None
+    assert any("1 run would have ended at: stopped early" in each for each in cohort.cannot_tell)
+
+
+def test_one_seed_that_was_run_four_times_is_one_seed() -> None:
+    cards = [made(f"{lr}-{again}", {"lr": lr, "seed": 0}, final=lr) for lr in (1.0, 2.0) for again in range(4)]
+    for group in seed_groups_of(cards):
+        assert len(group.sources) == 4
+        assert group.final_loss is not None
+        assert (group.final_loss.low, group.p_value) == (None, None)

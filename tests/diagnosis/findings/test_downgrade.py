@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, run_named
+
+from mlflow_stability.detectors.catalog import default_detectors
+from mlflow_stability.detectors.loss.loss_spike import LossSpike
+from mlflow_stability.diagnosis.advice.remedies import remedies_of
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.result.episode import Episode
+
+
+def noise(seed: int, count: int, spread: float = 0.03) -> np.ndarray:
+    return np.exp(np.random.default_rng(seed).normal(0, spread, count))
+
+
+@pytest.mark.parametrize("count", [3, 7, 12, 40])
+def test_more_spikes_never_make_a_run_healthy(count: int) -> None:
+    losses = falling(4000, noise=0.03)
+    losses[np.linspace(1000, 3900, count).astype(int)] *= 3
+    diagnosis = diagnosis_of(run_named(loss=losses))
+    assert diagnosis.outcome == "unstable"
+    assert sum(each.severity is Severity.WARNING for each in diagnosis.episodes) == count
+
+
+def test_small_waves_that_come_back_every_epoch_are_one_remark() -> None:
+    steps = np.arange(4000)
+    losses = (1 + 2 * np.exp(-steps / 800)) * (1 + 0.25 * np.abs(steps % 400 / 200 - 1)) * noise(1, 4000)
+    diagnosis = diagnosis_of(run_named(loss=losses))
+    assert diagnosis.outcome == "healthy"
+    assert len([each for each in diagnosis.episodes if each.kind == "divergence"]) <= 1
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_a_small_bump_of_a_curriculum_is_only_mentioned(seed: int) -> None:
+    steps = np.arange(3000)
+    bumps = sum(np.where(steps >= at, 0.15 * np.exp(-np.maximum(0, steps - at) / 200), 0) for at in (1000, 2000))
+    losses = (2 + 3 * np.exp(-steps / 300) + bumps) * noise(seed, 3000, 0.02)
+    assert diagnosis_of(run_named(loss=losses)).outcome == "healthy"
+
+
+def test_a_new_stage_that_falls_again_is_a_warning_and_not_lost() -> None:
+    steps = np.arange(4000)
+    second = 0.8 + 1.7 * np.exp(-np.maximum(0, steps - 2000) / 200)
+    losses = np.where(steps < 2000, 0.5 + 2 * np.exp(-steps / 200), second) * noise(1, 4000, 0.04)
+    diagnosis = diagnosis_of(run_named(loss=losses))
+    assert (diagnosis.outcome, diagnosis.severity) == ("unstable", Severity.WARNING)
+    assert "It has been falling since its highest" in diagnosis.episodes[0].message
+
+
+def test_a_loss_that_rises_and_stays_high_is_still_lost() -> None:
+    losses = falling(4000)
+    losses[2000:] *= 3
+    assert diagnosis_of(run_named(loss=losses)).outcome == "diverged"
+
+
+def test_a_replayed_divergence_starts_where_the_loss_left_its_level() -> None:
+    rng, steps = np.random.default_rng(3), np.arange(3000)
+    losses = -0.9 + 0.8 * np.exp(-steps / 200) + rng.normal(0, 0.02, 3000) + np.where(steps >= 2000, 0.6, 0)
+    diagnosis = diagnosis_of(run_named(loss=losses))
+    assert [(each.kind, each.start) for each in diagnosis.episodes] == [("divergence", 2000)]
+
+
+def test_the_end_of_a_divergence_is_told_by_its_last_values() -> None:
+    losses = falling(3000, noise=0.001)
+    losses[2000:] *= np.exp(np.arange(1000) / 300)
+    assert f"ended near {np.median(losses[-5:]):.4g}" in diagnosis_of(run_named(loss=losses)).verdict
+
+
+def test_returns_that_rise_excuse_an_error_of_their_estimate_that_grows() -> None:
+    losses = np.geomspace(0.02, 0.8, 2000) * noise(1, 2000, 0.3)
+    rising, falling_back = np.linspace(20, 400, 2000), np.linspace(400, 20, 2000)
+    assert diagnosis_of(run_named(critic_loss=losses, episode_reward=rising)).outcome == "cannot_tell"
+    assert diagnosis_of(run_named(critic_loss=losses, episode_reward=falling_back)).outcome == "diverged"
+
+
+@pytest.mark.parametrize(("threshold", "outcome"), [(6.0, "unstable"), (8.0, "unstable"), (1000.0, "healthy")])
+def test_the_threshold_that_was_asked_for_decides(threshold: float, outcome: str) -> None:
+    losses = falling(3000, noise=0.03)
+    losses[2000] *= 2
+    asked = [
+        replace(each, threshold=threshold) if isinstance(each, LossSpike) else each for each in default_detectors()
+    ]
+    assert diagnosis_of(run_named(loss=losses), detectors=asked).outcome == outcome
+
+
+def test_a_loss_that_changes_its_sign_is_told_from_value_to_value() -> None:
+    losses = 4 - 6.5 * (1 - np.exp(-np.arange(3000) / 500)) + np.random.default_rng(1).normal(0, 0.3, 3000)
+    verdict = diagnosis_of(run_named(nll=losses)).verdict
+    assert verdict.startswith("Healthy: nll fell from ")
+    assert "%" not in verdict
+
+
+def test_a_remedy_that_another_one_contains_is_left_out() -> None:
+    one = Episode(
+        "loss_spike", Severity.WARNING, 1, 1, 1, "", remedies=("Look at the loss and the batch of this step.",)
+    )
+    other = replace(one, start=2, remedies=("Look at the batch of this step.", "Clip gradients at 1.0."))
+    assert remedies_of([one, other], None, "unstable") == (*one.remedies, "Clip gradients at 1.0.")

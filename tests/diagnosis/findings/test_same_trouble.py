@@ -1,0 +1,81 @@
+"""Trouble with numbers that comes again and again is one finding, and tells where the first of them was born."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+BORN = "the first number that is not finite comes from sqrt in distance (train.py:11), which made 32 NaN."
+
+
+def skipped(step: int) -> Event:
+    return Event(step, "step_skipped", Severity.WARNING, f"Step {step} was skipped by us.", judged=False)
+
+
+def broken(step: int, kind: str = "inf_detected", place: str = "") -> Event:
+    return Event(step, kind, Severity.CRITICAL, f"loss is infinite at step {step}.", place, {"loss": math.inf})
+
+
+def origin(step: int) -> Event:
+    remedies = ("Keep what goes into sqrt above zero.",)
+    return Event(step, "nan_origin", Severity.INFO, f"Step {step}: {BORN}", "distance", remedies=remedies, judged=False)
+
+
+def history(*events: Event, bad: tuple[int, ...] = ()) -> RunHistory:
+    losses = falling(1000)
+    losses[list(bad)] = np.inf
+    return run_of(metric_of("loss", losses), events=events, outcome="finished")
+
+
+STEPS = (100, 180, 260, 400, 520, 700, 760)
+
+
+def test_six_skipped_steps_and_seven_infinities_of_one_trouble_are_one_finding() -> None:
+    events = [*map(broken, STEPS), *map(skipped, STEPS[:6])]
+    diagnosis = diagnosis_of(history(*events, bad=STEPS))
+    (episode,) = [each for each in diagnosis.episodes if each.severity > Severity.INFO]
+    assert (episode.kind, episode.start, episode.end, episode.events) == ("inf_detected", 100, 760, 7)
+    assert "came 7 times, the last time at step 760" in episode.message
+    assert "came 6 times, the last time at step 700" in episode.message
+    assert episode.recovered
+
+
+def test_trouble_that_comes_again_long_afterwards_is_another_finding() -> None:
+    diagnosis = diagnosis_of(history(broken(100), broken(800), bad=(100, 800)))
+    assert [each.start for each in diagnosis.episodes] == [100, 800]
+
+
+def test_steps_that_are_skipped_without_a_bad_number_are_one_finding_of_their_own() -> None:
+    diagnosis = diagnosis_of(history(*map(skipped, STEPS)))
+    (episode,) = diagnosis.episodes
+    assert (episode.kind, episode.events, episode.end) == ("step_skipped", 7, 760)
+
+
+def test_the_operation_in_which_it_was_born_stands_in_the_finding_and_in_the_verdict() -> None:
+    diagnosis = diagnosis_of(history(broken(100), skipped(100), origin(100), bad=(100,)))
+    said = BORN[:1].upper() + BORN[1:]
+    assert diagnosis.outcome == "unstable"
+    assert said in diagnosis.verdict
+    (episode,) = [each for each in diagnosis.episodes if each.severity > Severity.INFO]
+    assert episode.message.endswith(said)
+    assert episode.remedies[0] == "Keep what goes into sqrt above zero."
+
+
+def test_a_training_that_broke_for_good_says_first_where() -> None:
+    losses = falling(1000)
+    losses[600:] = np.nan
+    events = (broken(600, "nan_detected"), origin(600))
+    diagnosis = diagnosis_of(run_of(metric_of("loss", losses), events=events, outcome="finished"))
+    assert diagnosis.outcome == "broken"
+    assert "comes from sqrt in distance (train.py:11)" in diagnosis.verdict
+
+
+def test_a_birth_that_belongs_to_no_other_finding_is_one_itself() -> None:
+    (episode,) = diagnosis_of(history(origin(300))).episodes
+    assert (episode.kind, episode.severity) == ("nan_origin", Severity.WARNING)

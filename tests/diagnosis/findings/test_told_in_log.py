@@ -1,0 +1,87 @@
+"""Words of a log become findings only where they are its last ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from mlflow_stability.detectors.catalog import named
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.importers.open_log import read
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result.event import Severity
+
+
+def lines(first: int, last: int) -> str:
+    return "".join(f"step {n} loss {2 + 4 / n:.4f}\n" for n in range(first, last + 1))
+
+
+def diagnosed(path: Path, text: str, asked: str = "") -> Diagnosis:
+    log = path / "train.log"
+    log.write_text(text)
+    (run,) = read(log)
+    return diagnosis_of(run, detectors=named(asked.split()) if asked else None)
+
+
+def serious(found: Diagnosis) -> list[tuple[str, Severity, int, int]]:
+    return [
+        (each.kind, each.severity, each.start, each.end) for each in found.episodes if each.severity > Severity.INFO
+    ]
+
+
+def guard(first: int, last: int, norms: str) -> str:
+    return "".join(f"nonfinite_guard:skip planned_step:{n} grad_norms:[{norms}]\n" for n in range(first, last + 1))
+
+
+@pytest.mark.parametrize(("norms", "kind"), [("inf,inf", "inf_detected"), ("nan,nan", "nan_detected")])
+def test_steps_skipped_for_numbers_up_to_the_end_break_the_run(tmp_path: Path, norms: str, kind: str) -> None:
+    found = diagnosed(tmp_path, lines(1, 60) + guard(61, 70, norms))
+    assert serious(found) == [(kind, Severity.CRITICAL, 61, 70)]
+    assert found.outcome == "broken"
+    assert "10 steps were skipped from step 61 up to the end of the run at step 70" in found.episodes[0].message
+
+
+@pytest.mark.parametrize("words", ["OVERFLOW! Skipping step", "skipping batch", "Gradient overflow.  Skipping step"])
+def test_skipped_steps_without_a_reason_up_to_the_end_are_a_warning(tmp_path: Path, words: str) -> None:
+    text = lines(1, 60) + "".join(f"{words}\nstep {n} loss 2.1\n" for n in range(61, 70))
+    assert [(kind, severity) for kind, severity, _, _ in serious(diagnosed(tmp_path, text))] == [
+        ("step_skipped", Severity.WARNING)
+    ]
+
+
+def test_single_skipped_steps_are_no_finding(tmp_path: Path) -> None:
+    text = lines(1, 30) + guard(31, 31, "inf") + lines(32, 60) + guard(61, 62, "nan") + lines(63, 90)
+    assert serious(diagnosed(tmp_path, text)) == []
+
+
+def test_ten_skipped_steps_after_which_training_went_on_are_no_finding(tmp_path: Path) -> None:
+    assert serious(diagnosed(tmp_path, lines(1, 30) + guard(31, 40, "inf") + lines(41, 90))) == []
+
+
+def test_a_scaler_that_was_still_searching_when_a_short_run_ended_is_none(tmp_path: Path) -> None:
+    text = "".join(
+        f"Gradient overflow.  Skipping step, reducing to {2**n}\nstep {16 - n} loss {n / 5}\n" for n in range(15, 5, -1)
+    )
+    assert serious(diagnosed(tmp_path, text)) == []
+
+
+def test_a_loss_that_is_nan_in_the_last_words_breaks_the_run(tmp_path: Path) -> None:
+    found = diagnosed(tmp_path, lines(1, 60) + "Loss is nan, stopping training\n")
+    assert serious(found) == [("nan_detected", Severity.CRITICAL, 60, 60)]
+    assert "Line 61 of the log" in found.episodes[0].message
+
+
+def test_what_ended_one_attempt_is_not_the_verdict_on_the_one_after_it(tmp_path: Path) -> None:
+    text = lines(1, 60) + "Loss is nan, stopping training\nRuntimeError: no\n" + lines(1, 90)
+    found = diagnosed(tmp_path, text)
+    assert serious(found) == []
+    assert {(each.kind, each.attempt, each.start) for each in found.episodes} == {
+        ("nan_detected", 0, 60),
+        ("crashed", 0, 60),
+    }
+    assert found.outcome == "healthy"
+
+
+def test_who_asks_for_spikes_alone_is_told_of_no_skipped_steps(tmp_path: Path) -> None:
+    assert serious(diagnosed(tmp_path, lines(1, 60) + guard(61, 70, "nan"), "loss_spike")) == []

@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from benchmarks.peer_series import OTHERS, PEERS, Maker, decay, fine_tuning, power_law
+from diagnosis.histories import metric_of, run_of
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary import Severity
+from mlflow_stability.vocabulary.text.metric_names import meanings_of
+
+HEALTHY: dict[str, Maker] = {
+    **{name: maker for name, (maker, wanted, _) in PEERS.items() if not wanted},
+    **OTHERS,
+    "very_noisy": lambda rng: decay(rng, 0.3),
+    "noisy_power_law": lambda rng: power_law(rng, 0.2),
+    "steep_power_law": lambda rng: power_law(rng, 0.03, 0.8),
+    "quiet": lambda rng: decay(rng, 0.001),
+    "fine_tuning_in_loud_noise": lambda rng: fine_tuning(rng) * np.exp(rng.normal(0, 0.08, 1000)),
+}
+SEEDS = range(3000, 3006)
+
+
+@pytest.mark.parametrize("every", [1, 10])
+@pytest.mark.parametrize("name", [name for name in HEALTHY if name != "heavy_tails"])
+def test_healthy_losses_of_all_shapes_give_no_warning(name: str, every: int) -> None:
+    alarms = []
+    for seed in SEEDS:
+        losses = HEALTHY[name](np.random.default_rng(seed))[::every]
+        diagnosis = diagnosis_of(run_of(metric_of("loss", losses, steps=np.arange(0, 1000, every))))
+        alarms += [(seed, each.kind, each.start) for each in diagnosis.episodes if each.severity > Severity.INFO]
+        assert diagnosis.outcome == "healthy" or alarms
+    assert alarms == []
+
+
+@pytest.mark.parametrize("name", HEALTHY)
+def test_a_few_points_of_a_healthy_loss_hardly_ever_give_a_warning(name: str) -> None:
+    loud = 0
+    for seed in range(4000, 4020):
+        losses = HEALTHY[name](np.random.default_rng(seed))[::50]
+        diagnosis = diagnosis_of(run_of(metric_of("loss", losses, steps=np.arange(0, 1000, 50))))
+        loud += diagnosis.severity > Severity.INFO
+    assert loud <= 2  # 20 points of skewed noise of 25 % look like a spike now and then
+
+
+SCHEDULES = {
+    "warm-up and cosine": lambda steps: 3e-4 * np.minimum(1, steps / 50) * (1 + np.cos(np.pi * steps / 1000)) / 2,
+    "cosine with restarts": lambda steps: 3e-4 * (1 + np.cos(np.pi * (steps % 250) / 250)) / 2,
+    "one cycle": lambda steps: np.interp(steps, [0, 300, 1000], [4e-5, 1e-3, 1e-7]),
+    "steps": lambda steps: 1e-2 * 0.1 ** (steps // 300),
+}
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_a_healthy_run_with_gradients_a_schedule_and_validations_is_healthy(schedule: str) -> None:
+    steps, names = np.arange(1000), ["train/loss", "train/grad_norm", "train/learning_rate", "eval/loss"]
+    meanings = meanings_of(names)
+    for seed in range(7000, 7003):
+        rng = np.random.default_rng(seed)
+        losses = decay(rng)
+        norms = np.exp(rng.normal(0, 0.3, 1000)) * (1 + 3 * np.exp(-steps / 100))
+        values = (losses, norms, SCHEDULES[schedule](steps), losses[49::50] * 1.02 + rng.normal(0, 0.02, 20))
+        at = (steps, steps, steps, steps[49::50])
+        metrics = [
+            metric_of(name, each, meaning=meanings[name], steps=on)
+            for name, each, on in zip(names, values, at, strict=True)
+        ]
+        diagnosis = diagnosis_of(run_of(*metrics))
+        assert (diagnosis.outcome, diagnosis.severity) == ("healthy", Severity.INFO)
+
+
+def test_noise_whose_rare_values_are_far_off_hardly_ever_gives_a_warning() -> None:
+    loud = [
+        diagnosis_of(run_of(metric_of("loss", OTHERS["heavy_tails"](np.random.default_rng(seed))))).severity
+        for seed in range(6000, 6020)
+    ]
+    assert sum(each > Severity.INFO for each in loud) <= 5  # Student's t with 3 degrees: doublings do occur
+    assert max(loud) < Severity.CRITICAL
+
+
+@pytest.mark.parametrize("name", [name for name, (_, wanted, _) in PEERS.items() if wanted])
+def test_trouble_is_found_once_and_where_it_began(name: str) -> None:
+    maker, wanted, onset = PEERS[name]
+    for seed in range(5000, 5004):
+        diagnosis = diagnosis_of(run_of(metric_of("loss", maker(np.random.default_rng(seed)))))
+        serious = [each for each in diagnosis.episodes if each.severity > Severity.INFO]
+        assert [each.kind for each in serious] == [wanted]
+        assert -40 <= serious[0].start - onset <= 160
+
+
+def test_a_penalty_of_a_game_may_rise_and_stay() -> None:
+    noise = np.random.default_rng(0).normal(0, 0.1, 400)
+    losses = np.concatenate([np.full(200, 0.7), np.full(200, 2.5)]) * np.exp(noise)
+    generator, plain = metric_of("generator_loss", losses), metric_of("loss", losses)
+    assert [each for each in diagnosis_of(run_of(generator)).episodes if each.severity > Severity.INFO] == []
+    assert diagnosis_of(run_of(plain)).outcome == "diverged"

@@ -1,0 +1,30 @@
+"""A gradient norm that is no number for one step, while the loss stays finite."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, run_named
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result.event import Severity
+
+
+def severities(at: int, value: float) -> list[tuple[str, Severity, bool | None]]:
+    norms = np.random.default_rng(0).uniform(0.9, 1.1, 400)
+    norms[at] = value
+    found = diagnosis_of(run_named(loss=falling(400), grad_norm=norms)).episodes
+    return [(each.kind, each.severity, each.recovered) for each in found]
+
+
+def test_one_nan_in_the_middle_of_a_run_is_a_warning() -> None:
+    assert severities(300, np.nan) == [("nan_detected", Severity.WARNING, True)]
+
+
+def test_one_nan_while_a_loss_scale_is_searched_is_only_mentioned() -> None:
+    assert severities(3, np.nan) == [("nan_detected", Severity.INFO, True)]
+
+
+@pytest.mark.parametrize("at", [3, 300])
+def test_one_infinity_is_what_a_loss_scaler_throws_away(at: int) -> None:
+    assert severities(at, np.inf) == [("inf_detected", Severity.INFO, True)]

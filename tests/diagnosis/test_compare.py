@@ -1,0 +1,100 @@
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+from diagnosis.cards import card_of_loss, diverging, made
+from diagnosis.histories import falling
+from hypothesis import given
+from hypothesis import strategies as st
+from scipy import stats
+
+from mlflow_stability.diagnosis.cohort.spike_rate import chance_of_more, rate_of
+from mlflow_stability.diagnosis.compare import comparison_of
+from mlflow_stability.diagnosis.parameters.parameter_difference import differences_of
+from mlflow_stability.diagnosis.parameters.seeds import is_seed
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.run_card import Mark, RunCard
+
+
+def test_the_stablest_run_comes_first_and_the_one_that_was_lost_first_comes_last() -> None:
+    spiking = falling(600)
+    spiking[300] *= 3
+    cards = [
+        card_of_loss(diverging(onset=200), "early"),
+        card_of_loss(spiking, "spiking"),
+        card_of_loss(diverging(onset=400), "late"),
+        card_of_loss(falling(600), "well"),
+    ]
+    assert [card.name for card in comparison_of(cards).cards] == ["well", "spiking", "late", "early"]
+
+
+def test_the_summary_counts_every_run_once() -> None:
+    cards = [made("a", {}), made("b", {}, lost=5), RunCard("c"), RunCard("d", error="gone")]
+    found = comparison_of(cards)
+    assert found.summary == "3 runs: 1 lost, 1 stable, 1 not to be told; 1 could not be read."
+    assert [card.source for card in found.unread] == ["d"]
+
+
+def test_a_run_that_is_stuck_is_counted_as_such_and_as_neither_stable_nor_unstable() -> None:
+    stuck = RunCard("a", outcome="stuck", marks=(Mark("plateau", Severity.WARNING, 10, 100),))
+    shaky = replace(stuck, source="b", marks=(*stuck.marks, Mark("gradient_vanishing", Severity.WARNING, 60, 60)))
+    unstable = RunCard("c", outcome="unstable", marks=(Mark("loss_spike", Severity.WARNING, 10, 12, True),))
+    well, lost = made("d", {}), made("e", {}, lost=5)
+    assert comparison_of([stuck, well]).summary == "2 runs: 1 stuck, 1 stable."
+    assert comparison_of([shaky, well]).summary == "2 runs: 1 stuck and unstable, 1 stable."
+    said = comparison_of([stuck, shaky, unstable, well, lost]).summary
+    assert said == "5 runs: 1 lost, 1 unstable, 2 stuck (1 of them unstable as well), 1 stable."
+    assert [card.state for card in (stuck, shaky, unstable, well, lost)] == [
+        "stuck", "stuck", "unstable", "stable", "lost"
+    ]  # fmt: skip
+
+
+def test_a_spike_that_became_a_divergence_is_counted_as_a_spike() -> None:
+    spiked = replace(made("a", {}, lost=500), spikes_in_divergence=(500,))
+    (found,) = comparison_of([spiked]).runs
+    assert found.spike_rate is not None
+    assert (found.spike_rate.count, found.card.spike_steps) == (1, (500,))
+    assert [each.kind for each in found.card.troubles] == ["divergence"]
+
+
+def test_only_what_differs_is_listed_and_nothing_that_only_names_a_run() -> None:
+    tags = {"mlflow.source.git.commit": "abc", "mlflow.runName": "x", "stability.outcome": "finished", "team": "red"}
+    one = RunCard("a", params={"lr": "1", "width": "8", "output_dir": "/a", "run_name": "a"}, tags=tags)
+    other = RunCard("b", params={"lr": "2", "width": "8", "output_dir": "/b", "depth": "3"}, tags={"team": "blue"})
+    found = differences_of([one, other])
+    assert [(each.name, each.is_tag) for each in found] == [
+        ("lr", False),
+        ("depth", False),
+        ("mlflow.source.git.commit", True),
+        ("team", True),
+    ]
+    assert found[1].values == (None, "3")
+
+
+@pytest.mark.parametrize(
+    ("name", "yes"), [("seed", True), ("data.seed", True), ("random_state", True), ("speed", False)]
+)
+def test_seeds_are_known_by_their_names(name: str, yes: bool) -> None:
+    assert is_seed(name) is yes
+
+
+@given(st.integers(0, 50), st.integers(100, 10**6))
+def test_the_interval_of_a_rate_is_the_exact_one(count: int, steps: int) -> None:
+    found = rate_of(count, steps)
+    assert found.low <= found.per_10k <= found.high
+    high = found.high * steps / 10_000
+    assert stats.poisson.cdf(count, high) == pytest.approx(0.025, abs=1e-6)
+    if count:
+        assert stats.poisson.sf(count - 1, found.low * steps / 10_000) == pytest.approx(0.025, abs=1e-6)
+
+
+def test_twice_as_many_spikes_in_twice_as_many_steps_is_no_higher_rate() -> None:
+    assert chance_of_more(rate_of(8, 2000), rate_of(4, 1000)) > 0.3
+    assert chance_of_more(rate_of(20, 1000), rate_of(4, 1000)) < 0.01
+    assert chance_of_more(rate_of(0, 1000), rate_of(0, 1000)) == 1.0
+
+
+def test_nothing_to_compare_and_interrupted_are_told_apart() -> None:
+    assert comparison_of([]).summary == "There is no run to compare."
+    assert comparison_of([], asked=3, interrupted=True).summary == "Interrupted before a run was read."

@@ -1,0 +1,119 @@
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+import numpy as np
+from diagnosis.histories import falling, metric_of, run_named, run_of
+
+from mlflow_stability.analysis.only_kinds import only_kinds
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.verdict.verdict import deciding_of
+from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+COUNT = 500
+
+
+def a_spike_and_a_jump() -> RunHistory:
+    """A spike at 200 that came back at once; the learning rate jumps at 395, and from 402 on the loss is lost."""
+    losses, norms = falling(COUNT), np.exp(np.random.default_rng(7).normal(0, 0.1, COUNT))
+    losses[200], norms[200] = 4 * losses[200], 30.0
+    losses[402:] *= 1 + np.minimum(4, (np.arange(402, COUNT) - 401) / 10)
+    rates = np.full(COUNT, 1e-3)
+    rates[395:] = 3e-2
+    return run_named(loss=losses, learning_rate=rates, grad_norm=norms)
+
+
+def test_the_cause_is_that_of_the_divergence_and_not_of_a_spike_that_recovered_before() -> None:
+    found = diagnosis_of(a_spike_and_a_jump())
+    assert found.outcome == "diverged"
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.kind) == ("learning_rate_jump", "divergence")
+    assert "at step 395" in found.cause.statement
+    assert "schedule" in found.remedies[0]
+
+
+def test_a_finding_that_does_not_decide_has_its_own_cause_beside_it() -> None:
+    found = diagnosis_of(a_spike_and_a_jump())
+    (spike,) = [each for each in found.episodes if each.kind == "loss_spike" and each.severity >= Severity.WARNING]
+    assert spike.cause is not None
+    assert (spike.start, spike.cause.name, spike.cause.step) == (200, "bad_batch", 200)
+
+
+def test_the_cause_shown_is_that_of_the_kind_that_was_asked_for() -> None:
+    whole = diagnosis_of(a_spike_and_a_jump())
+    divergence, spike = only_kinds(whole, ("divergence",)), only_kinds(whole, ("loss_spike",))
+    assert divergence.cause == whole.cause
+    assert spike.cause is not None
+    assert spike.cause.name == "bad_batch"
+    assert "batch" in spike.remedies[0]
+
+
+def test_a_process_that_was_killed_long_after_a_spike_was_not_killed_by_it() -> None:
+    losses = falling(COUNT)
+    losses[200] *= 4
+    found = diagnosis_of(run_of(metric_of("loss", losses), outcome="killed", outcome_detail="SIGKILL"))
+    assert found.cause is not None
+    assert (found.outcome, found.cause.name) == ("killed", "external_kill")
+
+
+def test_a_nan_that_a_divergence_ended_in_has_the_cause_of_the_divergence() -> None:
+    rates = np.full(COUNT, 1e-3)
+    rates[195:] = 3e-2
+    losses = falling(COUNT)
+    losses[200:] *= 1 + np.minimum(4, (np.arange(200, COUNT) - 199) / 10)
+    losses[400:] = math.nan
+    found = diagnosis_of(run_named(loss=losses, learning_rate=rates))
+    assert found.cause is not None
+    assert (found.outcome, found.cause.kind, found.cause.name) == ("broken", "nan_detected", "learning_rate_jump")
+
+
+def test_of_findings_that_are_equally_bad_the_first_whose_cause_is_known_decides() -> None:
+    first = Episode("loss_spike", Severity.WARNING, 65, 66, 71, "", recovered=True)
+    known = replace(first, start=84, cause=Cause("bad_batch", "A bad batch at step 84."))
+    worse = replace(first, start=90, severity=Severity.CRITICAL)
+    assert deciding_of("unstable", [first, known]) is known
+    assert deciding_of("unstable", [first, known, worse]) is worse
+    assert deciding_of("healthy", []) is None
+
+
+def gradients_that_pile_up(*, events: bool) -> RunHistory:
+    """Gradients are summed from step 200 on; the loss is lost from 230 on, and at 400 the gradient breaks."""
+    dice = np.random.default_rng(3)
+    losses, norms = falling(COUNT), np.exp(dice.normal(0, 0.1, COUNT))
+    norms[200:230] = 1 + 0.3 * np.arange(30)
+    norms[230:] = 10 * np.exp((np.arange(230, COUNT) - 230) / 20)
+    losses[230:] *= np.exp(np.minimum(5, (np.arange(230, COUNT) - 229) / 25))
+    norms[400:], losses[430:] = math.nan, math.nan
+    origin = Event(
+        400, "nan_origin", Severity.INFO, "Step 400: the batch was not finite.", evidence={"from.input": 1.0}
+    )
+    told = [
+        Event(235, "divergence", Severity.CRITICAL, "loss rose."),
+        Event(
+            400, "nan_detected", Severity.CRITICAL, "grad_norm is NaN at step 400.", evidence={"grad_norm": math.nan}
+        ),
+        *([origin] if events else []),
+    ]
+    return run_of(metric_of("loss", losses), metric_of("grad_norm", norms), events=told)
+
+
+def test_what_a_nan_came_of_explains_it_before_what_is_seen_of_it_in_its_own_step() -> None:
+    found = diagnosis_of(gradients_that_pile_up(events=False))
+    (nan,) = [each for each in found.episodes if each.kind == "nan_detected"]
+    before = next(each for each in found.episodes if each.kind == "divergence")
+    assert found.outcome == "broken"
+    assert before.cause is not None
+    assert nan.start - before.start > 100
+    assert found.cause is not None
+    assert found.cause == nan.cause
+    assert found.cause.name == before.cause.name == "gradients_not_cleared"
+
+
+def test_what_was_seen_directly_explains_it_whatever_came_before() -> None:
+    found = diagnosis_of(gradients_that_pile_up(events=True))
+    assert found.cause is not None
+    assert (found.cause.name, found.cause.certainty) == ("bad_batch", "certain")

@@ -1,0 +1,68 @@
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from mlflow_stability.detectors.catalog import KINDS
+from mlflow_stability.diagnosis.verdict.finding_phrases import NOUNS, listed, noun_of
+from mlflow_stability.vocabulary.run.outcome import RUN_STATUS, process_ended
+
+VOWEL = re.compile(r"(?:[aeio]|u(?!n[ai]))")
+PARTICIPLE = re.compile(r"\b\w+(?:eds|eses|ss s|ys|chs|shs|ums of)\b|_")
+"""Plurals that are none ("faileds", "batchs", "summarys"), and names of programs."""
+
+
+def test_every_kind_of_the_catalog_has_its_noun_and_no_other_has() -> None:
+    assert set(NOUNS) == set(KINDS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_of_a_kind_reads_as_one(kind: str) -> None:
+    said = noun_of(kind)
+    article, _, rest = said.partition(" ")
+    assert not PARTICIPLE.search(said)
+    if NOUNS[kind].many:
+        assert article in ("a", "an", "the"), said
+    if article in ("a", "an"):
+        assert (article == "an") == bool(VOWEL.match(rest)), said
+    head = re.split(r" (?:that|of|on|out|in)\b", said)[0]
+    assert not re.fullmatch(r".*\w+ed", head), said  # a participle is no noun: "a checkpoint failed"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_several_of_a_kind_read_as_several(kind: str) -> None:
+    said = listed([kind, kind])
+    assert not PARTICIPLE.search(said)
+    if not NOUNS[kind].many:
+        assert said == noun_of(kind)
+        return
+    number, _, rest = said.partition(" ")
+    assert number == "2"
+    head = re.split(r" (?:that|of|on|out|in)\b", rest)[0]
+    assert head.endswith("s"), said
+    assert not head.startswith(("a ", "an ", "the ")), said
+    for singular, plural in (("is", "are"), ("was", "were")):
+        assert f"that {singular} " not in rest, f"{said}: {plural}"
+
+
+def test_kinds_are_listed_with_their_numbers() -> None:
+    assert listed(["checkpoint_failed"] * 2) == "2 checkpoints that failed"
+    assert listed(["loss_spike", "nan_detected", "loss_spike", "plateau"]) == "2 loss spikes, NaN and a plateau"
+    assert listed(["broken_batch"]) == "a broken batch"
+
+
+def test_a_kind_of_the_users_own_is_told_in_the_words_of_its_name() -> None:
+    assert noun_of("reward_hacked") == "reward hacked"
+    assert noun_of("reward_hacked", 1200) == "reward hacked (1,200 times)"
+
+
+@pytest.mark.parametrize("outcome", [*RUN_STATUS, "running", "SCHEDULED", "some_other"])
+def test_how_a_process_ended_is_a_sentence(outcome: str) -> None:
+    said = process_ended(outcome)
+    assert re.fullmatch(r"The process (?:is|was|ran|crashed|finished|exited|ended)\b[^_]*", said)
+
+
+def test_a_process_that_was_killed_or_ran_out_of_memory_is_said_to_have_been() -> None:
+    assert process_ended("killed") == "The process was killed"
+    assert process_ended("out_of_memory") == "The process ran out of memory"

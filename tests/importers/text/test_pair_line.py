@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_stability.importers.text.line_pattern import LinePatterns
+from mlflow_stability.importers.text.log_line import LogLine
+from mlflow_stability.importers.text.pair_line import pair_line
+
+NAN = math.nan
+
+LINES = [
+    # nanoGPT, llm.c and their children
+    ("iter 100: loss 3.1245, time 123.45ms, mfu 12.30%", 100, NAN, {"loss": 3.1245}),
+    ("step 200: train loss 3.1, val loss 3.2", 200, NAN, {"train loss": 3.1, "val loss": 3.2}),
+    ("s:7435 trl:3.2850 lr:0.000000 norm:0.26", 7435, NAN, {"trl": 3.285, "lr": 0.0, "norm": 0.26}),
+    ("s:7500 tel:nan", 7500, NAN, {"tel": NAN}),
+    ("step:5/2000 train_loss:nan train_time:21ms step_avg:10.5ms tok/s:49", 5, NAN, {"train_loss": NAN, "tok/s": 49}),
+    ("step   12/19560 | loss 6.9 (+nanz)| norm 1.2 (+1.5z)| lr 1.00e-06 | 20 ms", 12, NAN, {"loss": 6.9, "norm": 1.2}),
+    ("  step     0/6000 | loss=81.9200 | lr=2.0e-06 | 26K tok/s | 3s", 0, NAN, {"loss": 81.92, "lr": 2e-6}),
+    # Megatron, DeepSpeed
+    (
+        (
+            " iteration      100/    5000 | consumed samples:  1600 | elapsed time per iteration (ms): 1234.5 | "
+            "learning rate: 1.5E-04 | lm loss: 1.2E+00 | loss scale: 1.0 | grad norm: 1.234 | "
+            "number of skipped iterations:   0 | number of nan iterations:   0 |"
+        ),
+        100,
+        NAN,
+        {"lm loss": 1.2, "loss scale": 1.0, "grad norm": 1.234, "elapsed time per iteration (ms)": 1234.5},
+    ),
+    ("steps: 10 loss: 3.2190 iter time (s): 0.512 samples/sec: 62.5", 10, NAN, {"loss": 3.219, "iter time (s)": 0.512}),
+    (
+        "[2024-01-01 12:00:00,123] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[0.001, 0.002]",
+        10,
+        NAN,
+        {"lr": 0.001},
+    ),
+    # tutorials of PyTorch
+    ("Train Epoch: 1 [640/60000 (1%)]\tLoss: 2.302585", 640, 1, {"Loss": 2.302585}),
+    (
+        "Epoch: [3][ 10/500]\tTime  0.5 ( 1.2)\tLoss 7.0e+00 (7.1e+00)\tAcc@1   0.00 (  0.10)",
+        10,
+        3,
+        {"Loss": 7.0, "Acc@1": 0.0},
+    ),
+    ("[1,  2000] loss: 2.191", 2000, 1, {"loss": 2.191}),
+    ("[3/25][50/1583]\tLoss_D: 0.3 Loss_G: 5.1 D(x): 0.9", 50, 3, {"Loss_D": 0.3, "Loss_G": 5.1}),
+    ("[Epoch 3/200] [Batch 20/938] [D loss: 0.5] [G loss: 1.2]", 20, 3, {"D loss": 0.5, "G loss": 1.2}),
+    ("Epoch [1/10], Step [100/600], Loss: 0.3021", 100, 1, {"Loss": 0.3021}),
+    ("Epoch 12: loss = 0.53, val_loss = 0.61", NAN, 12, {"loss": 0.53, "val_loss": 0.61}),
+    ("Test set: Average loss: 0.0469, Accuracy: 9850/10000 (98%)", NAN, NAN, {"test Average loss": 0.0469}),
+    # Keras, tqdm, mmdetection, fairseq
+    (" 32/100 [=====>......] - ETA: 3s - loss: 0.5021 - accuracy: 0.3100", 32, NAN, {"loss": 0.5021, "accuracy": 0.31}),
+    ("Epoch 1:  10%|#     | 5/50 [00:01<00:10,  4.50it/s, loss=2.31, v_num=0]", 5, 1, {"loss": 2.31}),
+    (
+        (
+            "2021-10-05 12:12:12,123 - mmdet - INFO - Epoch [1][50/7330]\tlr: 1.978e-03, eta: 11:12:13, time: 0.414, "
+            "loss_cls: 0.5, loss: 1.2"
+        ),
+        50,
+        1,
+        {"lr": 1.978e-3, "loss_cls": 0.5, "loss": 1.2},
+    ),
+    (
+        "| epoch 001:    100 / 5000 loss=9.1, nll_loss=8.5, num_updates=100, lr=1e-05, gnorm=2.3",
+        100,
+        1,
+        {"loss": 9.1, "gnorm": 2.3},
+    ),
+    ("12:31:36 | INFO | step=5 loss=2.0 grad_norm=inf", 5, NAN, {"loss": 2.0, "grad_norm": math.inf}),
+    ("global_step: 7, flag:True loss:2.5", 7, NAN, {"loss": 2.5}),
+]
+
+
+def values_of(line: str) -> LogLine:
+    found = pair_line(line)
+    assert found is not None, line
+    return found[0]
+
+
+@pytest.mark.parametrize(("line", "step", "epoch", "some"), LINES)
+def test_a_line_that_people_print_is_understood(line: str, step: float, epoch: float, some: dict[str, float]) -> None:
+    read = values_of(line)
+    assert (read.step, read.epoch) == pytest.approx((step, epoch), nan_ok=True)
+    assert {name: read.values.get(name) for name in some} == pytest.approx(some, nan_ok=True)
+
+
+@pytest.mark.parametrize("line", [line for line, *_ in LINES])
+def test_a_kind_of_line_that_was_seen_before_is_read_alike(line: str) -> None:
+    patterns = LinePatterns()
+    for _ in range(2):
+        found = pair_line(line)
+        assert found is not None
+        patterns.learn(found[1])
+    again, slow = patterns.read(line), values_of(line)
+    assert again is not None
+    assert (again.step, again.epoch) == pytest.approx((slow.step, slow.epoch), nan_ok=True)
+    assert again.values == pytest.approx(slow.values, nan_ok=True)
+
+
+numbers = st.one_of(
+    st.floats(0, 1e6, allow_nan=False).map(lambda each: f"{each:.4f}"),
+    st.floats(1e-9, 1e9).map(lambda each: f"{each:.2e}"),
+    st.sampled_from(["nan", "inf", "-inf", "0", "-1.5", "NaN"]),
+)
+
+
+@given(st.lists(st.tuples(st.integers(0, 10**7), numbers, numbers, numbers), min_size=3, max_size=6))
+def test_whatever_its_numbers_a_known_line_gives_what_reading_it_anew_gives(
+    rows: list[tuple[int, str, str, str]],
+) -> None:
+    patterns = LinePatterns()
+    for step, loss, rate, norm in rows:
+        line = f"2024-01-02 03:04:0{step % 10} [rank0] step:{step}/1000 loss_q0: {loss} loss_q1={rate} | "
+        line += f"grad norm {norm} 3x"
+        quick, slow = patterns.read(line), pair_line(line)
+        assert slow is not None
+        if quick is not None:
+            assert quick.step == slow[0].step
+            assert quick.values == pytest.approx(slow[0].values, nan_ok=True)
+        patterns.learn(slow[1])
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "Using 8 GPUs and 4 workers",
+        "commit sha:12ab34cd",
+        "2024-01-02 03:04:05 started",
+        "torch==2.13.0 on python 3.11",
+        "",
+        "the loss is not a number here",
+    ],
+)
+def test_prose_dates_hashes_and_versions_are_no_values(line: str) -> None:
+    found = pair_line(line)
+    assert found is None or not {"loss", "sha"} & set(found[0].values)
+
+
+@given(st.text(max_size=300))
+def test_no_text_whatever_makes_it_fail(line: str) -> None:
+    found = pair_line(line)
+    assert found is None or all(isinstance(value, float) for value in found[0].values.values())
+
+
+def test_a_hostile_line_costs_no_more_than_a_long_one() -> None:
+    for piece in (" ", "a ", "a.", "1 ", ": ", "[1/", "loss ", "-", "a:1 ", "= "):
+        assert pair_line(piece * 5000 + "!") is None or True

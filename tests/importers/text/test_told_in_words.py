@@ -1,0 +1,87 @@
+"""What a log says in words is an event at its line and of its attempt; only its last words are its end."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from importers.reading import history
+
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+def lines(first: int, last: int) -> str:
+    return "".join(f"step {n} loss {4 / n:.4f}\n" for n in range(first, last + 1))
+
+
+def reported(path: Path, text: str) -> list[Event]:
+    return list(history(path, text).reported)
+
+
+def test_an_end_after_which_training_went_on_is_an_event_at_its_line_and_no_outcome(tmp_path: Path) -> None:
+    run = history(tmp_path, lines(1, 5) + "RuntimeError: CUDA out of memory. Tried to allocate\n" + lines(6, 9))
+    assert run.outcome == ""
+    (event,) = run.reported
+    assert (event.kind, event.step, event.severity, event.attempt) == ("out_of_memory", 5, Severity.INFO, 0)
+    assert "Line 6 of the log: RuntimeError: CUDA out of memory" in event.message
+    assert event.message in run.notes
+
+
+def test_what_was_said_of_each_start_of_a_training_belongs_to_that_attempt(tmp_path: Path) -> None:
+    text = lines(1, 9) + "Killed\n" + lines(1, 9) + "OVERFLOW! Skipping step\n" + lines(10, 12) + "KeyboardInterrupt\n"
+    run = history(tmp_path, text)
+    assert [(each.kind, each.attempt, each.step) for each in run.reported] == [("killed", 0, 9), ("step_skipped", 1, 9)]
+    assert run.outcome == "interrupted"
+
+
+def test_lines_without_a_step_like_those_before_it_tell_that_training_went_on(tmp_path: Path) -> None:
+    epochs = [f"loss: {4 / n:.3f} acc: 0.{n}\n" for n in range(1, 10)]
+    run = history(tmp_path, "".join(epochs[:5]) + "ValueError: bad batch\n" + "".join(epochs[5:]))
+    assert (run.outcome, [each.kind for each in run.reported]) == ("", ["crashed"])
+    run = history(tmp_path, "".join(epochs) + "Killed\nfinal score: 0.5 files: 7\n")
+    assert run.outcome == "killed"
+
+
+def test_the_step_that_words_name_is_their_step_and_other_ranks_say_the_same(tmp_path: Path) -> None:
+    guard = "[rank{}] nonfinite_guard:skip planned_step:{} grad_norms:[inf,inf]\n"
+    text = lines(1, 10) + "".join(guard.format(rank, step) for step in (12, 13) for rank in range(4))
+    assert [(each.step, "not_finite" in each.evidence) for each in reported(tmp_path, text)] == [(12, True), (13, True)]
+
+
+@pytest.mark.parametrize("setting", ["nonfinite_guard:True max_skips:8", "nonfinite_guard=1", "stop_on_nan: true"])
+def test_a_setting_is_not_taken_for_what_happened(tmp_path: Path, setting: str) -> None:
+    assert reported(tmp_path, f"{setting}\n{lines(1, 9)}{setting}\n") == []
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        "Loss is nan, stopping training",
+        "Batch 12: Invalid loss, terminating training",
+        "FloatingPointError: Minimum loss scale reached (0.0001).",
+        "nonfinite_guard:abort consecutive_skips:8 planned_step:9",
+        "Exception: Current loss scale already at minimum - cannot decrease scale anymore. Exiting run.",
+        "ValueError: The loss returned in `training_step` is nan.",
+    ],
+)
+def test_a_log_that_says_that_it_stopped_for_a_number_is_believed_where_nothing_follows(
+    tmp_path: Path, words: str
+) -> None:
+    said = [each for each in reported(tmp_path, lines(1, 9) + words + "\n") if "stopped" in each.evidence]
+    assert [(each.kind in ("nan_detected", "inf_detected"), each.step) for each in said] == [(True, 9)]
+    said = [
+        each for each in reported(tmp_path, lines(1, 9) + words + "\n" + lines(10, 12)) if "stopped" in each.evidence
+    ]
+    assert said == []
+
+
+def test_early_stopping_is_no_trouble(tmp_path: Path) -> None:
+    words = "Early stopping: val_loss did not improve for 5 epochs, stopping training\n"
+    assert reported(tmp_path, lines(1, 9) + words) == []
+
+
+def test_of_very_many_skipped_steps_the_last_are_kept_and_all_are_counted(tmp_path: Path) -> None:
+    text = "".join(f"step {n} loss 1.{n % 7}\nOVERFLOW! Skipping step\n" for n in range(1, 3001))
+    run = history(tmp_path, text)
+    assert (len(run.reported), run.reported[-1].step) == (1000, 3000)
+    assert "The log says 3,000 times that a step was skipped, between steps 1 and 3,000." in run.notes

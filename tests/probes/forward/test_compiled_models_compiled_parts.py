@@ -1,0 +1,212 @@
+"""Whether a model is compiled is a matter of that model, and of nothing else that is compiled in the process."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+import torch
+import torch._dynamo
+from torch import Tensor, nn
+from torch.utils.checkpoint import checkpoint
+
+from mlflow_stability.probes.activations.activation_probe import ActivationProbe
+from mlflow_stability.probes.attention.attention_probe import AttentionProbe
+from mlflow_stability.probes.forward.compiled_models import compiled
+from mlflow_stability.probes.forward.forward_scheduler import ForwardTurns
+from mlflow_stability.probes.forward.forward_watch import ForwardWatch
+from mlflow_stability.probes.performance.flop_count import FlopCounter
+from mlflow_stability.vocabulary.result.event import Event
+
+# of what torch itself does while it compiles
+pytestmark = pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
+
+
+@pytest.fixture(autouse=True)
+def nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def sine(x: Tensor) -> Tensor:
+    return x.sin()
+
+
+function: Callable[[Tensor], Tensor] = sine
+
+
+class Naming(nn.Module):
+    """Calls a variable of its Python module, by way of a method."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.bend(self.linear(x))
+
+    def bend(self, x: Tensor) -> Tensor:
+        return function(x)
+
+    def unused(self, x: Tensor) -> Tensor:
+        return never_called(x)
+
+
+never_called: Any = sine
+
+
+class Keeping(Naming):
+    """Calls one that it keeps, or that is in a table where nobody follows."""
+
+    def __init__(self, **kept: Any) -> None:
+        super().__init__()
+        self.table = {"bend": (0, function)}
+        self.kept = kept.get("kept")
+
+    def bend(self, x: Tensor) -> Tensor:
+        found: Tensor = self.table["bend"][1](x) if self.kept is None else self.kept(x)
+        return found
+
+
+def test_what_else_is_compiled_in_the_process_is_no_matter(monkeypatch: pytest.MonkeyPatch) -> None:
+    other = torch.compile(sine, backend="eager", fullgraph=True)
+    other(torch.ones(2))
+    monkeypatch.setitem(globals(), "never_called", other)
+    assert compiled(Naming()) == "no"
+    assert compiled(Keeping()) == "no"
+    assert compiled(nn.TransformerEncoderLayer(8, 2)) == "no"
+
+
+def test_a_compiled_function_that_a_forward_names_is_a_part_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
+    bend = torch.compile(sine, backend="eager")
+    assert compiled(Keeping(kept=bend)) == "functions only"
+
+    def enclosing() -> type[nn.Module]:
+        class Enclosing(nn.Linear):
+            def forward(self, x: Tensor) -> Tensor:
+                return bend(super().forward(x))
+
+        return Enclosing
+
+    assert compiled(nn.Sequential(enclosing()(2, 2))) == "functions only"
+    monkeypatch.setitem(globals(), "function", bend)
+    assert compiled(nn.Sequential(Naming())) == "functions only"
+    monkeypatch.setitem(globals(), "function", torch.compiler.disable(sine))  # type: ignore[no-untyped-call]
+    assert compiled(nn.Sequential(Naming())) == "no"
+
+
+def test_a_method_or_module_that_is_compiled_is_a_part_of_the_model() -> None:
+    class Method(Naming):
+        @torch.compile(backend="eager")
+        def bend(self, x: Tensor) -> Tensor:
+            return x.cos()
+
+    assert compiled(Method()) == "functions only"
+    block = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    block[0].compile(backend="eager")
+    assert compiled(block) == "in part"
+    assert compiled(nn.DataParallel(torch.compile(nn.Linear(2, 2), backend="eager"))) == "whole"  # type: ignore[arg-type]
+
+
+GRAPHS: list[torch.fx.GraphModule] = []
+
+
+def counting(graph: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
+    GRAPHS.append(graph)
+    return graph.forward
+
+
+def trained(
+    model: nn.Module, looked: bool, steps: int = 6
+) -> tuple[list[Tensor], list[Event], list[str], FlopCounter | None]:
+    told: list[Event] = []
+    seen: list[str] = []
+    counter = FlopCounter()
+    every = 1 if looked else 10**9
+    probes = [
+        ActivationProbe(lambda _part, body: body, every),
+        AttentionProbe(every, 8, lambda _part, body: body, lambda _: None),
+    ]
+    turns = ForwardTurns(lambda _part, body: body, probes, 1, told.append)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    watch = ForwardWatch(lambda _part, body: body, [turns])
+    watch.at_gate(optimizer)
+    torch.manual_seed(3)
+    outputs = []
+    for step in range(1, steps + 1):
+        optimizer.zero_grad()
+        if looked and step == 1:
+            assert counter.enter()
+        output = model(torch.randn(4, 6))
+        counter.leave()
+        output.square().mean().backward()
+        seen.append("")
+        if turns.due(step):
+            seen[-1] = " ".join(str(each) for block in turns.blocks(step) for each in block.signals)
+        optimizer.step()
+        outputs.append(output.detach().clone())
+    watch.remove()
+    return [*outputs, *(each.detach() for each in model.parameters())], told, seen, counter
+
+
+@pytest.mark.parametrize("warm", [False, True])
+def test_compiled_code_that_nobody_could_know_of_is_left_alone_and_looked_past_at_the_next_pass(
+    monkeypatch: pytest.MonkeyPatch, warm: bool
+) -> None:
+    found = []
+    for looked in (False, True):
+        torch._dynamo.reset()
+        GRAPHS.clear()
+        torch.manual_seed(0)
+        bend = torch.compile(lambda x: x.sin(), backend=counting, fullgraph=True)
+        if warm:
+            bend(torch.ones(4, 6, requires_grad=True))
+        monkeypatch.setitem(globals(), "function", bend)
+        model = Keeping()
+        monkeypatch.setitem(globals(), "function", sine)
+        assert compiled(model) == "no"
+        torch._dynamo.utils.counters.clear()
+        tensors, told, seen, counter = trained(model, looked)
+        found.append((tensors, len(GRAPHS), dict(torch._dynamo.utils.counters["frames"])))
+        assert not torch._dynamo.utils.counters["graph_break"]
+        assert not told
+    assert compiled(model) == "functions only"
+    assert seen[0] == ""
+    assert all("activation_mean@linear" in each for each in seen[1:])
+    assert counter is not None
+    assert counter.given_up == "compiled"
+    (bare, *of_bare), (watched, *of_watched) = found
+    assert of_bare == of_watched
+    assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+
+
+class Checkpointing(Naming):
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = checkpoint(self.linear, torch.compiler.disable(sine)(x), use_reentrant=False)  # type: ignore[no-untyped-call]
+        return found
+
+
+def test_what_is_kept_from_the_compiler_does_not_end_a_look() -> None:
+    model = Checkpointing()
+    _, told, seen, counter = trained(model, looked=True)
+    assert compiled(model) == "no"
+    assert not told
+    assert all("activation_mean@linear" in each for each in seen)
+    assert counter is not None
+    assert (counter.given_up, counter.flops) == ("", 2 * 4 * 6 * 6)
+
+
+def test_several_who_look_leave_torch_as_it_was_in_whatever_order_they_end() -> None:
+    before = torch.compile, torch._dynamo.eval_frame.set_eval_frame
+    first, second = FlopCounter(), FlopCounter()
+    first._retreat.put_on()
+    second._retreat.put_on()
+    first._retreat.take_off()
+    assert torch.compile is not before[0]
+    second._retreat.take_off()
+    assert torch.compile is before[0]
+    assert torch._dynamo.eval_frame.set_eval_frame is before[1]

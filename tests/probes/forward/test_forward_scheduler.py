@@ -1,0 +1,251 @@
+"""Probes of forward passes are open inside them and nowhere else."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Callable, Iterator
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.forward.forward_scheduler import ForwardTurns
+from mlflow_stability.probes.forward.forward_watch import ForwardWatch
+from mlflow_stability.probes.forward.module_hooks import PassHooks
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.event import Event
+
+PLACE = (Signal("seen"),)
+
+
+class Looker:
+    """A probe that notes what went by, with a hook and a mode."""
+
+    part = "looking"
+
+    def __init__(self, every: int = 1) -> None:
+        self.every = every
+        self.turns: list[int] = []
+        self.steps: list[int] = []
+        self.seen: list[Tensor] = []
+        self.closed: list[bool] = []
+        self.alive: Callable[[], bool] = lambda: False
+
+    def due(self, turn: int) -> bool:
+        self.turns.append(turn)
+        return turn % self.every == 0
+
+    def next_due(self, turn: int) -> int:
+        return turn + 1
+
+    def open(self, root: nn.Module, step: int, alive: Callable[[], bool]) -> None:
+        self.steps.append(step)
+        self.alive = alive
+        self.hooks = PassHooks(root)
+        self.hooks.after(root, lambda _module, _args, output: self.seen.append(output))
+
+    def close(self, whole: bool) -> None:
+        self.closed.append(whole)
+        self.hooks.remove(whole or not self.alive())
+
+    def blocks(self) -> list[Block]:
+        found, self.seen = [Block(PLACE, (float(each.detach().sum()),)) for each in self.seen], []
+        return found
+
+    def finish(self) -> None:
+        pass
+
+
+class Loop:
+    """A training by hand: what a survey would do, without one."""
+
+    def __init__(self, model: nn.Module, probe: Looker, tell: Callable[[Event], None] = lambda _: None) -> None:
+        self.model = model
+        self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        self.turns = ForwardTurns(lambda _part, body: body, [probe], 1, tell)
+        self.watch = ForwardWatch(lambda _part, body: body, [self.turns])
+        self.watch.at_gate(self.optimizer)
+        self.step = 0
+        self.blocks: list[Block] = []
+
+    def train(self, inputs: Tensor) -> Tensor:
+        self.optimizer.zero_grad()
+        output = self.model(inputs)
+        output.square().mean().backward()
+        self.step += 1
+        if self.turns.due(self.step):
+            self.blocks += self.turns.blocks(self.step)
+        self.optimizer.step()
+        return output.detach()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_compiled() -> Iterator[None]:
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    yield
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+
+
+def test_a_probe_looks_into_the_steps_that_it_wants() -> None:
+    probe = Looker(every=3)
+    loop = Loop(nn.Linear(4, 2), probe)
+    for _ in range(7):
+        loop.train(torch.ones(3, 4))
+    assert probe.turns == [1, 2, 3, 4, 5, 6, 7]
+    assert probe.steps == [3, 6]
+    assert probe.closed == [True, True]
+    assert len(loop.blocks) == 2
+
+
+def test_only_the_first_of_several_passes_of_a_cycle_is_looked_into() -> None:
+    probe = Looker()
+    loop = Loop(nn.Linear(4, 2), probe)
+    loop.model(torch.ones(3, 4)).sum().backward()
+    loop.model(torch.ones(3, 4)).sum().backward()
+    loop.train(torch.ones(3, 4))
+    assert probe.steps == [1]
+    assert len(loop.blocks) == 1
+
+
+def test_evaluation_is_not_looked_into() -> None:
+    probe = Looker()
+    loop = Loop(nn.Linear(4, 2), probe)
+    with torch.no_grad():
+        loop.model(torch.ones(3, 4))
+    loop.model.eval()
+    loop.model(torch.ones(3, 4))
+    assert probe.steps == []
+
+
+def test_a_pass_that_raised_is_forgotten_and_nothing_is_left_on_the_model() -> None:
+    probe = Looker()
+    loop = Loop(nn.Linear(4, 2), probe)
+    before = list(loop.model._forward_hooks.values())
+    with pytest.raises(RuntimeError, match="mat1 and mat2"):
+        loop.model(torch.ones(3, 5))
+    assert probe.closed == [False]
+    assert not loop.turns.due(1)
+    assert list(loop.model._forward_hooks.values()) == before
+    assert probe.closed == [False, False]
+
+
+class Interrupted(nn.Linear):
+    """Is interrupted once, as by Ctrl-C."""
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        if inputs.shape[0] == 1:
+            raise KeyboardInterrupt
+        return super().forward(inputs)
+
+
+def test_after_ctrl_c_a_probe_knows_that_its_pass_is_over_and_is_closed_before_the_next_one() -> None:
+    probe = Looker()
+    loop = Loop(Interrupted(4, 2), probe)
+    with pytest.raises(KeyboardInterrupt):
+        loop.model(torch.ones(1, 4))
+    assert not probe.alive()
+    loop.train(torch.ones(3, 4))
+    assert probe.closed == [False, False]
+    loop.train(torch.ones(3, 4))
+    assert probe.closed == [False, False, True]
+    assert len(loop.model._forward_hooks) == 1
+
+
+def test_inside_its_pass_a_probe_knows_that_it_is_going_on() -> None:
+    answers = []
+
+    class Asking(Looker):
+        def open(self, root: nn.Module, step: int, alive: Callable[[], bool]) -> None:
+            super().open(root, step, alive)
+            self.hooks.after(root[0], lambda *_: answers.append(alive()))  # type: ignore[operator,index]
+
+    probe = Asking()
+    loop = Loop(nn.Sequential(nn.Linear(4, 2)), probe)
+    loop.train(torch.ones(3, 4))
+    assert answers == [True]
+    assert not probe.alive()
+
+
+def test_each_model_counts_its_own_turns() -> None:
+    probe = Looker(every=2)
+    one, two = nn.Linear(4, 2), nn.Linear(4, 2)
+    loop = Loop(one, probe)
+    other = torch.optim.SGD(two.parameters(), lr=0.01)
+    loop.watch.at_gate(other)
+    for step in range(1, 9):
+        model = one if step % 2 else two
+        model(torch.ones(3, 4)).sum().backward()
+        loop.turns.due(step)
+        loop.turns.blocks(step)
+    assert len(probe.steps) == 4
+    assert {step % 2 for step in probe.steps} == {0, 1}
+
+
+def test_a_compiled_model_is_looked_at_in_a_second_pass_and_trains_as_if_nobody_had() -> None:
+    def trained(every: int) -> tuple[list[Tensor], Looker, int]:
+        torch._dynamo.reset()
+        torch._dynamo.utils.counters.clear()
+        torch.manual_seed(7)
+        model = nn.Sequential(nn.Linear(6, 8), nn.BatchNorm1d(8), nn.Dropout(0.5), nn.Linear(8, 2))
+        compiled = torch.compile(model, backend="aot_eager")
+        probe = Looker(every)
+        loop = Loop(compiled, probe)
+        outputs = [loop.train(torch.randn(5, 6)) for _ in range(6)]
+        frames = int(torch._dynamo.utils.counters["frames"]["total"])
+        return [*outputs, *(each.detach().clone() for each in model.state_dict().values())], probe, frames
+
+    bare, _, frames = trained(1000)
+    watched, probe, frames_watched = trained(2)
+    assert len(probe.steps) == 3
+    assert frames_watched == frames
+    assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
+
+
+def test_why_a_model_is_not_looked_into_is_told_once() -> None:
+    told: list[Event] = []
+    model = nn.Linear(4, 2)
+    model.compile(backend="eager")
+    model.lines = iter("abc")  # type: ignore[assignment]
+    probe = Looker()
+    loop = Loop(model, probe, told.append)
+    for _ in range(3):
+        loop.train(torch.ones(3, 4))
+    (event,) = told
+    assert (event.kind, event.step, probe.steps) == ("not_measured", 1, [])
+    assert event.message.startswith("The forward pass of Linear is not looked into")
+
+
+def test_nothing_of_a_pass_is_held_when_it_is_over() -> None:
+    inputs = torch.ones(3, 4)
+    loop = Loop(nn.Linear(4, 2), Looker())
+    loop.train(inputs)
+    gone = weakref.ref(inputs)
+    loop.blocks.clear()
+    del inputs
+    assert gone() is None
+
+
+def test_no_mode_is_left_behind_by_a_probe_that_fails_half_way() -> None:
+    class Failing(Looker):
+        def open(self, root: nn.Module, step: int, alive: Callable[[], bool]) -> None:
+            super().open(root, step, alive)
+            self.mode = TorchFunctionMode()
+            self.mode.__enter__()
+            raise ValueError("half-way")
+
+        def close(self, whole: bool) -> None:
+            super().close(whole)
+            if _get_current_function_mode_stack():
+                self.mode.__exit__(None, None, None)
+
+    probe = Failing()
+    loop = Loop(nn.Linear(4, 2), probe)
+    with pytest.raises(ValueError, match="half-way"):
+        loop.train(torch.ones(3, 4))
+    loop.turns.due(1)
+    assert _get_current_function_mode_stack() == []
+    assert probe.closed == [False, False]

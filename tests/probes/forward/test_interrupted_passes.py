@@ -1,0 +1,135 @@
+from __future__ import annotations
+
+import contextlib
+import threading
+
+import pytest
+import torch
+from probes.forward.test_forward_watch import Heard, Net, nothing_compiled_before, watched
+from torch import Tensor
+from torch.optim import SGD
+
+from mlflow_stability.probes.forward.forward_watch import ForwardWatch
+
+__all__ = ["nothing_compiled_before"]  # a fixture
+
+
+class Interrupted(Net):
+    """Ctrl-C comes in the middle of a pass, once."""
+
+    now = False
+
+    def forward(self, x: Tensor) -> Tensor:
+        found = super().forward(x)
+        if self.now:
+            self.now = False
+            raise KeyboardInterrupt
+        return found
+
+
+def interrupted() -> tuple[Interrupted, ForwardWatch, Heard]:
+    model = Interrupted()
+    watch, heard = watched(model)
+    model.now = True
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(2, 4))
+    assert heard.calls == [("Interrupted", 1, [])]
+    return model, watch, heard
+
+
+@pytest.mark.parametrize("compiled", [False, True])
+def test_after_ctrl_c_the_next_call_first_ends_the_old_pass_and_is_then_judged_for_itself(compiled: bool) -> None:
+    model = Interrupted()
+    if compiled:
+        model.compile(backend="eager")
+    watch, heard = watched(model)
+    model.now = True
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(2, 4))
+    model.eval()(torch.ones(2, 4))
+    assert heard.calls == [("Interrupted", 1, []), "failed", "evaluated"]
+    model.train()(torch.ones(2, 4))
+    assert heard.calls[3:] == [("Interrupted", 1, []), "ended"]
+    watch.remove()
+
+
+def test_after_ctrl_c_another_model_is_heard_as_well() -> None:
+    model, watch, heard = interrupted()
+    other = Net()
+    watch.at_gate(SGD(other.parameters(), lr=0.1))
+    model.now = True
+    heard.calls.clear()
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(2, 4))
+    other(torch.ones(2, 4))
+    assert heard.calls == [("Interrupted", 1, []), "failed", ("Net", 1, []), "ended"]
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit.trace")
+def test_after_ctrl_c_the_model_can_be_traced_and_the_old_pass_is_over_before() -> None:
+    model, _, heard = interrupted()
+    torch.jit.trace(model.eval(), torch.ones(2, 4))
+    assert heard.calls[:2] == [("Interrupted", 1, []), "failed"]
+    assert "ended" not in heard.calls
+
+
+def test_after_ctrl_c_a_call_in_another_thread_is_nobodys_business() -> None:
+    model, _, heard = interrupted()
+    other = threading.Thread(target=lambda: model(torch.ones(2, 4)))
+    other.start()
+    other.join()
+    assert heard.calls == [("Interrupted", 1, [])]
+    model(torch.ones(2, 4))
+    assert heard.calls[1:] == ["failed", ("Interrupted", 1, []), "ended"]
+
+
+@pytest.mark.parametrize("how", ["gate", "backward", "remove"])
+def test_a_pass_that_ctrl_c_has_ended_is_given_up_where_it_cannot_be_going_on(how: str) -> None:
+    model, watch, heard = interrupted()
+    if how == "gate":
+        watch.at_gate(SGD(model.parameters(), lr=0.1))
+    elif how == "backward":
+        watch.backward_began()
+    else:
+        watch.remove()
+    assert heard.calls == [("Interrupted", 1, []), "failed"]
+
+
+def test_a_listener_that_ctrl_c_has_kept_from_hearing_the_end_hears_that_the_pass_has_failed() -> None:
+    class Deaf(Heard):
+        now = True
+
+        def forward_ended(self) -> None:
+            if self.now:
+                self.now = False
+                raise KeyboardInterrupt
+            super().forward_ended()
+
+    model, heard = Net(), Deaf()
+    watch = ForwardWatch(lambda part, body: body, (heard,))
+    watch.at_gate(SGD(model.parameters(), lr=0.1))
+    with pytest.raises(KeyboardInterrupt):
+        model(torch.ones(2, 4))
+    model.eval()(torch.ones(2, 4))
+    assert heard.calls == [("Net", 1, []), "failed", "evaluated"]
+
+
+def test_a_model_that_calls_itself_within_its_pass_has_one_pass() -> None:
+    class Again(Net):
+        depth = 2
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.depth:
+                self.depth -= 1
+                with torch.no_grad():
+                    self(x)
+                with contextlib.suppress(RuntimeError):
+                    self(torch.ones(2, 5))
+            return super().forward(x)
+
+    model = Again()
+    _, heard = watched(model)
+    model(torch.ones(2, 4))
+    assert heard.calls == [("Again", 1, []), "ended"]
+    model(torch.ones(2, 4))
+    assert heard.calls[2:] == [("Again", 1, []), "ended"]

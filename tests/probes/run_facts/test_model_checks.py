@@ -1,0 +1,103 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import nn
+from torch.optim import SGD
+
+from mlflow_stability.detectors.catalog import documentation
+from mlflow_stability.probes.run_facts.model_checks import model_lint
+from mlflow_stability.vocabulary import Event, Severity
+
+
+def lint(model: nn.Module, *optimizers: torch.optim.Optimizer) -> list[Event]:
+    return model_lint([model], optimizers or [SGD(model.parameters(), lr=0.1)], step=10)
+
+
+def test_a_usual_model_is_not_talked_about() -> None:
+    layer = nn.TransformerEncoderLayer(8, 2, 16, batch_first=True)
+    model = nn.Sequential(nn.Embedding(10, 8), nn.TransformerEncoder(layer, 2), nn.LayerNorm(8), nn.Linear(8, 10))
+    assert lint(model) == []
+    assert lint(model.bfloat16()) == []
+
+
+@pytest.mark.parametrize(
+    ("norm", "told"),
+    [
+        (nn.LayerNorm(8, eps=1e-7), False),
+        (nn.LayerNorm(8, eps=1e-12), True),
+        (nn.LayerNorm(8, eps=1e-7).half(), True),
+        (nn.LayerNorm(8, eps=1e-6).half(), False),
+        (nn.GroupNorm(2, 8, eps=1e-9), True),
+        (nn.RMSNorm(8, eps=1e-7).bfloat16(), True),
+        (nn.RMSNorm(8), False),
+        (nn.BatchNorm1d(8, eps=1e-12), False),
+    ],
+)
+def test_an_epsilon_is_odd_where_it_is_lost_in_the_precision(norm: nn.Module, told: bool) -> None:
+    model = nn.Sequential(nn.Linear(8, 8), norm)
+    events = lint(model)
+    assert [each.place for each in events] == (["1"] if told else [])
+
+
+class Attention(nn.Module):
+    def __init__(self, scale: float) -> None:
+        super().__init__()
+        self.qkv = nn.Linear(4, 12)
+        self.scale = scale
+
+
+def test_attention_that_is_scaled_to_nothing_is_told() -> None:
+    (event,) = lint(nn.ModuleDict({"attn": Attention(1e-6), "other": Attention(0.125)}))
+    assert event.place == "attn"
+    assert event.evidence["scale"] == 1e-6
+
+
+def test_a_scale_that_is_no_attentions_or_is_learnt_is_left_alone() -> None:
+    class LayerScale(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = 1e-6
+            self.weight = nn.Parameter(torch.ones(2))
+
+    class LearntAttention(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.scale = nn.Parameter(torch.tensor(1e-6))
+
+    assert lint(nn.Sequential(LayerScale(), LearntAttention())) == []
+
+
+def test_parameters_that_no_optimizer_has_are_named() -> None:
+    model = nn.ModuleDict({"body": nn.Linear(2, 2), "head": nn.Linear(2, 1)})
+    model["head"](model["body"](torch.ones(1, 2))).sum().backward()
+    (event,) = lint(model, SGD(model["body"].parameters(), lr=0.1))
+    assert "2 parameters are in no optimizer" in event.message
+    assert "head.weight, head.bias" in event.message
+    assert event.evidence == {"parameters": 2.0, "values": 3.0, "with_gradient": 2.0}
+    assert event.severity == Severity.INFO
+    assert event.step == 10
+
+
+def test_all_that_is_odd_comes_as_one_event_each() -> None:
+    model = nn.ModuleDict({f"layer{number}": nn.Linear(4, 4) for number in range(8)})
+    model["layer7"].weight = model["layer0"].weight
+    for number in range(1, 6):
+        model[f"layer{number}"].requires_grad_(False)
+    optimizers = SGD(model.parameters(), lr=0.1), SGD(model["layer6"].parameters(), lr=0.1)
+    messages = [each.message for each in lint(model, *optimizers)]
+    assert messages == [
+        "1 parameter is known by several names: layer0.weight = layer7.weight.",
+        "10 parameters are frozen, 69% of all values: layer1.weight, layer1.bias, layer2.weight and 7 more.",
+        "2 parameters are in more than one optimizer: layer6.weight, layer6.bias.",
+    ]
+
+
+def test_names_are_those_of_the_author_under_wrappers() -> None:
+    model = nn.DataParallel(nn.Sequential(nn.LayerNorm(8, eps=1e-12)))
+    assert [each.place for each in lint(model)] == ["0"]
+
+
+def test_what_lint_says_is_explained() -> None:
+    assert documentation("model_lint").sees
+    assert documentation("configuration_changed").why

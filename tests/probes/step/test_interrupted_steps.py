@@ -1,0 +1,92 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from probes.measured import backward, net
+from session.interrupting import Moments
+from torch import Tensor
+from torch.optim import AdamW
+
+from mlflow_stability.probes.parameters.adam_rms import AdamRms
+from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, WeightExtremes
+from mlflow_stability.probes.parameters.layer_norms import LayerNorms
+from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
+from mlflow_stability.probes.parameters.layers import Layers
+from mlflow_stability.probes.parameters.momentum_norm import MomentumNorm
+from mlflow_stability.probes.parameters.weight_updates import RealUpdates
+from mlflow_stability.probes.probe import GateView
+from mlflow_stability.session.guard import PartGuard
+
+KINDS: list[Callable[[], Any]] = [
+    lambda: LayerNorms(1, 1),
+    lambda: RealUpdates(1, 1),
+    lambda: MomentumNorm(1, 1),
+    lambda: AdamRms(1, 1),
+    lambda: GradientExtremes(1),
+    lambda: WeightExtremes(1),
+    lambda: LayerStatistics(1),
+]
+MOST = 30
+
+
+class Shown:
+    """A training of two optimizers whose cycles some probes are shown."""
+
+    def __init__(self) -> None:
+        self.model = net()
+        self.layers = Layers()
+        parameters = list(self.model.parameters())
+        self.optimizers = AdamW(parameters[:2], lr=0.01), AdamW(parameters[2:], lr=0.01)
+        self.step = 0
+        self.guard = PartGuard(strict=True, on_failure=lambda part, error: None)
+
+    def cycle(self, probes: Sequence[Any]) -> list[dict[str, list[float]]]:
+        """A whole cycle, and what each probe tells of it."""
+        self.step += 1
+        backward(self.model, self.step)
+        for optimizer in self.optimizers:
+            view = GateView(optimizer, self.step, self.layers, None)
+            for each in probes:
+                self.guard(each.part, each.at_gate)(view)
+            optimizer.step()
+            for each in probes:
+                self.guard(each.part, each.after_step)(view)
+        return [self.told(each) for each in probes]
+
+    def told(self, probe: Any) -> dict[str, list[float]]:
+        found = {str(each.signals): each.values for each in self.guard(probe.part, probe.blocks)(self.step)}
+        if isinstance(probe, LayerStatistics):
+            found |= {f"{each.what} {each.layers}": each.values for each in probe.tables(self.step)}
+        return {name: values.tolist() if isinstance(values, Tensor) else list(values) for name, values in found.items()}
+
+
+def comparable(told: dict[str, list[float]]) -> str:
+    return repr(told)  # NaN is NaN
+
+
+@pytest.mark.parametrize("make", KINDS)
+def test_after_a_cycle_that_ctrl_c_has_ended_half_way_probes_tell_what_is_true(make: Callable[[], Any]) -> None:
+    torch.manual_seed(0)
+    shown = Shown()
+    probe = make()
+    shown.cycle([probe])
+    whole = Moments()
+    with whole.counted():
+        shown.cycle([probe])
+    interrupted = 0
+    for at in range(1, whole.seen, max(whole.seen // MOST, 1)):
+        moments = Moments(at)
+        try:
+            with moments.counted():
+                shown.cycle([probe])
+        except KeyboardInterrupt:
+            interrupted += 1
+            shown.told(probe)  # the next backward ends the cycle
+        fresh = make()
+        told, truth = shown.cycle([probe, fresh])
+        assert truth
+        assert comparable(told) == comparable(truth), f"moment {at}"
+    assert interrupted > 10

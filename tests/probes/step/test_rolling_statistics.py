@@ -1,0 +1,89 @@
+"""What the last hundred steps say together is what plain numpy says of them."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from session.interrupting import Moments
+
+from mlflow_stability.probes.step.rolling_statistics import RunningNumbers
+from mlflow_stability.vocabulary.measured.signal import Signal
+
+SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("grad_norm_clipped"))
+
+
+def test_every_number_is_that_of_the_last_hundred_steps() -> None:
+    rng = np.random.default_rng(0)
+    losses, norms = 3 + 0.1 * rng.standard_normal(250), rng.lognormal(size=250)
+    numbers = RunningNumbers(every=10)
+    for step in range(1, 251):
+        norm = norms[step - 1]
+        said = numbers.take(step, SIGNALS, (losses[step - 1], norm, min(norm, 1.0)))
+    found = {signal.quantity: value for signal, value in said}
+    window = losses[150:]
+    assert found["loss_trend"] == pytest.approx(np.polyfit(np.arange(100), window, 1)[0])
+    assert found["loss_zscore"] == pytest.approx((window[-1] - window.mean()) / window.std())
+    assert found["grad_variance"] == pytest.approx(norms[150:].var())
+    assert found["clip_fraction"] == pytest.approx((norms[150:] > 1).mean())
+    weights = 0.98 ** np.arange(249, -1, -1)
+    assert found["loss_ema"] == pytest.approx(weights @ losses / weights.sum())
+
+
+def test_nothing_is_said_between_and_of_too_few_steps() -> None:
+    numbers = RunningNumbers(every=4)
+    said = [numbers.take(step, SIGNALS[:1], (1.0,)) for step in range(1, 13)]
+    assert [step for step, each in enumerate(said, start=1) if each] == [12]
+
+
+def test_values_that_are_not_finite_are_left_out() -> None:
+    numbers = RunningNumbers(every=20)
+    for step in range(1, 21):
+        said = numbers.take(step, SIGNALS[:2], (math.nan if step % 4 == 0 else 2.0, math.inf if step == 9 else 1.0))
+    assert dict(said)[Signal("loss_ema")] == pytest.approx(2.0)
+    assert dict(said)[Signal("grad_variance")] == 0.0
+
+
+def test_trainings_side_by_side_are_kept_apart() -> None:
+    numbers = RunningNumbers(every=10)
+    first, second = (Signal("loss"),), (Signal("loss", "track_1"),)
+    said: list[tuple[Signal, float]] = []
+    for step in range(1, 41):
+        said += numbers.take(step, first if step % 2 else second, (1.0 if step % 2 else 5.0,))
+    last = dict(said)
+    assert last[Signal("loss_ema")] == pytest.approx(1.0)
+    assert last[Signal("loss_ema", "track_1")] == pytest.approx(5.0)
+
+
+def test_after_a_reset_the_steps_before_count_no_more() -> None:
+    numbers = RunningNumbers(every=10)
+    for step in range(1, 31):
+        numbers.take(step, SIGNALS[:1], (100.0,))
+    numbers.reset()
+    for step in range(31, 51):
+        said = numbers.take(step, SIGNALS[:1], (1.0,))
+    assert dict(said)[Signal("loss_ema")] == pytest.approx(1.0)
+
+
+def test_of_a_step_that_ctrl_c_ends_half_way_all_is_known_or_nothing_or_what_was_known_is_forgotten() -> None:
+    interrupted = True
+    for at in range(1, 100):
+        if not interrupted:
+            break
+        numbers, took, missed, fresh = (RunningNumbers(every=1) for _ in range(4))
+        for step in range(1, 30):
+            for each in (numbers, took, missed):
+                each.take(step, SIGNALS, (1.0, 2.0, 2.0))
+        took.take(30, SIGNALS, (3.0, 4.0, 2.0))
+        moments = Moments(at)
+        try:
+            with moments.counted():
+                numbers.take(30, SIGNALS, (3.0, 4.0, 2.0))
+            interrupted = False
+        except KeyboardInterrupt:
+            pass
+        for step in range(31, 50):
+            said, *others = (each.take(step, SIGNALS, (1.0, 2.0, 2.0)) for each in (numbers, took, missed, fresh))
+        assert said in others, f"moment {at}"
+    assert not interrupted

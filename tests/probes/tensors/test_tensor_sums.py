@@ -1,0 +1,63 @@
+"""Many small tensors are measured together, and nothing can be told from the numbers."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlflow_stability.probes.tensors.gradient_norm import total_norm
+from mlflow_stability.probes.tensors.tensor_sums import (
+    CROWD,
+    HALVES,
+    SMALL,
+    Kernel,
+    largest_of,
+    nonzeros_of,
+    norms_of,
+    scalars,
+)
+
+SHAPES = [(8, 8), (8,), (), (1,), (3, 5, 7), (33, 17), (SMALL,), (SMALL + 1,), (40, 100)]
+TYPES = [torch.float32, torch.float64, torch.bfloat16, torch.float16]
+
+
+def crowd(dtype: torch.dtype, count: int = 3 * CROWD) -> list[Tensor]:
+    """Tensors of many shapes in turns, one of them alone in its shape, some of them zero and some strided."""
+    generator = torch.Generator().manual_seed(0)
+    tensors = [torch.randn(SHAPES[at % len(SHAPES)], generator=generator, dtype=dtype) for at in range(count)]
+    tensors.append(torch.randn(11, 13, generator=generator, dtype=dtype))
+    tensors[0].zero_()
+    tensors[9] = tensors[9].t()
+    tensors[18][0] = torch.nan
+    tensors[27][0, 0] = torch.inf
+    return tensors
+
+
+@pytest.mark.parametrize("kernel", [norms_of, nonzeros_of, largest_of], ids=lambda each: each.__name__)
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_a_crowd_has_to_the_last_bit_the_numbers_of_its_members(kernel: Kernel, dtype: torch.dtype) -> None:
+    tensors = crowd(dtype)
+    one_by_one = torch.cat([kernel([each]) for each in tensors])
+    assert torch.equal(kernel(tensors).nan_to_num(-1.0), one_by_one.nan_to_num(-1.0))
+
+
+def test_a_crowd_of_one_shape_is_measured_in_more_than_one_go() -> None:
+    tensors = [torch.full((SMALL,), float(at)) for at in range(300)]
+    assert largest_of(tensors).tolist() == list(range(300))
+
+
+def test_tensors_that_are_not_there_count_as_zero_and_types_may_differ() -> None:
+    tensors: list[Tensor | None] = [None, *crowd(torch.float32), None, *crowd(torch.float64), torch.ones(2)]
+    row = scalars(tensors, nonzeros_of)
+    assert row is not None
+    assert row.tolist() == [0 if each is None else each.count_nonzero().item() for each in tensors]
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_the_norm_of_a_crowd_of_gradients_is_the_one_that_clipping_would_take(dtype: torch.dtype) -> None:
+    tensors = [torch.nan_to_num(each, 1.0, 1.0, 1.0) for each in crowd(dtype)] + [torch.empty(0, 3, dtype=dtype)]
+    norm = total_norm(tensors)
+    assert norm is not None
+    whole = [each.float() if dtype in HALVES else each for each in tensors]
+    assert torch.equal(norm, torch.nn.utils.get_total_norm(whole))

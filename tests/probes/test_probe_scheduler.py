@@ -1,0 +1,125 @@
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from probes.looked_into import unguarded
+from torch import nn
+from torch.optim import SGD
+
+from mlflow_stability.probes.activations.activation_probe import ActivationProbe
+from mlflow_stability.probes.attention.attention_probe import AttentionProbe
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.parameters.adam_rms import AdamRms
+from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, WeightExtremes
+from mlflow_stability.probes.parameters.layer_norms import LayerNorms
+from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
+from mlflow_stability.probes.parameters.momentum_norm import MomentumNorm
+from mlflow_stability.probes.parameters.weight_updates import RealUpdates
+from mlflow_stability.probes.performance.memory import Memory
+from mlflow_stability.probes.performance.progress import Progress
+from mlflow_stability.probes.performance.throughput import Throughput
+from mlflow_stability.probes.performance.training_pace import TrainingPace
+from mlflow_stability.probes.probe import GateView
+from mlflow_stability.probes.probe_scheduler import Probes, Survey
+from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
+
+PERIODIC: list[Callable[[], Any]] = [
+    lambda: LayerNorms(10, 25),
+    lambda: RealUpdates(10, 25),
+    lambda: MomentumNorm(10, 7),
+    lambda: AdamRms(30, 25),
+    lambda: GradientExtremes(25),
+    lambda: WeightExtremes(1000),
+    lambda: LayerStatistics(25, 40),
+    lambda: Memory(),
+    lambda: Progress(),
+    lambda: Throughput(),
+    lambda: ActivationProbe(unguarded, 25, list),
+    lambda: RepresentationProbe(unguarded, (), 40, list, lambda _: None),
+    lambda: AttentionProbe(25, 16, unguarded, lambda _: None),
+    lambda: TrainingPace(unguarded, lambda: 0.0).clock,
+    lambda: TrainingPace(unguarded, lambda: 0.0).before_others[0],
+]
+
+
+class Asked:
+    """A probe that notes what it was asked, and is due at every seventh step."""
+
+    part = "asked"
+
+    def __init__(self) -> None:
+        self.asked: list[int] = []
+        self.measured: list[int] = []
+
+    def due(self, step: int) -> bool:
+        self.asked.append(step)
+        return step % 7 == 0
+
+    def next_due(self, step: int) -> int:
+        return step + 7 - step % 7
+
+    def at_gate(self, view: GateView) -> None:
+        self.measured.append(view.step)
+
+    def after_step(self, view: GateView) -> None:
+        pass
+
+    def blocks(self, step: int) -> Sequence[Block]:
+        return ()
+
+
+@pytest.mark.parametrize("make", PERIODIC)
+def test_no_step_at_which_a_probe_is_due_is_passed_over(make: Callable[[], Any]) -> None:
+    probe, asked_always = make(), make()
+    ask_at = 1
+    for step in range(1, 1100):
+        due = asked_always.due(step)
+        if step < ask_at:
+            assert not due, f"due at step {step}, and not to be asked before {ask_at}"
+            continue
+        assert probe.due(step) == due
+        ask_at = probe.next_due(step)
+        assert ask_at > step
+
+
+def survey_of(probe: Asked) -> Survey:
+    pace = TrainingPace(unguarded, lambda: 0.0)
+    pace.before_others = pace.after_others = ()
+    return Survey(unguarded, Probes(by_step=[probe]), pace, 1)
+
+
+def cycle(survey: Survey, place: str = "") -> None:
+    model = nn.Linear(2, 2)
+    optimizer = SGD(model.parameters(), lr=0.1)
+    survey.at_gate(optimizer, None, place, [torch.ones(())])
+    survey.after_step(optimizer, None, place, False)
+    survey.end()
+
+
+def test_a_probe_is_asked_when_it_may_be_due_and_not_before() -> None:
+    probe = Asked()
+    survey = survey_of(probe)
+    for _ in range(30):
+        cycle(survey)
+    assert probe.asked == [1, 7, 14, 21, 28]
+    assert probe.measured == [7, 14, 21, 28]
+
+
+def test_of_trainings_side_by_side_every_cycle_is_asked_for() -> None:
+    probe = Asked()
+    survey = survey_of(probe)
+    for number in range(14):
+        cycle(survey, place="" if number % 2 else "critic")
+    assert probe.measured == [7, 14]
+
+
+def test_after_an_interruption_every_probe_is_asked_again() -> None:
+    probe = Asked()
+    survey = survey_of(probe)
+    cycle(survey)
+    survey.forget()
+    cycle(survey)
+    assert probe.asked == [1, 2]

@@ -1,0 +1,294 @@
+from __future__ import annotations
+
+import dataclasses
+import json
+import os
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from recovery.restorable import OPTIMIZERS, Training, bits
+
+from mlflow_stability.errors import CheckpointsRefused, SettingsError
+from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta, read_meta, step_of_name
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import damage_of, find, listing, newest_complete
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore, to_delete
+from mlflow_stability.recovery.checkpoints.state_file import read_state
+from mlflow_stability.recovery.state.restore import EVERYTHING, restore_state
+from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
+
+
+def training() -> Training:
+    made = Training.of(OPTIMIZERS["adamw foreach"])
+    made.run(2)
+    return made
+
+
+STATE = copy_state(training().parts, 0)
+
+
+def at(step: int) -> StateCopy:
+    return dataclasses.replace(STATE, step=step)
+
+
+def filled(directory: Path, *steps: int, most: int = 10, good: bool = True) -> CheckpointStore:
+    store = CheckpointStore(directory, "r", most)
+    for step in steps:
+        store.commit(at(step), 3.0 - step / 1000)
+        if good:
+            store.promote(step)
+    return store
+
+
+def steps_in(directory: Path) -> list[int]:
+    return [each.step for each in listing(directory)]
+
+
+def test_a_checkpoint_is_a_folder_with_its_state_and_its_facts(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path / "c", "r")
+    made = training()
+    meta = store.commit(copy_state(made.parts, 500), 3.82341)
+    folder = tmp_path / "c" / "rollback_ckpt-000500-3.8234"
+    assert sorted(each.name for each in folder.iterdir()) == ["meta.json", "state.pt"]
+    facts = json.loads((folder / "meta.json").read_bytes())
+    assert (facts["step"], facts["loss"], facts["schema"]) == (500, 3.82341, 1)
+    assert (facts["finite"], facts["good"]) == (True, False)
+    assert facts["size"] == (folder / "state.pt").stat().st_size == meta.size
+    assert damage_of(store.listing()[0]) == ""
+    content = torch.load(folder / "state.pt", weights_only=True)
+    assert torch.equal(content["tensors"]["head.weight"], made.model.head.weight)
+
+
+def test_what_a_checkpoint_holds_goes_on_bit_for_bit(tmp_path: Path) -> None:
+    made = training()
+    store = CheckpointStore(tmp_path, "r")
+    store.commit(copy_state(made.parts, 2), 1.0)
+    before = bits(made)
+    made.run(3)
+    restore_state(read_state(find(tmp_path, "newest").checkpoint.folder / "state.pt"), made.parts, EVERYTHING)
+    assert bits(made) == before
+
+
+@pytest.mark.parametrize("loss", [float("nan"), float("inf"), 1e30, -2.5, 0.0])
+def test_any_loss_can_be_in_name_and_facts(loss: float, tmp_path: Path) -> None:
+    meta = CheckpointMeta(7, loss, "0", 1, 0.0)
+    assert step_of_name(meta.name) == 7
+    read = read_meta(meta.to_json())
+    assert read is not None
+    assert repr(read.loss) == repr(loss)
+
+
+@pytest.mark.parametrize("content", [b"", b"{", b"[]", b"{}", b"null", b'{"step": "x"}', b"\xff\x00"])
+def test_torn_facts_are_none(content: bytes) -> None:
+    assert read_meta(content) is None
+
+
+def test_a_checkpoint_is_good_once_it_was_promoted_and_is_not_rejected_then(tmp_path: Path) -> None:
+    store = filled(tmp_path, 100)
+    store.commit(at(200), 2.0)
+    assert [each.is_good for each in store.listing()] == [True, False]
+    store.reject(100)
+    store.reject(200)
+    assert steps_in(tmp_path) == [100]
+
+
+def test_no_more_than_asked_are_kept_and_always_the_best_and_the_last_good_one(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, "r", 4)
+    for step, loss in ((100, 2.0), (200, 0.5), (300, 1.9), (400, 1.8), (500, 1.7), (600, 1.6)):
+        store.commit(at(step), loss)
+        assert len(store.listing()) <= 4
+        store.promote(step)
+    assert steps_in(tmp_path) == [200, 500, 600]
+    store.commit(at(700), 9.0)
+    assert steps_in(tmp_path) == [200, 500, 600, 700]
+    assert not list(tmp_path.glob(".*ing-*"))
+
+
+METAS = st.lists(st.tuples(st.floats(allow_nan=True), st.booleans()), max_size=14)
+
+
+@given(METAS, st.integers(2, 6))
+def test_of_any_checkpoints_the_best_and_the_last_good_stay_and_no_more_than_asked(
+    facts: list[tuple[float, bool]], most: int
+) -> None:
+    shelf = [CheckpointMeta(step, loss, "", 0, 0.0, good=good) for step, (loss, good) in enumerate(facts)]
+    gone = to_delete(shelf, most)
+    kept = [each for each in shelf if not any(each is other for other in gone)]
+    good = [each for each in shelf if each.good]
+    if good:
+        assert any(each is good[-1] for each in kept)
+        known = [each for each in good if each.loss == each.loss]
+        assert not known or min(each.loss for each in known) in [each.loss for each in kept]
+    if shelf and not shelf[-1].good:
+        assert any(each is shelf[-1] for each in kept)
+    assert len(kept) <= max(most, 3)
+
+
+@given(st.lists(st.floats(0, 9), min_size=1, max_size=12), st.integers(2, 6))
+def test_one_that_has_not_proved_itself_pushes_no_good_one_out(losses: list[float], most: int) -> None:
+    good = [CheckpointMeta(step, loss, "", 0, 0.0, good=True) for step, loss in enumerate(losses)]
+    gone = to_delete(good, most)
+    left = [each for each in good if not any(each is other for other in gone)]
+    assert to_delete([*left, CheckpointMeta(99, float("nan"), "", 0, 0.0)], most) == []
+
+
+def test_too_few_places_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(SettingsError, match="at least 2"):
+        CheckpointStore(tmp_path, "r", 1)
+
+
+def cut(file: Path) -> None:
+    os.truncate(file, file.stat().st_size // 2)
+
+
+def flip(file: Path) -> None:
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 4
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize(
+    ("name", "harm", "says"),
+    [
+        ("state.pt", cut, "state.pt has "),
+        ("state.pt", flip, "its SHA-256 differs"),
+        ("state.pt", Path.unlink, "state.pt is missing"),
+        ("meta.json", cut, "meta.json cannot be read"),
+        ("meta.json", Path.unlink, "meta.json is missing"),
+    ],
+)
+def test_of_a_damaged_checkpoint_the_next_older_one_is_used_and_it_is_said(
+    name: str, harm, says: str, tmp_path: Path
+) -> None:
+    filled(tmp_path, 100, 200, 300)
+    harm(listing(tmp_path)[-1].folder / name)
+    found = find(tmp_path, "last_good")
+    assert found.checkpoint.step == 200
+    assert len(found.messages) == 1
+    assert says in found.messages[0]
+    assert "rollback_ckpt-000300-2.7000 is damaged" in found.messages[0]
+    assert "step 200 is used instead" in found.messages[0]
+    newest = newest_complete(tmp_path)
+    assert newest is not None
+    assert newest.step == 200
+
+
+def test_the_one_that_was_asked_for_is_found(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, "r")
+    for step, loss in ((100, 2.0), (200, 0.5), (300, 1.9), (400, 1.8)):
+        store.commit(at(step), loss)
+        if step < 400:
+            store.promote(step)
+    for which, step in (("last_good", 300), ("best", 200), ("newest", 400), (100, 100), (400, 400)):
+        found = find(tmp_path, which)
+        assert (found.checkpoint.step, found.messages) == (step, ())
+    other = find(tmp_path, 250)
+    assert other.checkpoint.step == 200
+    assert other.messages == ("There is no checkpoint of step 250; step 200 is used instead.",)
+
+
+def test_where_none_has_proved_itself_the_newest_is_used_and_it_is_said(tmp_path: Path) -> None:
+    filled(tmp_path, 100, 200, good=False)
+    found = find(tmp_path, "last_good")
+    assert found.checkpoint.step == 200
+    assert "No checkpoint has proved itself" in found.messages[0]
+
+
+def test_where_nothing_can_be_used_the_reasons_are_named(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointsRefused, match="There is no checkpoint in"):
+        find(tmp_path)
+    filled(tmp_path, 100, 200)
+    with pytest.raises(CheckpointsRefused, match=r"no checkpoint of step 50 or before .* there are 100, 200"):
+        find(tmp_path, 50)
+    for each in listing(tmp_path):
+        flip(each.folder / "state.pt")
+    with pytest.raises(CheckpointsRefused, match=r"000200-2\.8000 is damaged .*000100-2\.9000 is damaged"):
+        find(tmp_path)
+
+
+def other_process(directory: Path, run: str, wait: bool) -> subprocess.Popen[str]:
+    script = f"""
+        import sys
+        from pathlib import Path
+        from mlflow_stability.recovery.checkpoints.directory_owner import DirectoryOwner
+        DirectoryOwner(Path({str(directory)!r}), {run!r}).take(True)
+        print("taken", flush=True)
+        {"sys.stdin.read()" if wait else ""}
+    """
+    root = Path(sys.modules["mlflow_stability"].__file__ or "").parent.parent
+    process = subprocess.Popen(
+        [sys.executable, "-c", textwrap.dedent(script)],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline() == "taken\n"
+    return process
+
+
+@pytest.mark.parametrize("run", ["r", "other"])
+def test_two_trainings_in_one_directory_are_refused(run: str, tmp_path: Path) -> None:
+    with other_process(tmp_path, run, wait=True) as process:
+        with pytest.raises(CheckpointsRefused, match=f"is in use by run {run} .process {process.pid}"):
+            CheckpointStore(tmp_path, "r")
+        process.kill()
+    store = CheckpointStore(tmp_path, "r")  # it was killed, and has no checkpoint of its own
+    store.commit(at(1), 1.0)
+
+
+def test_two_runs_in_one_process_do_not_share_a_directory(tmp_path: Path) -> None:
+    store = CheckpointStore(tmp_path, "one")
+    with pytest.raises(CheckpointsRefused, match="is in use by run one"):
+        CheckpointStore(tmp_path, "two")
+    store.close()
+    CheckpointStore(tmp_path, "two")
+
+
+def test_a_run_does_not_mix_its_checkpoints_with_those_of_one_that_has_ended(tmp_path: Path) -> None:
+    filled(tmp_path, 100).close()
+    with pytest.raises(CheckpointsRefused, match=r"holds the checkpoints of run r .which has ended"):
+        CheckpointStore(tmp_path, "other")
+    assert steps_in(tmp_path) == [100]
+    again = CheckpointStore(tmp_path, "r")
+    again.commit(at(200), 1.0)
+    assert steps_in(tmp_path) == [100, 200]
+
+
+def test_a_directory_that_another_process_took_over_is_left_to_it(tmp_path: Path) -> None:
+    store = filled(tmp_path, 100)
+    (tmp_path / "owner.json").write_text(json.dumps({"run": "r", "pid": 1, "started": "", "host": "elsewhere"}))
+    with pytest.raises(OSError, match="taken over"):
+        store.commit(at(200), 1.0)
+    assert steps_in(tmp_path) == [100]
+
+
+def test_what_a_killed_process_left_behind_is_cleared_away(tmp_path: Path) -> None:
+    filled(tmp_path, 100).close()
+    (tmp_path / ".writing-1-200").mkdir()
+    (tmp_path / ".writing-1-200" / "state.pt").write_bytes(b"half")
+    (tmp_path / ".deleting-1-rollback_ckpt-000050-3.0000").mkdir()
+    CheckpointStore(tmp_path, "r")
+    assert sorted(each.name for each in tmp_path.iterdir()) == ["owner.json", "rollback_ckpt-000100-2.9000"]
+
+
+def test_checkpoints_are_listed_and_verified_without_torch() -> None:
+    code = "import sys, mlflow_stability.recovery.checkpoints.checkpoint_reader; assert 'torch' not in sys.modules"
+    root = Path(sys.modules["mlflow_stability"].__file__ or "").parent.parent
+    subprocess.run([sys.executable, "-c", code], env={**os.environ, "PYTHONPATH": str(root)}, check=True)
+
+
+def test_a_step_that_is_there_already_is_not_written_twice_and_mended_where_it_is_damaged(tmp_path: Path) -> None:
+    store = filled(tmp_path, 100)
+    (there,) = store.listing()
+    store.commit(at(100), 2.9)
+    assert store.listing() == [there]
+    cut(there.folder / "state.pt")
+    store.commit(at(100), 2.9)
+    assert damage_of(store.listing()[0]) == ""

@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+import dataclasses
+import os
+import shutil
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+from recovery.restorable import OPTIMIZERS, Training
+
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
+from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointCadence, CheckpointWriter
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
+
+POLICY = RollbackPolicy(checkpoint_every=500, healthy_after=50)
+
+
+def is_finite(copy: StateCopy) -> bool:
+    return copy.not_finite() <= {"mask"}
+
+
+def state(step: int, value: float = 1.0) -> StateCopy:
+    made = Training.of(OPTIMIZERS["sgd momentum"])
+    with torch.no_grad():
+        made.model.head.weight.fill_(value)
+    return copy_state(made.parts, step)
+
+
+@pytest.fixture
+def writer(tmp_path: Path) -> Iterator[CheckpointWriter]:
+    made = CheckpointWriter(CheckpointStore(tmp_path / "c", "r"), is_finite)
+    yield made
+    assert made.close(30)
+
+
+def steps_in(folder: Path) -> list[int]:
+    return [each.step for each in listing(folder / "c")]
+
+
+def test_a_checkpoint_is_written_beside_the_training(writer: CheckpointWriter, tmp_path: Path) -> None:
+    assert writer.submit(state(500), 2.0)
+    assert writer.drain(30)
+    assert steps_in(tmp_path) == [500]
+    assert [each.step for each in writer.written()] == [500]
+    assert writer.written() == []
+    assert writer.events() == []
+
+
+def test_a_state_that_is_being_written_is_known_so_that_it_is_not_changed_meanwhile(tmp_path: Path) -> None:
+    may_go = threading.Event()
+    made = CheckpointWriter(CheckpointStore(tmp_path / "c", "r"), lambda copy: may_go.wait(30))
+    assert made.writing is None
+    made.submit(state(500), 2.0)
+    assert made.writing == 500
+    may_go.set()
+    assert made.close(30)
+    assert made.writing is None
+
+
+def test_the_training_does_not_wait_and_a_second_checkpoint_is_refused_meanwhile(tmp_path: Path) -> None:
+    may_go = threading.Event()
+
+    def slow(copy: StateCopy) -> bool:
+        return may_go.wait(30)
+
+    writer = CheckpointWriter(CheckpointStore(tmp_path / "c", "r"), slow)
+    assert writer.submit(state(500), 2.0)
+    assert writer.is_busy
+    assert not writer.submit(state(501), 2.0)
+    assert not writer.drain(0.01)
+    may_go.set()
+    assert writer.drain(30)
+    assert not writer.is_busy
+    assert writer.submit(state(502), 2.0)
+    assert writer.close(30)
+    assert steps_in(tmp_path) == [500, 502]
+
+
+def test_what_is_not_finite_is_not_written_and_it_is_said(writer: CheckpointWriter, tmp_path: Path) -> None:
+    writer.submit(state(500), 2.0)
+    writer.drain(30)
+    writer.submit(state(1000, float("nan")), float("nan"))
+    writer.drain(30)
+    assert steps_in(tmp_path) == [500]
+    (event,) = writer.events()
+    assert (event.step, event.kind) == (1000, "checkpoint_not_finite")
+    assert "head.weight" in event.message
+
+
+def test_a_disk_that_refuses_is_an_event_and_the_next_checkpoint_is_tried(
+    writer: CheckpointWriter, tmp_path: Path
+) -> None:
+    writer.submit(state(500), 2.0)
+    writer.drain(30)
+    (tmp_path / "c").rename(tmp_path / "away")
+    assert writer.submit(state(1000), 2.0)
+    writer.drain(30)
+    (event,) = writer.events()
+    assert (event.step, event.kind) == (1000, "checkpoint_failed")
+    assert "the newest is that of step 500" in event.message
+    (tmp_path / "away").rename(tmp_path / "c")
+    assert writer.submit(state(1500), 2.0)
+    writer.drain(30)
+    assert writer.events() == []
+    assert steps_in(tmp_path) == [500, 1500]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+def test_a_forked_child_writes_nothing(tmp_path: Path) -> None:
+    writer = CheckpointWriter(CheckpointStore(tmp_path / "c", "r"), is_finite)
+    copy = state(500)
+    child = os.fork()
+    if child == 0:
+        wrote = writer.submit(copy, 2.0) or not writer.drain(1) or writer.close(1)
+        os._exit(1 if wrote else 0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+    assert steps_in(tmp_path) == []
+    assert writer.submit(copy, 2.0)
+    assert writer.close(30)
+    assert steps_in(tmp_path) == [500]
+
+
+def cadence_over(writer: CheckpointWriter) -> Callable[[int, str], None]:
+    cadence = CheckpointCadence(POLICY, writer)
+    copy = state(0)
+
+    def at(step: int, how: str) -> None:
+        if cadence.is_due(step):
+            assert cadence.take(dataclasses.replace(copy, step=step), 3.0)
+            assert writer.drain(30)
+        if how == "healthy":
+            cadence.healthy(step)
+        else:
+            cadence.trouble()
+
+    return at
+
+
+def test_a_checkpoint_every_five_hundred_steps_is_good_after_fifty_healthy_ones(
+    writer: CheckpointWriter, tmp_path: Path
+) -> None:
+    at = cadence_over(writer)
+    for step in range(1, 1101):
+        at(step, "healthy")
+    writer.drain(30)
+    assert [(each.step, each.is_good) for each in listing(tmp_path / "c")] == [(500, True), (1000, True)]
+    assert [(each.kind) for each in writer.events()] == []
+
+
+def test_one_that_trouble_followed_is_taken_back_and_the_good_one_stays(
+    writer: CheckpointWriter, tmp_path: Path
+) -> None:
+    at = cadence_over(writer)
+    for step in range(1, 1041):
+        at(step, "healthy" if step < 1030 else "trouble")
+    writer.drain(30)
+    assert [(each.step, each.is_good) for each in listing(tmp_path / "c")] == [(500, True)]
+
+
+def test_the_thread_ends_and_the_directory_is_free_for_the_next(tmp_path: Path) -> None:
+    writer = CheckpointWriter(CheckpointStore(tmp_path / "c", "one"), is_finite)
+    writer.submit(state(1), 1.0)
+    assert writer.close(30)
+    deadline = time.monotonic() + 10
+    while any(each.name == "mlflow-stability-checkpoints" for each in threading.enumerate()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    shutil.rmtree(next((tmp_path / "c").glob("rollback_ckpt-*")))
+    CheckpointStore(tmp_path / "c", "two")

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recovery.restorable import OPTIMIZERS, Training, bits
+from torch import nn
+
+from mlflow_stability.errors import CheckpointsRefused, RestoreRefused
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
+from mlflow_stability.recovery.checkpoints.resume import restore
+from mlflow_stability.recovery.state.state_copy import copy_state
+from mlflow_stability.recovery.state.training_parts import TrainingParts
+
+
+def training() -> Training:
+    made = Training.of(OPTIMIZERS["adamw foreach"])
+    made.run(2)
+    return made
+
+
+def script(name: str, *arguments: str) -> dict[str, Any]:
+    """Run a script of this folder in a process of its own; it prints one line of JSON."""
+    root = Path(sys.modules["mlflow_stability"].__file__ or "").parent.parent
+    done = subprocess.run(
+        [sys.executable, str(Path(__file__).parents[1] / name), *arguments],
+        env={**os.environ, "PYTHONPATH": str(root)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr
+    found: dict[str, Any] = json.loads(done.stdout)
+    return found
+
+
+def test_a_new_process_goes_on_for_a_hundred_steps_bit_for_bit(tmp_path: Path) -> None:
+    whole = script("resumable.py", "whole", str(tmp_path))
+    resumed = script("resumable.py", "resumed", str(tmp_path))
+    assert (whole["first"], resumed["first"]) == (1, 101)
+    assert len(resumed["losses"]) == 100
+    assert resumed["losses"] == whole["losses"]
+    assert resumed["end"] == whole["end"]
+
+
+@pytest.mark.fault
+def test_after_two_hundred_kills_at_random_moments_the_newest_checkpoint_is_whole(tmp_path: Path) -> None:
+    found = script("checkpointing.py", str(tmp_path), "200")
+    assert found["kills"] == 200
+    assert found["damaged"] == 0
+    assert found["written"] > 20  # it did not only fail to begin
+    assert found["cut off while writing"] > 20
+
+
+def saved(folder: Path, made: Training, step: int = 7) -> None:
+    store = CheckpointStore(folder, "r")
+    store.commit(copy_state(made.parts, step), 1.5)
+    store.promote(step)
+    store.close()
+
+
+def test_where_it_goes_on_is_told(tmp_path: Path) -> None:
+    made = training()
+    saved(tmp_path, made)
+    fresh = Training.of(OPTIMIZERS["adamw foreach"])
+    resumed = restore(fresh.model, fresh.optimizers[0], directory=tmp_path)
+    assert (resumed.step, resumed.loss, resumed.messages) == (7, 1.5, ())
+    assert resumed.folder.name == "rollback_ckpt-000007-1.5000"
+    assert bits(fresh) == bits(made)
+
+
+def test_models_and_optimizers_may_come_in_another_order(tmp_path: Path) -> None:
+    def gan() -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
+        models: list[nn.Module] = [nn.Linear(2, 3), nn.Linear(3, 1)]
+        return models, [torch.optim.SGD(each.parameters(), lr=0.1, momentum=0.9) for each in models]
+
+    models, optimizers = gan()
+    for model, optimizer in zip(models, optimizers, strict=True):
+        model(torch.ones(1, model.in_features)).sum().backward()
+        optimizer.step()
+    store = CheckpointStore(tmp_path, "r")
+    store.commit(copy_state(TrainingParts(tuple(optimizers), tuple(models)), 3), 1.0)
+    others, their_optimizers = gan()
+    restore(others[::-1], their_optimizers[::-1], directory=tmp_path)
+    for one, other in zip(models, others, strict=True):
+        assert torch.equal(one.weight, other.weight)
+    for one, other in zip(optimizers, their_optimizers, strict=True):
+        first, second = ([state["momentum_buffer"] for state in each.state.values()] for each in (one, other))
+        assert all(map(torch.equal, first, second))
+
+
+def test_a_wrapped_model_takes_over_the_state_of_a_plain_one(tmp_path: Path) -> None:
+    made = training()
+    saved(tmp_path, made)
+    fresh = Training.of(OPTIMIZERS["adamw foreach"])
+    restore(torch.compile(fresh.model), fresh.optimizers[0], directory=tmp_path)
+    assert bits(fresh) == bits(made)
+
+
+def test_a_model_of_another_shape_is_refused_and_nothing_is_half_loaded(tmp_path: Path) -> None:
+    saved(tmp_path, training())
+    other = training()
+    other.model.head = nn.Linear(6, 2)
+    other.optimizers = [torch.optim.AdamW(other.model.parameters())]
+    before = bits(other)
+    with pytest.raises(RestoreRefused, match=r"head\.weight is \(1, 6\) there and \(2, 6\) here"):
+        restore(other.model, other.optimizers[0], directory=tmp_path)
+    assert bits(other) == before
+
+
+def test_what_could_not_be_restored_is_said(tmp_path: Path) -> None:
+    made = training()
+    (optimizer,) = made.optimizers
+    schedule = torch.optim.lr_scheduler.ConstantLR(optimizer)
+    optimizer.state[made.model.head.weight]["odd"] = object()
+    scaler = torch.amp.GradScaler("cpu")
+    store = CheckpointStore(tmp_path, "r")
+    parts = TrainingParts((optimizer,), (made.model,), (schedule,), scaler)
+    store.commit(copy_state(parts, 3), 1.0)
+    fresh = Training.of(OPTIMIZERS["adamw foreach"])
+    said = "\n".join(restore(fresh.model, fresh.optimizers[0], directory=tmp_path).messages)
+    assert "1 schedulers were saved, and there are 0 here" in said
+    assert "pass the loss scaler" in said
+    assert "head.weight/odd: object" in said
+    assert "No checkpoint has proved itself" in said
+
+
+def test_the_local_directory_comes_first_and_then_what_is_fetched_of_the_run(tmp_path: Path) -> None:
+    made, asked = training(), []
+    saved(tmp_path / "uploaded", made, 5)
+
+    def fetch(run_id: str, which: Any) -> Path:
+        asked.append((run_id, which))
+        return tmp_path / "uploaded"
+
+    fresh = Training.of(OPTIMIZERS["adamw foreach"])
+    arguments = {"run_id": "abc", "fetch": fetch}
+    resumed = restore(fresh.model, fresh.optimizers[0], directory=tmp_path / "local", which="best", **arguments)
+    assert (resumed.step, asked) == (5, [("abc", "best")])
+    assert "What was uploaded is used instead" in resumed.messages[0]
+    saved(tmp_path / "local", made, 9)
+    assert restore(fresh.model, fresh.optimizers[0], directory=tmp_path / "local", **arguments).step == 9
+    assert restore(fresh.model, fresh.optimizers[0], **arguments).step == 5
+    with pytest.raises(CheckpointsRefused, match="pass `directory` or `run_id`"):
+        restore(fresh.model, fresh.optimizers[0])

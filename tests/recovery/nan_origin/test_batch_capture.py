@@ -1,0 +1,240 @@
+from __future__ import annotations
+
+import gc
+import weakref
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from recovery.guarded_training import differences, picture
+from recovery.listening import listening
+from torch import Tensor, nn
+
+from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch
+from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts, facts_of, save_batch
+from mlflow_stability.recovery.nan_origin.batch_replay import replay_batch
+
+NAN, INF = float("nan"), float("inf")
+
+
+class Reader(nn.Module):
+    """A model that takes tokens, options and pictures, as people call theirs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.words = nn.Embedding(50, 4)
+        self.out = nn.Linear(4, 1)
+
+    def forward(self, inputs: dict[str, Tensor], *, picture: Tensor | None = None, scale: float = 1.0) -> Tensor:
+        found: Tensor = self.out(self.words(inputs["ids"])).sum() * scale
+        return found if picture is None else found + picture.sum()
+
+
+def captured(*args: Any, **kwargs: Any) -> tuple[BatchCapture, CapturedBatch]:
+    model = Reader()
+    capture, _ = listening(model)
+    model(*args, **kwargs).backward()
+    alive.append(model)
+    return capture, capture.passes(0)[-1]
+
+
+alive: list[nn.Module] = []
+
+
+def facts(**tensors: Tensor) -> dict[str, TensorFacts]:
+    _, batch = captured({"ids": torch.zeros(1, 3, dtype=torch.long), **tensors})
+    return {each.name: each for each in facts_of(batch)}
+
+
+def test_inputs_are_held_by_reference_and_named_by_the_way_to_them() -> None:
+    ids, image = torch.tensor([[1, 2]]), torch.rand(2, 3)
+    _, batch = captured({"ids": ids}, picture=image, scale=2.0)
+    assert batch.args[0]["ids"] is ids
+    assert [each.name for each in facts_of(batch)] == ["args[0]['ids']", "kwargs['picture']"]
+
+
+def test_evaluation_leaves_the_training_batch_where_it_is() -> None:
+    model = Reader()
+    capture, _ = listening(model)
+    first = {"ids": torch.tensor([[1]])}
+    model(first)
+    model.eval()
+    model({"ids": torch.tensor([[2]])})
+    model.train()
+    with torch.no_grad():
+        model({"ids": torch.tensor([[3]])})
+    (batch,) = capture.passes(0)
+    assert batch.args[0] is first
+
+
+def test_a_batch_is_let_go_when_the_next_step_begins_and_when_watching_ends() -> None:
+    model = Reader()
+    capture, _ = listening(model)
+    gone = []
+    for step in range(2):
+        ids = torch.tensor([[1, 2]])
+        gone.append(weakref.ref(ids))
+        model({"ids": ids})
+        capture.step = step + 1
+    del ids
+    gc.collect()
+    assert gone[0]() is None
+    assert gone[1]() is not None
+    capture.stop()
+    gc.collect()
+    assert gone[1]() is None
+    model({"ids": torch.tensor([[1]])})
+    assert capture.passes(2) == ()
+
+
+def test_a_step_is_remembered_one_step_longer_where_a_device_is_asked_late() -> None:
+    model = Reader()
+    capture, _ = listening(model)
+    capture.steps_kept = 2
+    for step in range(4):
+        model({"ids": torch.tensor([[step]])})
+        capture.step = step + 1
+    assert [len(capture.passes(step)) for step in range(4)] == [0, 0, 1, 1]
+
+
+def test_all_passes_of_a_step_are_held_while_they_are_small() -> None:
+    model = Reader()
+    capture, _ = listening(model, BatchCapture(most_earlier_bytes=100))
+    for _ in range(3):
+        model({"ids": torch.zeros(1, 2, dtype=torch.long)})
+    assert len(capture.passes(0)) == 3
+    for _ in range(3):
+        model({"ids": torch.zeros(1, 10, dtype=torch.long)})
+    assert [each.args[0]["ids"].shape[1] for each in capture.passes(0)] == [10, 10]
+
+
+def test_a_batch_that_is_too_large_is_not_held() -> None:
+    model = Reader()
+    capture, _ = listening(model, BatchCapture(most_bytes=100))
+    model({"ids": torch.zeros(1, 50, dtype=torch.long)})
+    assert capture.passes(0) == ()
+    assert capture.too_large == 400
+    model({"ids": torch.zeros(1, 5, dtype=torch.long)})
+    assert len(capture.passes(0)) == 1
+    assert capture.too_large == 0
+
+
+def test_a_pass_that_raised_is_not_held() -> None:
+    model = Reader()
+    capture, _ = listening(model)
+    with pytest.raises(IndexError):
+        model({"ids": torch.tensor([[99]])})
+    assert capture.passes(0) == ()
+
+
+def test_the_gradient_that_comes_back_to_an_output_is_known() -> None:
+    model = Reader()
+    capture, _ = listening(model)
+    (model({"ids": torch.tensor([[1]])}) * 3).backward()
+    (batch,) = capture.passes(0)
+    assert batch.gradients == {0: [torch.tensor(3.0)]}
+
+
+def test_an_output_that_the_script_saves_is_saved_without_a_warning(tmp_path: Path) -> None:
+    model = Reader()
+    _, _ = listening(model)
+    output = model({"ids": torch.tensor([[1]])})
+    torch.save(output, tmp_path / "output.pt")
+    assert torch.equal(torch.load(tmp_path / "output.pt", weights_only=True), output)
+
+
+def test_a_batch_that_the_script_changes_in_place_is_known_to_be_changed() -> None:
+    ids = torch.tensor([[1, 2]])
+    _, batch = captured({"ids": ids})
+    assert not batch.was_changed
+    ids.zero_()
+    assert batch.was_changed
+
+
+def test_training_is_bit_identical_with_and_without_it() -> None:
+    def train(watched: bool) -> list[Any]:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(4, 8), nn.Dropout(), nn.BatchNorm1d(8), nn.Linear(8, 1))
+        if watched:
+            listening(model)
+        optimizer = torch.optim.Adam(model.parameters())
+        for _ in range(5):
+            optimizer.zero_grad()
+            model(torch.randn(8, 4)).sum().backward()
+            optimizer.step()
+        return [*picture(model, optimizer), torch.get_rng_state()]
+
+    assert differences(train(False), train(True)) == []
+
+
+def test_facts_count_what_is_not_finite_and_give_the_range_of_the_rest() -> None:
+    found = facts(x=torch.tensor([[1.0, NAN, -3.0], [INF, 2.0, -INF]]))["args[0]['x']"]
+    assert (found.shape, found.dtype, found.nan, found.inf) == ((2, 3), "float32", 1, 2)
+    assert (found.least, found.greatest, found.mean) == (-3.0, 2.0, 0.0)
+
+
+@pytest.mark.parametrize(
+    "tensor",
+    [
+        torch.full((3,), NAN),
+        torch.empty(0),
+        torch.empty(0, dtype=torch.long),
+        torch.tensor(3),
+        torch.tensor([True, False]),
+        torch.rand(3, dtype=torch.complex64),
+        torch.rand(3).to(torch.float16) * 60000,
+        torch.eye(3).to_sparse(),
+        torch.tensor([2**62, 2**62]),
+    ],
+    ids=["nan", "empty", "no whole numbers", "scalar", "yes and no", "complex", "half", "sparse", "huge"],
+)
+def test_facts_take_tensors_of_every_kind(tensor: Tensor) -> None:
+    found = facts(x=tensor)["args[0]['x']"]
+    assert found.shape == tuple(tensor.shape)
+    assert found.mean is None or abs(found.mean) < 2**63
+
+
+def test_facts_of_tokens_show_padding_repetition_and_repeated_rows() -> None:
+    ids = torch.tensor([[1, 2, 0, 0], [5, 5, 5, 5], [1, 2, 0, 0], [0, 8, -1, 9]])
+    tokens = facts(more=ids)["args[0]['more']"].tokens
+    assert tokens is not None
+    assert (tokens.different, tokens.most_frequent, tokens.its_share) == (7, 0, 5 / 16)
+    assert (tokens.longest_run, tokens.repeated_rows, tokens.negative) == (4, 1, 1)
+
+
+def test_saved_tensors_load_with_weights_only_and_nothing_unfinished_is_left(tmp_path: Path) -> None:
+    ids = torch.tensor([[3, 1], [2, 9]])[:, :1]
+    _, batch = captured({"ids": ids})
+    path = save_batch(batch, tmp_path / "batches" / "batch-000007.pt")
+    loaded = torch.load(path, weights_only=True)
+    assert list(loaded) == ["args[0]['ids']"]
+    assert torch.equal(loaded["args[0]['ids']"], ids)
+    assert [each.name for each in path.parent.iterdir()] == ["batch-000007.pt"]
+
+
+def test_a_loss_is_known_until_it_is_let_go() -> None:
+    model = Reader()
+    capture, _ = listening(model)
+    loss = model({"ids": torch.tensor([[1]])}) * 2
+    capture.backward_began([loss])
+    assert capture.loss is not None
+    assert torch.equal(capture.loss.value, loss)
+    capture.let_loss_go()
+    assert capture.loss is None
+
+
+def test_tensors_of_inference_mode_are_held_and_run_again_like_any_other() -> None:
+    class Cloning(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x.clone())
+
+    with torch.inference_mode():
+        inputs = torch.full((2, 3), NAN)
+    model = Cloning(3, 1)
+    capture, _ = listening(model)
+    model(inputs).sum().backward()
+    (batch,) = capture.passes(0)
+    assert not batch.was_changed
+    told = replay_batch(batch)
+    assert told.conclusion == "data or numerics"

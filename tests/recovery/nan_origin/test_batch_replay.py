@@ -1,0 +1,267 @@
+from __future__ import annotations
+
+import random
+import warnings
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+import torch
+from probes.own_state import KINDS, Keeping, Streaming, Writing, made
+from recovery.guarded_training import differences, picture
+from recovery.listening import listening
+from torch import Tensor, nn
+
+from mlflow_stability.recovery.nan_origin.batch_replay import replay_batch
+from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
+
+
+class Net(nn.Module):
+    """Dropout, running means and a logarithm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = nn.Linear(4, 8)
+        self.norm = nn.BatchNorm1d(8)
+        self.drop = nn.Dropout(0.5)
+        self.log = Log()
+        self.last = nn.Linear(8, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found: Tensor = self.last(self.log(self.drop(self.norm(self.first(x)))))
+        return found
+
+
+class Log(nn.Module):
+    """Breaks at a zero."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return (x.abs() + 1e-3).log()
+
+
+@pytest.fixture
+def net() -> Net:
+    torch.manual_seed(0)
+    return Net()
+
+
+def replayed(
+    root: nn.Module, inputs: Tensor, after: Callable[[], None] = lambda: None, flipped: bool = False
+) -> Replay:
+    """`flipped`: the device has put out another number the first time."""
+    capture, watch = listening(root)
+    root(inputs)
+    after()
+    batch = capture.passes(0)[-1]
+    if flipped:
+        batch.outputs = tuple(None if each is None else each * float("nan") for each in batch.outputs)
+    try:
+        return replay_batch(batch)
+    finally:
+        watch.remove()
+
+
+def test_a_batch_with_a_nan_is_data_or_numerics_and_the_first_module_is_named(net: Net) -> None:
+    inputs = torch.randn(6, 4)
+    inputs[2, 1] = float("nan")
+    found = replayed(net, inputs)
+    assert (found.conclusion, found.finite, found.first_broken) == ("data or numerics", False, "first")
+    assert "input args[0] is not finite" in found.message
+
+
+def test_an_overflow_inside_is_found_where_it_begins(net: Net) -> None:
+    with torch.no_grad():
+        net.last.weight.fill_(3e38)
+    found = replayed(net, torch.randn(6, 4))
+    assert (found.conclusion, found.first_broken) == ("data or numerics", "last")
+    assert "inputs are finite" in found.message
+
+
+def test_a_batch_that_broke_once_and_not_again_points_at_the_hardware(net: Net) -> None:
+    assert replayed(net, torch.randn(6, 4), flipped=True).conclusion == "hardware"
+
+
+def test_it_is_not_said_to_be_the_hardware_where_something_else_may_have_been_other_numbers() -> None:
+    class Flag(nn.Linear):
+        flips = False
+
+        def forward(self, x: Tensor) -> Tensor:
+            if self.flips:
+                self.flips = False
+                return x * float("nan")
+            return super().forward(x)
+
+    once = Flag(6, 3)
+    once.flips = True
+    for model in (once, *(made(kind) for kind in KINDS)):
+        found = replayed(model, torch.ones(2, 6), flipped=model is not once)
+        assert (found.conclusion, found.finite) == ("cannot tell", True), type(model)
+        assert "keeps something from one call to the next" in found.message
+
+    class Drawing(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) * float(np.random.rand())
+
+    assert replayed(Drawing(4, 2), torch.ones(2, 4), flipped=True).conclusion == "cannot tell"
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_model_with_state_of_its_own_goes_on_as_if_nothing_had_been_run_again(kind: type[Keeping]) -> None:
+    def trained(looked: bool) -> list[Tensor]:
+        model = made(kind)
+        capture, watch = listening(model)
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        outputs = []
+        for step in range(5):
+            inputs = torch.full((2, 6), float("nan") if step == 2 else 1.0)
+            output = model(inputs)
+            if step == 2 and looked:
+                found = replay_batch(capture.passes(0)[-1])
+                assert found.conclusion == "data or numerics"
+            if step != 2:
+                output.square().mean().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+            outputs.append(output.detach().clone())
+        watch.remove()
+        return [*outputs, *(each.detach() for each in model.parameters())]
+
+    assert differences(trained(looked=False), trained(looked=True)) == []
+
+
+@pytest.mark.parametrize("kind", [Streaming, Writing])
+def test_what_cannot_be_put_back_is_not_run_again_and_it_is_said_why(kind: type[Keeping]) -> None:
+    found = replayed(made(kind), torch.full((2, 6), float("nan")))
+    assert (found.conclusion, found.finite) == ("cannot tell", None)
+    assert found.message.startswith("The batch was not run again: ")
+    assert kind.__name__ in found.message
+
+
+def test_a_replay_ends_after_its_time(net: Net) -> None:
+    capture, _ = listening(net)
+    net(torch.randn(6, 4))
+    before = picture(net)
+    found = replay_batch(capture.passes(0)[-1], seconds=0.0)
+    assert found.message == "The batch was not run again: it takes more than 0 s."
+    assert differences(before, picture(net)) == []
+
+
+def test_a_model_that_warns_warns_once() -> None:
+    class Warner(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            warnings.warn("so it is", stacklevel=1)
+            return super().forward(x)
+
+    with pytest.warns(UserWarning, match="so it is") as seen:
+        assert replayed(Warner(4, 3), torch.full((2, 4), float("nan"))).finite is False
+    assert len(seen) == 1
+
+
+def test_a_complex_number_that_is_not_finite_is_seen_where_it_is_born() -> None:
+    class Complex(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.weight = nn.Parameter(torch.ones(4, 3, dtype=torch.complex64))
+            self.out = nn.Linear(6, 2)
+
+        def forward(self, x: Tensor) -> Tensor:
+            found = x.to(torch.complex64) @ self.weight
+            result: Tensor = self.out(torch.view_as_real(found / (found * 0)).flatten(1))
+            return result
+
+    birth = replayed(Complex(), torch.ones(2, 4)).birth
+    assert birth is not None
+    assert (birth.operation, birth.module) == ("div", "")
+
+
+def test_an_output_that_was_finite_both_times_points_behind_the_model(net: Net) -> None:
+    assert replayed(net, torch.randn(6, 4)).conclusion == "after the model"
+
+
+def test_broken_weights_are_named_before_anything_is_run(net: Net) -> None:
+    def spoil() -> None:
+        with torch.no_grad():
+            net.last.bias[0] = float("inf")
+
+    found = replayed(net, torch.randn(6, 4), spoil)
+    assert found.conclusion == "weights"
+    assert "last.bias" in found.message
+
+
+def test_a_batch_that_was_changed_since_is_not_judged(net: Net) -> None:
+    inputs = torch.randn(6, 4)
+
+    def change() -> None:
+        inputs.zero_()
+
+    assert replayed(net, inputs, change).conclusion == "cannot tell"
+
+
+def test_scores_ruled_out_by_minus_infinity_are_no_break() -> None:
+    class Masked(nn.Linear):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x).index_fill(1, torch.tensor(0), -float("inf"))
+
+    assert replayed(Masked(4, 3), torch.randn(2, 4)).conclusion == "after the model"
+
+
+def test_the_second_time_draws_the_random_numbers_of_the_first(net: Net) -> None:
+    net.norm = nn.BatchNorm1d(8, track_running_stats=False)
+    outputs: list[Tensor] = []
+
+    def same(_module: nn.Module, _args: object, output: Tensor) -> None:
+        assert not outputs or torch.equal(output, outputs[0])
+        outputs.append(output.detach())
+
+    handle = net.register_forward_hook(same)
+    assert replayed(net, torch.randn(6, 4)).conclusion == "after the model"
+    handle.remove()
+    assert len(outputs) == 1, "the list is the script's, and what the second time adds is taken out"
+
+
+def test_nothing_of_the_training_is_touched(net: Net) -> None:
+    inputs = torch.randn(6, 4)
+    capture, _ = listening(net)
+    net(inputs).sum().backward()
+    gradients = [None if each.grad is None else each.grad.clone() for each in net.parameters()]
+    before = picture(net)
+    dice = torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()
+    versions = [each._version for each in (*net.parameters(), *net.buffers())]
+    hooks = [len(each._forward_hooks) for each in net.modules()]
+    (batch,) = capture.passes(0)
+    replay_batch(batch)
+    assert capture.passes(0) == (batch,)
+    assert differences(before, picture(net)) == []
+    assert differences(gradients, [each.grad for each in net.parameters()]) == []
+    assert differences(list(dice), [torch.get_rng_state(), random.getstate(), np.random.get_state()[1].tolist()]) == []
+    assert versions == [each._version for each in (*net.parameters(), *net.buffers())]
+    assert hooks == [len(each._forward_hooks) for each in net.modules()]
+
+
+def test_half_precision_is_run_again_as_it_was(net: Net) -> None:
+
+    def in_half(_module: nn.Module, _args: object, output: Tensor) -> None:
+        assert output.dtype is torch.bfloat16
+
+    net.first.register_forward_hook(in_half)
+    capture, _ = listening(net)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        net(torch.randn(6, 4))
+    assert replay_batch(capture.passes(0)[-1]).conclusion == "after the model"
+
+
+def test_a_wrapper_is_taken_off_before_it_runs_again(net: Net) -> None:
+    class Wrapper(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.module = net
+            self.calls = 0
+
+        def forward(self, x: Tensor) -> Tensor:
+            self.calls += 1
+            found: Tensor = self.module(x)
+            return found
+
+    wrapped = Wrapper()
+    assert replayed(wrapped, torch.randn(6, 4)).conclusion == "after the model"
+    assert wrapped.calls == 1

@@ -1,0 +1,151 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from recovery.guarded_training import differences, picture
+from recovery.listening import listening
+from recovery.planted import LAST, PLANTS, Net, Plant, Step, a_logarithm, an_overflow, last, train
+from torch import Tensor, nn
+from torch.optim import Optimizer
+from torch.utils.checkpoint import checkpoint
+
+from mlflow_stability.recovery.nan_origin.batch_replay import replay_step
+from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
+from mlflow_stability.recovery.nan_origin.nan_report import origin_event
+
+
+def replayed(plant: Plant) -> Replay:
+    """Train until the broken step is about to be taken, and run its batch again."""
+    torch.manual_seed(0)
+    capture, watch = listening(plant.model)
+    capture.step = 1
+    found: list[Replay] = []
+
+    def hear(step: int, model: nn.Module, outputs: Tensor, loss: Tensor, optimizer: Optimizer) -> None:
+        capture.backward_began(loss)
+        if step == LAST:
+            found.append(replay_step(capture.passes(step), capture.loss, [optimizer])[1])
+        capture.step = step + 1
+
+    train(plant, hear)
+    watch.remove()
+    return found[0]
+
+
+@pytest.mark.parametrize("make", PLANTS, ids=lambda each: each.__name__)
+def test_the_place_where_the_first_bad_number_was_born_is_named(make: Callable[[], Plant]) -> None:
+    plant = make()
+    found = replayed(plant)
+    birth = found.birth
+    assert birth is not None, found
+    module = found.first_broken if birth.source == "input" else birth.module
+    assert (birth.source, module, birth.operation) == (plant.source, plant.module, plant.operation)
+    assert plant.line in birth.line
+
+
+@pytest.mark.parametrize("make", [each for each in PLANTS if each().source == "loss"], ids=lambda each: each.__name__)
+def test_a_birth_in_the_loss_function_is_a_sentence_that_stands_for_itself(make: Callable[[], Plant]) -> None:
+    birth = replayed(make()).birth
+    assert birth is not None
+    said = origin_event(LAST, birth, "").message
+    assert said.startswith(f"Step {LAST}: the first number that is not finite comes from the loss function, not from")
+    assert f"; the loss is not finite: {birth.operation} can do that." in said
+
+
+def test_the_event_says_it_with_the_users_own_line_and_numbers() -> None:
+    birth = replayed(a_logarithm()).birth
+    assert birth is not None
+    event = origin_event(LAST, birth, "between")
+    assert "comes from log in between (planted.py:" in event.message
+    assert "which made 24 NaN of float32 6x4 from -1.9 to -0.09295" in event.message
+    assert (event.kind, event.place) == ("nan_origin", "between")
+    assert event.evidence["from.forward"] == 1.0
+    assert event.evidence["output.nan"] == 24.0
+    assert event.evidence["input.greatest"] < 0
+
+
+def test_an_infinity_that_is_meant_is_no_birth() -> None:
+    """Half of each row is ruled out, the softmax is sound, and what breaks comes later."""
+
+    def attend(x: Tensor) -> Tensor:
+        kept = x.masked_fill(torch.tensor([True, True, False, False]), -math.inf).softmax(-1)
+        return (kept + x.abs().amax() * 1e6 - 2).log()
+
+    plant = Plant(Net(Step(attend), nn.Identity()), "forward", "between", "log", batch=last(torch.zeros_like))
+    found = replayed(plant)
+    assert found.birth is not None
+    assert (found.birth.operation, found.birth.nan_by) == ("log", "")
+
+
+def test_an_overflow_is_named_rather_than_the_nan_it_led_to() -> None:
+    found = replayed(an_overflow()).birth
+    assert found is not None
+    assert (found.operation, found.nan_by) == ("mm", "addmm")
+    assert "float16 ends at 65504" in origin_event(LAST, found, "between").message
+
+
+class Recurrent(nn.Module):
+    """Torch's recurrent modules keep a list of their weights beside."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.memory = nn.LSTM(4, 4, batch_first=True)
+        self.norm = nn.BatchNorm1d(4)
+        self.drop = nn.Dropout()
+        self.last = nn.Linear(4, 2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        found, _ = self.memory(x.unsqueeze(0))
+        found = checkpoint(self.drop, self.norm(found[0]), use_reentrant=False)
+        output: Tensor = (self.last(found) * x.abs().amax()).square().sum(-1).sqrt()
+        return output
+
+
+def test_the_way_back_through_recurrent_modules_and_checkpoints_is_followed() -> None:
+    found = replayed(Plant(Recurrent(), "backward", "", "sqrt", batch=last(torch.zeros_like))).birth
+    assert found is not None
+    assert (found.source, found.operation) == ("backward", "sqrt")
+    assert "Recurrent.forward" in found.line
+
+
+def test_the_pass_of_a_step_that_broke_is_the_one_that_is_run_again() -> None:
+    torch.manual_seed(0)
+    model = Net(a_logarithm().model.between, nn.Identity())
+    capture, _ = listening(model)
+    sound = torch.ones(6, 4)
+    for batch in (sound, -sound, sound * 2):
+        model(batch).square().mean().backward()
+    batch, found = replay_step(capture.passes(0))
+    assert torch.equal(batch.args[0], -sound)
+    assert found.birth is not None
+    assert found.birth.operation == "log"
+
+
+@pytest.mark.parametrize("make", PLANTS, ids=lambda each: each.__name__)
+def test_looking_for_the_place_changes_nothing(make: Callable[[], Plant]) -> None:
+    def picture_at_the_end(looked: bool) -> list[Any]:
+        seen: list[Any] = []
+
+        def hear(step: int, model: nn.Module, outputs: Tensor, loss: Tensor, optimizer: Optimizer) -> None:
+            capture.backward_began(loss)
+            if step == LAST:
+                if looked:
+                    replay_step(capture.passes(step), capture.loss, [optimizer])
+                seen.extend(picture(model, optimizer))
+                seen.extend(None if each.grad is None else each.grad.clone() for each in model.parameters())
+                seen.extend(each._version for each in model.parameters())
+            capture.step = step + 1
+
+        torch.manual_seed(0)
+        plant = make()
+        capture, watch = listening(plant.model)
+        capture.step = 1
+        train(plant, hear)
+        watch.remove()
+        return [*seen, torch.get_rng_state()]
+
+    assert differences(picture_at_the_end(False), picture_at_the_end(True)) == []

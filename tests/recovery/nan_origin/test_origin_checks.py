@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+
+from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
+from mlflow_stability.recovery.nan_origin.nan_report import origin_event
+from mlflow_stability.recovery.nan_origin.nan_trace import Birth, Source
+from mlflow_stability.recovery.nan_origin.origin_checks import overflowed
+
+SMALL, ZERO = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 0.0])
+HUGE, HALF = torch.tensor([-3e38, 1.0, 2e38]), torch.tensor([-300.0, 1.0, 4e4]).half()
+
+
+def born(name: str, do: Callable[..., Tensor], *given: Tensor, source: Source = "forward") -> Birth:
+    """The birth in a real operation."""
+    output = facts_of_tensor("output", do(*given))
+    assert output.nan + output.inf
+    return Birth(source, operation=name, inputs=tuple(facts_of_tensor("input", each) for each in given), output=output)
+
+
+@pytest.mark.parametrize(
+    ("name", "do", "given"),
+    [
+        ("log", torch.log, (SMALL,)),
+        ("log", torch.log, (-HUGE,)),
+        ("log1p", torch.log1p, (-SMALL,)),
+        ("div", torch.div, (SMALL + 1, SMALL)),
+        ("div", torch.div, (HUGE, SMALL)),
+        ("div", torch.div, (ZERO, ZERO)),
+        ("reciprocal", torch.reciprocal, (SMALL,)),
+        ("rsqrt", torch.rsqrt, (SMALL,)),
+        ("pow", lambda x: x**-0.5, (SMALL,)),
+        ("pow", lambda x: x**-1, (SMALL.half(),)),
+        ("atanh", torch.atanh, (SMALL / 2,)),
+        ("logit", torch.logit, (SMALL / 2,)),
+        ("sqrt", torch.sqrt, (-SMALL,)),
+        ("softmax", lambda x: x.softmax(-1), (torch.full((2, 3), -math.inf),)),
+        ("softmax", lambda x: x.softmax(-1), (torch.full((2, 3), -math.inf).half(),)),
+    ],
+)
+def test_where_an_operation_is_not_defined_nothing_overflowed(
+    name: str, do: Callable[..., Tensor], given: tuple[Tensor, ...]
+) -> None:
+    birth = born(name, do, *given)
+    assert not overflowed(birth)
+    event = origin_event(7, birth, "head")
+    assert event.evidence["overflow"] == 0.0
+    assert event.evidence[f"operation.{name}"] == 1.0
+    assert "ends at" not in event.message
+    assert not any("bf16" in each for each in event.remedies)
+
+
+@pytest.mark.parametrize(
+    ("name", "do", "given", "limit"),
+    [
+        ("mul", torch.mul, (HUGE, HUGE), "float32 ends at 3.4e38"),
+        ("mul", torch.mul, (HALF, HALF), "float16 ends at 65504"),
+        ("sum", torch.sum, (HALF.expand(8, 3),), "float16 ends at 65504"),
+        ("to_copy", torch.Tensor.half, (torch.tensor([1.0, 1e6]),), "float16 ends at 65504"),
+        ("exp", torch.exp, (SMALL * 50,), "float32 ends at 3.4e38"),
+        ("pow", lambda x: x**2, (HUGE,), "float32 ends at 3.4e38"),
+        ("div", torch.div, (HUGE, SMALL + 1e-4), "float32 ends at 3.4e38"),
+        ("linalg_vector_norm", torch.linalg.vector_norm, (HUGE,), "float32 ends at 3.4e38"),
+        ("matmul", torch.matmul, (torch.stack([HUGE, -HUGE]), torch.stack([HUGE, HUGE], 1)), "float32 ends at 3.4e38"),
+    ],
+)
+def test_where_large_numbers_exceed_what_the_type_can_hold_it_is_an_overflow(
+    name: str, do: Callable[..., Tensor], given: tuple[Tensor, ...], limit: str
+) -> None:
+    birth = born(name, do, *given)
+    assert overflowed(birth)
+    assert origin_event(7, birth, "head").message.endswith(f"; {limit}.")
+
+
+@pytest.mark.parametrize(
+    ("name", "do", "given", "said"),
+    [
+        ("log", torch.log, (SMALL,), "Keep what goes into the logarithm above zero"),
+        ("sqrt", torch.sqrt, (-SMALL,), "Keep what is under the root above zero"),
+        ("div", torch.div, (ZERO, ZERO), "Keep the divisor away from zero"),
+        ("exp", torch.exp, (SMALL * 50,), "Subtract the maximum before the exponential"),
+        ("softmax", lambda x: x.softmax(-1), (torch.full((2, 3), -math.inf),), "Do not mask a whole row"),
+        ("to_copy", torch.Tensor.half, (torch.tensor([1.0, 1e6]),), "Train in bf16 instead of fp16."),
+        ("mul", torch.mul, (HUGE, HUGE), "Normalise or scale down what goes into this operation"),
+        ("lgamma", torch.lgamma, (ZERO,), "Keep what goes into this operation within its range"),
+    ],
+)
+def test_what_to_do_is_told_by_the_operation(
+    name: str, do: Callable[..., Tensor], given: tuple[Tensor, ...], said: str
+) -> None:
+    assert origin_event(7, born(name, do, *given), "head").remedies[0].startswith(said)
+
+
+def test_gradients_that_overflow_in_half_precision_ask_for_a_lower_loss_scale() -> None:
+    birth = born("mm", torch.mul, HALF, HALF, source="backward")
+    assert origin_event(7, birth, "head").remedies == ("Lower the loss scale.", "Train in bf16 instead of fp16.")
+
+
+def test_of_a_loss_function_each_operation_that_can_do_it_is_named() -> None:
+    event = origin_event(7, Birth("loss", operation="log, div", name="loss"), "")
+    assert {"operation.log", "operation.div"} <= event.evidence.keys()
+    assert [each.split()[2] for each in event.remedies] == ["goes", "take", "divisor"]

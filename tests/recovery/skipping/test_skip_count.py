@@ -1,0 +1,122 @@
+from __future__ import annotations
+
+from typing import Literal
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch.amp import GradScaler
+
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.skipping.skip_count import SkipCount, SkipRow, calm_loss_scaler, cut_loss_scale
+from mlflow_stability.vocabulary.result.event import Severity
+
+POLICY = RollbackPolicy()
+
+
+def skip(count: SkipCount, steps: int, by: Literal["", "guard", "scaler"], scale: float | None = None) -> list[SkipRow]:
+    return [count.step(step, by, scale) for step in range(1, steps + 1)]
+
+
+def test_a_taken_step_is_nothing_to_speak_of() -> None:
+    assert SkipCount(POLICY).step(1, "") == SkipRow()
+
+
+def test_the_first_skip_of_each_row_is_told() -> None:
+    count = SkipCount(POLICY)
+    told = [count.step(step, "guard" if step in (3, 4, 7) else "").events for step in range(1, 10)]
+    assert [bool(each) for each in told] == [step in (3, 7) for step in range(1, 10)]
+    assert told[2][0].severity is Severity.WARNING
+    assert "nothing was changed" in told[2][0].message
+
+
+def test_twenty_five_skips_in_a_row_lead_back_and_are_critical() -> None:
+    rows = skip(SkipCount(POLICY), 30, "guard")
+    assert [number for number, each in enumerate(rows, 1) if each.roll_back] == [25]
+    assert rows[24].events[0].severity is Severity.CRITICAL
+    assert rows[24].in_a_row == 25
+
+
+@given(st.integers(100, 1000), st.sampled_from(["guard", "scaler"]), st.sampled_from([None, 1.0, 1024.0]))
+def test_a_hundred_skips_in_a_row_never_pass_in_silence(
+    steps: int, by: Literal["guard", "scaler"], scale: float | None
+) -> None:
+    rows = skip(SkipCount(POLICY), steps, by, scale)
+    for beginning in range(steps - 99):
+        stretch = rows[beginning : beginning + 100]
+        assert any(event.severity is Severity.CRITICAL for row in stretch for event in row.events)
+
+
+def test_a_loss_scaler_that_looks_for_its_first_scale_is_left_alone() -> None:
+    count = SkipCount(POLICY)
+    rows = [count.step(step, "scaler", 2.0 ** (16 - step)) for step in range(12)]
+    assert not any(each.cut_scale or each.roll_back for each in rows)
+    assert [event.severity for each in rows for event in each.events] == [Severity.INFO]
+
+
+def test_a_scale_that_does_not_come_down_by_itself_is_cut_after_five_skips() -> None:
+    rows = skip(SkipCount(POLICY), 12, "scaler", 2.0**20)
+    assert [number for number, each in enumerate(rows, 1) if each.cut_scale] == [5, 10]
+    assert "cut from 1.04858e+06 to 104858" in rows[4].events[0].message
+
+
+def test_a_scale_that_had_grown_before_is_cut_though_it_falls() -> None:
+    count = SkipCount(POLICY)
+    count.step(1, "", 1024.0)
+    count.step(2, "", 2048.0)
+    rows = [count.step(3 + number, "scaler", 2048.0 / 2**number) for number in range(5)]
+    assert [each.cut_scale for each in rows] == [False] * 4 + [True]
+
+
+def test_a_scaler_that_has_to_be_cut_twice_in_short_is_calmed() -> None:
+    rows = skip(SkipCount(POLICY), 12, "scaler", 2.0**20)
+    assert [number for number, each in enumerate(rows, 1) if each.calm_scaler] == [10]
+    seldom = SkipCount(POLICY)
+    rows = [seldom.step(step, "scaler" if step % 400 < 5 else "", 2.0**20) for step in range(1000)]
+    assert sum(each.cut_scale for each in rows) == 3
+    assert not any(each.calm_scaler for each in rows)
+
+
+def test_a_calmed_scaler_grows_no_faster_than_a_conservative_one_and_keeps_what_is_milder() -> None:
+    bold = GradScaler("cpu", growth_factor=4.0, backoff_factor=0.97, growth_interval=2)
+    calm_loss_scaler(bold)
+    assert (bold.get_growth_factor(), bold.get_backoff_factor(), bold.get_growth_interval()) == (1.5, 0.5, 200)
+    mild = GradScaler("cpu", growth_factor=1.1, backoff_factor=0.3, growth_interval=5000)
+    calm_loss_scaler(mild)
+    assert (mild.get_growth_factor(), mild.get_backoff_factor(), mild.get_growth_interval()) == (1.1, 0.3, 5000)
+
+
+def test_a_scale_at_its_floor_is_not_cut() -> None:
+    assert not any(each.cut_scale for each in skip(SkipCount(POLICY), 20, "scaler", 1.0))
+
+
+def test_skipping_one_step_in_ten_is_critical_once() -> None:
+    count = SkipCount(POLICY)
+    rows = [count.step(step, "guard" if step % 10 == 0 else "") for step in range(1, 1001)]
+    critical = [event for row in rows for event in row.events if event.severity is Severity.CRITICAL]
+    assert len(critical) == 1
+    assert "30 of the last 300 steps" in critical[0].message
+
+
+def test_after_going_back_a_new_row_begins() -> None:
+    count = SkipCount(POLICY)
+    skip(count, 25, "guard")
+    count.forget_row()
+    assert count.step(26, "guard").in_a_row == 1
+    assert count.total == 26
+
+
+@pytest.mark.parametrize(("scale", "expected"), [(65536.0, 6553.6), (5.0, 1.0), (1.0, 1.0), (0.25, 0.25)])
+def test_a_cut_lowers_the_scale_to_its_floor_and_never_raises_it(scale: float, expected: float) -> None:
+    scaler = GradScaler("cpu", init_scale=scale)
+    scaler.scale(torch.ones(()))
+    held = scaler._scale
+    cut_loss_scale(scaler, 0.1, 1.0)
+    assert scaler._scale is held
+    assert scaler.get_scale() == pytest.approx(expected)
+
+
+def test_a_scaler_that_has_not_scaled_yet_has_nothing_to_cut() -> None:
+    cut_loss_scale(GradScaler("cpu", enabled=False), 0.1, 1.0)
+    cut_loss_scale(GradScaler("cpu"), 0.1, 1.0)

@@ -1,0 +1,115 @@
+from __future__ import annotations
+
+import pytest
+import torch
+from recovery.guarded_training import differences, picture
+from torch import nn
+
+from mlflow_stability.recovery.skipping.step_undo import BufferUndo
+
+
+class Odd(nn.Module):
+    """Buffers of every kind: a mask that is no state, half precision, none, a scalar, one that is strided."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.norm = nn.BatchNorm2d(3)
+        self.register_buffer("mask", torch.ones(4, 4), persistent=False)
+        self.register_buffer("brief", torch.arange(5, dtype=torch.bfloat16))
+        self.register_buffer("nothing", None)
+        self.register_buffer("empty", torch.empty(0))
+        self.register_buffer("turned", torch.arange(12.0).view(3, 4).t())
+        self.register_buffer("flags", torch.tensor([True, False]))
+
+
+def spoil(module: nn.Module) -> None:
+    for each in module.buffers():
+        if each.numel():
+            each.copy_(torch.full_like(each, float("nan")) if each.is_floating_point() else each.new_zeros(()))
+
+
+def test_buffers_of_every_kind_come_back_bit_identical() -> None:
+    module = Odd()
+    undo = BufferUndo([module])
+    undo.keep()
+    before, addresses = picture(module), [each.data_ptr() for each in module.buffers()]
+    spoil(module)
+    assert differences(before, picture(module))
+    assert undo.undo()
+    assert differences(before, picture(module)) == []
+    assert addresses == [each.data_ptr() for each in module.buffers()]
+
+
+def test_a_buffer_that_is_no_part_of_the_state_is_left_alone() -> None:
+    module = Odd()
+    undo = BufferUndo([module])
+    undo.keep()
+    module.mask.zero_()
+    undo.undo()
+    assert module.mask.sum() == 0
+
+
+@pytest.mark.parametrize("broken", [True, False])
+def test_a_flag_on_the_device_decides_by_itself(broken: bool) -> None:
+    module = Odd()
+    undo = BufferUndo([module])
+    undo.keep()
+    before = picture(module)
+    module.norm(torch.randn(2, 3, 4, 4))
+    after = picture(module)
+    undo.settle(torch.tensor(float(broken)))
+    assert differences(before if broken else after, picture(module)) == []
+    module.norm(torch.randn(2, 3, 4, 4))
+    undo.settle(torch.tensor(1.0))
+    assert differences(before if broken else after, picture(module)) == []
+
+
+def test_without_a_copy_nothing_is_undone() -> None:
+    module = Odd()
+    undo = BufferUndo([module])
+    before = picture(module)
+    assert not undo.has_copy
+    assert not undo.undo()
+    undo.settle(torch.tensor(1.0))
+    assert differences(before, picture(module)) == []
+
+
+def test_a_buffer_that_the_script_exchanged_is_not_filled_with_the_old_one() -> None:
+    module = Odd()
+    undo = BufferUndo([module])
+    undo.keep()
+    module.brief = torch.ones(7)
+    assert not undo.undo()
+    undo.keep()
+    module.brief.zero_()
+    assert undo.undo()
+    assert module.brief.tolist() == [1.0] * 7
+
+
+def test_what_does_not_fit_into_the_budget_is_named() -> None:
+    module = nn.Sequential(Odd())
+    module[0].register_buffer("large", torch.zeros(1000))
+    undo = BufferUndo([module], budget=1000)
+    assert undo.left_out == ("0.large",)
+    assert undo.bytes <= 1000
+
+
+def test_shared_buffers_and_modules_are_copied_once() -> None:
+    norm = nn.BatchNorm1d(8)
+    alone = BufferUndo([norm]).bytes
+    assert BufferUndo([norm, nn.Sequential(norm, norm)]).bytes == alone
+
+
+def test_the_buffers_of_a_compiled_model_are_kept_though_it_has_no_length() -> None:
+    class Normed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.BatchNorm1d(2)
+
+    module = Normed()
+    undo = BufferUndo([torch.compile(module, backend="eager")])  # type: ignore[list-item]
+    undo.keep()
+    before = picture(module)
+    spoil(module)
+    assert undo.undo()
+    assert differences(before, picture(module)) == []

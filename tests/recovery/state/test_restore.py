@@ -1,0 +1,362 @@
+from __future__ import annotations
+
+import gc
+from pathlib import Path
+
+import pytest
+import torch
+from recovery.restorable import OPTIMIZERS, Net, Training, Words, bits
+from torch import nn
+
+from mlflow_stability.errors import RestoreRefused
+from mlflow_stability.recovery.checkpoints.state_file import read_state, write_state
+from mlflow_stability.recovery.skipping.skip_count import calm_loss_scaler
+from mlflow_stability.recovery.state.restore import EVERYTHING, RestoreChoice, restore_state
+from mlflow_stability.recovery.state.stale_graphs import StaleGraphs
+from mlflow_stability.recovery.state.state_copy import copy_state, with_what_followed
+from mlflow_stability.recovery.state.training_parts import TrainingParts
+
+
+def adamw(lr: float = 1e-2) -> Training:
+    return Training.of(lambda model: [torch.optim.AdamW(model.parameters(), lr=lr)])
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+@pytest.mark.parametrize("through_a_file", [False, True])
+def test_a_training_that_is_set_back_goes_on_as_it_did_bit_for_bit(
+    name: str, through_a_file: bool, tmp_path: Path
+) -> None:
+    training = Training.of(OPTIMIZERS[name])
+    training.run(4)
+    copy, before = copy_state(training.parts, 4), bits(training)
+    if through_a_file:
+        write_state(copy, tmp_path / "state.pt")
+        copy = read_state(tmp_path / "state.pt")
+    training.run(5)
+    went, after = training.losses[4:], bits(training)
+    assert after != before
+    restored = restore_state(copy, training.parts, EVERYTHING)
+    assert bits(training) == before
+    training.run(5)
+    assert training.losses[9:] == went
+    assert bits(training) == after
+    assert restored.step == 4
+
+
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_a_fresh_training_with_no_state_yet_takes_it_all_over(name: str) -> None:
+    training = Training.of(OPTIMIZERS[name])
+    training.run(4)
+    copy, before = copy_state(training.parts, 4), bits(training)
+    training.run(3)
+    fresh = Training.of(OPTIMIZERS[name])
+    restore_state(copy, fresh.parts, EVERYTHING)
+    assert bits(fresh) == before
+    fresh.run(3)
+    assert fresh.losses == training.losses[4:]
+    assert bits(fresh) == bits(training)
+
+
+def test_sparse_gradients_and_their_optimizer_are_set_back() -> None:
+    training = Training.of(lambda model: [torch.optim.SparseAdam(list(model.parameters()))], Words)
+    training.run(3)
+    copy, before = copy_state(training.parts, 3), bits(training)
+    training.run(3)
+    restore_state(copy, training.parts)
+    assert bits(training) == before
+    assert training.model.table.weight.grad is None
+
+
+def test_the_copy_shares_nothing_with_what_it_restored() -> None:
+    training = adamw()
+    training.run(2)
+    copy, before = copy_state(training.parts, 2), bits(training)
+    fresh = adamw()
+    for _ in range(2):
+        restore_state(copy, fresh.parts, EVERYTHING)
+        assert bits(fresh) == before
+        fresh.run(3)
+
+
+def test_tensors_stay_where_they_are_and_versions_as_they_were() -> None:
+    training = adamw()
+    training.run(3)
+    copy = copy_state(training.parts, 3)
+    training.run(2)
+    tensors = [*training.model.parameters(), *training.model.buffers()]
+    for state in training.optimizers[0].state.values():
+        tensors += [each for each in state.values() if isinstance(each, torch.Tensor)]
+    before = [(each.data_ptr(), each._version) for each in tensors]
+    restore_state(copy, training.parts)
+    assert [(each.data_ptr(), each._version) for each in tensors] == before
+    assert len(tensors) > 20
+
+
+def test_state_that_was_born_later_is_removed() -> None:
+    training = adamw()
+    copy = copy_state(training.parts, 0)
+    training.run(2)
+    restored = restore_state(copy, training.parts)
+    assert not training.optimizers[0].state
+    assert restored.removed == len(list(training.model.parameters()))
+
+
+def test_layers_that_began_to_learn_later_are_set_back_and_lose_their_state() -> None:
+    training = adamw()
+    head = list(training.model.head.parameters())
+    learning = [each for each in training.model.parameters() if all(each is not other for other in head)]
+    training.optimizers = [torch.optim.AdamW(learning)]
+    training.run(2)
+    copy, before = copy_state(training.parts, 2), [each.clone() for each in head]
+    training.optimizers[0].add_param_group({"params": head, "lr": 0.5})
+    training.run(2)
+    assert all(each in training.optimizers[0].state for each in head)
+    restored = restore_state(copy, training.parts)
+    assert restored.removed == 2
+    assert all(torch.equal(one, other) for one, other in zip(head, before, strict=True))
+    assert training.optimizers[0].param_groups[1]["lr"] == 0.5
+
+
+def test_betas_that_the_script_changed_since_are_not_silently_put_back() -> None:
+    training = adamw()
+    training.run(2)
+    copy = copy_state(training.parts, 2)
+    (group,) = training.optimizers[0].param_groups
+    group["betas"], group["lr"] = (0.5, 0.6), 7e-3
+    restore_state(copy, training.parts)
+    assert (group["betas"], group["lr"]) == ((0.5, 0.6), 7e-3)
+    restore_state(copy, training.parts, RestoreChoice(hyper_parameters=True))
+    assert (group["betas"], group["lr"]) == ((0.9, 0.999), 1e-2)
+
+
+def test_a_learning_rate_that_is_nan_is_put_back_all_the_same() -> None:
+    training = adamw()
+    training.run(2)
+    copy = copy_state(training.parts, 2)
+    training.optimizers[0].param_groups[0]["lr"] = float("nan")
+    restore_state(copy, training.parts)
+    assert training.optimizers[0].param_groups[0]["lr"] == 1e-2
+
+
+def test_the_schedule_stays_where_it_is_unless_asked() -> None:
+    training = adamw()
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(training.optimizers[0], 50)
+    parts = TrainingParts(tuple(training.optimizers), (training.model,), (schedule,))
+    training.run(1)
+    copy = copy_state(parts, 1)
+    training.run(1)
+    schedule.step()
+    copy = with_what_followed(copy, parts)
+    training.run(1)
+    schedule.step()
+    rate = schedule.get_last_lr()
+    restore_state(copy, parts)
+    assert (schedule.last_epoch, schedule.get_last_lr()) == (2, rate)
+    restore_state(copy, parts, RestoreChoice(hyper_parameters=True, schedule=True))
+    assert schedule.last_epoch == 1
+
+
+@pytest.mark.parametrize("optimizer", ["sgd momentum", "adamw foreach"])
+def test_a_gan_lives_when_one_half_is_set_back_between_its_two_backward_passes(optimizer: str) -> None:
+    maker, critic = nn.Sequential(nn.Linear(4, 4), nn.Tanh()), nn.Sequential(nn.Linear(4, 4), nn.Linear(4, 1))
+    halves = [OPTIMIZERS[optimizer](each)[0] for each in (maker, critic)]
+    parts = TrainingParts(tuple(halves), (maker, critic))
+    stale = StaleGraphs()
+    for step in range(3):
+        made = maker(torch.randn(8, 4))
+        halves[1].zero_grad()
+        loss = critic(made.detach()).mean() - critic(torch.randn(8, 4)).mean()
+        assert not stale.is_stale(loss)
+        loss.backward()
+        halves[1].step()
+        if step == 0:
+            copy = copy_state(parts, 0)
+        other = critic(made).mean()  # built on the critic as it is now
+        if step == 1:
+            restore_state(copy, parts)
+            stale.restored()
+        halves[0].zero_grad()
+        assert stale.is_stale(other) == (step == 1)
+        other.backward()
+        halves[0].step()
+
+
+def test_gradients_from_before_are_zero_and_still_there() -> None:
+    training = adamw()
+    training.run(2)
+    copy = copy_state(training.parts, 2)
+    training.model(torch.randn(6, 2, 8)).backward()
+    addresses = [each.grad.data_ptr() for each in training.model.parameters()]
+    next(training.model.parameters()).grad.fill_(torch.nan)
+    restore_state(copy, training.parts)
+    assert [each.grad.data_ptr() for each in training.model.parameters()] == addresses
+    assert all(not each.grad.any() for each in training.model.parameters())
+
+
+def scaled(steps: int) -> tuple[Training, torch.amp.GradScaler, TrainingParts]:
+    training = adamw()
+    scaler = torch.amp.GradScaler("cpu", init_scale=2.0**12, growth_interval=2)
+    parts = TrainingParts(tuple(training.optimizers), (training.model,), scaler=scaler)
+    for _ in range(steps):
+        scaler.scale(training.model(torch.randn(6, 2, 8))).backward()
+        scaler.step(training.optimizers[0])
+        scaler.update()
+    return training, scaler, parts
+
+
+def test_a_loss_scaler_is_set_back_in_place_and_one_that_has_not_begun_begins_there() -> None:
+    training, scaler, parts = scaled(3)
+    copy, saved, address = copy_state(parts, 3), scaler.state_dict(), scaler._scale.data_ptr()
+    scaler.update(2.0)
+    scaler.set_growth_interval(9)
+    restore_state(copy, parts, EVERYTHING)
+    assert scaler.state_dict() == saved
+    assert scaler._scale.data_ptr() == address
+    fresh = torch.amp.GradScaler("cpu")
+    restore_state(copy, TrainingParts(tuple(training.optimizers), (training.model,), scaler=fresh), EVERYTHING)
+    assert fresh.state_dict() == saved
+
+
+def test_how_a_loss_scaler_grows_stays_as_it_was_set_since_and_only_its_scale_is_put_back() -> None:
+    _, scaler, parts = scaled(3)
+    copy, saved = copy_state(parts, 3), scaler.state_dict()
+    calm_loss_scaler(scaler)
+    scaler.update(2.0)
+    restore_state(copy, parts)
+    assert scaler.get_scale() == saved["scale"] > 2.0
+    assert (scaler.get_growth_interval(), scaler.get_growth_factor(), scaler.get_backoff_factor()) == (200, 1.5, 0.5)
+
+
+def test_a_scaler_that_counts_to_another_interval_now_still_grows() -> None:
+    training, scaler, parts = scaled(1)
+    copy = copy_state(parts, 1)
+    assert copy.later.scaler is not None
+    assert int(copy.later.scaler["growth_tracker"]) == 1
+    scaler.set_growth_interval(1)
+    restore_state(copy, parts)
+    before = scaler.get_scale()
+    training.run(1)
+    scaler.scale(training.model(torch.randn(6, 2, 8))).backward()
+    scaler.step(training.optimizers[0])
+    scaler.update()
+    assert scaler.get_scale() == 2 * before
+
+
+def test_averaged_copies_are_set_back_as_the_loop_left_them() -> None:
+    training = adamw()
+    average = torch.optim.swa_utils.AveragedModel(training.model)
+    parts = TrainingParts(tuple(training.optimizers), (training.model,), averaged=(average,))
+    training.run(2)
+    copy = copy_state(parts, 2)
+    average.update_parameters(training.model)
+    copy, kept = with_what_followed(copy, parts), [each.clone() for each in average.parameters()]
+    training.run(2)
+    average.update_parameters(training.model)
+    assert int(average.n_averaged) == 2
+    restore_state(copy, parts)
+    assert all(torch.equal(one, other) for one, other in zip(average.parameters(), kept, strict=True))
+    assert int(average.n_averaged) == 1
+
+
+def wider() -> Training:
+    training = adamw()
+    training.model.head = nn.Linear(6, 3)
+    return Training(training.model, [torch.optim.AdamW(training.model.parameters())])
+
+
+def in_double() -> Training:
+    training = adamw()
+    training.model.head.double()
+    return training
+
+
+def with_sgd() -> Training:
+    return Training.of(OPTIMIZERS["sgd momentum"])
+
+
+def deeper() -> Training:
+    training = adamw()
+    training.model.more = nn.Linear(2, 2)
+    return Training(training.model, [torch.optim.AdamW(training.model.parameters())])
+
+
+@pytest.mark.parametrize(
+    ("make", "says"),
+    [
+        (wider, r"head\.weight is \(1, 6\) there and \(3, 6\) here"),
+        (in_double, r"head\.weight is torch\.float32 there and torch\.float64 here"),
+        (deeper, r"more\.weight is not in it"),
+        (with_sgd, r"optimizer 0 \(SGD\) was of type AdamW"),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_the_first_mismatch_and_nothing_is_changed(make, says: str) -> None:
+    training = adamw()
+    training.run(3)
+    copy = copy_state(training.parts, 3)
+    other = make()
+    before, random = bits(other), torch.get_rng_state()
+    with pytest.raises(RestoreRefused, match=says) as refusal:
+        restore_state(copy, other.parts, EVERYTHING)
+    assert "step 3" in str(refusal.value)
+    assert "Nothing was changed" in str(refusal.value)
+    assert bits(other) == before
+    assert torch.equal(torch.get_rng_state(), random)
+
+
+def test_a_table_that_has_grown_since_is_left_alone() -> None:
+    training = adamw()
+    training.model.register_buffer("table", torch.zeros(4), persistent=False)
+    copy = copy_state(training.parts, 0)
+    training.model.table = torch.ones(9)
+    restore_state(copy, training.parts)
+    assert torch.equal(training.model.table, torch.ones(9))
+
+
+@pytest.mark.filterwarnings("ignore:Sparse CSR tensor support is in beta state:UserWarning")
+def test_buffers_of_every_layout_are_set_back() -> None:
+    training = adamw()
+    model = training.model
+    model.register_buffer("coordinates", torch.eye(3).to_sparse())
+    model.register_buffer("rows", torch.eye(3).to_sparse_csr())
+    model.register_buffer("wide", torch.tensor([2.0]).expand(5))
+    model.register_buffer("turned", torch.arange(6.0).view(2, 3).t())
+    model.register_buffer("empty", torch.empty(0, 3))
+    copy = copy_state(training.parts, 0)
+    with torch.no_grad():
+        model.coordinates.copy_(torch.ones(3, 3).to_sparse())
+        model.rows.copy_((4 * torch.eye(3)).to_sparse_csr())
+        model.turned.zero_()
+    restore_state(copy, training.parts)
+    assert copy.not_finite() == {"mask"}
+    assert torch.equal(model.coordinates.to_dense(), torch.eye(3))
+    assert torch.equal(model.rows.to_dense(), torch.eye(3))
+    assert torch.equal(model.wide, torch.full((5,), 2.0))
+    assert torch.equal(model.turned, torch.arange(6.0).view(2, 3).t())
+
+
+def test_an_old_graph_is_known_only_for_a_while_and_a_new_one_never_is() -> None:
+    weight, stale = nn.Parameter(torch.ones(2)), StaleGraphs()
+    old = (weight * 2).sum()
+    assert not stale.is_stale(old)
+    stale.restored()
+    assert stale.is_stale(old + weight.sum())
+    assert not stale.is_stale((weight * 2).sum())
+    assert not stale.is_stale(weight.sum())
+    gc.collect()
+
+
+def test_the_parts_of_a_training_that_is_gone_are_gone() -> None:
+    from mlflow_stability.recovery.state.training_parts import WeakTrainingParts
+
+    training = adamw()
+    weak = WeakTrainingParts(training.parts)
+    assert weak.alive() == training.parts
+    del training
+    gc.collect()
+    assert weak.alive() is None
+
+
+def test_the_net_really_has_what_these_tests_are_about() -> None:
+    net = Net()
+    assert net.down.weight is net.up.weight
+    assert len(list(net.parameters())) < sum(len(each._parameters) for each in net.modules())

@@ -1,0 +1,257 @@
+"""A restore that breaks off, wherever it does, leaves everything as it was, with no second copy of the training."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from recovery.breaking import BreaksAt, interrupted_at_line
+from recovery.restorable import OPTIMIZERS, Training, Words, bits
+from torch import Tensor, nn
+from torch.optim.lr_scheduler import LRScheduler, SequentialLR, StepLR
+
+from mlflow_stability.errors import StabilityError
+from mlflow_stability.recovery.state.restore import EVERYTHING, RestorePlan, restore_state
+from mlflow_stability.recovery.state.state_copy import StateCopy, copy_state
+from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.state.value_tree import replaced
+
+EACH = ("adamw foreach", "lbfgs")
+"""Of these every operation is tried, of the others every eleventh."""
+
+
+def everything(training: Training, parts: TrainingParts) -> dict[str, Any]:
+    """All that a restore may change, gradients and generators too, and whether each is still the same object."""
+    found = bits(training)
+    for name, each in training.model.named_parameters():
+        gradient = each.grad
+        found[f"{name}.grad"] = None if gradient is None else plain(gradient)
+    for number, optimizer in enumerate(training.optimizers):
+        groups = [{key: each for key, each in group.items() if key != "params"} for group in optimizer.param_groups]
+        found[f"groups.{number}"] = plain(groups)
+        found[f"keys.{number}"] = [
+            (id(key), id(entry), list(entry) if isinstance(entry, dict) else entry)
+            for key, entry in optimizer.state.items()
+        ]
+    for number, scheduler in enumerate(parts.schedulers):
+        found[f"scheduler.{number}"] = plain(scheduler.state_dict())
+    if parts.scaler is not None:
+        found["scaler"] = parts.scaler.state_dict()
+    found["random"] = (random.getstate(), plain(np.random.get_state()), plain(torch.get_rng_state()))
+    return found
+
+
+def plain(value: Any) -> Any:
+    """As text and bytes, so that it compares."""
+    return repr(replaced(value, lambda each: each.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes()))
+
+
+def content(copy: StateCopy) -> Any:
+    return plain([copy.tensors, [(each.state, each.shared) for each in copy.optimizers], copy.later.averaged])
+
+
+def surrounded(training: Training) -> TrainingParts:
+    """With a schedule in two parts, a loss scaler, and an averaged copy."""
+    schedulers: list[LRScheduler] = []
+    for optimizer in training.optimizers:
+        halves = [StepLR(optimizer, 2, 0.5), StepLR(optimizer, 3, 0.9)]
+        schedulers.append(SequentialLR(optimizer, halves, [3]))
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0)
+    scaler.scale(torch.ones(()))
+    average = torch.optim.swa_utils.AveragedModel(training.model)
+    return TrainingParts(tuple(training.optimizers), (training.model,), tuple(schedulers), scaler, (average,))
+
+
+def went_on(training: Training, parts: TrainingParts, steps: int) -> None:
+    training.run(steps)
+    for each in parts.schedulers:
+        for _ in range(steps):
+            each.step()
+    assert parts.scaler is not None
+    parts.scaler.update(new_scale=float(steps))
+    for each in parts.averaged:
+        each.update_parameters(training.model)
+
+
+@pytest.mark.filterwarnings("ignore")  # schedules are stepped without their optimizers here
+@pytest.mark.parametrize("name", OPTIMIZERS)
+def test_an_error_at_any_operation_changes_nothing_and_the_next_restore_succeeds(name: str) -> None:
+    training = Training.of(OPTIMIZERS[name])
+    parts = surrounded(training)
+    went_on(training, parts, 2)
+    copy = copy_state(parts, 2)
+    then, saved = bits(training), content(copy)
+    went_on(training, parts, 3)
+    now = everything(training, parts)
+    for number in range(0, 100_000, 1 if name in EACH else 11):
+        breaks = BreaksAt(number)
+        try:
+            with breaks:
+                restore_state(copy, parts, EVERYTHING)
+        except MemoryError:
+            assert everything(training, parts) == now, f"operation {number} of {name}"
+            assert content(copy) == saved, f"operation {number} of {name}"
+        if not breaks.has_broken:
+            break
+        if bits(training) == then:
+            break  # the error came when all was done, and could be borne
+    assert number > 20
+    assert bits(training) == then
+
+
+@pytest.mark.filterwarnings("ignore")
+@pytest.mark.parametrize("name", ["adamw tensor lr", "lbfgs", "sgd momentum"])
+def test_an_error_at_any_line_of_ours_changes_nothing(name: str) -> None:
+    training = Training.of(OPTIMIZERS[name])
+    parts = surrounded(training)
+    went_on(training, parts, 2)
+    copy = copy_state(parts, 2)
+    then, saved = bits(training), content(copy)
+    went_on(training, parts, 3)
+    now = everything(training, parts)
+    ours = (
+        "recovery/state/restore.py",
+        "tensor_exchange.py",
+        "optimizer_restore.py",
+        "tensor_fill.py",
+        "scaler_state.py",
+    )
+    tried = 0
+    for number in range(0, 100_000, 11):
+        plan = RestorePlan(copy, parts, EVERYTHING)
+        try:
+            with interrupted_at_line(number, ours):
+                plan.apply()
+        except MemoryError as error:
+            where = str(error)
+            assert everything(training, parts) == now, where
+            assert content(copy) == saved, where
+            tried += 1
+            continue
+        plan.finish()
+        break
+    assert tried > 40
+    assert bits(training) == then
+    assert content(copy) == saved
+
+
+def test_an_error_with_sparse_tensors_and_shared_memory_changes_nothing() -> None:
+    training = Training.of(lambda model: [torch.optim.SparseAdam(list(model.parameters()))], Words)
+    model = training.model
+    whole = torch.arange(12.0)
+    model.register_buffer("front", whole[:8])
+    model.register_buffer("back", whole[4:])
+    model.register_buffer("again", whole[:8])
+    model.register_buffer("coordinates", torch.eye(3).to_sparse())
+    model.register_buffer("wide", torch.tensor([2.0]).expand(5))
+    model.register_buffer("gaps", torch.arange(10.0)[::2])
+    training.run(2)
+    parts = training.parts
+    copy = copy_state(parts, 2)
+    then = bits_of(model)
+    training.run(2)
+    with torch.no_grad():
+        whole.mul_(-3.0)
+        model.gaps.fill_(9.0)
+        model.wide[0] = 7.0
+        model.coordinates.copy_(torch.ones(3, 3).to_sparse())
+    now = bits_of(model)
+    assert now != then
+    for number in range(100_000):
+        breaks = BreaksAt(number)
+        try:
+            with breaks:
+                restore_state(copy, parts)
+        except MemoryError:
+            assert bits_of(model) == now, f"operation {number}"
+        if not breaks.has_broken or bits_of(model) == then:
+            break
+    assert bits_of(model) == then
+
+
+def bits_of(model: nn.Module) -> list[Any]:
+    return [each.detach().to_dense().tolist() for each in (*model.parameters(), *model.buffers())]
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_scheduler_of_the_script_that_refuses_half_way_changes_nothing() -> None:
+    class Stubborn(StepLR):
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            super().load_state_dict(state)
+            if state["last_epoch"] < 5:
+                self.half_done = True
+                raise ValueError("this schedule goes forward only")
+
+    training = Training.of(OPTIMIZERS["adamw foreach"])
+    scheduler = Stubborn(training.optimizers[0], 2)
+    parts = TrainingParts(tuple(training.optimizers), (training.model,), (scheduler,))
+    training.run(2)
+    copy = copy_state(parts, 2)
+    training.run(3)
+    for _ in range(5):
+        scheduler.step()
+    now = everything(training, parts)
+    with pytest.raises(ValueError, match="goes forward only"):
+        restore_state(copy, parts, EVERYTHING)
+    assert everything(training, parts) == now
+    assert not hasattr(scheduler, "half_done")
+
+
+def test_what_cannot_even_be_put_back_is_named() -> None:
+    training = Training.of(OPTIMIZERS["adamw foreach"])
+    training.run(2)
+    copy = copy_state(training.parts, 2)
+    then = bits(training)
+    training.run(3)
+    now = bits(training)
+    plan = RestorePlan(copy, training.parts, EVERYTHING)
+    with BreaksAt(40, times=1_000_000), pytest.raises(MemoryError):
+        plan.apply()
+    torn = bits(training)
+    assert torn not in (then, now)
+    assert "weights, buffers and optimizer state" in plan.torn
+    named = int(plan.torn.split("RuntimeError: ")[1].split(" of ")[0])
+    wrong = sum(torn[each] != now[each] for each in now if each != "down.weight")  # it is `up.weight`
+    assert 0 < wrong <= named < len(now)
+    assert plan.undo() == (), "once there is room again it can be put back"
+    assert bits(training) == now
+
+
+def test_a_restore_that_leaves_something_torn_says_so_to_the_script() -> None:
+    training = Training.of(OPTIMIZERS["sgd momentum"])
+    training.run(2)
+    copy = copy_state(training.parts, 2)
+    training.run(3)
+    with BreaksAt(1_000_000) as counting:
+        RestorePlan(copy, training.parts, EVERYTHING)
+    half = counting.count + 20
+    with BreaksAt(half, times=1_000_000), pytest.raises(StabilityError, match="Not put back to what it was"):
+        restore_state(copy, training.parts, EVERYTHING)
+
+
+def test_no_memory_for_a_second_state_is_taken() -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*(nn.Linear(1024, 1024) for _ in range(8)))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    training = Training(model, [optimizer])
+    for each in model.parameters():
+        each.grad = torch.ones_like(each)
+    optimizer.step()
+    copy = copy_state(training.parts, 1)
+    largest = 0
+
+    class Watches(BreaksAt):
+        def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+            nonlocal largest
+            made = func(*args, **(kwargs or {}))
+            if isinstance(made, Tensor) and func is torch.ops.aten.empty.memory_format:
+                largest += made.nbytes
+            assert func is not torch.ops.aten.clone.default
+            return made
+
+    with Watches(0):
+        restore_state(copy, training.parts)
+    assert 0 < largest <= 4 << 20 < copy.nbytes // 10

@@ -1,0 +1,46 @@
+from __future__ import annotations
+
+import csv
+import io
+
+from hypothesis import given, settings
+from reports.hostile import hostile_reports
+from reports.samples import BAD, GOOD, SEVERAL
+
+from mlflow_stability.reports.report import Report
+from mlflow_stability.reports.run.csv_table import COLUMNS, render
+
+
+def rows_of(report: Report) -> list[dict[str, str]]:
+    return list(csv.DictReader(io.StringIO(render(report))))
+
+
+def test_there_is_a_row_for_each_issue() -> None:
+    assert [(row["issue_type"], row["severity"], row["step"]) for row in rows_of(SEVERAL)] == [
+        ("loss_spike", "WARNING", "300"),
+        ("oscillation", "INFO", "420"),
+        ("nan_detected", "CRITICAL", "960"),
+    ]
+
+
+def test_a_healthy_run_has_a_header_alone() -> None:
+    assert render(GOOD) == ",".join(COLUMNS) + "\n"
+
+
+def test_evidence_and_remedies_share_a_cell_each() -> None:
+    row = rows_of(BAD)[0]
+    assert row["metrics"] == "loss=5.71; z=31.2"
+    assert row["remedies"] == "Lower the learning rate 2-5 times.; Look at the batch of this step."
+    assert (row["recovered"], rows_of(BAD)[1]["recovered"]) == ("true", "")
+
+
+@settings(max_examples=50, deadline=None)
+@given(hostile_reports())
+def test_no_cell_is_a_formula_and_no_row_is_lost(report: Report) -> None:
+    text = render(report)
+    assert len(text.splitlines()) == 1 + sum(1 for _ in report.issues())
+    for row in csv.reader(io.StringIO(text)):
+        assert len(row) == len(COLUMNS)
+        for cell in row:
+            assert not cell.lstrip().startswith(("=", "+", "-", "@")), cell
+            assert cell.isprintable()

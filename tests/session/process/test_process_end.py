@@ -1,0 +1,86 @@
+from __future__ import annotations
+
+import sys
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from mlflow_stability.session.process.process_end import EndingWatch, closing_of
+
+
+@pytest.fixture
+def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[EndingWatch]:
+    monkeypatch.setattr(sys, "excepthook", lambda *_: None)
+    watch = EndingWatch()
+    watch.install()
+    yield watch
+    watch.remove()
+
+
+@pytest.mark.parametrize(
+    ("error", "outcome", "detail"),
+    [
+        (ValueError("no data"), "crashed", "ValueError: no data"),
+        (KeyboardInterrupt(), "interrupted", "Ctrl-C"),
+        (MemoryError("big"), "out_of_memory", "MemoryError: big"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 GB"), "out_of_memory", None),
+        (RuntimeError("shapes do not match"), "crashed", "RuntimeError: shapes do not match"),
+        (type("OutOfMemoryError", (RuntimeError,), {})("CUDA out of memory"), "out_of_memory", None),
+    ],
+)
+def test_what_an_exception_means_for_the_run(error: BaseException, outcome: str, detail: str | None) -> None:
+    closing = closing_of(error)
+    assert closing.outcome == outcome
+    assert detail is None or closing.detail == detail
+
+
+def test_a_very_long_message_is_cut() -> None:
+    assert len(closing_of(ValueError("x" * 10_000)).detail) == 500
+
+
+def test_an_exception_that_nobody_caught_is_heard(ending: EndingWatch) -> None:
+    sys.excepthook(ValueError, ValueError("no data"), None)
+    assert ending.closing.outcome == "crashed"
+
+
+@pytest.mark.parametrize(
+    ("status", "outcome"), [((), "finished"), ((0,), "finished"), ((3,), "exited"), (("oh",), "exited")]
+)
+def test_sys_exit_leaves_as_it_would_and_is_heard(
+    ending: EndingWatch, status: tuple[object, ...], outcome: str
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        sys.exit(*status)
+    assert left.value.args == status
+    assert ending.closing.outcome == outcome
+
+
+def test_an_exit_that_somebody_caught_was_not_the_end(ending: EndingWatch) -> None:
+    with pytest.raises(SystemExit):
+        sys.exit(3)
+    ending.still_running()
+    assert ending.closing.outcome == "finished"
+
+
+def test_afterwards_sys_is_as_it_was() -> None:
+    before = sys.excepthook, sys.exit, threading.excepthook
+    watch = EndingWatch()
+    watch.install()
+    assert sys.exit is not before[1]
+    watch.remove()
+    assert (sys.excepthook, sys.exit, threading.excepthook) == before
+
+
+def test_a_hook_of_somebody_else_on_top_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "excepthook", sys.excepthook)
+    watch = EndingWatch()
+    watch.install()
+    ours = sys.excepthook
+
+    def theirs(*args: object) -> None:
+        ours(*args)  # type: ignore[arg-type]
+
+    sys.excepthook = theirs
+    watch.remove()
+    assert sys.excepthook is theirs

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import math
+import os
+import threading
+import time
+from collections.abc import Callable
+
+import pytest
+
+from mlflow_stability.session.recording.deferred_detection import MOST, SECONDS, LateJudge
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+LAYOUT = (Signal("loss"),)
+
+
+class Judged:
+    """The steps that were judged, and by which thread."""
+
+    def __init__(self) -> None:
+        self.steps: list[int] = []
+        self.threads: set[str] = set()
+
+    def __call__(self, step: StepReading) -> list[Event]:
+        self.steps.append(step.step)
+        self.threads.add(threading.current_thread().name)
+        return [Event(step.step, "loss_spike", Severity.WARNING, "high")] if step.values[0] > 10 else []
+
+
+def reading(step: int, when: float, loss: float = 1.0) -> StepReading:
+    return StepReading(step, LAYOUT, (loss,), time=when)
+
+
+def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.02)
+
+
+def test_fast_steps_are_judged_many_at_a_time_in_their_order() -> None:
+    judged = Judged()
+    late = LateJudge(judged)
+    for step in range(1, MOST + 1):
+        assert late.take(reading(step, 100 + step / 1000)) == []
+    assert judged.steps == [1], "the first has waited for long enough, as far as anybody knows"
+    late.take(reading(MOST + 1, 100.05))
+    assert judged.steps == list(range(1, MOST + 2))
+    late.stop()
+
+
+def test_slow_steps_are_judged_one_by_one() -> None:
+    judged = Judged()
+    late = LateJudge(judged)
+    for step in range(1, 6):
+        late.take(reading(step, 100 + step * SECONDS))
+        assert judged.steps[-1] == step
+    late.stop()
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_what_is_not_finite_is_judged_at_once_with_all_before_it(value: float) -> None:
+    judged = Judged()
+    late = LateJudge(judged)
+    for step in range(1, 5):
+        late.take(reading(step, 100 + step / 1000))
+    late.take(reading(5, 100.005, value))
+    assert judged.steps == [1, 2, 3, 4, 5]
+    late.stop()
+
+
+def test_what_is_found_in_a_step_that_waited_is_given_when_it_is_judged() -> None:
+    late = LateJudge(Judged())
+    late.take(reading(1, 100.0))
+    assert late.take(reading(2, 100.001, 50.0)) == []
+    assert [each.step for each in late.settle()] == [2]
+    late.stop()
+
+
+def test_a_training_that_stands_still_has_its_last_steps_judged_within_two_seconds() -> None:
+    judged = Judged()
+    late = LateJudge(judged)
+    late.take(reading(1, 100.0))
+    late.take(reading(2, 100.001))
+    began = time.monotonic()
+    until(lambda: judged.steps == [1, 2])
+    assert time.monotonic() - began < 2 or os.getloadavg()[0] > 4
+    assert judged.threads == {threading.current_thread().name, "mlflow-stability judge"}
+    late.stop()
+
+
+def test_no_thread_is_left_when_it_is_stopped_and_none_while_the_process_forks() -> None:
+    late = LateJudge(Judged())
+    late.take(reading(1, 100.0))
+    late.take(reading(2, 100.001))
+    before = threading.active_count()
+    child = os.fork()
+    if child == 0:
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
+    assert threading.active_count() == before - 1
+    late.take(reading(3, 100.002))
+    assert threading.active_count() == before
+    late.stop()
+    assert threading.active_count() == before - 1
+
+
+def test_an_error_while_the_training_stands_still_is_raised_where_it_comes_next() -> None:
+    failing = threading.Event()
+
+    def judge(step: StepReading) -> list[Event]:
+        if step.step == 2:
+            failing.set()
+            raise ValueError("broken")
+        return []
+
+    late = LateJudge(judge)
+    late.take(reading(1, 100.0))
+    late.take(reading(2, 100.001))
+    assert failing.wait(10)
+    late.stop()
+    with pytest.raises(ValueError, match="broken"):
+        late.settle()
+    assert late.settle() == []

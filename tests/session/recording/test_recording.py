@@ -1,0 +1,105 @@
+"""A recording says once that it sees no loss, and not too often that losses were discarded."""
+
+from __future__ import annotations
+
+import logging
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from scenarios.flying import flying
+from scenarios.watching import batches, mse, tiny_model
+from torch import nn
+from torch.optim import SGD
+
+import mlflow_stability
+from mlflow_stability.journal.record import Record
+from mlflow_stability.probes.step.reading import CycleReading
+from mlflow_stability.session.recording.recording import TELL_EVERY, LossAccount
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.milestone import Note
+
+
+def by_torch_func(model: nn.Module, steps: int) -> None:
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for inputs, targets in batches(steps):
+        names = dict(model.named_parameters())
+
+        def loss_of(values: dict[str, torch.Tensor], inputs: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+            return nn.functional.mse_loss(torch.func.functional_call(model, values, (inputs,)), targets)
+
+        gradients = torch.func.grad(loss_of)({name: each.detach() for name, each in names.items()}, inputs, targets)
+        for name, each in names.items():
+            each.grad = gradients[name]
+        optimizer.step()
+
+
+def as_a_pipeline_stage(model: nn.Module, steps: int) -> None:
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for inputs, _ in batches(steps):
+        outputs = model(inputs)
+        outputs.backward(torch.ones_like(outputs))
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def by_hand(model: nn.Module, steps: int) -> None:
+    optimizer = SGD(model.parameters(), lr=0.1)
+    for _ in range(steps):
+        for each in model.parameters():
+            each.grad = torch.full_like(each, 0.1)
+        optimizer.step()
+
+
+TRAININGS: dict[str, Callable[[nn.Module, int], None]] = {
+    "torch.func": by_torch_func,
+    "a pipeline stage": as_a_pipeline_stage,
+    "gradients by hand": by_hand,
+}
+
+
+def said(records: list[Record]) -> list[Event]:
+    return [each for each in records if isinstance(each, Event) and each.place == "loss"]
+
+
+@pytest.mark.parametrize("steps", [3, 60])
+@pytest.mark.parametrize("kind", TRAININGS)
+def test_a_training_without_a_loss_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, kind: str, steps: int
+) -> None:
+    caplog.set_level(logging.WARNING, "mlflow_stability")
+    with flying(tmp_path) as flown:
+        mlflow_stability.autolog(journal_dir=tmp_path / "journals", exit_wait=0, strict=True)  # not silent
+        TRAININGS[kind](tiny_model(), steps)
+    (event,) = said(flown.records)
+    assert (event.kind, event.severity) == ("not_measured", Severity.INFO)
+    assert f"No loss was seen in {min(steps, 20)} steps" in event.message
+    (note,) = [each for each in flown.records if isinstance(each, Note) and each.key == "loss"]
+    assert note.value.startswith("no loss seen")
+    lines = [each.getMessage() for each in caplog.records if "No loss was seen" in each.getMessage()]
+    assert len(lines) == 1
+    assert "attach(model, optimizer)" in lines[0]
+
+
+def test_a_training_with_a_loss_says_nothing(tmp_path: Path) -> None:
+    with flying(tmp_path) as flown:
+        model = tiny_model()
+        optimizer = SGD(model.parameters(), lr=0.1)
+        for number, batch in enumerate(batches(30)):
+            if number == 2:
+                mse(model, batch).backward()
+            optimizer.step()
+    assert not said(flown.records)
+
+
+def test_discarded_losses_are_counted_and_told_of_seldom() -> None:
+    account = LossAccount()
+    told = []
+    for step in range(1, 251):
+        discarded = (math.nan,) if step % 2 else ()
+        told += account.take(step, CycleReading((Signal("loss"),), (1.0,), 0.0, "", (), discarded))
+    assert [each.step for each in told] == [1, 1 + TELL_EVERY, 1 + 2 * TELL_EVERY]
+    assert [each.evidence["discarded"] for each in told] == [1, 51, 101]

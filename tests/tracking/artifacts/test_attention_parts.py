@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from figures.attention import attention, same
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_stability.tracking.artifacts.attention_parts import (
+    AttentionPart,
+    attention_part,
+    picture_of_layer,
+    read_attention_part,
+    write_attention_part,
+)
+
+
+def test_maps_come_back_as_they_were_under_the_steps_of_the_run(tmp_path: Path) -> None:
+    maps = [attention(number=number, layer=f"h.{number}", causal=True) for number in range(12)]
+    write_attention_part(tmp_path / "part.npz", maps, 10_000)
+    back = read_attention_part(tmp_path / "part.npz")
+    assert all(same(one, replace(other, step=10_500)) for one, other in zip(back, maps, strict=True))
+
+
+@given(st.builds(AttentionPart, st.integers(0, 10**4), st.integers(0, 10**5), st.integers(0, 10**14)))
+def test_the_name_of_a_part_says_what_it_holds(part: AttentionPart) -> None:
+    assert attention_part(part.name) == part
+
+
+def test_other_files_are_no_parts() -> None:
+    assert attention_part("part-000-000000000500.parquet") is None
+    assert attention_part("part-000-0000-000000000500.npz.tmp") is None
+
+
+def test_a_picture_is_named_by_step_and_layer_and_what_came_again_has_a_name_of_its_own() -> None:
+    assert picture_of_layer(AttentionPart(0, 0, 500), 0) == "step_000500_layer0.png"
+    assert picture_of_layer(AttentionPart(0, 2, 500), 11) == "step_000500_layer11_attempt2.png"
+    assert picture_of_layer(AttentionPart(1, 0, 1_500_000), 3) == "step_1500000_layer3-2.png"
+
+
+@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"<html>"])
+def test_a_damaged_part_is_named(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "part.npz"
+    file.write_bytes(content)
+    with pytest.raises(ValueError, match=r"part\.npz holds no attention maps"):
+        read_attention_part(file)
+    write_attention_part(file, [attention()])
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(ValueError, match=r"part\.npz"):
+        read_attention_part(file)

@@ -1,0 +1,47 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pandas as pd
+from figures.layers import gpt_layers, normal, not_finite, table
+from journal.test_layer_tables import bare, equal
+
+from mlflow_stability.tracking.artifacts.layer_parts import (
+    layer_part_name,
+    layer_part_order,
+    read_layer_part,
+    write_layer_part,
+)
+
+
+def test_tables_are_read_as_they_were_written(tmp_path: Path) -> None:
+    tables = [
+        bare(100),
+        bare(100, "weight"),
+        table(1000, gpt_layers(12), [not_finite, normal()]),
+        table(1000, gpt_layers(9), [normal()], "weight"),
+        table(2000, gpt_layers(12), [normal()]),
+    ]
+    write_layer_part(tmp_path / "part.parquet", tables, 0)
+    back = read_layer_part(tmp_path / "part.parquet")
+    assert len(back) == len(tables)
+    assert all(equal(one, other) for one, other in zip(back, tables, strict=True))
+
+
+def test_anybody_can_read_a_part_with_pandas_and_steps_are_the_runs(tmp_path: Path) -> None:
+    told = table(1000, ["embed", "head"], [normal()])
+    write_layer_part(tmp_path / "part.parquet", [told], 1, offset=500)
+    frame = pd.read_parquet(tmp_path / "part.parquet")
+    assert frame["step"].tolist() == [1500, 1500]
+    assert frame["layer"].tolist() == ["embed", "head"]
+    assert frame["recording"].tolist() == [1, 1]
+    assert frame["p50"].tolist() == told.percentiles[:, 3].tolist()
+    assert frame["counts"][0].tolist() == told.counts[0].tolist()
+    assert np.array_equal(frame["edges"][1], told.edges[1])
+
+
+def test_a_part_is_named_by_recording_and_step_and_nothing_else_is_one() -> None:
+    assert layer_part_order(layer_part_name(2, 1500)) == (2, 1500)
+    assert layer_part_order(layer_part_name(2, 10**13)) == (2, 10**13)
+    assert layer_part_order("grad_norm.png") is None

@@ -1,0 +1,100 @@
+import math
+from dataclasses import replace
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_stability.tracking.artifacts.record_events import events_name, events_order, line_of, read_line
+from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name, part_order, read_part
+from mlflow_stability.tracking.read.run_record import joined
+from mlflow_stability.vocabulary import Closing, Event, Gap, Note, Opening, Reset, Severity, Signal, StepReading
+
+numbers = st.floats(allow_nan=False)
+texts = st.text(max_size=30)
+said = st.one_of(
+    st.builds(
+        Event,
+        st.integers(0, 2**40),
+        texts,
+        st.sampled_from(Severity),
+        texts,
+        texts,
+        st.dictionaries(texts, numbers),
+        st.lists(texts, max_size=3).map(tuple),
+        st.integers(0, 9),
+        numbers,
+    ),
+    st.builds(Reset, st.integers(0), st.integers(0), texts, numbers),
+    st.builds(Gap, st.integers(0), st.integers(0), texts, numbers),
+    st.builds(Note, texts, texts, st.integers(0), numbers),
+    st.builds(Closing, texts, texts, st.integers(0), numbers, st.booleans()),
+    st.builds(Opening, texts, st.integers(1), numbers, texts, numbers),
+)
+
+
+@given(said)
+def test_a_line_says_what_was_said(one):
+    line = line_of(one)
+    assert line.count("\n") == 1
+    assert read_line(line) == one
+
+
+def test_a_line_of_a_later_version_is_passed_over():
+    assert read_line('{"record": "portent", "step": 1}') is None
+    assert read_line('{"record": "reset", "step": 1, "attempt": 0, "reason": "", "mood": "new"}') == Reset(1, 0, "")
+
+
+def test_a_line_says_whether_a_detector_found_it_or_somebody_told_it():
+    found = Event(7, "overfitting", Severity.WARNING, "The validation loss rises.")
+    assert '"judged": true' in line_of(found)
+    assert '"judged": false' in line_of(replace(found, judged=False))
+
+
+def test_a_line_of_an_earlier_version_says_the_same():
+    line = '{"record": "event", "step": 7, "kind": "rollback", "severity": "INFO", "message": "", "live": %s}'
+    assert not read_line(line % "true").judged
+    assert read_line(line % "false").judged
+
+
+def test_a_record_that_was_written_is_read_back_value_for_value(tmp_path):
+    few = (Signal("loss"), Signal("grad_norm"))
+    many = (Signal("loss"), Signal("grad_norm", "a"), Signal("grad_norm", "b"), Signal("α", "block 1"))
+    readings = [
+        StepReading(1, few, (1.5, math.inf), 0, 10.0),
+        StepReading(2, many, (-math.inf, math.nan, 1e-320, 3.0), 0, 11.0),
+        StepReading(2, few, (0.5, 0.25), 1, 12.0),
+    ]
+    buffer = PartBuffer()
+    for each in readings:
+        buffer.add(each, each.step + 100)
+    assert len(buffer) == 8
+    buffer.write(tmp_path / "part.parquet", 3)
+    record = read_part(tmp_path / "part.parquet")
+    found = list(record.readings())
+    assert [(r.step, r.attempt, r.time, r.signals) for r in found] == [
+        (r.step + 100, r.attempt, r.time, r.signals) for r in readings
+    ]
+    np.testing.assert_array_equal([v for r in found for v in r.values], [v for r in readings for v in r.values])
+    assert set(record.recording.tolist()) == {3}
+
+
+def test_parts_are_joined_though_they_number_their_signals_differently(tmp_path):
+    parts = []
+    for number, signals in enumerate([(Signal("a"), Signal("b")), (Signal("b"), Signal("c"), Signal("a"))]):
+        buffer = PartBuffer()
+        buffer.add(StepReading(number, signals, tuple(ord(s.quantity) for s in signals)), number)
+        buffer.write(tmp_path / f"{number}.parquet", 0)
+        parts.append(read_part(tmp_path / f"{number}.parquet"))
+    record = joined(parts)
+    assert [record.signals[code].quantity for code in record.signal] == ["a", "b", "b", "c", "a"]
+    assert [chr(int(value)) for value in record.value] == ["a", "b", "b", "c", "a"]
+
+
+def test_files_are_read_in_the_order_in_which_they_were_written():
+    names = [part_name(0, 9), part_name(0, 10**12), part_name(1, 0)]
+    assert sorted(names, key=part_order) == names
+    assert part_order("part-0.parquet.tmp") is None
+    assert events_order(events_name(2)) == (2, 1)
+    assert events_order(events_name(2, 10)) == (2, 11)
+    assert events_order("notes.txt") is None

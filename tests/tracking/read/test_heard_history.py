@@ -1,0 +1,61 @@
+"""What was heard of the script's own metrics is seen once when a run is read back."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_stability.tracking.read.recorded_history import with_metrics_of_the_script
+from mlflow_stability.vocabulary import Series, Signal
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
+
+
+def metric(name: str, meaning: Meaning, values: list[float]) -> Metric:
+    steps = np.arange(1, len(values) + 1)
+    zeros = np.zeros(len(values), np.int64)
+    return Metric(name, meaning, Series(meaning.signal, steps, np.array(values), zeros, steps.astype(float)))
+
+
+def recorded(**series: list[float]) -> RunHistory:
+    signals = {name: Signal.parse(name.replace("__", "@")) for name in series}
+    return RunHistory(
+        "run",
+        "run",
+        "recorded",
+        "the full record",
+        tuple(
+            metric(str(signal), Meaning(signal.quantity, signal.place, known=True), series[name])
+            for name, signal in signals.items()
+        ),
+    )
+
+
+def duplicates(history: RunHistory, **logged: list[float]) -> dict[str, str]:
+    meanings = meanings_of(logged)
+    found = with_metrics_of_the_script(history, [metric(name, meanings[name], logged[name]) for name in logged])
+    return {each.name: each.meaning.duplicate_of for each in found.metrics if each.name in logged}
+
+
+def test_a_validation_loss_that_was_heard_is_the_same() -> None:
+    history = recorded(loss=[3.0, 2.0], val_loss=[0.5, 0.4])
+    assert duplicates(history, val_loss=[0.5, 0.4], accuracy=[0.5, 0.4]) == {"val_loss": "val_loss", "accuracy": ""}
+
+
+def test_one_that_goes_by_another_place_by_now_is_known_by_its_values() -> None:
+    history = recorded(loss=[3.0, 2.0], val_loss=[0.6, float("nan")])
+    logged = {"val_loss_books": [0.9, 0.6, float("nan")], "val_loss_web": [0.7]}
+    assert duplicates(history, **logged) == {"val_loss_books": "val_loss", "val_loss_web": ""}
+
+
+def test_one_that_was_never_heard_stands_for_itself() -> None:
+    assert duplicates(recorded(loss=[3.0, 2.0]), val_loss=[0.5]) == {"val_loss": ""}
+
+
+@given(st.lists(st.floats(0.1, 9.0), min_size=1, max_size=6), st.lists(st.floats(0.1, 9.0), max_size=3))
+def test_what_was_logged_before_the_first_step_does_not_make_it_another(
+    heard: list[float], before: list[float]
+) -> None:
+    history = recorded(val_loss__old=heard)
+    assert duplicates(history, val_loss=[*before, *heard]) == {"val_loss": "val_loss@old"}

@@ -1,0 +1,67 @@
+"""Layers become metrics only where they were asked for, and then by block or one by one."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from mlflow_stability.tracking.write.layer_metrics import block_of, chosen_signals
+from mlflow_stability.tracking.write.thinning import Thinner
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal
+
+SIGNALS = (
+    Signal("loss"),
+    Signal("learning_rate", "group_1"),
+    Signal("grad_norm", "blocks.0.attn"),
+    Signal("grad_norm", "blocks.0.mlp"),
+    Signal("grad_norm", "head"),
+    Signal("update_ratio", "blocks.0.attn"),
+    Signal("update_ratio", "blocks.0.mlp"),
+)
+VALUES = (2.0, 0.1, 3.0, 4.0, 1.0, 0.01, 0.03)
+
+
+def test_no_layer_becomes_a_metric_unless_it_is_asked_for() -> None:
+    assert [each.signal for each in chosen_signals(SIGNALS, "")] == list(SIGNALS[:2])
+
+
+def test_norms_of_a_block_add_as_norms_do_and_ratios_are_averaged() -> None:
+    found = {str(each.signal): each.value(VALUES) for each in chosen_signals(SIGNALS, "blocks")}
+    assert found["grad_norm@blocks.0"] == pytest.approx(5.0)
+    assert found["grad_norm@head"] == 1.0
+    assert found["update_ratio@blocks.0"] == pytest.approx(0.02)
+    assert math.isnan(chosen_signals(SIGNALS, "blocks")[2].value((*VALUES[:2], math.nan, *VALUES[3:])))
+
+
+def test_all_layers_can_be_had() -> None:
+    assert [each.signal for each in chosen_signals(SIGNALS, "parameters")] == list(SIGNALS)
+
+
+@pytest.mark.parametrize(
+    ("place", "block"),
+    [
+        ("transformer.h.3.attn.proj", "transformer.h.3"),
+        ("head", "head"),
+        ("encoder.norm", "encoder.unnumbered"),
+        ("encoder.embeddings.word", "encoder.unnumbered"),
+        ("0.weight", "0"),
+    ],
+)
+def test_the_block_of_a_layer_ends_with_its_first_number_and_never_reads_as_all_of_a_model(
+    place: str, block: str
+) -> None:
+    assert block_of(place) == block
+
+
+def test_thinning_keeps_every_measurement_of_a_layer_that_is_measured_seldom() -> None:
+    thinner = Thinner(10, "blocks")
+    points = [
+        point
+        for step in range(1, 301)
+        for point in thinner.points(
+            StepReading(step, SIGNALS, VALUES) if step % 100 == 0 else StepReading(step, SIGNALS[:1], VALUES[:1])
+        )
+    ]
+    assert [point.step for point in points if str(point.signal) == "grad_norm@blocks.0"] == [100, 200, 300]

@@ -1,0 +1,146 @@
+"""Facts as parameters of a run in a real store."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from mlflow import MlflowClient
+
+from mlflow_stability.errors import RunNotFoundError, TrackingError
+from mlflow_stability.tracking.write.run_params import LONGEST, RunParams, cut
+
+
+@pytest.fixture
+def client(sqlite_uri: str) -> MlflowClient:
+    return MlflowClient(sqlite_uri)
+
+
+@pytest.fixture
+def run_id(client: MlflowClient) -> str:
+    return str(client.create_run("0").info.run_id)
+
+
+def params_of(client: MlflowClient, run_id: str) -> dict[str, str]:
+    return dict(client.get_run(run_id).data.params)
+
+
+def our_tags_of(client: MlflowClient, run_id: str) -> dict[str, str]:
+    return {key: value for key, value in client.get_run(run_id).data.tags.items() if key.startswith("stability.")}
+
+
+def test_facts_become_parameters(client: MlflowClient, run_id: str) -> None:
+    facts = {"learning_rate": "0.1", "git.diff": " a | 2 +-\n b | 1 +"}
+    RunParams(client, run_id, 0).write(facts)
+    assert params_of(client, run_id) == {f"stability.{key}": value for key, value in facts.items()}
+
+
+def test_more_facts_than_a_request_takes_arrive(client: MlflowClient, run_id: str) -> None:
+    RunParams(client, run_id, 0).write({f"group_{number}.eps": str(number) for number in range(250)})
+    assert len(params_of(client, run_id)) == 250
+
+
+def test_a_long_value_is_cut_in_its_middle_and_says_how_long_it_was(client: MlflowClient, run_id: str) -> None:
+    long = "begin" + "ä" * 12_335 + "end!!"
+    params = RunParams(client, run_id, 0)
+    params.write({"argv": long})
+    there = params_of(client, run_id)["stability.argv"]
+    assert len(there) == LONGEST
+    assert there.startswith("beginä")
+    assert there.endswith("äend!!")
+    assert "…(12,345 characters)…" in there
+    params.write({"argv": long})
+    assert our_tags_of(client, run_id) == {}
+
+
+def test_what_the_run_has_already_stays_and_the_other_value_stands_beside_it(client: MlflowClient, run_id: str) -> None:
+    client.log_param(run_id, "stability.optimizer", "mine")
+    RunParams(client, run_id, 0).write({"optimizer": "AdamW", "seed": "1"})
+    params = RunParams(client, run_id, 1)
+    params.write({"seed": "2", "optimizer": "mine", "python": "3.12"})
+    assert params_of(client, run_id) == {
+        "stability.optimizer": "mine",
+        "stability.seed": "1",
+        "stability.python": "3.12",
+    }
+    assert our_tags_of(client, run_id) == {
+        "stability.recording_1.optimizer": "AdamW",
+        "stability.recording_2.seed": "2",
+    }
+    assert params.refused == {}
+
+
+class Overtaken(MlflowClient):
+    """A client beside which somebody else writes, between what we read and what we write."""
+
+    theirs = True
+
+    def log_batch(self, run_id: str, *args: object, **kwargs: object) -> object:
+        if self.theirs:
+            self.theirs = False
+            MlflowClient(self.tracking_uri).log_param(run_id, "stability.seed", "theirs")
+        return super().log_batch(run_id, *args, **kwargs)  # type: ignore[arg-type]
+
+
+def test_somebody_who_was_faster_is_no_trouble(sqlite_uri: str, client: MlflowClient, run_id: str) -> None:
+    params = RunParams(Overtaken(sqlite_uri), run_id, 0)
+    params.write({"python": "3.12", "seed": "ours", "torch": "2"})
+    assert params_of(client, run_id) == {
+        "stability.python": "3.12",
+        "stability.seed": "theirs",
+        "stability.torch": "2",
+    }
+    assert our_tags_of(client, run_id) == {"stability.recording_1.seed": "ours"}
+    assert params.refused == {}
+
+
+def test_a_name_that_no_store_takes_is_made_to_fit(client: MlflowClient, run_id: str) -> None:
+    params = RunParams(client, run_id, 0)
+    params.write({"my[odd]=name": "1", "x" * 300: "2", "../up": "3"})
+    assert sorted(params_of(client, run_id).values()) == ["1", "2", "3"]
+    assert params.refused == {}
+
+
+class OldServer(MlflowClient):
+    """A client of a server that takes parameters of 500 characters, as they did before MLflow 2.8, and no colour."""
+
+    def log_batch(self, run_id: str, *args: object, **kwargs: object) -> object:
+        from mlflow.exceptions import MlflowException
+        from mlflow.protos.databricks_pb2 import INVALID_PARAMETER_VALUE
+
+        for each in kwargs.get("params", ()):  # type: ignore[attr-defined]
+            if len(each.value) > 500 or each.key.endswith("colour"):
+                raise MlflowException("no", error_code=INVALID_PARAMETER_VALUE)
+        return super().log_batch(run_id, *args, **kwargs)  # type: ignore[arg-type]
+
+
+def test_an_older_server_gets_shorter_values_and_what_is_refused_holds_nothing_up(
+    sqlite_uri: str, client: MlflowClient, run_id: str
+) -> None:
+    params = RunParams(OldServer(sqlite_uri), run_id, 0)
+    for _ in range(2):
+        params.write({"colour": "red", "argv": "a" * 700, "seed": "1"})
+    there = params_of(client, run_id)
+    assert there.keys() == {"stability.argv", "stability.seed"}
+    assert len(there["stability.argv"]) == 500
+    assert list(params.refused) == ["stability.colour"]
+    assert our_tags_of(client, run_id) == {}
+
+
+def test_a_run_that_is_gone_and_a_server_that_is_away_are_told_as_such(
+    client: MlflowClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(RunNotFoundError):
+        RunParams(client, "0" * 32, 0).write({"seed": "1"})
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    with pytest.raises(TrackingError):
+        RunParams(MlflowClient("http://127.0.0.1:9"), "ab12", 0).write({"seed": "1"})
+
+
+@given(st.text(max_size=300), st.integers(60, 200))
+def test_a_text_that_was_cut_fits_and_keeps_both_ends(text: str, longest: int) -> None:
+    short = cut(text, longest)
+    assert len(short) == min(len(text), longest)
+    if len(text) > longest:
+        assert text.startswith(short.partition(" …(")[0])
+        assert short[-10:] == text[-10:]
