@@ -12,7 +12,7 @@ from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.figures.run_page.curve import Curve, curve_of
 from mlflow_stability.figures.run_page.dashboard import dashboard as draw
-from mlflow_stability.figures.run_page.dashboard_data import MOST_CURVES, QUANTITIES, Board
+from mlflow_stability.figures.run_page.dashboard_data import MOST_CURVES, QUANTITIES, DashboardData
 from mlflow_stability.figures.run_page.mark import ROLLBACK, Mark, MarkSketch
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.keys import is_group
@@ -32,7 +32,7 @@ def dashboard(run_id_or_path: str | os.PathLike[str], tracking_uri: str | None =
     return draw(board_of(history, diagnosis_of(history)))
 
 
-def board_of(history: RunHistory, diagnosis: Diagnosis) -> Board:
+def board_of(history: RunHistory, diagnosis: Diagnosis) -> DashboardData:
     """What the page of a run is drawn from."""
     curves: list[Curve] = []
     left_out: Counter[str] = Counter()
@@ -40,7 +40,7 @@ def board_of(history: RunHistory, diagnosis: Diagnosis) -> Board:
         wanted = [metric for metric in history.of(quantity) if _is_drawn(metric)]
         curves.extend(curve_of(metric.series) for metric in wanted[:MOST_CURVES])
         left_out[quantity] = max(0, len(wanted) - MOST_CURVES)
-    return Board(history.name, diagnosis.verdict, tuple(curves), _marks(history, diagnosis), left_out)
+    return DashboardData(history.name, diagnosis.verdict, tuple(curves), _marks(history, diagnosis), left_out)
 
 
 def _is_drawn(metric: Metric) -> bool:

@@ -18,7 +18,7 @@ from mlflow_stability.courier.process.training_process import TrainingProcess
 from mlflow_stability.courier.progress.delivered import Delivered
 from mlflow_stability.courier.run.finish import silent_end, status_to_set, waits_for_process
 from mlflow_stability.courier.run.run_opening import open_run
-from mlflow_stability.courier.run.run_tags import TagBoard
+from mlflow_stability.courier.run.run_tags import RunTags
 from mlflow_stability.courier.streams.attention_stream import AttentionStream
 from mlflow_stability.courier.streams.batch_stream import BatchStream
 from mlflow_stability.courier.streams.checkpoint_stream import CheckpointStream
@@ -58,11 +58,11 @@ class OpenRecording:
         self._pictures: list[Stream] = [FigureStream(delivered, self.writer), self._attention]
         self._checkpoints: CheckpointStream | None = None
         self._batches: BatchStream | None = None
-        self._board = TagBoard(self.writer, delivered.number or 0, place)
+        self._board = RunTags(self.writer, delivered.number or 0, place)
         self._delivered = delivered
         self._opening = opening
         self._process = process
-        every: list[Stream | TagBoard] = [*self._streams, *self._pictures, self._board]
+        every: list[Stream | RunTags] = [*self._streams, *self._pictures, self._board]
         self._patience = {each: Patience() for each in every}
         self._last_words: dict[str, Any] = {}
         self._told = False
@@ -151,7 +151,7 @@ class OpenRecording:
         self._told = True
         return True
 
-    def _try(self, what: Stream | TagBoard, act: Callable[[], bool | None]) -> bool:
+    def _try(self, what: Stream | RunTags, act: Callable[[], bool | None]) -> bool:
         patience = self._patience[what]
         now = time.monotonic()
         if not patience.ready(now):

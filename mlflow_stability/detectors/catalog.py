@@ -32,7 +32,7 @@ from mlflow_stability.detectors.inside.saturated_activation import SaturatedActi
 from mlflow_stability.detectors.inside.sdr_bit_usage import SdrBitUsage
 from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
 from mlflow_stability.detectors.inside.sdr_temperature import SdrTemperature
-from mlflow_stability.detectors.kind_documentation import KindDocumentation, documentation_of
+from mlflow_stability.detectors.kind_documentation import FindingDocumentation, documentation_of
 from mlflow_stability.detectors.loss.divergence import Divergence, DivergenceClassic
 from mlflow_stability.detectors.loss.divergence_start import DivergenceStart
 from mlflow_stability.detectors.loss.loss_spike import LossSpike, LossSpikeClassic
@@ -139,7 +139,7 @@ def built(text: str) -> tuple[Detector, ...]:
         raise SettingsError(f"This is no description of detectors ({error}): {text[:100]!r}") from None
 
 
-def documentation(name: str) -> KindDocumentation:
+def documentation(name: str) -> FindingDocumentation:
     """What is known of a kind, or of one rule that finds it: ``loss_spike``, ``loss_spike:classic``, ``killed``."""
     ways = {each.kind: each for each in SEEN_FROM_OUTSIDE}
     return documentation_of(ways[name] if name in ways else _by_name(name, also=list(ways)))

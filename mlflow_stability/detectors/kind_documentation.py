@@ -1,7 +1,7 @@
 """What is known of a kind of trouble, as people read it: made from the docstrings and fields of its class.
 
-In: the class of a judgement. Out: a `KindDocumentation`. Promised: nothing is written twice; what is explained is what
-stands beside the code that judges.
+In: the class of a judgement. Out: a `FindingDocumentation`. Promised: nothing is written twice; what is explained is
+what stands beside the code that judges.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class Threshold:
 
 
 @dataclass(frozen=True, slots=True)
-class KindDocumentation:
+class FindingDocumentation:
     """Everything that is to be said of a kind of trouble, or of one rule that finds it."""
 
     kind: str
@@ -55,11 +55,11 @@ class KindDocumentation:
         return f"{self.kind}:{self.rule}" if self.rule else self.kind
 
 
-def documentation_of(judgement: Any) -> KindDocumentation:
+def documentation_of(judgement: Any) -> FindingDocumentation:
     """Read the documentation of a judgement's class."""
     sentence, *paragraphs = (inspect.getdoc(judgement) or "").split("\n\n")
     said = dict(" ".join(each.split()).split(": ", 1) for each in paragraphs if ": " in each)
-    return KindDocumentation(
+    return FindingDocumentation(
         kind=judgement.kind,
         rule=getattr(judgement, "rule", ""),
         sentence=" ".join(sentence.split()),

@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Iterator
 
 from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, documentation, name_of
-from mlflow_stability.detectors.kind_documentation import KindDocumentation
+from mlflow_stability.detectors.kind_documentation import FindingDocumentation
 from mlflow_stability.diagnosis.causes.catalog import CAUSES
 from mlflow_stability.diagnosis.rules.registry import RULES
 from mlflow_stability.diagnosis.rules.rule import Rule
@@ -62,7 +62,7 @@ def causes() -> str:
     return "\n".join(lines) + "\n"
 
 
-def _finding(about: KindDocumentation) -> Iterator[str]:
+def _finding(about: FindingDocumentation) -> Iterator[str]:
     yield about.sentence
     yield ""
     facts = [("Severity", _severity(about)), ("Looks at", ", ".join(f"`{each}`" for each in about.quantities))]
@@ -85,7 +85,7 @@ def _finding(about: KindDocumentation) -> Iterator[str]:
             yield f"| `{each.name}` | {each.value:g} | {_cell(each.meaning)} |"
 
 
-def _severity(about: KindDocumentation) -> str:
+def _severity(about: FindingDocumentation) -> str:
     named = " or ".join(Severity(each).name for each in about.severities)
     return f"{named}, experimental" if about.experimental else named
 

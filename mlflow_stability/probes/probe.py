@@ -17,7 +17,7 @@ from mlflow_stability.probes.parameters.layers import Layers
 
 
 @dataclass(frozen=True, slots=True)
-class GateView:
+class StepView:
     """One optimizer of a cycle."""
 
     optimizer: Optimizer
@@ -59,11 +59,11 @@ class Probe(Protocol):
         """The next step after this one that may be due: nobody asks `due` before it."""
         ...
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """Runs when gradients are complete and not used yet, once for each optimizer of the cycle."""
         ...
 
-    def after_step(self, view: GateView) -> None:
+    def after_step(self, view: StepView) -> None:
         """Runs right after that optimizer's step."""
         ...
 

@@ -19,14 +19,14 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.forward_scheduler import ForwardTurns
+from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.objects.model_discovery import OneWalk
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics, Table
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
 from mlflow_stability.probes.performance.step_timing import Mark
 from mlflow_stability.probes.performance.training_pace import TrainingPace
-from mlflow_stability.probes.probe import Forgetful, GateView, Guard, Probe
+from mlflow_stability.probes.probe import Forgetful, Guard, Probe, StepView
 from mlflow_stability.probes.step.readback import value_on_host
 
 _GATE, _STEP_ENDED = int(Mark.GATE), int(Mark.STEP_ENDED)
@@ -43,7 +43,7 @@ class Probes:
     """Those that go by the steps of each training, of several side by side."""
     gated: Sequence[Callable[[], Any]] = ()
     """What runs at the first gate of each cycle, made harmless."""
-    forward: ForwardTurns | None = None
+    forward: ForwardScheduler | None = None
     """Those that look into forward passes."""
     spread: LayerStatistics | None = None
     """How gradients and weights are spread in each layer."""
@@ -118,7 +118,7 @@ class Survey:
         if self._due is None:
             self._due = self._begin(place, begins_step)
         if self._due:
-            by_step = GateView(optimizer, self.step, self._layers, unscale, place=place, limits=limits)
+            by_step = StepView(optimizer, self.step, self._layers, unscale, place=place, limits=limits)
             by_turn = by_step if self._turn == self.step else replace(by_step, step=self._turn)
             with self._walk:
                 for each in self._due:
@@ -147,7 +147,7 @@ class Survey:
             if not skipped:
                 self._broken.taken(self.step)
         if self._due:
-            by_step = GateView(optimizer, self.step, self._layers, unscale, skipped, place)
+            by_step = StepView(optimizer, self.step, self._layers, unscale, skipped, place)
             by_turn = by_step if self._turn == self.step else replace(by_step, step=self._turn)
             for each in reversed(self._due):  # as with brackets: who was first at the gate is last here
                 each.after_step(by_turn if each.by_turn else by_step)
@@ -157,7 +157,7 @@ class Survey:
         due, self._due = self._due, None
         # It is a step as others are, where Ctrl-C has come before its gate was reached here.
         self.step += due is None and begins_step
-        self._split.cycles += 1
+        self._split.captures += 1
         found, self._counted = self._counted, []
         tables: Sequence[Table] = ()
         for each in due or ():
@@ -205,7 +205,7 @@ class Survey:
         forward = self._forward
         if forward is None or not forward.busy:
             if forward is not None:
-                forward.step, forward.cycle = step + 1, forward.cycle + 1
+                forward.step, forward.capture = step + 1, forward.capture + 1
             return []
         return [each for each in self._forward_seat if each.due(step)]
 
@@ -258,8 +258,8 @@ class _Seat:
         self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
         self.next_due: Callable[[int], int | None] = guard(probe.part, probe.next_due)
-        self.at_gate: Callable[[GateView], Any] = guard(probe.part, probe.at_gate)
-        self.after_step: Callable[[GateView], Any] = guard(probe.part, probe.after_step)
+        self.at_gate: Callable[[StepView], Any] = guard(probe.part, probe.at_gate)
+        self.after_step: Callable[[StepView], Any] = guard(probe.part, probe.after_step)
         self.blocks: Callable[[int], Sequence[Block] | None] = guard(probe.part, probe.blocks)
 
 

@@ -16,7 +16,7 @@ from torch.nn import Module
 
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.session.autopilot.autopilot_config import flight_plan
+from mlflow_stability.session.autopilot.autopilot_config import autopilot_config_of
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.process.process_end import closing_of
 from mlflow_stability.session.session import Session
@@ -226,7 +226,7 @@ def _settings(call: str, /, **given: Any) -> Settings:
     check_names(call, given, [each.name for each in fields(Settings)])
     settings = Settings(**(given | settings_from_environment()))
     if settings.flies:
-        policy = flight_plan(settings).policy
+        policy = autopilot_config_of(settings).policy
         settings = replace(  # what a policy or a preset calls divergence has a detector too
             settings,
             divergence_threshold=policy.divergence_threshold,

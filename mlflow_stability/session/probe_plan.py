@@ -11,7 +11,7 @@ from torch.nn import Module
 
 from mlflow_stability.probes.activations.activation_probe import ActivationProbe
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
-from mlflow_stability.probes.forward.forward_scheduler import ForwardProbe, ForwardTurns
+from mlflow_stability.probes.forward.forward_scheduler import ForwardProbe, ForwardScheduler
 from mlflow_stability.probes.parameters.adam_rms import AdamRms
 from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, WeightExtremes
 from mlflow_stability.probes.parameters.layer_norms import LayerNorms
@@ -44,7 +44,7 @@ def survey_of(settings: Settings, guard: PartGuard, recording: Recording) -> Sur
     batches, broken = held_batches(settings, guard, recording)
     holders = [] if batches is None else [batches]
     looks = _forward_probes(settings, guard, recording, lambda: pace.models)
-    forward = ForwardTurns(guard, looks, recording.step + 1, recording.tell)
+    forward = ForwardScheduler(guard, looks, recording.step + 1, recording.tell)
     probes = Probes(
         by_step=[facts],
         gated=[] if batches is None else [batches.gated],

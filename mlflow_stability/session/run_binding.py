@@ -26,7 +26,7 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.process.courier_link import CourierLink, Say
 from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording.recording import Recording
-from mlflow_stability.session.recording.script_metrics import HeardMetrics
+from mlflow_stability.session.recording.script_metrics import ScriptMetrics
 from mlflow_stability.tracking.in_process.active_run import (
     ImplicitRunJoin,
     RunInProgress,
@@ -86,7 +86,7 @@ class RunBinding:
         self._recordings = 0
         self._rank: tuple[int, int] | None = None
         self._join = ImplicitRunJoin(self._joinable_run_id)
-        self._heard = HeardMetrics()
+        self._heard = ScriptMetrics()
         self._hear = guard("the script's own metrics", self._hear_the_script)
 
     def at_gate(self, optimizer: object) -> Recording | None:

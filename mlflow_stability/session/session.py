@@ -21,8 +21,8 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.probe_scheduler import Survey
-from mlflow_stability.probes.step.reading import CycleReading
-from mlflow_stability.probes.step.step_meter import CycleMeter
+from mlflow_stability.probes.step.reading import ProbeReading
+from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.probe_plan import survey_of
 from mlflow_stability.session.process.courier_link import wait_for_delivery
@@ -49,8 +49,10 @@ class Session:
         self.settings = settings
         self._pid = os.getpid()
         self._guard = PartGuard(settings.strict, self._part_failed)
-        self._flight: Any = None
-        """The `Flight`, where an autopilot was asked for: else its part of the package is not even imported."""
+        self._lifecycle: Any = None
+        """The `AutopilotLifecycle`, where an autopilot was asked for: else its part of the package is not even
+        imported.
+        """
         self._binding = RunBinding(settings, self._guard, self._tell, self._warn, self._settle)
         self._meter = self._new_meter()
         self._unseen = UnseenTraining(lambda message: self._warn("%s", message))
@@ -95,7 +97,7 @@ class Session:
     @property
     def good_steps(self) -> tuple[int, ...]:
         """The steps whose state can be gone back to; empty without an autopilot."""
-        return () if self._flight is None else tuple(self._flight.pilot.good_steps)
+        return () if self._lifecycle is None else tuple(self._lifecycle.control.good_steps)
 
     def install(self) -> None:
         """Begin to watch torch."""
@@ -112,8 +114,8 @@ class Session:
         was_on = self._watch.is_installed
         self._watch.remove()
         self._guard("the last readings", self._meter.close)()
-        if self._flight is not None:
-            self._flight.close()
+        if self._lifecycle is not None:
+            self._lifecycle.close()
         self._meter = self._new_meter()
         self._watch = self._new_watch()
         if was_on:
@@ -121,15 +123,15 @@ class Session:
 
     def checkpoint_now(self) -> bool:
         """Write the state of the training to the disk; False while the checkpoint before is still being written."""
-        return bool(self._pilot().checkpoint_now())
+        return bool(self._control().checkpoint_now())
 
     def rollback(self) -> bool:
         """Set the training back to its newest good state; False where there is none yet."""
-        return bool(self._pilot().roll_back())
+        return bool(self._control().roll_back())
 
     def skip_next(self) -> None:
         """Skip the next step: nothing of the training changes by it."""
-        self._pilot().skip_next()
+        self._control().skip_next()
 
     def record_step(self, loss: Any, model: Module, optimizer: Any) -> None:
         """Measure and keep one step of a loop that no hook can see."""
@@ -181,17 +183,17 @@ class Session:
             self._ending.still_running()
         return self._binding.at_gate(optimizer)
 
-    def _new_meter(self) -> CycleMeter:
+    def _new_meter(self) -> StepMeter:
         """The autopilot, and the part of the package that it is made of, are there only if they were asked for."""
-        self._flight = None
+        self._lifecycle = None
         if not self.settings.flies:
-            return CycleMeter(self._guard, self._at_gate, self._on_reading, self._survey_for)
-        from mlflow_stability.probes.step.autopilot_meter import PilotedMeter
-        from mlflow_stability.session.autopilot.autopilot_lifecycle import Flight
+            return StepMeter(self._guard, self._at_gate, self._on_reading, self._survey_for)
+        from mlflow_stability.probes.step.autopilot_meter import AutopilotMeter
+        from mlflow_stability.session.autopilot.autopilot_lifecycle import AutopilotLifecycle
 
-        self._flight = Flight(self.settings, self._guard, self._settle, self._binding.current_run_id)
+        self._lifecycle = AutopilotLifecycle(self.settings, self._guard, self._settle, self._binding.current_run_id)
         hooks = self._guard, self._at_gate, self._on_reading
-        return PilotedMeter(*hooks, self._flight.pilot_for, self._survey_for)
+        return AutopilotMeter(*hooks, self._lifecycle.pilot_for, self._survey_for)
 
     def _new_watch(self) -> TorchWatch:
         return TorchWatch(self._guard, self._meter, self._foreign_thread, self._unseen.counts, self._unseen.look)
@@ -205,16 +207,16 @@ class Session:
     def _settle(self) -> None:
         self._meter.settle()
 
-    def _pilot(self) -> Any:
-        if self._flight is None:
+    def _control(self) -> Any:
+        if self._lifecycle is None:
             raise SettingsError("There is no autopilot in this session: call autolog(rollback=True) first.")
-        return self._flight.pilot
+        return self._lifecycle.control
 
-    def _on_reading(self, recording: Recording | None, reading: CycleReading) -> None:
+    def _on_reading(self, recording: Recording | None, reading: ProbeReading) -> None:
         if recording is not None and recording.closed:
             return
-        if self._flight is not None:
-            self._flight.on_reading(recording, reading)
+        if self._lifecycle is not None:
+            self._lifecycle.on_reading(recording, reading)
         elif recording is not None:
             recording.record(reading)
         if recording is None:
@@ -236,8 +238,8 @@ class Session:
 
     def _finish(self, closing: Closing) -> None:
         self._guard("the last readings", self._meter.close)()
-        if self._flight is not None:
-            self._flight.close()
+        if self._lifecycle is not None:
+            self._lifecycle.close()
         self._guard("the end of the recording", self._binding.close)(closing)
 
     def _at_exit(self, closing: Closing | None) -> Callable[[], None]:
@@ -278,8 +280,8 @@ class Session:
             type(error).__name__,
             error,
         )
-        if part == "cycles" and self._flight is not None:
-            self._flight.let_go()
+        if part == "cycles" and self._lifecycle is not None:
+            self._lifecycle.let_go()
         recording = self._binding.recording
         if recording is not None and not recording.closed:
             recording.note("degraded", f"{part}: {type(error).__name__}: {error} (step {recording.step})"[:1000])

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.parameters.layers import Layers
-from mlflow_stability.probes.probe import GateView
+from mlflow_stability.probes.probe import StepView
 from mlflow_stability.probes.probe_scheduler import Probe
 
 Row = dict[str, float]
@@ -38,7 +38,7 @@ class Measured:
         self._due = [each for each in self.probes if each.due(self.step)]
 
     def _show(self, optimizer: Optimizer, place: str) -> None:
-        view = GateView(optimizer, self.step, self.layers, getattr(optimizer, "grad_scale", None))
+        view = StepView(optimizer, self.step, self.layers, getattr(optimizer, "grad_scale", None))
         for each in self._due:
             getattr(each, place)(view)
 

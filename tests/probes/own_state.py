@@ -18,7 +18,7 @@ STREAM: Iterator[int] = iter(range(10**9))
 total = 0
 
 
-class Keeping(nn.Module):
+class SnapshotManager(nn.Module):
     """A linear layer, and a number that is another one at each call."""
 
     def __init__(self) -> None:
@@ -33,7 +33,7 @@ class Keeping(nn.Module):
         raise NotImplementedError
 
 
-class GeneratorAtDepth(Keeping):
+class GeneratorAtDepth(SnapshotManager):
     def __init__(self) -> None:
         super().__init__()
         self.noise = {"dice": [torch.Generator().manual_seed(3)]}
@@ -42,7 +42,7 @@ class GeneratorAtDepth(Keeping):
         return torch.rand((), generator=self.noise["dice"][0])
 
 
-class NumpyGenerator(Keeping):
+class NumpyGenerator(SnapshotManager):
     def __init__(self) -> None:
         super().__init__()
         self.dice = np.random.default_rng(3), np.random.RandomState(4)
@@ -51,7 +51,7 @@ class NumpyGenerator(Keeping):
         return float(self.dice[0].random() + self.dice[1].rand())
 
 
-class PythonGenerator(Keeping):
+class PythonGenerator(SnapshotManager):
     def __init__(self) -> None:
         super().__init__()
         self.dice = random.Random(3)
@@ -82,7 +82,7 @@ class Helper:
         return self.mean * 0.01 + self.slotted.count
 
 
-class HelperObject(Keeping):
+class HelperObject(SnapshotManager):
     def __init__(self) -> None:
         super().__init__()
         self.helper = Helper()
@@ -91,7 +91,7 @@ class HelperObject(Keeping):
         return self.helper.take()
 
 
-class NestedTensors(Keeping):
+class NestedTensors(SnapshotManager):
     def __init__(self) -> None:
         super().__init__()
         self.kept = {"a": {"b": torch.zeros(3)}, "numpy": np.zeros(2)}
@@ -102,7 +102,7 @@ class NestedTensors(Keeping):
         return self.kept["a"]["b"] + float(self.kept["numpy"][0])  # type: ignore[index]
 
 
-class LargeTensor(Keeping):
+class LargeTensor(SnapshotManager):
     def __init__(self) -> None:
         super().__init__()
         self.large = torch.zeros(2**19)
@@ -112,7 +112,7 @@ class LargeTensor(Keeping):
         return self.large[7]
 
 
-class ModuleVariables(Keeping):
+class ModuleVariables(SnapshotManager):
     def number(self) -> Tensor:
         global total  # as scripts do
         total += 1
@@ -120,7 +120,7 @@ class ModuleVariables(Keeping):
         return torch.rand((), generator=DICE) + COUNTS["calls"][0] + total
 
 
-class ClassAttribute(Keeping):
+class ClassAttribute(SnapshotManager):
     calls = 0
     seen: ClassVar[list[int]] = []
 
@@ -142,7 +142,7 @@ def counting() -> Callable[[], int]:
     return count_one
 
 
-class Closure(Keeping):
+class Closure(SnapshotManager):
     def __init__(self) -> None:
         super().__init__()
         self.counts = functools.partial(counting())
@@ -151,7 +151,7 @@ class Closure(Keeping):
         return float(self.counts())
 
 
-class Weights(Keeping):
+class Weights(SnapshotManager):
     """Writes to its own weights, as some normalise them."""
 
     def number(self) -> Tensor:
@@ -162,18 +162,18 @@ class Weights(Keeping):
         return self.linear.bias.detach()
 
 
-class Streaming(Keeping):
+class Streaming(SnapshotManager):
     def number(self) -> float:
         return float(next(STREAM))
 
 
-class Writing(Keeping):
+class Writing(SnapshotManager):
     def number(self) -> float:
         with open("calls.txt", "a") as file:  # noqa: PTH123 # as scripts do
             return float(file.write("x"))
 
 
-KINDS: tuple[type[Keeping], ...] = (
+KINDS: tuple[type[SnapshotManager], ...] = (
     GeneratorAtDepth,
     NumpyGenerator,
     PythonGenerator,
@@ -187,7 +187,7 @@ KINDS: tuple[type[Keeping], ...] = (
 )
 
 
-def made(kind: type[Keeping]) -> Keeping:
+def made(kind: type[SnapshotManager]) -> SnapshotManager:
     """A model of this kind, the same each time."""
     global total
     torch.manual_seed(0)

@@ -10,8 +10,8 @@ from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe import Probe
 from mlflow_stability.probes.probe_scheduler import Probes, Survey
-from mlflow_stability.probes.step.reading import CycleReading
-from mlflow_stability.probes.step.step_meter import CycleMeter
+from mlflow_stability.probes.step.reading import ProbeReading
+from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
 
 Rows = dict[str, list[tuple[int, float]]]
@@ -21,11 +21,11 @@ class Paced:
     """What was told of a training's pace."""
 
     def __init__(self, others: Sequence[Probe] = (), **options: Any) -> None:
-        self.readings: list[CycleReading] = []
+        self.readings: list[ProbeReading] = []
         self.guard = PartGuard(strict=True, on_failure=lambda part, error: None)
         self.pace = TrainingPace(self.guard, lambda: self.guard.seconds, **options)
         survey = Survey(self.guard, Probes(by_step=others), self.pace, 1)
-        self.meter = CycleMeter(
+        self.meter = StepMeter(
             self.guard,
             lambda optimizer: self,
             lambda owner, reading: self.readings.append(reading),

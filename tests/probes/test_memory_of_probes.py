@@ -22,7 +22,7 @@ from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.parameters.momentum_norm import MomentumNorm
 from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
 from mlflow_stability.probes.parameters.weight_updates import RealUpdates
-from mlflow_stability.probes.probe import GateView
+from mlflow_stability.probes.probe import StepView
 from mlflow_stability.probes.probe_scheduler import Probe
 
 BUDGET = 64 * 2**20
@@ -85,7 +85,7 @@ def peak_of(body: Callable[[], object]) -> int:
 
 
 def run(probe: Probe, optimizer: AdamW, layers: Layers) -> None:
-    view = GateView(optimizer, 0, layers)
+    view = StepView(optimizer, 0, layers)
     probe.at_gate(view)
     probe.after_step(view)
     probe.blocks(0)

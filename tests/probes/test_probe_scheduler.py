@@ -22,7 +22,7 @@ from mlflow_stability.probes.performance.memory import Memory
 from mlflow_stability.probes.performance.progress import Progress
 from mlflow_stability.probes.performance.throughput import Throughput
 from mlflow_stability.probes.performance.training_pace import TrainingPace
-from mlflow_stability.probes.probe import GateView
+from mlflow_stability.probes.probe import StepView
 from mlflow_stability.probes.probe_scheduler import Probes, Survey
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 
@@ -61,10 +61,10 @@ class Asked:
     def next_due(self, step: int) -> int:
         return step + 7 - step % 7
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         self.measured.append(view.step)
 
-    def after_step(self, view: GateView) -> None:
+    def after_step(self, view: StepView) -> None:
         pass
 
     def blocks(self, step: int) -> Sequence[Block]:
@@ -91,7 +91,7 @@ def survey_of(probe: Asked) -> Survey:
     return Survey(unguarded, Probes(by_step=[probe]), pace, 1)
 
 
-def cycle(survey: Survey, place: str = "") -> None:
+def capture(survey: Survey, place: str = "") -> None:
     model = nn.Linear(2, 2)
     optimizer = SGD(model.parameters(), lr=0.1)
     survey.at_gate(optimizer, None, place, [torch.ones(())])
@@ -103,7 +103,7 @@ def test_a_probe_is_asked_when_it_may_be_due_and_not_before() -> None:
     probe = Asked()
     survey = survey_of(probe)
     for _ in range(30):
-        cycle(survey)
+        capture(survey)
     assert probe.asked == [1, 7, 14, 21, 28]
     assert probe.measured == [7, 14, 21, 28]
 
@@ -112,14 +112,14 @@ def test_of_trainings_side_by_side_every_cycle_is_asked_for() -> None:
     probe = Asked()
     survey = survey_of(probe)
     for number in range(14):
-        cycle(survey, place="" if number % 2 else "critic")
+        capture(survey, place="" if number % 2 else "critic")
     assert probe.measured == [7, 14]
 
 
 def test_after_an_interruption_every_probe_is_asked_again() -> None:
     probe = Asked()
     survey = survey_of(probe)
-    cycle(survey)
+    capture(survey)
     survey.forget()
-    cycle(survey)
+    capture(survey)
     assert probe.asked == [1, 2]

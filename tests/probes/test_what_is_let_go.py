@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 from mlflow_stability.probes.activations.activation_probe import ActivationProbe
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
-from mlflow_stability.probes.forward.forward_scheduler import ForwardProbe, ForwardTurns
+from mlflow_stability.probes.forward.forward_scheduler import ForwardProbe, ForwardScheduler
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 
 PROBES = ("activations", "representations", "attention")
@@ -42,7 +42,7 @@ class Attends(nn.Module):
         return found
 
 
-def listened(model: nn.Module, turns: ForwardTurns) -> None:
+def listened(model: nn.Module, turns: ForwardScheduler) -> None:
     def began(root: nn.Module, args: Any, kwargs: Any) -> None:
         turns.forward_began(root, args, kwargs)
 
@@ -53,7 +53,7 @@ def listened(model: nn.Module, turns: ForwardTurns) -> None:
 @pytest.mark.parametrize("part", PROBES)
 def test_inputs_outputs_and_what_lies_between_are_let_go_with_the_pass(part: str) -> None:
     probe, model = probe_of(part), Attends()
-    turns = ForwardTurns(unguarded, [probe], 10)
+    turns = ForwardScheduler(unguarded, [probe], 10)
     listened(model, turns)
     given = torch.randn(2, 5, 8)
     output = model(given)
@@ -68,7 +68,7 @@ def test_inputs_outputs_and_what_lies_between_are_let_go_with_the_pass(part: str
 @pytest.mark.parametrize("asked", [False, True])
 def test_a_model_that_the_script_drops_is_let_go_when_watching_ends(part: str, asked: bool) -> None:
     probe, model = probe_of(part), Attends()
-    turns = ForwardTurns(unguarded, [probe], 10)
+    turns = ForwardScheduler(unguarded, [probe], 10)
     listened(model, turns)
     model(torch.randn(2, 5, 8))
     if asked:
@@ -99,7 +99,7 @@ def test_a_mode_of_the_script_sees_the_calls_of_the_script_alone(part: str) -> N
     for probes in ([], [probe_of(part)]):
         torch.manual_seed(1)
         model = nn.Sequential(nn.Linear(70, 80), nn.ReLU(), nn.Linear(80, 2))
-        turns = ForwardTurns(unguarded, probes, 10)
+        turns = ForwardScheduler(unguarded, probes, 10)
         given = torch.randn(32, 70)
         turns.forward_began(model, (given,), {})
         with Sees() as mode:

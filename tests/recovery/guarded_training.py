@@ -13,8 +13,8 @@ from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
-from mlflow_stability.probes.step.reading import CycleReading
-from mlflow_stability.probes.step.step_meter import CycleMeter
+from mlflow_stability.probes.step.reading import ProbeReading
+from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.recovery.skipping.step_guard import StepGuard, Verdict, Vote
 from mlflow_stability.recovery.skipping.step_undo import BufferUndo
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -24,18 +24,18 @@ def _plain(part: str, body: Callable[..., Any]) -> Callable[..., Any]:
     return body
 
 
-class GuardedMeter(CycleMeter):
+class GuardedMeter(StepMeter):
     """A meter that asks the guard at each gate, after it has measured."""
 
     def __init__(self, guard: StepGuard) -> None:
         super().__init__(_plain, lambda optimizer: self, self._read)
         self.guard = guard
         self.verdicts: list[Verdict] = []
-        self.readings: list[CycleReading] = []
+        self.readings: list[ProbeReading] = []
         self.undone_late = 0
         self.largest: float | None = None
 
-    def _read(self, owner: Any, reading: CycleReading) -> None:
+    def _read(self, owner: Any, reading: ProbeReading) -> None:
         self.readings.append(reading)
 
     def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
@@ -44,22 +44,22 @@ class GuardedMeter(CycleMeter):
             self.guard.evaluated_again(optimizer)
 
     def gate(self, optimizer: Optimizer) -> None:
-        before = len(self._cycle.norms)
+        before = len(self._capture.norms)
         super().gate(optimizer)
-        late = id(optimizer) not in self._cycle.stepped
-        cycle = self._last if late else self._cycle
-        assert cycle is not None
-        norms = cycle.norms[before:] if not late and len(cycle.norms) > before else cycle.norms[-1:]
+        late = id(optimizer) not in self._capture.stepped
+        capture = self._last if late else self._capture
+        assert capture is not None
+        norms = capture.norms[before:] if not late and len(capture.norms) > before else capture.norms[-1:]
         track = self._tracks._tracks[optimizer]
         partners = [each for each, theirs in self._tracks._tracks.items() if theirs == track]
         norm = norms[-1] if norms and not late else None
-        verdict = self.guard.at_gate(optimizer, cycle, cycle.losses, norm, partners, self.largest)
-        if len(cycle.stepped) == 1:
+        verdict = self.guard.at_gate(optimizer, capture, capture.losses, norm, partners, self.largest)
+        if len(capture.stepped) == 1:
             self.verdicts.append(verdict)
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
-        CycleMeter.gate(self, optimizer)
-        self.verdicts.append(self.guard.swallowed(optimizer, self._cycle))
+        StepMeter.gate(self, optimizer)
+        self.verdicts.append(self.guard.swallowed(optimizer, self._capture))
         self.step_ended(optimizer)
 
     def step_ended(self, optimizer: Optimizer) -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 from mlflow import MlflowClient
-from probes.own_state import GeneratorAtDepth, HelperObject, Keeping, made
+from probes.own_state import GeneratorAtDepth, HelperObject, SnapshotManager, made
 from scenarios.flying import flying
 from scenarios.watching import batches, mse, tiny_model
 from torch import Tensor
@@ -76,7 +76,7 @@ def test_a_batch_that_cannot_be_kept_is_told_of_all_the_same(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("kind", [GeneratorAtDepth, HelperObject])
 def test_after_a_skipped_step_a_model_with_state_of_its_own_goes_on_as_without_us(
-    tmp_path: Path, kind: type[Keeping]
+    tmp_path: Path, kind: type[SnapshotManager]
 ) -> None:
     def trained(guarded: bool) -> list[Tensor]:
         model = made(kind)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
-from mlflow_stability.probes.step.reading import CycleReading
-from mlflow_stability.probes.step.step_meter import CycleMeter
+from mlflow_stability.probes.step.reading import ProbeReading
+from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
 
 Row = dict[str, float]
@@ -22,9 +22,9 @@ class Watched:
     """What was seen of a training."""
 
     def __init__(self) -> None:
-        self.readings: list[CycleReading] = []
+        self.readings: list[ProbeReading] = []
         guard = PartGuard(strict=True, on_failure=lambda part, error: None)
-        self.meter = CycleMeter(guard, lambda optimizer: None, lambda owner, reading: self.readings.append(reading))
+        self.meter = StepMeter(guard, lambda optimizer: None, lambda owner, reading: self.readings.append(reading))
         self.watch = TorchWatch(guard, self.meter)
 
     def rows(self) -> list[Row]:

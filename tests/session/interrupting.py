@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode_stack
 import mlflow_stability
 from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
-from mlflow_stability.probes.step.step_meter import CycleMeter
+from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.probe_plan import survey_of
 from mlflow_stability.session.recording.recording import Recording
@@ -98,7 +98,7 @@ class Training:
         settings = Settings(attention_every_n_steps=2, layers_every_n_steps=2, sdr_check_interval=2)
         opening = Opening("here", 1, 0.0, "here", 0.0)
         self.recording = Recording(folder / "here", opening, default_detectors(), self.guard, lambda event: None)
-        self.meter = CycleMeter(
+        self.meter = StepMeter(
             self.guard,
             lambda _: self.recording,
             lambda recording, reading: recording.record(reading),

@@ -16,7 +16,7 @@ from mlflow_stability.cli.kit.finding_types import (
 )
 from mlflow_stability.cli.kit.output import present
 from mlflow_stability.detectors.catalog import KINDS, documentation
-from mlflow_stability.detectors.kind_documentation import KindDocumentation
+from mlflow_stability.detectors.kind_documentation import FindingDocumentation
 from mlflow_stability.diagnosis.causes.catalog import BY_NAME, CAUSES, CauseDocumentation
 from mlflow_stability.diagnosis.rules.registry import RULES
 from mlflow_stability.diagnosis.rules.rule import Rule
@@ -49,7 +49,7 @@ def _list_all(pen: Pen) -> None:
     pen.paragraph("More", "`mlflow-stability explain KIND` says everything about one.")
 
 
-def _listed(pen: Pen, found: list[KindDocumentation]) -> Rows:
+def _listed(pen: Pen, found: list[FindingDocumentation]) -> Rows:
     for each in found:
         mark = "" if not each.experimental else " (experimental)"
         yield pen.text(each.name, pen.style(each.severities[-1])), pen.text(f"{each.sentence}{mark}")
@@ -74,7 +74,7 @@ def _explain_cause(pen: Pen, cause: CauseDocumentation, *, heading: bool) -> Non
     pen.paragraph("When another cause looks the same", cause.wrong)
 
 
-def _explain(pen: Pen, about: KindDocumentation) -> None:
+def _explain(pen: Pen, about: FindingDocumentation) -> None:
     pen.console.print(Text.assemble(pen.text(about.name, "bold"), ": ", pen.text(about.sentence)))
     pen.paragraph("Severity", _severity(about))
     pen.paragraph("Looks at", ", ".join(about.quantities), names=True)
@@ -94,12 +94,12 @@ def _explain(pen: Pen, about: KindDocumentation) -> None:
     pen.paragraph("Reference", about.reference)
 
 
-def _severity(about: KindDocumentation) -> str:
+def _severity(about: FindingDocumentation) -> str:
     named = " or ".join(each.name for each in about.severities)
     return f"{named}; experimental: it changes no verdict and no exit code" if about.experimental else named
 
 
-def _thresholds(pen: Pen, about: KindDocumentation) -> Rows:
+def _thresholds(pen: Pen, about: FindingDocumentation) -> Rows:
     for each in about.thresholds:
         yield Text.assemble(pen.text(each.name), " = ", pen.text(f"{each.value:g}", "cyan")), pen.text(each.meaning)
 

@@ -1,7 +1,7 @@
 """Keeps of a recording what its pictures are drawn from.
 
-In: the records of a journal, in order, with steps as the run counts them. Out: a `Board` and grids of layers. Promised:
-at most 20 MB for a recording of any length and a thousand layers; nothing here loads what draws.
+In: the records of a journal, in order, with steps as the run counts them. Out: a `DashboardData` and grids of layers.
+Promised: at most 20 MB for a recording of any length and a thousand layers; nothing here loads what draws.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.figures.layers.layer_grid import LayerGrid, LayerSketch
 from mlflow_stability.figures.run_page.curve import CurveSketch
-from mlflow_stability.figures.run_page.dashboard_data import MOST_CURVES, QUANTITIES, Board
+from mlflow_stability.figures.run_page.dashboard_data import MOST_CURVES, QUANTITIES, DashboardData
 from mlflow_stability.figures.run_page.mark import MarkSketch
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.artifacts.attention_parts import PictureName
@@ -63,11 +63,11 @@ class PictureData:
         elif isinstance(record, Closing):
             self._outcome = record.outcome
 
-    def board(self, run_id: str) -> Board:
+    def board(self, run_id: str) -> DashboardData:
         """What the dashboard is drawn from."""
         left_out = Counter(signal.quantity for signal in self._refused)
         curves = tuple(sketch.curve() for sketch in self._curves.values())
-        return Board("Training health", self.subtitle(run_id), curves, self._marks.marks(), left_out)
+        return DashboardData("Training health", self.subtitle(run_id), curves, self._marks.marks(), left_out)
 
     def has_layers(self, quantity: PictureName) -> bool:
         """Whether a quantity was measured by layer."""

@@ -18,7 +18,7 @@ from mlflow_stability.vocabulary.run.milestone import Closing
 _INTERVAL = 10.0
 
 
-class TagBoard:
+class RunTags:
     """The tags of one recording's run."""
 
     def __init__(self, writer: RunWriter, number: int, place: RecordingTag) -> None:

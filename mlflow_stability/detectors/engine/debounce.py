@@ -19,7 +19,7 @@ from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(slots=True)
-class EpisodeGate:
+class EpisodeFilter:
     """Whether there is trouble at the moment, and what was said of it."""
 
     said: int = 0
@@ -66,7 +66,7 @@ OVER_AFTER = 10
 
 
 @dataclass(slots=True)
-class PlaceStreaks:
+class StreakByPlace:
     """How many values in a row have been bad, by place, and whether that was said."""
 
     lengths: dict[str, int] = field(default_factory=dict)

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.engine.adversarial import RISE
 from mlflow_stability.detectors.engine.classic_window import ClassicWindow
-from mlflow_stability.detectors.engine.debounce import EpisodeGate
+from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import WHOLE
@@ -25,7 +25,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 class Norms:
     """What has been seen so far."""
 
-    gate: EpisodeGate = field(default_factory=EpisodeGate)
+    gate: EpisodeFilter = field(default_factory=EpisodeFilter)
     begun: Beginning = field(default_factory=Beginning)
     high: int = 0
     """For how many steps in a row the norm has stood high."""

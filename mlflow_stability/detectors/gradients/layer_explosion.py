@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mlflow_stability.detectors.engine.debounce import EpisodeGate
+from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import LAYERS, LayerRound
@@ -20,7 +20,7 @@ class LayerNorms:
     """What has been seen so far."""
 
     round: LayerRound = field(default_factory=LayerRound)
-    gate: EpisodeGate = field(default_factory=EpisodeGate)
+    gate: EpisodeFilter = field(default_factory=EpisodeFilter)
     begun: dict[str, Beginning] = field(default_factory=dict)
     """Of each layer."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mlflow_stability.detectors.engine.debounce import PlaceStreaks
+from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import ALL
@@ -18,7 +18,7 @@ class Outputs:
 
     sound: dict[str, int] = field(default_factory=dict)
     """At which step the outputs of a place were all finite last."""
-    streaks: PlaceStreaks = field(default_factory=PlaceStreaks)
+    streaks: StreakByPlace = field(default_factory=StreakByPlace)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mlflow_stability.detectors.engine.debounce import PlaceStreaks
+from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import ALL
@@ -21,7 +21,7 @@ class Directions:
     rank: float = 0.0
     begins: bool = True
     """Whether that is still one of the first measurements."""
-    streak: PlaceStreaks = field(default_factory=PlaceStreaks)
+    streak: StreakByPlace = field(default_factory=StreakByPlace)
 
     @property
     def start(self) -> float:

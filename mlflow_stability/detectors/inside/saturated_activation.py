@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mlflow_stability.detectors.engine.debounce import PlaceStreaks
+from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import ALL
@@ -17,7 +17,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 class Ends:
     """What has been seen so far."""
 
-    streaks: PlaceStreaks = field(default_factory=PlaceStreaks)
+    streaks: StreakByPlace = field(default_factory=StreakByPlace)
     falls: LossFalls = field(default_factory=LossFalls)
 
 

@@ -12,7 +12,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.engine.adversarial import RISE
 from mlflow_stability.detectors.engine.classic_window import ClassicWindow
-from mlflow_stability.detectors.engine.debounce import EpisodeGate
+from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import ALL
@@ -28,7 +28,7 @@ from mlflow_stability.vocabulary.text.phrases import risen as rise_words
 class Course:
     """What has been seen so far."""
 
-    gate: EpisodeGate = field(default_factory=EpisodeGate)
+    gate: EpisodeFilter = field(default_factory=EpisodeFilter)
     high: int = 0
     """The last steps as bits, the newest lowest: 1 for a loss that stood high."""
     begun: Beginning = field(default_factory=Beginning)

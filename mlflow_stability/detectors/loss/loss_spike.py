@@ -11,7 +11,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.engine.adversarial import RISE
 from mlflow_stability.detectors.engine.classic_window import ClassicWindow
-from mlflow_stability.detectors.engine.debounce import EpisodeGate
+from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import ALL, WHOLE
@@ -25,7 +25,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 class Spikes:
     """What has been seen so far."""
 
-    gate: EpisodeGate = field(default_factory=EpisodeGate)
+    gate: EpisodeFilter = field(default_factory=EpisodeFilter)
     restart: RateRestart = field(default_factory=RateRestart)
     begun: Beginning = field(default_factory=Beginning)
     waiting: Point | None = None

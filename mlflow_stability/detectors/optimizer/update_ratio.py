@@ -8,7 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import ClassVar
 
-from mlflow_stability.detectors.engine.debounce import PlaceStreaks
+from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import ALL
@@ -21,8 +21,8 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 class Ratios:
     """What has been seen so far."""
 
-    whole: PlaceStreaks = field(default_factory=PlaceStreaks)
-    layers: PlaceStreaks = field(default_factory=PlaceStreaks)
+    whole: StreakByPlace = field(default_factory=StreakByPlace)
+    layers: StreakByPlace = field(default_factory=StreakByPlace)
     first_step: int | None = None
 
 
@@ -103,7 +103,7 @@ def _usual(step: int) -> str:
 class UpdateRatioLowRatios:
     """What has been seen so far."""
 
-    small: PlaceStreaks = field(default_factory=PlaceStreaks)
+    small: StreakByPlace = field(default_factory=StreakByPlace)
     step: int = -1
     """The step whose learning rates have been seen."""
     time: float = 0.0

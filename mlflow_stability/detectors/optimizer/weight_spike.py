@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlflow_stability.detectors.engine.debounce import PlaceStreaks
+from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import ALL
@@ -52,11 +52,11 @@ class WeightSpike:
         "Lower the learning rate.",
     )
 
-    def begin(self) -> PlaceStreaks:
+    def begin(self) -> StreakByPlace:
         """Start afresh, knowing nothing."""
-        return PlaceStreaks()
+        return StreakByPlace()
 
-    def step(self, state: PlaceStreaks, point: Point) -> tuple[PlaceStreaks, Event | None]:
+    def step(self, state: StreakByPlace, point: Point) -> tuple[StreakByPlace, Event | None]:
         """Look at the next norm."""
         if not point.finite or not point.scale or point.center <= 0:
             return state, None

@@ -1,6 +1,6 @@
 """Draws the health of a run on one page: what happened, loss, gradient norm, learning rate, update ratio.
 
-In: a `Board`. Out: a figure. Promised: a panel without data says so and takes no room from the others.
+In: a `DashboardData`. Out: a figure. Promised: a panel without data says so and takes no room from the others.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.gridspec import GridSpec
 
 from mlflow_stability.figures.run_page.curve import Curve
-from mlflow_stability.figures.run_page.dashboard_data import Board
+from mlflow_stability.figures.run_page.dashboard_data import DashboardData
 from mlflow_stability.figures.run_page.event_lane import draw_events, rows_of
 from mlflow_stability.figures.run_page.mark import ROLLBACK, STEP_SKIPPED, Mark
 from mlflow_stability.figures.run_page.series_chart import draw_series
@@ -45,13 +45,13 @@ _TOP, _BOTTOM, _BETWEEN = 0.80, 0.55, 0.36
 _LEFT, _RIGHT = 0.135, 0.885
 
 
-def dashboard(board: Board) -> Picture:
+def dashboard(board: DashboardData) -> Picture:
     """The page of a run."""
     with our_style():
         return _dashboard(board)
 
 
-def _dashboard(board: Board) -> Picture:
+def _dashboard(board: DashboardData) -> Picture:
     marks = (*(mark for mark in board.marks if mark.kind != STEP_SKIPPED), *_skips(board))
     rows = rows_of(marks)
     panels = [(panel, [curve for each in panel.quantities for curve in board.of(each)]) for panel in _PANELS]
@@ -104,7 +104,7 @@ def _draw_turns(axes: Axes, marks: Iterable[Mark]) -> None:
             axes.axvspan(mark.start, mark.end, color=SEVERITY[mark.severity], alpha=0.15, linewidth=0.8, zorder=1)
 
 
-def _skips(board: Board) -> list[Mark]:
+def _skips(board: DashboardData) -> list[Mark]:
     """A mark for each rise of the count of skipped steps; the events themselves where nothing counted."""
     found = []
     for curve in board.of("skipped_steps"):

@@ -23,7 +23,7 @@ MOST_CURVES = 5
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Board:
+class DashboardData:
     """One run."""
 
     title: str

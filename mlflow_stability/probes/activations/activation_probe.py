@@ -35,7 +35,7 @@ from mlflow_stability.probes.activations.activation_statistics import ALWAYS, QU
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.module_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import aside, is_measurable
-from mlflow_stability.probes.objects.watched_modules import ModulePlaces
+from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, next_look
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -75,7 +75,7 @@ class ActivationProbe:
         self.every = every
         """Every how many cycles of a model; and once at the tenth."""
         self._measure = guard(self.part, self._take)
-        self._places = ModulePlaces(models)
+        self._places = WatchedModules(models)
         self._hooks: PassHooks | None = None
         self._alive: Callable[[], bool] = _over
         """Knows the frame of the call, and by it all that was called: not to be kept beyond it."""

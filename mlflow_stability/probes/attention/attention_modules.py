@@ -25,7 +25,7 @@ FUSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer, nn.TransformerEncode
 Hidden = Callable[[Module, tuple[Any, ...], dict[str, Any]], None]
 
 
-class AttentionPlaces:
+class AttentionModules:
     """Where one forward pass is."""
 
     def __init__(

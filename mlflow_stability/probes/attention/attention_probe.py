@@ -31,7 +31,7 @@ from mlflow_stability.probes.attention.attention_scores import Scores
 from mlflow_stability.probes.attention.attention_statistics import first_weights, head_numbers
 from mlflow_stability.probes.attention.attention_tracer import AttentionSight
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.objects.watched_modules import ModulePlaces
+from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, next_look
 from mlflow_stability.probes.rerun.forward_rerun import unwrapped
 from mlflow_stability.probes.step.readback import Parcel
@@ -152,7 +152,7 @@ class AttentionProbe:
         """What was seen in whole passes of this cycle."""
         self._counts: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         """How many layers each model had the last time."""
-        self._places = ModulePlaces(models)
+        self._places = WatchedModules(models)
         self._layouts: dict[tuple[tuple[str, int], ...], tuple[Signal, ...]] = {}
         self._on_their_way: list[Drawing] = []
 

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.nn import Module, functional
 
 from mlflow_stability.probes.attention.attention_mode import AttentionMode
-from mlflow_stability.probes.attention.attention_modules import AttentionPlaces
+from mlflow_stability.probes.attention.attention_modules import AttentionModules
 from mlflow_stability.probes.attention.attention_projection import scores_of_function, scores_of_layer, scores_of_module
 from mlflow_stability.probes.attention.attention_scores import Scores, heads_of, scores_of_call, scores_of_softmax
 from mlflow_stability.probes.attention.attention_softmax import SOFTMAX, SoftmaxTrail
@@ -51,7 +51,7 @@ class AttentionSight:
         self._listener = listener
         self._trail = SoftmaxTrail()
         self._mode = AttentionMode(guard(self._look), guard(self._answer_flex), alive)
-        self._places = AttentionPlaces(root, names, self._mode, alive, guard(self._hidden), guard)
+        self._places = AttentionModules(root, names, self._mode, alive, guard(self._hidden), guard)
 
     def open(self) -> None:
         """Begin."""

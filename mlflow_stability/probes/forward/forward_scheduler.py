@@ -24,7 +24,7 @@ from mlflow_stability.probes.forward.compiled_models import CompileRetreat, comp
 from mlflow_stability.probes.forward.forward_watch import ForwardListener
 from mlflow_stability.probes.forward.unmeasured_parts import not_looked_into
 from mlflow_stability.probes.hooks.running_calls import PassAlive
-from mlflow_stability.probes.probe import GateView, Guard
+from mlflow_stability.probes.probe import Guard, StepView
 from mlflow_stability.probes.rerun.forward_rerun import SecondPass, unwrapped
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -81,7 +81,7 @@ class ForwardProbe(Protocol):
 class _Model:
     """What is known of a model."""
 
-    __slots__ = ("cycle", "missed", "next_due", "root", "turn")
+    __slots__ = ("capture", "missed", "next_due", "root", "turn")
 
     def __init__(self, root: Module, turn: int, forget: Callable[[Any], object]) -> None:
         self.root = weakref.ref(root, forget)
@@ -89,13 +89,13 @@ class _Model:
         """How many cycles it has trained."""
         self.next_due = 0
         """Before this turn nobody wants to look."""
-        self.cycle = -1
+        self.capture = -1
         """In which cycle it was called last."""
         self.missed: tuple[_Seat, ...] = ()
         """Who had to step back, and looks at the next pass instead."""
 
 
-class ForwardTurns(ForwardListener):
+class ForwardScheduler(ForwardListener):
     """A listener to forward passes, and a probe of a survey, that leads forward probes."""
 
     part = "probes of forward passes"
@@ -116,7 +116,7 @@ class ForwardTurns(ForwardListener):
         """By identity."""
         self.step = first_step
         """The step in progress."""
-        self.cycle = 0
+        self.capture = 0
         """The cycle in progress."""
         self.busy = False
         """Whether there may be anything to be taken off or to be asked for: else a gate is none of our business."""
@@ -139,9 +139,9 @@ class ForwardTurns(ForwardListener):
         model = self._models.get(id(root))
         if model is None:
             model = self._met(root)
-        if model.cycle == self.cycle:
+        if model.capture == self.capture:
             return False
-        model.cycle = self.cycle
+        model.capture = self.capture
         model.turn += 1
         turn, missed = model.turn, model.missed
         if turn < model.next_due and not missed:
@@ -178,7 +178,7 @@ class ForwardTurns(ForwardListener):
 
     def due(self, step: int) -> bool:
         """The first gate of a cycle: what was measured in it is asked for in any case."""
-        self.step, self.cycle = step + 1, self.cycle + 1
+        self.step, self.capture = step + 1, self.capture + 1
         if not self.busy:
             return False
         self._settle()
@@ -189,10 +189,10 @@ class ForwardTurns(ForwardListener):
         """A survey goes by `busy`."""
         return step + 1
 
-    def at_gate(self, _view: GateView) -> None:
+    def at_gate(self, _view: StepView) -> None:
         """Nothing is measured here."""
 
-    def after_step(self, _view: GateView) -> None:
+    def after_step(self, _view: StepView) -> None:
         """Nothing is measured here."""
 
     def blocks(self, _step: int) -> Sequence[Block]:

@@ -32,7 +32,7 @@ from mlflow_stability.probes.hooks.closures import takes_closure, watched_closur
 from mlflow_stability.probes.hooks.hook_handles import HookHandles
 from mlflow_stability.probes.hooks.training_thread import TrainingThread, is_cuda_used
 from mlflow_stability.probes.probe import Guard
-from mlflow_stability.probes.step.step_meter import CycleMeter
+from mlflow_stability.probes.step.step_meter import StepMeter
 
 # Every step that torch hooks runs inside a frame of this one function.
 _STEP_CODE: CodeType = torch_api.profile_hook_step(lambda: None).__code__
@@ -87,7 +87,7 @@ class TorchWatch:
     def __init__(
         self,
         guard: Guard,
-        meter: CycleMeter,
+        meter: StepMeter,
         on_foreign_thread: Callable[[], None] = lambda: None,
         counts: Counts | None = None,
         on_signs: Callable[[], None] = lambda: None,

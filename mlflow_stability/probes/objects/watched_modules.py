@@ -18,7 +18,7 @@ from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.rerun.forward_rerun import unwrapped
 
 
-class ModulePlaces:
+class WatchedModules:
     """The models that were met, so that modules of two of them are never called alike."""
 
     def __init__(self, models: Callable[[], Sequence[Module]] | None = None) -> None:

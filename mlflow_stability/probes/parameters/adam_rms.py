@@ -27,8 +27,8 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.parameters.layers import HeldLayers
-from mlflow_stability.probes.parameters.per_optimizer import CycleParts
-from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer
+from mlflow_stability.probes.probe import StepView, next_multiple
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
 from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_copies
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
@@ -125,7 +125,7 @@ class AdamRms:
         """... and every how many steps its layers."""
         self.budget_bytes = budget_bytes
         """How many bytes copies may take; None: one hundredth of the device's memory, at most 256 MiB."""
-        self._parts = CycleParts()
+        self._parts = PartsByOptimizer()
 
     def due(self, step: int) -> bool:
         """Whether this cycle is to be measured."""
@@ -135,10 +135,10 @@ class AdamRms:
         """The next step that is due."""
         return next_multiple(step, self.every, self.layers_every)
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """The second moment is that of after the step."""
 
-    def after_step(self, view: GateView) -> None:
+    def after_step(self, view: StepView) -> None:
         """Compare one optimizer's gradients with its second moments."""
         if view.skipped:
             return

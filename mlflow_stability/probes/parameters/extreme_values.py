@@ -17,8 +17,8 @@ from torch import Tensor
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
-from mlflow_stability.probes.parameters.per_optimizer import CycleParts
-from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer
+from mlflow_stability.probes.probe import StepView, next_multiple
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
 from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_rows
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
@@ -36,7 +36,7 @@ class GradientExtremes:
     def __init__(self, every: int = 100) -> None:
         self.every = every
         """Every how many steps they are measured."""
-        self._parts = CycleParts()
+        self._parts = PartsByOptimizer()
 
     def due(self, step: int) -> bool:
         """Whether this cycle is to be measured."""
@@ -46,7 +46,7 @@ class GradientExtremes:
         """The next step that is due."""
         return next_multiple(step, self.every)
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """Look at one optimizer's gradients."""
         held = view.layers.held(view.optimizer, view.step)
         gradients, _ = dense_gradients(held.parameters(view.optimizer))
@@ -59,7 +59,7 @@ class GradientExtremes:
             sizes = on_device([0 if each is None else each.numel() for each in gradients], largest.device, torch.long)
             self._parts.add(view, held, torch.stack((largest, nonzeros, sizes.to(largest))))
 
-    def after_step(self, view: GateView) -> None:
+    def after_step(self, view: StepView) -> None:
         """All is measured at the gate."""
 
     def forget(self) -> None:
@@ -97,7 +97,7 @@ class WeightExtremes:
         """Below which absolute value a weight that is not zero is very small."""
         self.budget_bytes = budget_bytes
         """How many bytes copies may take; None: one hundredth of the device's memory, at most 256 MiB."""
-        self._parts = CycleParts()
+        self._parts = PartsByOptimizer()
 
     def due(self, step: int) -> bool:
         """Whether this cycle is to be measured."""
@@ -107,7 +107,7 @@ class WeightExtremes:
         """The next step that is due."""
         return next_multiple(step, self.every)
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """Count one optimizer's weights."""
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)
@@ -120,7 +120,7 @@ class WeightExtremes:
                 rows[1:, 0] = counts.to(largest, non_blocking=True)  # they are of all parameters together
                 self._parts.add(view, held, rows)
 
-    def after_step(self, view: GateView) -> None:
+    def after_step(self, view: StepView) -> None:
         """All is measured at the gate."""
 
     def forget(self) -> None:

@@ -20,8 +20,8 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.parameters.layers import HeldLayers
-from mlflow_stability.probes.parameters.per_optimizer import CycleParts, Joined
-from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.parameters.per_optimizer import Joined, PartsByOptimizer
+from mlflow_stability.probes.probe import StepView, next_multiple
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.tensor_sums import squares
@@ -39,7 +39,7 @@ class LayerNorms:
         """Every how many steps the whole model is measured, ..."""
         self.layers_every = layers_every
         """... and every how many steps its layers."""
-        self._parts = CycleParts()
+        self._parts = PartsByOptimizer()
 
     def due(self, step: int) -> bool:
         """Whether this cycle is to be measured."""
@@ -49,7 +49,7 @@ class LayerNorms:
         """The next step that is due."""
         return next_multiple(step, self.every, self.layers_every)
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """Take the norms of one optimizer's parameters."""
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)
@@ -66,7 +66,7 @@ class LayerNorms:
             moves = forces * rate.square() if rate is not None else torch.full_like(forces, torch.nan)
             self._parts.add(view, held, torch.stack((weights, forces, moves)), unknown)
 
-    def after_step(self, view: GateView) -> None:
+    def after_step(self, view: StepView) -> None:
         """All is measured at the gate."""
 
     def forget(self) -> None:

@@ -31,7 +31,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layer_layout import LayerLayout
 from mlflow_stability.probes.parameters.layers import HeldLayers, Layers
-from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.probe import StepView, next_multiple
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.tensor_sums import flat_view, largest_of, nonzeros_of, scalars
@@ -214,7 +214,7 @@ class LayerStatistics:
         """The next step that is due."""
         return next_multiple(step, self.every, self.histograms_every)
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """Describe one optimizer's gradients and weights."""
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)
@@ -232,7 +232,7 @@ class LayerStatistics:
         self._parts.append(_Part(held, rows))
         self._layers = view.layers
 
-    def after_step(self, view: GateView) -> None:
+    def after_step(self, view: StepView) -> None:
         """All is measured at the gate."""
 
     def forget(self) -> None:

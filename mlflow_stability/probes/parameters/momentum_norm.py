@@ -13,8 +13,8 @@ from torch import Tensor
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
-from mlflow_stability.probes.parameters.per_optimizer import CycleParts
-from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer
+from mlflow_stability.probes.probe import StepView, next_multiple
 from mlflow_stability.probes.tensors.tensor_sums import squares
 
 BUFFERS = ("exp_avg", "momentum_buffer")
@@ -31,7 +31,7 @@ class MomentumNorm:
         """Every how many steps the whole model is measured, ..."""
         self.layers_every = layers_every
         """... and every how many steps its layers."""
-        self._parts = CycleParts()
+        self._parts = PartsByOptimizer()
 
     def due(self, step: int) -> bool:
         """Whether this cycle is to be measured."""
@@ -41,10 +41,10 @@ class MomentumNorm:
         """The next step that is due."""
         return next_multiple(step, self.every, self.layers_every)
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """The momentum is measured after the step."""
 
-    def after_step(self, view: GateView) -> None:
+    def after_step(self, view: StepView) -> None:
         """Take the norms of one optimizer's buffers."""
         held = view.layers.held(view.optimizer, view.step)
         states = view.optimizer.state

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from mlflow_stability.probes.parameters.layer_layout import LayerLayout
 from mlflow_stability.probes.parameters.layers import HeldLayers
-from mlflow_stability.probes.probe import GateView
+from mlflow_stability.probes.probe import StepView
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,16 +31,16 @@ class Joined:
     """The columns that could not be measured."""
 
 
-class CycleParts:
+class PartsByOptimizer:
     """The optimizers of one cycle, as they come."""
 
     def __init__(self) -> None:
         self._held: list[HeldLayers] = []
         self._rows: list[Tensor] = []
         self._unknown: list[int] = []
-        self._view: GateView | None = None
+        self._view: StepView | None = None
 
-    def add(self, view: GateView, held: HeldLayers, rows: Tensor, unknown: tuple[int, ...] = ()) -> None:
+    def add(self, view: StepView, held: HeldLayers, rows: Tensor, unknown: tuple[int, ...] = ()) -> None:
         """What was measured of one optimizer; `unknown`: the columns that could not be measured."""
         before = sum(len(each.names) for each in self._held)
         self._held.append(held)

@@ -25,8 +25,8 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layer_layout import LayerLayout, whole_signals
 from mlflow_stability.probes.parameters.layers import HeldLayers
-from mlflow_stability.probes.parameters.per_optimizer import CycleParts, Joined
-from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.parameters.per_optimizer import Joined, PartsByOptimizer
+from mlflow_stability.probes.probe import StepView, next_multiple
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
 from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_copies
 from mlflow_stability.probes.tensors.memory_chunks import Piece, share_out
@@ -120,7 +120,7 @@ class RealUpdates:
         """... and every how many steps its layers."""
         self.budget_bytes = budget_bytes
         """How many bytes copies may take; None: one hundredth of the device's memory, at most 256 MiB."""
-        self._parts = CycleParts()
+        self._parts = PartsByOptimizer()
         self._rotations: dict[HeldLayers, UpdateRotation | None] = {}
         self._now: list[UpdateRotation] = []
         self._before: _Before | None = None
@@ -137,7 +137,7 @@ class RealUpdates:
         later = [each for each in FIRST if each > step]
         return min([next_multiple(step, self.every, self.layers_every), *later])
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """Copy the weights whose turn it is."""
         self._before = None
         held = view.layers.held(view.optimizer, view.step)
@@ -151,7 +151,7 @@ class RealUpdates:
         if weights is not None:
             self._before = _Before(id(view.optimizer), pieces, copies, weights)
 
-    def after_step(self, view: GateView) -> None:
+    def after_step(self, view: StepView) -> None:
         """Compare them with what they are now."""
         before, self._before = self._before, None
         if before is None or view.skipped or before.optimizer != id(view.optimizer):

@@ -45,7 +45,7 @@ class _Known:
     elements: int
 
 
-class FlopBook:
+class FlopTotals:
     """What is known of the models of one training."""
 
     def __init__(self) -> None:

@@ -20,7 +20,7 @@ import torch
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
-from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.probe import StepView, next_multiple
 
 EVERY = 10
 DEVICE = ("memory_allocated", "memory_reserved", "memory_peak", "memory_share")
@@ -48,12 +48,12 @@ class Memory:
         """The next step that is due."""
         return next_multiple(step, EVERY)
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """Runs when gradients are complete."""
         devices = {each.device for group in view.optimizer.param_groups for each in group["params"]}
         self._devices.update(dict.fromkeys(each for each in devices if each.type in COUNTED))
 
-    def after_step(self, _view: GateView) -> None:
+    def after_step(self, _view: StepView) -> None:
         """Runs right after a step."""
 
     def blocks(self, step: int) -> Sequence[Block]:

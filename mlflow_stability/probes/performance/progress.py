@@ -33,7 +33,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.objects.model_discovery import living, schedules_of
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
-from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.probe import StepView, next_multiple
 
 TRAINERS = (
     ("transformers.trainer_callback", "TrainerState"),
@@ -172,14 +172,14 @@ class Progress:
         following = step + 1 if self._is_new else next_multiple(step, EVERY)
         return min(following, self._last_step) if self._last_step > step else following
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """Runs when gradients are complete: the first of a step's optimizers is when sources are asked."""
         self._optimizers[view.optimizer] = None
         if view.step != self._asked_at:
             self._asked_at, self._is_new = view.step, False
             self._ask(view.step)
 
-    def after_step(self, _view: GateView) -> None:
+    def after_step(self, _view: StepView) -> None:
         """Runs right after a step."""
 
     def blocks(self, step: int) -> Sequence[Block]:

@@ -34,7 +34,7 @@ import torch
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
-from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.probe import StepView, next_multiple
 
 
 class Mark(IntEnum):
@@ -70,7 +70,7 @@ class StepSplit:
     """The parts of one or several cycles, as far as they were seen."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
-        self.cycles = 0
+        self.captures = 0
         """How many are over; whoever knows that one is counts it here."""
         self.also: Callable[[int], None] | None = None
         """Who takes the same moments down by another clock."""
@@ -94,8 +94,8 @@ class StepSplit:
         part = _PART[last][mark]
         if part >= 0 and self._when is not None:
             self._seconds[part] += moment - self._when
-            if self._seen[part] != self.cycles:
-                self._seen[part] = self.cycles
+            if self._seen[part] != self.captures:
+                self._seen[part] = self.captures
                 self._times[part] += 1
         self._last, self._when = mark, moment
 
@@ -213,7 +213,7 @@ class StepClock:
         """The next step that may be due."""
         return step + 1 if self._device is None or self._events is not None else next_multiple(step, EVERY)
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """Runs when gradients are complete, in a cycle that is due: learn where the training takes place."""
         if self._device is None:
             self._device = next(
@@ -223,7 +223,7 @@ class StepClock:
             if self._events is not None:
                 self.split.also = self._events.mark
 
-    def after_step(self, _view: GateView) -> None:
+    def after_step(self, _view: StepView) -> None:
         """Nothing to do."""
 
     def blocks(self, step: int) -> Sequence[Block]:
@@ -238,9 +238,9 @@ class StepClock:
         if step % EVERY or step == self._told_at:
             return ()
         self._told_at = step
-        cycles, self._cycles_told = self.split.cycles - self._cycles_told, self.split.cycles
+        captures, self._cycles_told = self.split.captures - self._cycles_told, self.split.captures
         own = self._own_seconds()
-        found = [_block((OWN,), ((own - self._own_before) / max(cycles, 1),))]
+        found = [_block((OWN,), ((own - self._own_before) / max(captures, 1),))]
         self._own_before = own
         means = self.split.take()
         if events is not None:

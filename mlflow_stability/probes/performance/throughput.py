@@ -26,8 +26,8 @@ from mlflow_stability.probes.objects.module_names import WRAPPERS
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.performance.batch_shape import batch_shape
 from mlflow_stability.probes.performance.device_peaks import device_peak
-from mlflow_stability.probes.performance.flop_totals import FlopBook
-from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.performance.flop_totals import FlopTotals
+from mlflow_stability.probes.probe import StepView, next_multiple
 
 
 def data_parallel_size(root: Module) -> int:
@@ -66,7 +66,7 @@ class Throughput(ForwardListener):
         now: Callable[[], float] = time.perf_counter,
         peak: Callable[[torch.device, torch.dtype], float | None] = device_peak,
     ) -> None:
-        self.flops = FlopBook()
+        self.flops = FlopTotals()
         self._tokens_per_step = tokens_per_step
         self._now = now
         self._peak = peak
@@ -133,14 +133,14 @@ class Throughput(ForwardListener):
         settled = self._seen and self._since is not None and self._steps >= FIRST_COUNT
         return next_multiple(step, EVERY) if settled else step + 1
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """Runs when gradients are complete: what lies between gates is whole, however late a cycle is known to end."""
         if view.step != self._step:
             self._step = view.step
             if view.step % EVERY == 0 or self._since is None:
                 self._told = self._rates(view.step)
 
-    def after_step(self, _view: GateView) -> None:
+    def after_step(self, _view: StepView) -> None:
         """Nothing to do."""
 
     def blocks(self, _step: int) -> Sequence[Block]:

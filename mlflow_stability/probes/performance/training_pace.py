@@ -17,7 +17,7 @@ from mlflow_stability.probes.performance.memory import Memory
 from mlflow_stability.probes.performance.progress import Progress
 from mlflow_stability.probes.performance.step_timing import EVERY, Mark, StepClock
 from mlflow_stability.probes.performance.throughput import Throughput
-from mlflow_stability.probes.probe import GateView, Guard, Probe, next_multiple
+from mlflow_stability.probes.probe import Guard, Probe, StepView, next_multiple
 
 LOOKED_AT = 20
 """So many of the first steps are looked at for models; later every tenth."""
@@ -89,10 +89,10 @@ class _Finder:
     def next_due(self, step: int) -> int:
         return step + 1 if self._gates <= LOOKED_AT else next_multiple(step, EVERY)
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         self._watch.at_gate(view.optimizer)
 
-    def after_step(self, view: GateView) -> None:
+    def after_step(self, view: StepView) -> None:
         pass
 
     def blocks(self, _step: int) -> Sequence[Block]:

@@ -19,7 +19,7 @@ from torch.nn import Module
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.module_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import aside
-from mlflow_stability.probes.objects.watched_modules import ModulePlaces
+from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, next_look
 from mlflow_stability.probes.representations.representation_pass import RepresentationPass
 from mlflow_stability.probes.step.readback import Readback
@@ -57,7 +57,7 @@ class RepresentationProbe:
         self._had: dict[str, None] = {}
         """The outermost modules of the models that were looked at."""
         self._guard = guard
-        self._places = ModulePlaces(models)
+        self._places = WatchedModules(models)
         self._readback = Readback()
         self._looks: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         self._codes: dict[str, bool] = {}

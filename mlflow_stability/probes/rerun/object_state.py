@@ -85,7 +85,7 @@ class AttributesNote:
         return changed
 
 
-class PlaceNote:
+class SavedContainer:
     """One place that holds an object: a variable of a module or of a function, a slot, an attribute of a class."""
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], clear: Callable[[], None]) -> None:
@@ -111,39 +111,39 @@ class PlaceNote:
             return _NOTHING
 
 
-def cell_note(cell: CellType) -> PlaceNote:
+def cell_note(cell: CellType) -> SavedContainer:
     """A variable of an outer function."""
-    return PlaceNote(
+    return SavedContainer(
         lambda: cell.cell_contents, lambda value: setattr(cell, "cell_contents", value), lambda: _empty(cell)
     )
 
 
-def variable_note(variables: dict[str, Any], name: str) -> PlaceNote:
+def variable_note(variables: dict[str, Any], name: str) -> SavedContainer:
     """A variable of a module."""
-    return PlaceNote(
+    return SavedContainer(
         lambda: variables[name],
         lambda value: variables.__setitem__(name, value),
         lambda: variables.__delitem__(name),
     )
 
 
-def slot_note(owner: Any, slot: Any) -> PlaceNote:
+def slot_note(owner: Any, slot: Any) -> SavedContainer:
     """A slot of an object."""
-    return PlaceNote(
+    return SavedContainer(
         lambda: slot.__get__(owner), lambda value: slot.__set__(owner, value), lambda: slot.__delete__(owner)
     )
 
 
-def class_note(owner: type, name: str) -> PlaceNote:
+def class_note(owner: type, name: str) -> SavedContainer:
     """An attribute of a class itself."""
-    return PlaceNote(
+    return SavedContainer(
         lambda: vars(owner)[name],
         lambda value: type.__setattr__(owner, name, value),
         lambda: type.__delattr__(owner, name),
     )
 
 
-class DiceNote:
+class SavedGenerator:
     """A generator of random numbers of the script's own."""
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], Any], same: Callable[[Any, Any], bool]) -> None:

@@ -27,8 +27,8 @@ from mlflow_stability.probes.rerun.object_state import (
     ArrayNote,
     AttributesNote,
     ContainerNote,
-    DiceNote,
     Note,
+    SavedGenerator,
     TensorNote,
     kind_of,
     slot_note,
@@ -175,17 +175,19 @@ class ReachableState:
     def _dice(self, value: Any, kind: type, path: str) -> bool:
         numpy: Any = sys.modules.get("numpy.random")
         if issubclass(kind, torch.Generator):
-            self._notes.append(DiceNote(value.get_state, value.set_state, torch.equal))
+            self._notes.append(SavedGenerator(value.get_state, value.set_state, torch.equal))
         elif issubclass(kind, random.SystemRandom):
             pass
         elif issubclass(kind, random.Random):
-            self._notes.append(DiceNote(value.getstate, value.setstate, _is_equal))
+            self._notes.append(SavedGenerator(value.getstate, value.setstate, _is_equal))
         elif numpy is not None and issubclass(kind, numpy.RandomState):
-            self._notes.append(DiceNote(value.get_state, value.set_state, _is_equal))
+            self._notes.append(SavedGenerator(value.get_state, value.set_state, _is_equal))
         elif numpy is not None and issubclass(kind, numpy.Generator):
             self._next.append((value.bit_generator, path))
         elif numpy is not None and issubclass(kind, numpy.BitGenerator):
-            self._notes.append(DiceNote(lambda: value.state, lambda state: setattr(value, "state", state), _is_equal))
+            self._notes.append(
+                SavedGenerator(lambda: value.state, lambda state: setattr(value, "state", state), _is_equal)
+            )
         else:
             return False
         return True

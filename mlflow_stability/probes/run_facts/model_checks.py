@@ -28,7 +28,7 @@ _NAMED = 3
 
 
 @dataclass(frozen=True, slots=True)
-class LintLimits:
+class ModelCheckLimits:
     """From where on something is odd."""
 
     smallest_eps_in_half: float = 1e-6
@@ -40,10 +40,10 @@ class LintLimits:
 
 
 def model_lint(
-    models: Sequence[Module], optimizers: Sequence[Optimizer], step: int, limits: LintLimits | None = None
+    models: Sequence[Module], optimizers: Sequence[Optimizer], step: int, limits: ModelCheckLimits | None = None
 ) -> list[Event]:
     """What is odd about these models."""
-    limits = limits or LintLimits()
+    limits = limits or ModelCheckLimits()
     named = [(name, each) for model in models for name, each in _named_parameters(model)]
     found = (
         _small_eps(models, limits),
@@ -64,7 +64,7 @@ def model_lint(
 _Odd = tuple[str, str, dict[str, float], str]
 
 
-def _small_eps(models: Sequence[Module], limits: LintLimits) -> _Odd | None:
+def _small_eps(models: Sequence[Module], limits: ModelCheckLimits) -> _Odd | None:
     found = []
     for name, module in _modules(models):
         if type(module).__name__.endswith(_NORMS):
@@ -83,7 +83,7 @@ def _small_eps(models: Sequence[Module], limits: LintLimits) -> _Odd | None:
     return message, name, {"eps": eps, "modules": float(len(found))}, "Use an epsilon of 1e-5 or 1e-6."
 
 
-def _small_scale(models: Sequence[Module], limits: LintLimits) -> _Odd | None:
+def _small_scale(models: Sequence[Module], limits: ModelCheckLimits) -> _Odd | None:
     found = []
     for name, module in _modules(models):
         words = f"{name}.{type(module).__name__}".lower()

@@ -14,11 +14,11 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.probe import Guard
-from mlflow_stability.probes.step.step_capture import Cycle
-from mlflow_stability.probes.step.step_meter import CycleMeter, OnReading, SurveyFor
+from mlflow_stability.probes.step.step_capture import StepCapture
+from mlflow_stability.probes.step.step_meter import OnReading, StepMeter, SurveyFor
 
 
-class Pilot(Protocol):
+class StepControl(Protocol):
     """Who acts. None of these may raise, unless the training is to end."""
 
     def before_backward(self, tensors: Any) -> None:
@@ -31,11 +31,16 @@ class Pilot(Protocol):
         """Runs after each further evaluation."""
 
     def at_gate(
-        self, optimizer: Optimizer, cycle: Cycle, place: str, norm: Tensor | None, companions: Sequence[Optimizer]
+        self,
+        optimizer: Optimizer,
+        capture: StepCapture,
+        place: str,
+        norm: Tensor | None,
+        companions: Sequence[Optimizer],
     ) -> None:
         """Runs when the gradients are complete and measured, and not used yet."""
 
-    def swallowed(self, optimizer: Optimizer, cycle: Cycle, place: str) -> None:
+    def swallowed(self, optimizer: Optimizer, capture: StepCapture, place: str) -> None:
         """Runs when a loss scaler threw a step away."""
 
     def step_ending(self, optimizer: Optimizer) -> bool:
@@ -51,7 +56,7 @@ class Pilot(Protocol):
         """Runs before the reading of a cycle is asked for."""
 
 
-class PilotedMeter(CycleMeter):
+class AutopilotMeter(StepMeter):
     """A meter with a pilot for each recording."""
 
     def __init__(
@@ -59,72 +64,72 @@ class PilotedMeter(CycleMeter):
         guard: Guard,
         on_gate: Callable[[Optimizer | None], Any],
         on_reading: OnReading,
-        pilot_for: Callable[[Any], Pilot | None],
+        pilot_for: Callable[[Any], StepControl | None],
         survey_for: SurveyFor = lambda _: None,
     ) -> None:
         super().__init__(guard, on_gate, on_reading, survey_for)
         self._pilot_for = pilot_for
-        self._pilot: Pilot | None = None
+        self._control: StepControl | None = None
         self._norm_now: Tensor | None = None
 
     def backward(self, tensors: Any) -> None:
         """Runs right before gradients are computed."""
-        if self._pilot is not None and not (self._evaluating and self._evaluated):
-            self._pilot.before_backward(tensors)
+        if self._control is not None and not (self._evaluating and self._evaluated):
+            self._control.before_backward(tensors)
         super().backward(tensors)
 
     def closure_begins(self, optimizer: Optimizer, first: bool) -> None:
         """Runs before the closure of a step is evaluated."""
         super().closure_begins(optimizer, first)
-        if first and self._pilot is not None:
-            self._pilot.before_closure(optimizer)
+        if first and self._control is not None:
+            self._control.before_closure(optimizer)
 
     def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
         """Runs after it; the first evaluation is the gate."""
         super().closure_ends(optimizer, first, failed)
-        if not first and not failed and self._pilot is not None:
-            self._pilot.evaluated_again(optimizer)
+        if not first and not failed and self._control is not None:
+            self._control.evaluated_again(optimizer)
 
     def gate(self, optimizer: Optimizer) -> None:
         """Runs when the gradients are complete and not used yet."""
         self._norm_now = None
-        if self._pilot is not None and self._pilot.was_set_back():
+        if self._control is not None and self._control.was_set_back():
             self._steps.begin_anew()
         super().gate(optimizer)
-        cycle = self._cycle if id(optimizer) in self._cycle.stepped else self._last
-        if self._pilot is None or cycle is None:
+        capture = self._capture if id(optimizer) in self._capture.stepped else self._last
+        if self._control is None or capture is None:
             return
-        place = self._tracks.track_place(cycle.track)
+        place = self._tracks.track_place(capture.track)
         if self._swallowing:
-            self._pilot.swallowed(optimizer, cycle, place)
+            self._control.swallowed(optimizer, capture, place)
         else:
-            self._pilot.at_gate(optimizer, cycle, place, self._norm_now, self._tracks.together(optimizer))
+            self._control.at_gate(optimizer, capture, place, self._norm_now, self._tracks.together(optimizer))
 
     def step_ended(self, optimizer: Optimizer) -> None:
         """Runs after a top-level step."""
-        if self._pilot is None:
+        if self._control is None:
             super().step_ended(optimizer)
             return
         was_swallowing = self._swallowing
-        self._swallowing = self._pilot.step_ending(optimizer) or was_swallowing
+        self._swallowing = self._control.step_ending(optimizer) or was_swallowing
         super().step_ended(optimizer)
         self._swallowing = was_swallowing
-        cycle = self._cycle
-        is_over = not cycle.stepped or self._order.is_complete(cycle.track, cycle.ended)
-        self._pilot.step_over(is_over, self._steps.is_whole)
+        capture = self._capture
+        is_over = not capture.stepped or self._order.is_complete(capture.track, capture.ended)
+        self._control.step_over(is_over, self._steps.is_whole)
 
     def _belongs_to(self, owner: Any) -> None:
-        if owner is not self._owner or self._pilot is None:
-            self._pilot = self._pilot_for(owner)
+        if owner is not self._owner or self._control is None:
+            self._control = self._pilot_for(owner)
         super()._belongs_to(owner)
-        self._owner_is_met = self._pilot is not None
+        self._owner_is_met = self._control is not None
 
     def _end_cycle(self) -> None:
-        if self._pilot is not None:
-            self._pilot.cycle_ended()
+        if self._control is not None:
+            self._control.cycle_ended()
         super()._end_cycle()
 
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
-        before = len(self._cycle.norms)
+        before = len(self._capture.norms)
         super()._norm(gradients, grad_scale)
-        self._norm_now = self._cycle.norms[-1] if len(self._cycle.norms) > before else None
+        self._norm_now = self._capture.norms[-1] if len(self._capture.norms) > before else None

@@ -13,7 +13,7 @@ from mlflow_stability.probes.activations import activation_statistics
 from mlflow_stability.probes.attention import attention_probe as attention
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.representations import representation_spectrum, sparse_codes
-from mlflow_stability.probes.step.step_capture import Cycle
+from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.vocabulary.measured.signal import Signal, one_layout
 
 UNCLIPPED = "no clipping seen"
@@ -21,7 +21,7 @@ COPIED = "as the optimizer was given it: clipping by an engine, or of copies of 
 
 
 @dataclass(frozen=True, slots=True)
-class CycleReading:
+class ProbeReading:
     """The signals of one cycle and their values, in the order in which they are judged."""
 
     signals: tuple[Signal, ...]
@@ -55,62 +55,62 @@ _WHERE_IT_CAN_BE_TOLD = frozenset({"grad_param_ratio", "lr_ratio", "update_ratio
 the training."""
 
 
-def scalars_of(cycle: Cycle) -> list[Tensor | float]:
+def scalars_of(capture: StepCapture) -> list[Tensor | float]:
     """All that must come to the host, in the order in which `reading_of` takes it."""
-    scalars: list[Tensor | float] = [*cycle.losses, *cycle.discarded_losses, *cycle.norms]
-    for clip in cycle.clips:
+    scalars: list[Tensor | float] = [*capture.losses, *capture.discarded_losses, *capture.norms]
+    for clip in capture.clips:
         scalars += (clip.norm, 1.0 if clip.scale is None else clip.scale)
-    scalars += cycle.learning_rates.values()
-    scalars += cycle.found_inf
-    if cycle.loss_scale is not None:
-        scalars.append(cycle.loss_scale)
+    scalars += capture.learning_rates.values()
+    scalars += capture.found_inf
+    if capture.loss_scale is not None:
+        scalars.append(capture.loss_scale)
     return scalars
 
 
-def rows_of(cycle: Cycle) -> list[Tensor]:
+def rows_of(capture: StepCapture) -> list[Tensor]:
     """What the probes left on the device, in the order in which `reading_of` takes it."""
-    rows = [each.values for each in cycle.blocks if isinstance(each.values, Tensor)]
-    return rows + [each.values for each in cycle.tables]
+    rows = [each.values for each in capture.blocks if isinstance(each.values, Tensor)]
+    return rows + [each.values for each in capture.tables]
 
 
 def reading_of(
-    cycle: Cycle,
+    capture: StepCapture,
     values: Sequence[float],
     rows: Sequence[Sequence[float]],
     place: str,
     step_time: float | None,
     when: float,
     skips: Skips,
-) -> CycleReading:
+) -> ProbeReading:
     """The reading, from the values of `scalars_of` and `rows_of`."""
     begin = end = 0
-    end += len(cycle.losses)
+    end += len(capture.losses)
     losses = values[begin:end]
-    begin, end = end, end + len(cycle.discarded_losses)
+    begin, end = end, end + len(capture.discarded_losses)
     discarded = [each for each in values[begin:end] if not isfinite(each)] if begin < end else []
-    begin, end = end, end + len(cycle.norms)
+    begin, end = end, end + len(capture.norms)
     norms = values[begin:end]
-    begin, end = end, end + 2 * len(cycle.clips)
+    begin, end = end, end + 2 * len(capture.clips)
     clips = values[begin:end]
-    begin, end = end, end + len(cycle.learning_rates)
+    begin, end = end, end + len(capture.learning_rates)
     learning_rates = values[begin:end]
-    begin, end = end, end + len(cycle.found_inf)
+    begin, end = end, end + len(capture.found_inf)
     found_inf = values[begin:end]
     signals: list[Signal] = []
     found: list[float] = []
 
     # Skips come first: detectors must know that a scaler threw the step away before they see its infinite gradient.
     not_taken = bool(found_inf) and any(flag > 0 for flag in found_inf)
-    skipped = skips.count.get(cycle.track, 0) + not_taken
-    skips.count[cycle.track] = skipped
-    if cycle.loss_scale is not None or skipped:
+    skipped = skips.count.get(capture.track, 0) + not_taken
+    skips.count[capture.track] = skipped
+    if capture.loss_scale is not None or skipped:
         signals.append(named("skipped_steps", place))
         found.append(float(skipped))
-    micro_batches = cycle.micro_batches
+    micro_batches = capture.micro_batches
     # What NaN leaves behind is NaN: where gradients are finite, such a loss is not behind them.
-    if cycle.unsure and norms and all(map(isfinite, norms)):
-        strange = [each for each in losses[: cycle.unsure] if not isfinite(each)]
-        losses = [each for each in losses[: cycle.unsure] if isfinite(each)] + list(losses[cycle.unsure :])
+    if capture.unsure and norms and all(map(isfinite, norms)):
+        strange = [each for each in losses[: capture.unsure] if not isfinite(each)]
+        losses = [each for each in losses[: capture.unsure] if isfinite(each)] + list(losses[capture.unsure :])
         micro_batches -= len(strange)
         discarded += strange
     if losses:
@@ -122,40 +122,40 @@ def reading_of(
         at_gate = norms[0] if len(norms) == 1 else _root_of_squares(norms)
         signals.append(named("grad_norm", place))
         if clips:
-            clip = cycle.clips[0]
+            clip = capture.clips[0]
             if len(clips) == 2:  # one, as a rule
-                before = clips[0] / clips[1] if clip.order == 2.0 and clip.gradients >= cycle.gradients else None
+                before = clips[0] / clips[1] if clip.order == 2.0 and clip.gradients >= capture.gradients else None
             else:
-                before = _before_clipping(cycle, clips)
+                before = _before_clipping(capture, clips)
             basis = "after clipping" if before is None else "before clipping"
             signals.append(named("grad_norm_clipped", place))
             found += (at_gate if before is None else before, at_gate)
         else:
-            basis = COPIED if cycle.copied else UNCLIPPED
+            basis = COPIED if capture.copied else UNCLIPPED
             found.append(at_gate)
-    for where in cycle.learning_rates:
+    for where in capture.learning_rates:
         signals.append(named("learning_rate", where))
     found += learning_rates
-    if cycle.loss_scale is not None:
+    if capture.loss_scale is not None:
         signals.append(named("loss_scale", place))
         found.append(values[end])
     if step_time is not None:
         signals.append(named("step_time", place))
         found.append(step_time)
-    if cycle.blocks:
-        _add_blocks(cycle, rows, not_taken, signals, found)
-    tables = tuple(zip(cycle.tables, rows[len(rows) - len(cycle.tables) :], strict=True)) if cycle.tables else ()
-    return CycleReading(
-        one_layout(signals), tuple(found), when, basis, tables, tuple(discarded), begins_step=cycle.begins_step
+    if capture.blocks:
+        _add_blocks(capture, rows, not_taken, signals, found)
+    tables = tuple(zip(capture.tables, rows[len(rows) - len(capture.tables) :], strict=True)) if capture.tables else ()
+    return ProbeReading(
+        one_layout(signals), tuple(found), when, basis, tables, tuple(discarded), begins_step=capture.begins_step
     )
 
 
 def _add_blocks(
-    cycle: Cycle, rows: Sequence[Sequence[float]], not_taken: bool, signals: list[Signal], found: list[float]
+    capture: StepCapture, rows: Sequence[Sequence[float]], not_taken: bool, signals: list[Signal], found: list[float]
 ) -> None:
     """What the probes measured, but for what a step that was not taken does not say."""
     arrived = iter(rows)
-    for block in cycle.blocks:
+    for block in capture.blocks:
         values = next(arrived) if isinstance(block.values, Tensor) else block.values
         for signal, value in zip(block.signals, values, strict=True):
             quantity = signal.quantity
@@ -173,15 +173,15 @@ def _root_of_squares(norms: Sequence[float]) -> float:
     return norms[0] if len(norms) == 1 else hypot(*norms) if not any(map(isnan, norms)) else nan
 
 
-def _before_clipping(cycle: Cycle, numbers: Sequence[float]) -> float | None:
+def _before_clipping(capture: StepCapture, numbers: Sequence[float]) -> float | None:
     """The script's own norms together, where they are of order 2 and cover everything that the optimizers got.
 
     `numbers`: of each clip the norm, and the scale that it was taken at.
     """
     covered: set[int] = set()
     parts = []
-    for at, clip in enumerate(cycle.clips):
+    for at, clip in enumerate(capture.clips):
         if clip.order == 2.0 and covered.isdisjoint(clip.gradients):
             covered |= clip.gradients
             parts.append(numbers[2 * at] / numbers[2 * at + 1])
-    return _root_of_squares(parts) if parts and covered >= cycle.gradients else None
+    return _root_of_squares(parts) if parts and covered >= capture.gradients else None

@@ -49,7 +49,7 @@ class Discarded:
 
 
 @dataclass(slots=True)
-class Cycle:
+class StepCapture:
     """What was seen of one cycle. Tensors in it are scalars on their device."""
 
     losses: list[Tensor] = field(default_factory=list)
@@ -164,7 +164,7 @@ class KnownOptimizer:
         self.rate_places = [self._group_place(optimizer, number) for number in range(count)]
 
 
-def take_losses(cycle: Cycle, tensors: Any, unscaled: UnscaledLoss | None) -> None:
+def take_losses(capture: StepCapture, tensors: Any, unscaled: UnscaledLoss | None) -> None:
     """What was passed to backward, as it was before a loss scaler."""
     for tensor in (tensors,) if isinstance(tensors, Tensor) else tensors:
         if not isinstance(tensor, Tensor) or tensor.numel() != 1 or tensor.is_meta or hasattr(tensor, "full_tensor"):
@@ -172,25 +172,25 @@ def take_losses(cycle: Cycle, tensors: Any, unscaled: UnscaledLoss | None) -> No
         loss = tensor.detach()
         if unscaled is not None and unscaled[0]() is tensor:
             loss = unscaled[1]
-        elif cycle.scaler is not None:
-            loss = loss / cycle.scaler._scale
+        elif capture.scaler is not None:
+            loss = loss / capture.scaler._scale
         single = loss if not loss.ndim else loss.reshape(())
-        cycle.losses.append(single.clone())  # a script may go on to change it in place
+        capture.losses.append(single.clone())  # a script may go on to change it in place
 
 
-def take_clip(cycle: Cycle, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
+def take_clip(capture: StepCapture, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
     """A norm that the script took over gradients."""
-    scale = cycle.scaler._scale.clone() if cycle.scaler is not None and not cycle.unscaled else None
-    cycle.clips.append(Clip(norm.detach().clone(), float(order), frozenset(map(id, gradients)), scale))
+    scale = capture.scaler._scale.clone() if capture.scaler is not None and not capture.unscaled else None
+    capture.clips.append(Clip(norm.detach().clone(), float(order), frozenset(map(id, gradients)), scale))
 
 
-def take_limit(cycle: Cycle, kind: str, limit: Any) -> None:
+def take_limit(capture: StepCapture, kind: str, limit: Any) -> None:
     """The limit at which the script clipped, where it is a plain number: none is fetched from a device."""
     if isinstance(limit, int | float) and math.isfinite(limit):  # with an infinite one a norm is only measured
-        cycle.limits[kind] = float(limit)
+        capture.limits[kind] = float(limit)
 
 
-def take_rates(cycle: Cycle, optimizer: Optimizer, known: KnownOptimizer) -> None:
+def take_rates(capture: StepCapture, optimizer: Optimizer, known: KnownOptimizer) -> None:
     """The learning rate of each group."""
     groups = optimizer.param_groups
     if len(groups) != len(known.rate_places):
@@ -198,14 +198,14 @@ def take_rates(cycle: Cycle, optimizer: Optimizer, known: KnownOptimizer) -> Non
     for place, group in zip(known.rate_places, groups, strict=True):
         rate = group.get("lr")
         if rate is not None:
-            cycle.learning_rates[place] = rate.detach().clone() if isinstance(rate, Tensor) else float(rate)
+            capture.learning_rates[place] = rate.detach().clone() if isinstance(rate, Tensor) else float(rate)
 
 
-def take_scale(cycle: Cycle, optimizer: Optimizer) -> None:
+def take_scale(capture: StepCapture, optimizer: Optimizer) -> None:
     """The loss scale, and what the optimizer was told of it."""
-    scaler = cycle.scaler
+    scaler = capture.scaler
     if scaler is not None and scaler._scale is not None:
-        cycle.loss_scale = scaler._scale.clone()  # `update` changes it in place
+        capture.loss_scale = scaler._scale.clone()  # `update` changes it in place
     found_inf = getattr(optimizer, "found_inf", None)
     if found_inf is not None:
-        cycle.found_inf.append(found_inf.detach().clone())
+        capture.found_inf.append(found_inf.detach().clone())

@@ -27,12 +27,12 @@ from mlflow_stability.probes.step.engine_norms import EngineNorms, norm_before_c
 from mlflow_stability.probes.step.held_gradients import HeldGradients, SinceLastStep
 from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
 from mlflow_stability.probes.step.readback import Readback
-from mlflow_stability.probes.step.reading import CycleReading, Skips, reading_of, rows_of, scalars_of
+from mlflow_stability.probes.step.reading import ProbeReading, Skips, reading_of, rows_of, scalars_of
 from mlflow_stability.probes.step.step_capture import (
     MOST_LOSSES,
     Clip,
-    Cycle,
     KnownOptimizer,
+    StepCapture,
     UnscaledLoss,
     take_clip,
     take_limit,
@@ -86,11 +86,11 @@ class StepOrder:
         self._last_stepped.clear()
 
 
-OnReading = Callable[[Any, CycleReading], None]  # takes what `on_gate` gave at the gate, and the cycle's reading
+OnReading = Callable[[Any, ProbeReading], None]  # takes what `on_gate` gave at the gate, and the cycle's reading
 SurveyFor = Callable[[Any], Survey | None]  # gives the probes of what `on_gate` gave
 
 
-class CycleMeter:
+class StepMeter:
     """The one who counts cycles and measures them."""
 
     def __init__(
@@ -104,8 +104,8 @@ class CycleMeter:
         self._survey: Survey | NoSurvey = NoSurvey()
         self._swallowing = False
         self._since = SinceLastStep()
-        self._readback, self._tracks, self._cycle = Readback(), OptimizerTracks(self._since.is_new), Cycle()
-        self._last: Cycle | None = None
+        self._readback, self._tracks, self._capture = Readback(), OptimizerTracks(self._since.is_new), StepCapture()
+        self._last: StepCapture | None = None
         self._owner: Any = None
         self._owner_is_met = False
         self._known: dict[int, KnownOptimizer] = {}
@@ -132,7 +132,7 @@ class CycleMeter:
     @property
     def holds_gradients(self) -> bool:
         """Whether there are gradients of backward passes that no optimizer has begun to use."""
-        return bool(self._cycle.micro_batches) and not self._cycle.stepped
+        return bool(self._capture.micro_batches) and not self._capture.stepped
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Runs when the script has made an optimizer."""
@@ -143,20 +143,20 @@ class CycleMeter:
         self._since.backward_began()
         if self._evaluating and self._evaluated:
             return
-        if self._cycle.stepped and not self._evaluating:
+        if self._capture.stepped and not self._evaluating:
             self._end_cycle()
-        cycle = self._cycle
-        if cycle.micro_batches:
-            self._look_back(cycle)
+        capture = self._capture
+        if capture.micro_batches:
+            self._look_back(capture)
         else:
             self._begin_held()
-        cycle.micro_batches += 1
-        self._losses_before = len(cycle.losses)
-        if cycle.clips:
-            cycle.clips.clear()  # what was clipped before more gradients came is not what the optimizer will get
-        self._take_losses(cycle, tensors, self._unscaled_loss)
-        if len(cycle.losses) > MOST_LOSSES:
-            cycle.condense()
+        capture.micro_batches += 1
+        self._losses_before = len(capture.losses)
+        if capture.clips:
+            capture.clips.clear()  # what was clipped before more gradients came is not what the optimizer will get
+        self._take_losses(capture, tensors, self._unscaled_loss)
+        if len(capture.losses) > MOST_LOSSES:
+            capture.condense()
         self._survey.backward_began()
 
     def backward_ended(self) -> None:
@@ -167,44 +167,44 @@ class CycleMeter:
 
     def backward_failed(self) -> None:
         """Runs when the backward pass ended in an exception: an interrupted notebook cell, say."""
-        cycle, again = self._cycle, self._evaluating and self._evaluated
-        if not cycle.has_gate and not again and cycle.micro_batches:
-            cycle.micro_batches -= 1
-            del cycle.losses[self._losses_before :]
+        capture, again = self._capture, self._evaluating and self._evaluated
+        if not capture.has_gate and not again and capture.micro_batches:
+            capture.micro_batches -= 1
+            del capture.losses[self._losses_before :]
 
     def zeroed(self, owner: Optimizer | Module) -> None:
         """Runs after an optimizer or a module set its gradients to zero."""
         if self.holds_gradients:
-            self._cycle.discard(owner, parameters_of(owner))
+            self._capture.discard(owner, parameters_of(owner))
 
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         """Runs after the script took a norm of gradients."""
-        if not self._cycle.stepped and not hasattr(norm, "full_tensor"):
-            take_clip(self._cycle, gradients, order, norm)
+        if not self._capture.stepped and not hasattr(norm, "full_tensor"):
+            take_clip(self._capture, gradients, order, norm)
 
     def clipped(self, kind: str, limit: Any) -> None:
         """Runs after the script clipped gradients."""
-        if not self._cycle.stepped:
-            take_limit(self._cycle, kind, limit)
+        if not self._capture.stepped:
+            take_limit(self._capture, kind, limit)
 
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
         """Runs after a loss scaler multiplied a loss."""
-        if self._cycle.has_gate and not self._evaluating:
+        if self._capture.has_gate and not self._evaluating:
             self._end_cycle()
-        self._cycle.scaler = scaler
+        self._capture.scaler = scaler
         if isinstance(original, Tensor):
             self._unscaled_loss = (weakref.ref(result), original.detach().clone())
 
     def unscaled(self, scaler: Any) -> None:
         """Runs after a loss scaler divided gradients by its scale."""
-        if self._cycle.scaler is scaler:
-            self._cycle.unscaled = True
+        if self._capture.scaler is scaler:
+            self._capture.unscaled = True
 
     def closure_begins(self, _optimizer: Optimizer, first: bool) -> None:
         """Runs before the closure of a step is evaluated."""
         self._evaluating = 1
         self._evaluated = not first
-        if first and self._cycle.has_gate:
+        if first and self._capture.has_gate:
             self._end_cycle()
 
     def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
@@ -215,39 +215,39 @@ class CycleMeter:
 
     def gate(self, optimizer: Optimizer) -> None:
         """Runs when the gradients are complete and not used yet."""
-        stepped = self._cycle.stepped
-        if stepped and (id(optimizer) in stepped or self._is_another(optimizer, self._cycle)):
+        stepped = self._capture.stepped
+        if stepped and (id(optimizer) in stepped or self._is_another(optimizer, self._capture)):
             self._end_cycle()
-        cycle = self._cycle
-        is_first = not cycle.stepped
+        capture = self._capture
+        is_first = not capture.stepped
         if is_first:
             owner = self._on_gate(optimizer)
-            if owner is self._owner and not cycle.micro_batches and self._is_late(optimizer):
+            if owner is self._owner and not capture.micro_batches and self._is_late(optimizer):
                 return
-            cycle.owner = owner
+            capture.owner = owner
             if owner is not self._owner or not self._owner_is_met:
                 self._belongs_to(owner)
-            if cycle.discards:
-                cycle.drop_discarded(optimizer)
+            if capture.discards:
+                capture.drop_discarded(optimizer)
         known, is_new = self._known.get(id(optimizer)), False
         if known is None or known.optimizer() is not optimizer:
-            known, is_new = self._meet(optimizer, cycle.track), self._since.is_new(optimizer)
-        cycle.track, cycle.place = known.track, known.place
+            known, is_new = self._meet(optimizer, capture.track), self._since.is_new(optimizer)
+        capture.track, capture.place = known.track, known.place
         if is_first:
-            cycle.begins_step = self._steps.begins(cycle.track, is_new)
-        cycle.stepped.append(id(optimizer))
+            capture.begins_step = self._steps.begins(capture.track, is_new)
+        capture.stepped.append(id(optimizer))
         unscale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
-        if cycle.scaler is not None or found_inf is not None:
-            self._take_scale(cycle, optimizer)
+        if capture.scaler is not None or found_inf is not None:
+            self._take_scale(capture, optimizer)
         if not known.is_settled or id(optimizer) not in self._held.followed:
             self._follow(optimizer)
-            self._take_engine(cycle, optimizer, known)
+            self._take_engine(capture, optimizer, known)
         elif known.engine is not None:
-            cycle.engine = known.engine() or cycle.engine
+            capture.engine = known.engine() or capture.engine
         self._take_norm(whole_gradients_of(optimizer), unscale)
-        self._take_learning_rates(cycle, optimizer, known)
-        begins = cycle.begins_step
-        self._survey.at_gate(optimizer, unscale, known.place, cycle.norms, cycle.limits, begins_step=begins)
+        self._take_learning_rates(capture, optimizer, known)
+        begins = capture.begins_step
+        self._survey.at_gate(optimizer, unscale, known.place, capture.norms, capture.limits, begins_step=begins)
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
         """Runs when a loss scaler was asked for a step and no optimizer was seen to make one."""
@@ -255,50 +255,50 @@ class CycleMeter:
         try:
             self.gate(optimizer)
             found_inf = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
-            self._cycle.found_inf.extend(flag.clone() for flag in found_inf.values())
+            self._capture.found_inf.extend(flag.clone() for flag in found_inf.values())
             self.step_ended(optimizer)
         finally:
             self._swallowing = False
 
     def step_ended(self, optimizer: Optimizer) -> None:
         """Runs after a top-level step."""
-        cycle = self._cycle
+        capture = self._capture
         self._since.step_ended()
-        if not cycle.stepped:
+        if not capture.stepped:
             return
-        cycle.ended.add(id(optimizer))
-        self._survey.after_step(optimizer, getattr(optimizer, "grad_scale", None), cycle.place, self._swallowing)
+        capture.ended.add(id(optimizer))
+        self._survey.after_step(optimizer, getattr(optimizer, "grad_scale", None), capture.place, self._swallowing)
         # An engine can be asked only when its own step is over.
-        if cycle.engine is None and self._order.is_complete(cycle.track, cycle.ended):
+        if capture.engine is None and self._order.is_complete(capture.track, capture.ended):
             self._end_cycle()
 
-    def _engine_found(self, cycle: Cycle, optimizer: Optimizer, known: KnownOptimizer) -> None:
+    def _engine_found(self, capture: StepCapture, optimizer: Optimizer, known: KnownOptimizer) -> None:
         engine = self._engines.engine_of(optimizer)
-        cycle.engine = cycle.engine if engine is None else engine
-        reaches = self._held.reaches(optimizer) if cycle.micro_batches else None
-        cycle.copied = cycle.copied or reaches is False
+        capture.engine = capture.engine if engine is None else engine
+        reaches = self._held.reaches(optimizer) if capture.micro_batches else None
+        capture.copied = capture.copied or reaches is False
         if reaches:  # it is so from now on
             known.is_settled, known.engine = True, None if engine is None else weakref.ref(engine)
 
     @staticmethod
-    def _engine_asked(cycle: Cycle) -> None:
-        norm = None if cycle.clips else norm_before_clipping(cycle.engine)
+    def _engine_asked(capture: StepCapture) -> None:
+        norm = None if capture.clips else norm_before_clipping(capture.engine)
         if norm is not None:
-            cycle.clips.append(Clip(norm, 2.0, frozenset(cycle.gradients), None))
-        cycle.copied = cycle.copied or not cycle.clips
+            capture.clips.append(Clip(norm, 2.0, frozenset(capture.gradients), None))
+        capture.copied = capture.copied or not capture.clips
 
     def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Optimizer | None) -> None:
         """A whole cycle at once, for a loop that no hook can see."""
-        cycle = self._cycle
+        capture = self._capture
         self._belongs_to(self._on_gate(optimizer))
-        cycle.track, cycle.micro_batches = 0, 1
-        cycle.begins_step = self._steps.begins(0)
+        capture.track, capture.micro_batches = 0, 1
+        capture.begins_step = self._steps.begins(0)
         if loss is not None:
-            self._take_losses(cycle, torch.as_tensor(loss), None)
+            self._take_losses(capture, torch.as_tensor(loss), None)
         self._take_norm(gradients, None)
         if optimizer is not None:
-            self._take_learning_rates(cycle, optimizer, self._meet(optimizer, 0))
-            self._survey.at_gate(optimizer, None, "", cycle.norms)
+            self._take_learning_rates(capture, optimizer, self._meet(optimizer, 0))
+            self._survey.at_gate(optimizer, None, "", capture.norms)
         self._end_cycle()
 
     def forget(self) -> None:
@@ -307,7 +307,7 @@ class CycleMeter:
 
     def drain(self) -> None:
         """Give out what is complete, and wait for what is on its way from the device."""
-        if self._cycle.has_gate:
+        if self._capture.has_gate:
             self._end_cycle()
         self._readback.drain()
 
@@ -324,21 +324,21 @@ class CycleMeter:
         """Wait for what is on its way: the one it belongs to is about to end."""
         self._readback.drain()
 
-    def _discarded(self, cycle: Cycle) -> None:
+    def _discarded(self, capture: StepCapture) -> None:
         """What the script has discarded since the backward pass before."""
         left = self._held.left()
         if left.nothing:
-            cycle.set_aside(len(cycle.losses), cycle.micro_batches)
-            cycle.discards.clear()
+            capture.set_aside(len(capture.losses), capture.micro_batches)
+            capture.discards.clear()
         else:
             for optimizer in left.emptied:
-                cycle.discard(optimizer, parameters_of(optimizer))
+                capture.discard(optimizer, parameters_of(optimizer))
         if left.unsure:
-            cycle.unsure = len(cycle.losses)
+            capture.unsure = len(capture.losses)
 
     def _belongs_to(self, owner: Any) -> None:
         """A new owner's tracks, skips and times begin afresh."""
-        self._cycle.owner, self._owner_is_met = owner, True
+        self._capture.owner, self._owner_is_met = owner, True
         if owner is not self._owner:
             self._owner, self._last, self._ended_at = owner, None, None
             self._skips = Skips({})
@@ -359,9 +359,9 @@ class CycleMeter:
         self._known[id(optimizer)] = known
         return known
 
-    def _is_another(self, optimizer: Optimizer, cycle: Cycle) -> bool:
+    def _is_another(self, optimizer: Optimizer, capture: StepCapture) -> bool:
         """Whether this step belongs to another training than that cycle, one that no backward pass has announced."""
-        return self._tracks.track_of(optimizer) != cycle.track and self._since.anything_new(optimizer)
+        return self._tracks.track_of(optimizer) != capture.track and self._since.anything_new(optimizer)
 
     def _is_late(self, optimizer: Optimizer) -> bool:
         """Whether this step still belongs to the cycle that seemed to be over."""
@@ -374,26 +374,26 @@ class CycleMeter:
         return True
 
     def _end_cycle(self) -> None:
-        cycle, self._cycle = self._cycle, Cycle()
-        self._last = cycle
-        if cycle.engine is not None:
-            self._ask_engine(cycle)
-            cycle.engine = None
-        self._order.cycle_ended(cycle.track, cycle.stepped)
+        capture, self._capture = self._capture, StepCapture()
+        self._last = capture
+        if capture.engine is not None:
+            self._ask_engine(capture)
+            capture.engine = None
+        self._order.cycle_ended(capture.track, capture.stepped)
         ended, when = time.perf_counter(), time.time()
         step_time = None if self._ended_at is None else ended - self._ended_at
         self._ended_at = ended
-        place, skips = cycle.place, self._skips
-        cycle.blocks, cycle.tables = self._survey.end(cycle.begins_step)
+        place, skips = capture.place, self._skips
+        capture.blocks, capture.tables = self._survey.end(capture.begins_step)
 
         def read(values: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
-            self._on_reading(cycle.owner, reading_of(cycle, values, rows, place, step_time, when, skips))
+            self._on_reading(capture.owner, reading_of(capture, values, rows, place, step_time, when, skips))
 
-        self._readback.fetch(scalars_of(cycle), read, rows_of(cycle) if cycle.blocks or cycle.tables else ())
+        self._readback.fetch(scalars_of(capture), read, rows_of(capture) if capture.blocks or capture.tables else ())
 
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
         norm = total_norm(gradients)
         if norm is not None:
-            self._cycle.norms.append(norm if grad_scale is None else norm / grad_scale)
-            if self._cycle.clips:
-                self._cycle.gradients.update(map(id, gradients))
+            self._capture.norms.append(norm if grad_scale is None else norm / grad_scale)
+            if self._capture.clips:
+                self._capture.gradients.update(map(id, gradients))

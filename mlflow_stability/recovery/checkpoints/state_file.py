@@ -32,7 +32,7 @@ def write_state(copy: StateCopy, path: Path) -> WrittenFile:
     """Write a state and wait until the disk has it."""
     copy.wait()
     with path.open("xb") as file:
-        pen = _HashingPen(file)
+        pen = _HashingWriter(file)
         torch.save(without_foreign(_content(copy)), cast("IO[bytes]", pen))
         if pen.failure is not None:
             raise pen.failure
@@ -97,7 +97,7 @@ def _content(copy: StateCopy) -> dict[str, Any]:
     }
 
 
-class _HashingPen:
+class _HashingWriter:
     """Writes and hashes; after a failure it takes the rest and drops it.
 
     An exception in the middle would make torch's own writer, as it is torn down, try once more and end the process.

@@ -55,7 +55,7 @@ class StepGuard:
         self._vote = vote
         self._on_device = on_device
         """Whether fused optimizers read the flag themselves; None: where they are on an accelerator."""
-        self._cycle: object = None
+        self._capture: object = None
         self._verdict = Verdict(False, None)
         self._looked: set[int] = set()
         self._skip_next = False
@@ -76,7 +76,7 @@ class StepGuard:
     def at_gate(
         self,
         optimizer: Optimizer,
-        cycle: object,
+        capture: object,
         losses: Sequence[Tensor] = (),
         norm: Tensor | None = None,
         companions: Iterable[Optimizer] = (),
@@ -87,9 +87,9 @@ class StepGuard:
         `cycle` is any object that stands for the cycle; `norm` the norm of this optimizer's gradients, if it was
         taken, and `largest` what it may be at most; `companions` the other optimizers that step in the same cycles.
         """
-        first = cycle is not self._cycle
+        first = capture is not self._capture
         if first:
-            self._begin(cycle)
+            self._begin(capture)
         if id(optimizer) not in self._looked:
             everybody = [optimizer, *(each for each in companions if each is not optimizer)]
             self._look(everybody, losses if first else (), norm, largest)
@@ -110,11 +110,11 @@ class StepGuard:
         if id(optimizer) in self._hidden:
             self._hide(optimizer)
 
-    def swallowed(self, optimizer: Optimizer, cycle: object) -> Verdict:
+    def swallowed(self, optimizer: Optimizer, capture: object) -> Verdict:
         """Runs when a loss scaler threw a step away: the cycle is broken for its other optimizers too."""
-        first = cycle is not self._cycle
+        first = capture is not self._capture
         if first:
-            self._begin(cycle)
+            self._begin(capture)
         if not self._verdict.broken:
             flag = torch.ones((), dtype=torch.float32, device=parameters_of(optimizer)[0].device)
             self._verdict = Verdict(True, flag if self._vote is None else self._vote(flag))
@@ -141,9 +141,9 @@ class StepGuard:
             undo()
         return undone
 
-    def _begin(self, cycle: object) -> None:
+    def _begin(self, capture: object) -> None:
         """A new cycle; what a step that ended in an exception has left behind is dropped."""
-        self._cycle, self._verdict = cycle, Verdict(False, None)
+        self._capture, self._verdict = capture, Verdict(False, None)
         self._looked.clear()
         self._hidden.clear()
         for number in list(self._gated):

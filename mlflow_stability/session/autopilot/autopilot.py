@@ -15,13 +15,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.step.step_capture import Cycle
+from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.decisions import Decision
-from mlflow_stability.session.autopilot.autopilot_config import FlightPlan, Hands
-from mlflow_stability.session.autopilot.rank_consensus import Crew, Orders
-from mlflow_stability.session.autopilot.rollback_controller import Rescue, WayBack
-from mlflow_stability.session.autopilot.snapshot_manager import Keeping, KnownParts
-from mlflow_stability.session.autopilot.step_control import CycleFacts, Gatekeeper
+from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
+from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
+from mlflow_stability.session.autopilot.rollback_controller import RollbackController, RollbackRecord
+from mlflow_stability.session.autopilot.snapshot_manager import KnownParts, SnapshotManager
+from mlflow_stability.session.autopilot.step_control import Gatekeeper, StepFacts
 from mlflow_stability.session.autopilot.step_evaluator import Listener
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.vocabulary.measured.observation import StepReading
@@ -34,28 +34,32 @@ SAVE_SECONDS = 60.0
 class Autopilot:
     """The pilot of one recording; of none, in a process that trains with others and does not record."""
 
-    def __init__(self, plan: FlightPlan, recording: Recording | None, hands: Hands) -> None:
+    def __init__(self, plan: AutopilotConfig, recording: Recording | None, context: AutopilotContext) -> None:
         self._plan = plan
         self._recording = recording
-        self._hands = hands
-        self._crew = Crew(hands.vote, recording is not None)
+        self._context = context
+        self._consensus = RankConsensus(context.vote, recording is not None)
         self.step = recording.step if recording is not None else 0
         """The step of the cycle that came to its gate last; the cycles of a GAN's halves are of one step."""
-        self._cycles = 0
+        self._captures = 0
         """How many came to their gates."""
         self._is_whole = self._was_set_back = False
         self._parts = KnownParts()
-        self._gates = Gatekeeper(plan.policy, plan.adaptive_clip, hands.vote)
-        self._keeping = Keeping(plan.policy, hands.guard, hands.open_shelf, self.step + 1, self._crew.is_alone)
-        self._rescue = Rescue(plan.policy, self._gates, self._keeping, self._tell)
-        guard, self._batches = hands.guard, hands.batches
-        self._listener = Listener(plan, self._gates, self._rescue, hands.batches, self._tell, recording is not None)
-        self._cycle: Cycle | None = None
-        self._facts: CycleFacts | None = None
-        self._pending: deque[CycleFacts] = deque()
+        self._gates = Gatekeeper(plan.policy, plan.adaptive_clip, context.vote)
+        self._snapshots = SnapshotManager(
+            plan.policy, context.guard, context.open_shelf, self.step + 1, self._consensus.is_alone
+        )
+        self._controller = RollbackController(plan.policy, self._gates, self._snapshots, self._tell)
+        guard, self._batches = context.guard, context.batches
+        self._listener = Listener(
+            plan, self._gates, self._controller, context.batches, self._tell, recording is not None
+        )
+        self._capture: StepCapture | None = None
+        self._facts: StepFacts | None = None
+        self._pending: deque[StepFacts] = deque()
         self._rates: dict[int, tuple[float, ...]] = {}
         self._scaler: Any = None
-        self._way = WayBack(self._rescue, self._crew, hands, recording, self._tell)
+        self._way = RollbackRecord(self._controller, self._consensus, context, recording, self._tell)
         self._meet = guard("the training's parts", self._parts_met)
         self._judge = guard("the guard", self._gates.judge)
         self._shape = guard("clipping and easing", self._gates.shape)
@@ -64,12 +68,12 @@ class Autopilot:
         self._before_closure = guard("the guard", self._gates.guard.before_closure)
         self._evaluated = guard("the guard", self._gates.guard.evaluated_again)
         self._snapshot = guard("snapshots", self._keep_state)
-        self._complete = guard("snapshots", self._keeping.complete)
-        self._begin_states = guard("snapshots", self._keeping.take_initial)
-        self._prove = guard("snapshots", self._keeping.prove)
+        self._complete = guard("snapshots", self._snapshots.complete)
+        self._begin_states = guard("snapshots", self._snapshots.take_initial)
+        self._prove = guard("snapshots", self._snapshots.prove)
         self._decide = guard("decisions", self._decided)
         self._settle_scale = guard("the loss scale", self._listener.settle_scale)
-        self._look_for_stale = guard("rollback", self._rescue.stale.is_stale)
+        self._look_for_stale = guard("rollback", self._controller.stale.is_stale)
 
     def before_backward(self, tensors: Any) -> None:
         """Runs before anything else of a backward pass."""
@@ -91,40 +95,45 @@ class Autopilot:
         self._evaluated(optimizer)
 
     def at_gate(
-        self, optimizer: Optimizer, cycle: Cycle, place: str, norm: Tensor | None, companions: Sequence[Optimizer]
+        self,
+        optimizer: Optimizer,
+        capture: StepCapture,
+        place: str,
+        norm: Tensor | None,
+        companions: Sequence[Optimizer],
     ) -> None:
         """Runs when the gradients are complete and measured, and not used yet."""
-        facts = self._facts_of(cycle, place)
+        facts = self._facts_of(capture, place)
         self._meet(optimizer)
-        votes = self._crew.announce(cycle, self.step, self._due)
-        self._judge(optimizer, cycle, facts, norm, companions, facts not in self._pending)
+        votes = self._consensus.announce(capture, self.step, self._due)
+        self._judge(optimizer, capture, facts, norm, companions, facts not in self._pending)
         if self._batches is not None:
             self._batches.judged(facts.skipped_by, facts.flag is not None, self._parts.optimizers())
         if votes:
-            self._crew.hear("the guard" in self._hands.guard.off, self.step)
-            self._gates.guards = self._gates.guards and not self._crew.somebody_off
+            self._consensus.hear("the guard" in self._context.guard.off, self.step)
+            self._gates.guards = self._gates.guards and not self._consensus.somebody_off
         self._shape(optimizer, facts, norm)
         self._rates.update(facts.rates)
 
-    def swallowed(self, optimizer: Optimizer, cycle: Cycle, place: str) -> None:
+    def swallowed(self, optimizer: Optimizer, capture: StepCapture, place: str) -> None:
         """Runs when a loss scaler threw a step away."""
-        facts = self._facts_of(cycle, place)
+        facts = self._facts_of(capture, place)
         self._meet(optimizer)
         facts.skipped_by = "scaler"
-        self._swallow(optimizer, cycle)
+        self._swallow(optimizer, capture)
 
     def step_ending(self, optimizer: Optimizer) -> bool:
         """Runs right after a step; whether it was skipped."""
         skipped = bool(self._put_back(optimizer))
-        if skipped and self._facts is not None and self._cycle is not None:
+        if skipped and self._facts is not None and self._capture is not None:
             self._facts.skipped_by = "guard"
-            self._cycle.found_inf.append(torch.ones((), dtype=torch.float32))
+            self._capture.found_inf.append(torch.ones((), dtype=torch.float32))
         return skipped
 
     def step_over(self, cycle_over: bool, is_whole: bool) -> None:
         """Runs after that, when all is as the script expects it. `is_whole`: no other training is expected in it."""
         self._is_whole = is_whole
-        if cycle_over or self._cycles == 1:
+        if cycle_over or self._captures == 1:
             self._carry_out(late=False)
 
     def cycle_ended(self) -> None:
@@ -146,7 +155,7 @@ class Autopilot:
     @property
     def good_steps(self) -> tuple[int, ...]:
         """The steps whose state can be gone back to."""
-        return tuple(each.step for each in self._keeping.good(with_disk=True))
+        return tuple(each.step for each in self._snapshots.good(with_disk=True))
 
     def skip_next(self) -> None:
         """Skip the next step."""
@@ -160,18 +169,18 @@ class Autopilot:
         parts = self._parts.alive()
         if parts is None or self._recording is None:
             return False
-        return self._keeping.write_now(parts, self.step, self._listener.loss, self._rates)
+        return self._snapshots.write_now(parts, self.step, self._listener.loss, self._rates)
 
     def roll_back(self) -> bool:
         """Go back to the newest good state, between two steps; False where there is none.
 
         Of several processes the word of the first one counts, and all go back together after the next step.
         """
-        decision = self._rescue.by_hand(self.step)
+        decision = self._controller.by_hand(self.step)
         if decision is None:
             return False
-        if not self._crew.is_alone:
-            self._crew.give(Orders(rollback=decision))
+        if not self._consensus.is_alone:
+            self._consensus.give(Orders(rollback=decision))
             return True
         return self._go_back(decision)
 
@@ -183,19 +192,19 @@ class Autopilot:
     def close(self, seconds: float) -> None:
         """The recording ends: what is being written may arrive."""
         self.let_go()
-        self._keeping.close(seconds)
+        self._snapshots.close(seconds)
         self._tell_of_checkpoints()
         if self._batches is not None:
             self._batches.stop()
 
-    def _facts_of(self, cycle: Cycle, place: str) -> CycleFacts:
-        if cycle is not self._cycle or self._facts is None:
-            self._cycle = cycle
-            self.step += cycle.begins_step
-            self._cycles += 1
+    def _facts_of(self, capture: StepCapture, place: str) -> StepFacts:
+        if capture is not self._capture or self._facts is None:
+            self._capture = capture
+            self.step += capture.begins_step
+            self._captures += 1
             gate = -1 if self._batches is None else self._batches.gate
-            self._facts = CycleFacts(self.step, place, has_scaler=cycle.scaler is not None, gate=gate)
-        self._scaler = cycle.scaler
+            self._facts = StepFacts(self.step, place, has_scaler=capture.scaler is not None, gate=gate)
+        self._scaler = capture.scaler
         return self._facts
 
     def _parts_met(self, optimizer: Optimizer) -> None:
@@ -203,19 +212,19 @@ class Autopilot:
             parts = self._parts.alive()
             if parts is not None:
                 self._gates.parts_changed(parts)
-                self._keeping.parts_changed(parts)
-                began = self._cycle is None or self._cycle.begins_step
+                self._snapshots.parts_changed(parts)
+                began = self._capture is None or self._capture.begins_step
                 self._begin_states(parts, self.step - began)
 
-    def _decided(self, facts: CycleFacts, reading: StepReading, events: Sequence[Event]) -> None:
+    def _decided(self, facts: StepFacts, reading: StepReading, events: Sequence[Event]) -> None:
         orders = self._listener.hear(facts, reading, events, self._parts.alive())
         self._tell_of_checkpoints()
         if not self._way.is_under_way:
-            self._crew.give(orders)
+            self._consensus.give(orders)
 
     def _carry_out(self, late: bool) -> None:
         """Do what was decided; `late`: the script has begun its next step, for the reading came no sooner."""
-        orders = self._crew.take()
+        orders = self._consensus.take()
         if not late and self._scaler is not None:
             self._settle_scale(self._scaler)
         if self._plan.keeps:
@@ -224,7 +233,7 @@ class Autopilot:
             if orders.rollback is not None:
                 self._go_back(orders.rollback)
             if self._recording is not None:
-                self._hands.guard("checkpoints", self._keeping.save_last_good)(SAVE_SECONDS)
+                self._context.guard("checkpoints", self._snapshots.save_last_good)(SAVE_SECONDS)
             raise orders.ending
         if orders.rollback is not None:
             self._go_back(orders.rollback)
@@ -237,16 +246,16 @@ class Autopilot:
             return
         if orders.trouble or facts.skipped_by or facts.asked_for:
             return
-        ring, disk = (orders.snapshot, orders.checkpoint) if not self._crew.is_alone else self._due()
+        ring, disk = (orders.snapshot, orders.checkpoint) if not self._consensus.is_alone else self._due()
         disk = disk and self._recording is not None
         if ring or disk:
-            self._keeping.take(parts, self.step, self._listener.loss, self._rates, ring=ring, disk=disk)
+            self._snapshots.take(parts, self.step, self._listener.loss, self._rates, ring=ring, disk=disk)
 
     def _due(self) -> tuple[bool, bool]:
         parts = self._parts.alive()
         if parts is None or not self._plan.keeps:
             return False, False
-        return self._keeping.is_due(parts, self.step)
+        return self._snapshots.is_due(parts, self.step)
 
     def _go_back(self, decision: Decision) -> bool:
         gone = self._way.go(decision, self.step, self._parts.alive())
@@ -255,7 +264,7 @@ class Autopilot:
         return gone
 
     def _tell_of_checkpoints(self) -> None:
-        for event in self._keeping.events():
+        for event in self._snapshots.events():
             self._tell(event)
 
     def _tell(self, event: Event) -> None:

@@ -16,7 +16,7 @@ from typing import Any
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.stop_conditions import StopCondition, stop_conditions
-from mlflow_stability.session.autopilot.rank_consensus import SharedVote
+from mlflow_stability.session.autopilot.rank_consensus import RankVote
 from mlflow_stability.session.autopilot.snapshot_manager import OpenShelf
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.guard import PartGuard
@@ -35,7 +35,7 @@ KNOBS = {
 
 
 @dataclass(frozen=True, slots=True)
-class FlightPlan:
+class AutopilotConfig:
     """What the autopilot is to do."""
 
     policy: RollbackPolicy
@@ -49,10 +49,10 @@ class FlightPlan:
         return self.policy.rollback or bool(self.stop_on)
 
 
-def flight_plan(settings: Settings) -> FlightPlan:
+def autopilot_config_of(settings: Settings) -> AutopilotConfig:
     """The plan of these settings."""
     policy = _policy(settings)
-    return FlightPlan(
+    return AutopilotConfig(
         policy,
         stop_conditions(settings.stop_on),
         settings.adaptive_clip,
@@ -85,7 +85,7 @@ _DEFAULTS = {each.name: each.default for each in dataclasses.fields(Settings)}
 
 
 @dataclass(frozen=True, slots=True)
-class Hands:
+class AutopilotContext:
     """Handed to each pilot when its recording begins."""
 
     guard: PartGuard
@@ -93,4 +93,4 @@ class Hands:
     """Waits for the readings that are on their way."""
     open_shelf: OpenShelf
     batches: BatchReport | None
-    vote: SharedVote | None
+    vote: RankVote | None

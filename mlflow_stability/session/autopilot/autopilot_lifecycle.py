@@ -13,10 +13,10 @@ from typing import Any
 
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.layout import make_root
-from mlflow_stability.probes.step.reading import CycleReading
+from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.session.autopilot.autopilot import Autopilot
-from mlflow_stability.session.autopilot.autopilot_config import Hands, flight_plan
-from mlflow_stability.session.autopilot.rank_consensus import SharedVote, shared_vote
+from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext, autopilot_config_of
+from mlflow_stability.session.autopilot.rank_consensus import RankVote, shared_vote
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.broken_batch.held_batches import report_of
 from mlflow_stability.session.guard import PartGuard
@@ -30,48 +30,48 @@ CLOSE_SECONDS = 30.0
 """For how long the end of a recording waits for the checkpoint that is being written."""
 
 
-class Flight:
+class AutopilotLifecycle:
     """The pilots of one session."""
 
     def __init__(
         self, settings: Settings, guard: PartGuard, settle: Callable[[], None], run_id: Callable[[], str | None]
     ) -> None:
         self._settings = settings
-        self._plan = flight_plan(settings)
+        self._plan = autopilot_config_of(settings)
         self._guard = guard
         self._settle = settle
         self._run_id = run_id
-        self._vote: SharedVote | None = None
-        self._pilot: Autopilot | None = None
+        self._vote: RankVote | None = None
+        self._control: Autopilot | None = None
         self._recording: Recording | None = None
         self._make = guard("the autopilot", self._new_pilot)
         self._close = guard("the autopilot's end", self._close_pilot)
 
     @property
-    def pilot(self) -> Autopilot:
+    def control(self) -> Autopilot:
         """The one who flies now; StabilityError before the first step."""
-        if self._pilot is None:
+        if self._control is None:
             raise StabilityError("No step was seen yet, so there is nothing to act on.")
-        return self._pilot
+        return self._control
 
     def pilot_for(self, recording: Recording | None) -> Any:
         """The pilot of a recording that begins."""
         self._end_pilot()
         return self._make(recording)
 
-    def on_reading(self, recording: Recording | None, reading: CycleReading) -> None:
+    def on_reading(self, recording: Recording | None, reading: ProbeReading) -> None:
         """Runs when a cycle was read: record it, and let the pilot know."""
         events: list[Event] = []
         step = StepReading(0, reading.signals, reading.values, 0, reading.time)
         if recording is not None:
             step, events = recording.record(reading)
-        if self._pilot is not None and self._recording is recording:
-            self._pilot.on_reading(step, events)
+        if self._control is not None and self._recording is recording:
+            self._control.on_reading(step, events)
 
     def let_go(self) -> None:
         """Put back whatever is hidden or written at the moment."""
-        if self._pilot is not None:
-            self._pilot.let_go()
+        if self._control is not None:
+            self._control.let_go()
 
     def close(self) -> None:
         """Nothing is flown any more."""
@@ -83,19 +83,19 @@ class Flight:
     def _end_pilot(self) -> None:
         """The recording is over."""
         self._close()
-        self._pilot = self._recording = None
+        self._control = self._recording = None
 
     def _new_pilot(self, recording: Recording | None) -> Autopilot:
         if self._vote is None:
             self._vote = shared_vote()
         batches = self._batches(recording)
-        hands = Hands(self._guard, self._settle, lambda: self._shelf(recording), batches, self._vote)
-        self._pilot, self._recording = Autopilot(self._plan, recording, hands), recording
-        return self._pilot
+        context = AutopilotContext(self._guard, self._settle, lambda: self._shelf(recording), batches, self._vote)
+        self._control, self._recording = Autopilot(self._plan, recording, context), recording
+        return self._control
 
     def _close_pilot(self) -> None:
-        if self._pilot is not None:
-            self._pilot.close(CLOSE_SECONDS)
+        if self._control is not None:
+            self._control.close(CLOSE_SECONDS)
 
     def _shelf(self, recording: Recording | None) -> tuple[Path, str]:
         """A folder named after the run; after the recording, while the courier has not started its run yet."""

@@ -80,22 +80,22 @@ class Orders:
         return cls(healthy > 0, trouble > 0, snapshot > 0, checkpoint > 0, decision, ending)
 
 
-class SharedVote:
+class RankVote:
     """The voice of this process."""
 
     def __init__(self) -> None:
         self._group = torch.distributed.new_group(backend="gloo")
-        self._cycle: object = None
+        self._capture: object = None
         self._numbers = [0.0] * FIELDS
         self._received: list[float] | None = None
         self.somebody_off = False
         """Whether the guard of a process has failed."""
 
-    def begins(self, cycle: object) -> bool:
+    def begins(self, capture: object) -> bool:
         """Whether this is the first gate of a cycle."""
-        if cycle is self._cycle:
+        if capture is self._capture:
             return False
-        self._cycle, self._received = cycle, None
+        self._capture, self._received = capture, None
         self._numbers = [0.0] * FIELDS
         return True
 
@@ -138,17 +138,17 @@ class SharedVote:
         return float(broken)
 
 
-def shared_vote() -> SharedVote | None:
+def shared_vote() -> RankVote | None:
     """A vote where several processes train together through torch.distributed; else None."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
-    return SharedVote() if torch.distributed.get_world_size() > 1 else None
+    return RankVote() if torch.distributed.get_world_size() > 1 else None
 
 
-class Crew:
+class RankConsensus:
     """The processes of one training, as this one sees them."""
 
-    def __init__(self, vote: SharedVote | None, decides: bool) -> None:
+    def __init__(self, vote: RankVote | None, decides: bool) -> None:
         self._vote = vote
         self._decides = decides
         self._orders = Orders()
@@ -186,9 +186,9 @@ class Crew:
         """The training was set back: what was decided of its steps is void."""
         self._orders, self._to_say = Orders(), Orders()
 
-    def announce(self, cycle: object, step: int, due: Callable[[], tuple[bool, bool]]) -> bool:
+    def announce(self, capture: object, step: int, due: Callable[[], tuple[bool, bool]]) -> bool:
         """Runs before the vote of a cycle; False where there is none, or it was held. `due`: what to keep, if asked."""
-        if self._vote is None or not self._vote.begins(cycle):
+        if self._vote is None or not self._vote.begins(capture):
             return False
         if self._decides:
             if not self._to_say.trouble and self._to_say.rollback is None:

@@ -36,9 +36,9 @@ from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.restore import RestoreChoice, RestorePlan
 from mlflow_stability.recovery.state.stale_graphs import StaleGraphs
 from mlflow_stability.recovery.state.training_parts import TrainingParts
-from mlflow_stability.session.autopilot.autopilot_config import Hands
-from mlflow_stability.session.autopilot.rank_consensus import Crew, Orders
-from mlflow_stability.session.autopilot.snapshot_manager import Keeping
+from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
+from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
+from mlflow_stability.session.autopilot.snapshot_manager import SnapshotManager
 from mlflow_stability.session.autopilot.step_control import Gatekeeper
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -87,15 +87,15 @@ class _Return:
     began: float
 
 
-class Rescue:
+class RollbackController:
     """The decisions about one training, and what they do."""
 
     def __init__(
-        self, policy: RollbackPolicy, gates: Gatekeeper, keeping: Keeping, tell: Callable[[Event], None]
+        self, policy: RollbackPolicy, gates: Gatekeeper, snapshots: SnapshotManager, tell: Callable[[Event], None]
     ) -> None:
         self._policy = policy
         self._gates = gates
-        self._keeping = keeping
+        self._snapshots = snapshots
         self._tell = tell
         self._past = Past()
         self._return: _Return | None = None
@@ -130,7 +130,7 @@ class Rescue:
             news.skips_in_a_row,
             late,
             not (broken and not late and self._policy.rollback and parts is not None) or weights_finite(parts),
-            self._keeping.good(with_disk=suspicious and self._policy.rollback),
+            self._snapshots.good(with_disk=suspicious and self._policy.rollback),
         )
         self._past, decision = decide(self._policy, self._past, situation)
         if decision.action == "rollback":
@@ -145,7 +145,7 @@ class Rescue:
 
     def by_hand(self, step: int) -> Decision | None:
         """The decision of a script that asks to be set back; None where there is no good state."""
-        good: tuple[GoodState, ...] = self._keeping.good(with_disk=True)
+        good: tuple[GoodState, ...] = self._snapshots.good(with_disk=True)
         if not good:
             return None
         policy = self._policy
@@ -155,8 +155,8 @@ class Rescue:
 
     def prepare(self, decision: Decision, step: int, parts: TrainingParts) -> None:
         """Find the state, compare it with the training, and set aside what is now; nothing is changed."""
-        policy, keeping = self._policy, self._keeping
-        copy = keeping.state_of(decision.target)
+        policy, snapshots = self._policy, self._snapshots
+        copy = snapshots.state_of(decision.target)
         choice = RestoreChoice(policy.restore_schedule, policy.restore_schedule, rng=policy.restore_rng)
         self._return = _Return(
             decision.target,
@@ -165,12 +165,12 @@ class Rescue:
             self._easing(decision, step, parts),
             time.perf_counter(),
         )
-        keeping.set_aside(parts, step)
+        snapshots.set_aside(parts, step)
 
     def apply(self) -> None:
         """Set the training back, between two steps; where that breaks off, it is what it was before."""
         assert self._return is not None
-        self._keeping.ring.lend(self._return.target)
+        self._snapshots.ring.lend(self._return.target)
         self._return.plan.apply()
 
     def undo(self) -> bool:
@@ -179,16 +179,16 @@ class Rescue:
             return True
         if self._return.plan.undo():
             return False
-        self._keeping.ring.give_back(self._return.target)
+        self._snapshots.ring.give_back(self._return.target)
         return True
 
     def went_back(self, decision: Decision, step: int, attempt: int) -> Event:
         """It worked, in every process: gives the event that says so."""
         assert self._return is not None
         done, self._return = self._return, None
-        self._keeping.gone_back(decision.target)
+        self._snapshots.gone_back(decision.target)
         if done.plan.finish():
-            self._keeping.ring.give_back(decision.target)
+            self._snapshots.ring.give_back(decision.target)
         if self._policy.reset_momentum:
             for optimizer in done.parts.optimizers:
                 reset_momentum(optimizer)
@@ -211,7 +211,7 @@ class Rescue:
 
     def _easing(self, decision: Decision, step: int, parts: TrainingParts) -> EasingPlan:
         lasting = min(decision.lasting_share, self._gates.lasting)
-        rates, times = self._keeping.rates_at(decision.target), self._policy.hold_learning_rate_above
+        rates, times = self._snapshots.rates_at(decision.target), self._policy.hold_learning_rate_above
         held = {
             id(each): held_rates(each, rates[id(each)], times, lasting)
             for each in parts.optimizers
@@ -227,7 +227,7 @@ class Rescue:
         remedies = what_to_change(birth, overflowed_in_half=overflowed_in_half)
         told = give_up_event(decision, step, attempt=0, returns=self.returns, ends=ends, remedies=remedies)
         self._tell(told)
-        if self._keeping.aside is not None and self._keeping.aside.step == decision.target:
+        if self._snapshots.aside is not None and self._snapshots.aside.step == decision.target:
             in_vain = self._past.returns[-1].to
             reason = f"Going back to step {in_vain} did not help; the weights are again those from before it."
             orders.rollback = Decision("rollback", reason, decision.onset, target=decision.target, easing_steps=1)
@@ -259,24 +259,29 @@ def weights_finite(parts: TrainingParts) -> bool:
 PART = "rollback"
 
 
-class WayBack:
+class RollbackRecord:
     """The way back of one training."""
 
     def __init__(
-        self, rescue: Rescue, crew: Crew, hands: Hands, recording: Recording | None, tell: Callable[[Event], None]
+        self,
+        controller: RollbackController,
+        consensus: RankConsensus,
+        context: AutopilotContext,
+        recording: Recording | None,
+        tell: Callable[[Event], None],
     ) -> None:
-        guard = hands.guard
-        self._rescue = rescue
-        self._crew = crew
+        guard = context.guard
+        self._controller = controller
+        self._consensus = consensus
         self._off = guard.off
         self._recording = recording
         self._tell = tell
-        self._settle = hands.settle
+        self._settle = context.settle
         self.is_under_way = False
         """What is decided meanwhile is void."""
         self._prepare = guard(PART, self._prepared)
         self._apply = guard(PART, self._applied)
-        self._undo = guard("undoing a rollback", rescue.undo)
+        self._undo = guard("undoing a rollback", controller.undo)
         self._finish = guard(PART, self._went)
         self._forgo = guard("decisions", self._forgone)
 
@@ -287,10 +292,10 @@ class WayBack:
         """
         self.is_under_way = True
         try:
-            if not self._crew.agree(bool(self._prepare(decision, step, parts))):
+            if not self._consensus.agree(bool(self._prepare(decision, step, parts))):
                 self._forgo(decision, step, True)
-            elif not self._crew.agree(bool(self._apply())):
-                self._forgo(decision, step, self._crew.agree(bool(self._undo())))
+            elif not self._consensus.agree(bool(self._apply())):
+                self._forgo(decision, step, self._consensus.agree(bool(self._undo())))
             else:
                 self._finish(decision, step)
                 return True
@@ -302,24 +307,24 @@ class WayBack:
         if parts is None:
             raise LookupError("the model or the optimizer is gone")
         self._settle()
-        self._rescue.prepare(decision, step, parts)
+        self._controller.prepare(decision, step, parts)
         return True
 
     def _applied(self) -> bool:
-        self._rescue.apply()
+        self._controller.apply()
         return True
 
     def _went(self, decision: Decision, step: int) -> None:
         recording = self._recording
-        event = self._rescue.went_back(decision, step, 1 if recording is None else recording.attempt + 1)
-        self._crew.forget()
+        event = self._controller.went_back(decision, step, 1 if recording is None else recording.attempt + 1)
+        self._consensus.forget()
         if recording is not None:
             self._tell(event)
             recording.set_back(decision.reason)
 
     def _forgone(self, decision: Decision, step: int, all_whole: bool) -> None:
         why = self._off.get(PART, "another process of this training could not")
-        self._tell(self._rescue.forgo(decision, step, why, all_whole))
-        self._crew.forget()
-        if self._rescue.ends_training:
+        self._tell(self._controller.forgo(decision, step, why, all_whole))
+        self._consensus.forget()
+        if self._controller.ends_training:
             raise TrainingDiverged(f"Training was ended at step {step}: it could not be set back ({why}).")

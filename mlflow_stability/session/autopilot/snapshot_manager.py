@@ -53,7 +53,7 @@ OpenShelf = Callable[[], tuple[Path, str]]
 """Gives the directory for checkpoints, and the name of the run that they belong to."""
 
 
-class Keeping:
+class SnapshotManager:
     """The states of one training."""
 
     def __init__(

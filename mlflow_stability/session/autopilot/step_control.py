@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.step.step_capture import Cycle
+from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.probes.tensors.gradient_norm import gradients_of, parameters_of
 from mlflow_stability.recovery.easing.adaptive_clip import AdaptiveClip
 from mlflow_stability.recovery.easing.easing import Easing, EasingClip, EasingPlan, rates_of
@@ -30,7 +30,7 @@ from mlflow_stability.vocabulary.measured.observation import StepReading
 
 
 @dataclass(slots=True, eq=False)
-class CycleFacts:
+class StepFacts:
     """What became of a cycle at its gates."""
 
     step: int
@@ -61,7 +61,7 @@ class Gatekeeper:
         self._easing_clips: dict[str, EasingClip] = {}
         self.easing: Easing | None = None
         self._skip_next = False
-        self._skipping: Cycle | None = None
+        self._skipping: StepCapture | None = None
 
     def skip_next(self) -> None:
         """Skip the next cycle, broken or not."""
@@ -75,23 +75,23 @@ class Gatekeeper:
     def judge(
         self,
         optimizer: Optimizer,
-        cycle: Cycle,
-        facts: CycleFacts,
+        capture: StepCapture,
+        facts: StepFacts,
         norm: Tensor | None,
         companions: Sequence[Optimizer],
         still_open: bool,
     ) -> None:
         """Skip this step if it is broken, or if it is to be skipped."""
         if self._skip_next:
-            self._skip_next, self._skipping = False, cycle
-        if not self.guards and cycle is not self._skipping:
+            self._skip_next, self._skipping = False, capture
+        if not self.guards and capture is not self._skipping:
             return
         largest = self._limit(facts.place).largest if self.guards else None
-        losses = cycle.sure_losses if self.guards else []
-        verdict = self.guard.at_gate(optimizer, cycle, losses, norm, companions, largest)
-        self._take_note(verdict, optimizer, cycle, facts, still_open)
+        losses = capture.sure_losses if self.guards else []
+        verdict = self.guard.at_gate(optimizer, capture, losses, norm, companions, largest)
+        self._take_note(verdict, optimizer, capture, facts, still_open)
 
-    def shape(self, optimizer: Optimizer, facts: CycleFacts, norm: Tensor | None) -> None:
+    def shape(self, optimizer: Optimizer, facts: StepFacts, norm: Tensor | None) -> None:
         """Clip and ease a step that is taken."""
         if facts.skipped_by or facts.asked_for:
             return
@@ -105,10 +105,10 @@ class Gatekeeper:
             self.easing.at_gate(optimizer, facts.step)
         facts.rates[id(optimizer)] = rates_of(optimizer)
 
-    def swallowed(self, optimizer: Optimizer, cycle: Cycle) -> None:
+    def swallowed(self, optimizer: Optimizer, capture: StepCapture) -> None:
         """A loss scaler threw the step away: the others of the cycle are stopped too."""
         if self.guards:
-            self.guard.swallowed(optimizer, cycle)
+            self.guard.swallowed(optimizer, capture)
 
     def step_ending(self, optimizer: Optimizer) -> bool:
         """Put everything back; True where the step was taken back only now."""
@@ -116,7 +116,7 @@ class Gatekeeper:
             self.easing.step_ended(optimizer)
         return self.guard.step_ended(optimizer)
 
-    def read(self, facts: CycleFacts, norm: float, given: float, skipped_by: str) -> None:
+    def read(self, facts: StepFacts, norm: float, given: float, skipped_by: str) -> None:
         """Learn from a step that was read: its norm, and the one that its optimizers were given."""
         self._limit(facts.place).step(norm, skipped=skipped_by == "guard")
         clip = self._policy.easing_clip
@@ -143,7 +143,7 @@ class Gatekeeper:
         self.easing = Easing(plan) if plan.factor < 1 or plan.held or plan.lasting < 1 else None
 
     def _take_note(
-        self, verdict: Verdict, optimizer: Optimizer, cycle: Cycle, facts: CycleFacts, still_open: bool
+        self, verdict: Verdict, optimizer: Optimizer, capture: StepCapture, facts: StepFacts, still_open: bool
     ) -> None:
         """The cycle carries the guard's flag beside the loss scaler's, so that skipped steps are counted."""
         flag = verdict.flag
@@ -160,7 +160,7 @@ class Gatekeeper:
             return
         if flag is not None and flag is not facts.flag and still_open:
             facts.flag = flag
-            cycle.found_inf.append(flag)
+            capture.found_inf.append(flag)
 
     def _limit(self, place: str) -> GradientLimit:
         if place not in self._limits:
@@ -189,7 +189,7 @@ class ReadStep:
     """A loss or gradients that are not finite, and nobody skipped the step."""
 
 
-def read_step(reading: StepReading, facts: CycleFacts, skipped_before: MutableMapping[str, float]) -> ReadStep:
+def read_step(reading: StepReading, facts: StepFacts, skipped_before: MutableMapping[str, float]) -> ReadStep:
     """The numbers of a step; `skipped_before` counts, by place, what was skipped so far, and is brought up to date."""
     found: dict[str, float] = {}
     for signal, value in zip(reading.signals, reading.values, strict=True):

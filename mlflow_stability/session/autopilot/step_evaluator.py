@@ -16,10 +16,10 @@ from mlflow_stability.recovery.nan_origin.nan_report import KIND as NAN_ORIGIN
 from mlflow_stability.recovery.skipping.skip_count import SkipCount, calm_loss_scaler, cut_loss_scale
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.recovery.stop_conditions import check_stop
-from mlflow_stability.session.autopilot.autopilot_config import FlightPlan
+from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
 from mlflow_stability.session.autopilot.rank_consensus import Orders
-from mlflow_stability.session.autopilot.rollback_controller import Rescue, StepNews
-from mlflow_stability.session.autopilot.step_control import CycleFacts, Gatekeeper, ReadStep, read_step
+from mlflow_stability.session.autopilot.rollback_controller import RollbackController, StepNews
+from mlflow_stability.session.autopilot.step_control import Gatekeeper, ReadStep, StepFacts, read_step
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event
@@ -30,16 +30,16 @@ class Listener:
 
     def __init__(
         self,
-        plan: FlightPlan,
+        plan: AutopilotConfig,
         gates: Gatekeeper,
-        rescue: Rescue,
+        controller: RollbackController,
         batches: BatchReport | None,
         tell: Callable[[Event], None],
         decides: bool,
     ) -> None:
         self._plan = plan
         self._gates = gates
-        self._rescue = rescue
+        self._controller = controller
         self._batches = batches
         self._tell = tell
         self._decides = decides
@@ -51,7 +51,7 @@ class Listener:
         """The last finite loss."""
 
     def hear(
-        self, facts: CycleFacts, reading: StepReading, events: Sequence[Event], parts: TrainingParts | None
+        self, facts: StepFacts, reading: StepReading, events: Sequence[Event], parts: TrainingParts | None
     ) -> Orders:
         """Take in a step."""
         reading = reading if self._decides else replace(reading, step=facts.step)
@@ -70,7 +70,7 @@ class Listener:
         news = StepNews(
             reading.step, tuple(events), seen.loss, seen.skipped_by, facts.asked_for, in_a_row, seen.broken_taken
         )
-        orders = self._rescue.orders_after(news, parts)
+        orders = self._controller.orders_after(news, parts)
         try:
             check_stop(self._plan.stop_on, reading, skipped=seen.skipped_by == "scaler")
         except TrainingDiverged as diverged:
@@ -79,7 +79,7 @@ class Listener:
 
     def _tell_of_batch(self, event: Event) -> None:
         if event.kind == NAN_ORIGIN:
-            self._rescue.birth = event
+            self._controller.birth = event
         self._tell(event)
 
     def settle_scale(self, scaler: Any) -> None:

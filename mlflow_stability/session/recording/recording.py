@@ -24,13 +24,13 @@ from mlflow_stability.journal.attention_maps import write_attention_map
 from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.probes.parameters.layer_statistics import Table
-from mlflow_stability.probes.step.reading import COPIED, UNCLIPPED, CycleReading
+from mlflow_stability.probes.step.reading import COPIED, UNCLIPPED, ProbeReading
 from mlflow_stability.probes.step.rolling_statistics import RunningNumbers
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.deferred_detection import LateJudge
 from mlflow_stability.session.recording.representation_summary import RepresentationAccount
-from mlflow_stability.session.recording.script_metrics import HeardMetric
+from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal, one_layout
@@ -56,7 +56,7 @@ class LossAccount:
         self._discarded = 0
         self._last_told: int | None = None
 
-    def take(self, step: int, reading: CycleReading) -> list[Event]:
+    def take(self, step: int, reading: ProbeReading) -> list[Event]:
         """Runs with each step; gives what is to be said now."""
         self._steps += 1
         self.seen = self.seen or any(each.quantity == "loss" for each in reading.signals)
@@ -80,7 +80,7 @@ class LossAccount:
         )
         return [Event(step, NotMeasured.kind, Severity.INFO, message, "loss", remedies=(remedy,))]
 
-    def _of_discarded(self, step: int, reading: CycleReading) -> list[Event]:
+    def _of_discarded(self, step: int, reading: ProbeReading) -> list[Event]:
         self._discarded += len(reading.discarded)
         if self._last_told is not None and step - self._last_told < TELL_EVERY:
             return []
@@ -153,7 +153,7 @@ class Recording:
         read = () if self._last is None else zip(self._last.signals, self._last.values, strict=True)
         return int(next((value for signal, value in read if signal.quantity == "micro_batches"), 0))
 
-    def record(self, reading: CycleReading) -> tuple[StepReading, list[Event]]:
+    def record(self, reading: ProbeReading) -> tuple[StepReading, list[Event]]:
         """Judge and keep one cycle; gives what was kept, and what was found."""
         self.step += reading.begins_step
         signals, values = reading.signals, reading.values
@@ -203,7 +203,7 @@ class Recording:
         for fact in facts:
             self._journal.append(replace(fact, step=self.step, time=fact.time or time.time()))
 
-    def hear(self, heard: Sequence[HeardMetric]) -> None:
+    def hear(self, heard: Sequence[ScriptMetric]) -> None:
         """Judge and keep what the script has measured itself and logged, as of the step that was recorded last."""
         self.settle()
         for each in heard:
@@ -262,7 +262,7 @@ class Recording:
         for event in self._representations.events(self.step):
             self.tell(event)
 
-    def _account_for_losses(self, reading: CycleReading) -> None:
+    def _account_for_losses(self, reading: ProbeReading) -> None:
         self._tell_of_losses(self._losses.take(self.step, reading))
 
     def _tell_of_losses(self, events: Sequence[Event]) -> None:
@@ -272,7 +272,7 @@ class Recording:
                 self.note("loss", NO_LOSS)
                 self.say(f"{event.message} {event.remedies[0]}")
 
-    def _note_basis(self, reading: CycleReading) -> None:
+    def _note_basis(self, reading: ProbeReading) -> None:
         """Once for each meaning: clipping may come and go from step to step, and from track to track."""
         self._basis_of = reading.signals, reading.norm_basis
         place = next(each.place for each in reading.signals if each.quantity == "grad_norm")

@@ -24,7 +24,7 @@ _THEIR_STEP = "val_loss_step"
 
 
 @dataclass(frozen=True, slots=True)
-class HeardMetric:
+class ScriptMetric:
     """One validation loss that the script has logged, and the step that it gave."""
 
     signals: tuple[Signal, ...]
@@ -32,7 +32,7 @@ class HeardMetric:
     time: float
 
 
-class HeardMetrics:
+class ScriptMetrics:
     """The validation losses of the run that is being recorded."""
 
     def __init__(self) -> None:
@@ -55,7 +55,7 @@ class HeardMetrics:
         self._ear.remove()
         self.is_on = False
 
-    def take(self, run_id: str | None) -> list[HeardMetric]:
+    def take(self, run_id: str | None) -> list[ScriptMetric]:
         """What was heard of this run since the last time; what was logged to other runs is let go.
 
         Raises what went wrong at listening, here and not in the script's call.
@@ -103,7 +103,7 @@ def _number(value: Any) -> float:
     return float(value.item() if hasattr(value, "item") else value)
 
 
-def _reading(layout: tuple[Signal, ...], value: float, step: int | None, when: float) -> HeardMetric:
+def _reading(layout: tuple[Signal, ...], value: float, step: int | None, when: float) -> ScriptMetric:
     if step is None:
-        return HeardMetric(layout[:1], (value,), when)
-    return HeardMetric(layout, (value, float(step)), when)
+        return ScriptMetric(layout[:1], (value,), when)
+    return ScriptMetric(layout, (value, float(step)), when)

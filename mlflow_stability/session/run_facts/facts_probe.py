@@ -21,8 +21,8 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.forward_watch import ForwardListener
 from mlflow_stability.probes.objects.model_discovery import covering, living, outermost, places_of
 from mlflow_stability.probes.performance.batch_shape import batch_words
-from mlflow_stability.probes.performance.flop_totals import FlopBook
-from mlflow_stability.probes.probe import GateView, next_multiple
+from mlflow_stability.probes.performance.flop_totals import FlopTotals
+from mlflow_stability.probes.probe import StepView, next_multiple
 from mlflow_stability.probes.run_facts.torch_facts import autocast_now
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, FactsWatch
@@ -61,7 +61,7 @@ class FactsProbe(ForwardListener):
         self._gates = 0
         self._looked_at = 0
         self._words_due = True
-        self.flops: FlopBook | None = None
+        self.flops: FlopTotals | None = None
         """Who counts operations, where somebody does."""
         self._batch = self._autocast = ""
         self._limits: dict[str, str] = {}
@@ -78,7 +78,7 @@ class FactsProbe(ForwardListener):
         following = self._gates <= FIRST_STEPS or self._watch.due(step)
         return step + 1 if following else next_multiple(step, LOOK_EVERY)
 
-    def at_gate(self, view: GateView) -> None:
+    def at_gate(self, view: StepView) -> None:
         """Take note of a new optimizer; every ten steps, look at the whole training."""
         look = self._watch.due(view.step) and view.step != self._looked_at
         is_new = self._is_new(view.optimizer)
@@ -97,7 +97,7 @@ class FactsProbe(ForwardListener):
                     self._recording.say(f"{event.message} {event.remedies[0]}")
             self._words_due = True
 
-    def after_step(self, _view: GateView) -> None:
+    def after_step(self, _view: StepView) -> None:
         """Nothing to do."""
 
     def blocks(self, _step: int) -> Sequence[Block]:
@@ -121,7 +121,7 @@ class FactsProbe(ForwardListener):
         self._optimizers.append(weakref.ref(optimizer))
         return True
 
-    def _note_limits(self, view: GateView) -> None:
+    def _note_limits(self, view: StepView) -> None:
         """Those of the first optimizer as they are; of another one only where it has others."""
         living = _living(self._optimizers) if view.limits else []
         number = next((at for at, each in enumerate(living) if each is view.optimizer), None)

@@ -108,8 +108,8 @@ def _settings(view: TrainingView) -> dict[str, str]:
         found["The norm that gradients are clipped to"] = view.limits["max_norm"]
     if "clip_value" in view.limits:
         found["The value that gradients are clipped to"] = view.limits["clip_value"]
-    cycles = any(vars(each).get("cycle_momentum") for each in view.schedulers)
-    passed_over = _PASSED_OVER | _OF_CYCLES if cycles else _PASSED_OVER
+    captures = any(vars(each).get("cycle_momentum") for each in view.schedulers)
+    passed_over = _PASSED_OVER | _OF_CYCLES if captures else _PASSED_OVER
     for number, optimizer in enumerate(view.optimizers[:MOST_OPTIMIZERS]):
         title = type(optimizer).__name__ + (f" (optimizer_{number})" if number else "")
         found |= _of_optimizer(optimizer, passed_over, title)

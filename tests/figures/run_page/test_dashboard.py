@@ -12,7 +12,7 @@ from figures.drawings import curve, cut_off, overlapping_labels, pixels, texts
 
 import mlflow_stability
 from mlflow_stability.figures.run_page.dashboard import dashboard
-from mlflow_stability.figures.run_page.dashboard_data import Board
+from mlflow_stability.figures.run_page.dashboard_data import DashboardData
 from mlflow_stability.figures.run_page.mark import Mark
 from mlflow_stability.figures.style import BAD, png
 from mlflow_stability.vocabulary import Severity
@@ -20,7 +20,7 @@ from mlflow_stability.vocabulary import Severity
 NORMS = "grad_norm", "grad_norm_clipped"
 
 
-def board_of_steps(count: int) -> Board:
+def board_of_steps(count: int) -> DashboardData:
     dice, steps = np.random.default_rng(0), np.arange(1, count + 1)
     curves = (
         curve("loss", 4 * np.exp(-5 * steps / count) + dice.normal(2, 0.05, count)),
@@ -29,7 +29,7 @@ def board_of_steps(count: int) -> Board:
         curve("learning_rate", 1e-3 * np.minimum(1, steps / count * 10)),
         curve("update_ratio", dice.lognormal(-7, 0.3, count)),
     )
-    return Board("Training health", f"run 3f2a9c · steps 1 to {count:,} · finished", curves)
+    return DashboardData("Training health", f"run 3f2a9c · steps 1 to {count:,} · finished", curves)
 
 
 def colour(name: str) -> list[int]:
@@ -53,12 +53,12 @@ def test_a_picture_is_readable_at_a_thousand_pixels_and_is_a_png() -> None:
 
 
 def test_what_was_not_measured_is_said() -> None:
-    figure = dashboard(Board("Training health", "", (curve("loss", [1.0, 2.0]),)))
+    figure = dashboard(DashboardData("Training health", "", (curve("loss", [1.0, 2.0]),)))
     assert texts(figure).count("not measured") == 3
 
 
 def test_a_run_of_which_nothing_is_known_is_a_picture_too() -> None:
-    figure = dashboard(Board("Training health", "no step yet", ()))
+    figure = dashboard(DashboardData("Training health", "no step yet", ()))
     assert texts(figure).count("not measured") == 4
     assert "nothing was found" in texts(figure)
 
@@ -66,10 +66,10 @@ def test_a_run_of_which_nothing_is_known_is_a_picture_too() -> None:
 def test_values_that_are_not_finite_are_marked_and_counted() -> None:
     loss = np.ones(3000)
     loss[1000:1800], loss[2900] = np.nan, np.inf
-    figure = dashboard(Board("Training health", "", (curve("loss", loss),)))
+    figure = dashboard(DashboardData("Training health", "", (curve("loss", loss),)))
     assert {"× 800 not finite", "× 1 not finite"} <= set(texts(figure))
     assert cut_off(figure) == []
-    bare = dashboard(Board("Training health", "", (curve("loss", np.ones(3000)),)))
+    bare = dashboard(DashboardData("Training health", "", (curve("loss", np.ones(3000)),)))
     bad = colour(BAD)
     assert (pixels(figure) == bad).all(axis=-1).sum() > 500
     assert not (pixels(bare) == bad).all(axis=-1).any()
@@ -78,7 +78,7 @@ def test_values_that_are_not_finite_are_marked_and_counted() -> None:
 def test_a_spike_of_one_step_in_a_million_reaches_its_height() -> None:
     loss = np.full(1_000_000, 2.0)
     loss[400_000] = 2000.0
-    loss_axes = dashboard(Board("Training health", "", (curve("loss", loss),))).axes[1]
+    loss_axes = dashboard(DashboardData("Training health", "", (curve("loss", loss),))).axes[1]
     highest = max(np.nanmax(line.get_ydata()) for line in loss_axes.lines if len(line.get_ydata()))
     assert highest == 2000.0
     assert all(len(line.get_xdata()) < 5000 for line in loss_axes.lines)
@@ -87,7 +87,7 @@ def test_a_spike_of_one_step_in_a_million_reaches_its_height() -> None:
 def test_lines_are_parted_where_the_training_was_set_back() -> None:
     loss, attempts = np.linspace(3, 2, 90), np.repeat([0, 1, 2], 30)
     marks = tuple(Mark("rollback", Severity.INFO, at, at, target=at - 10) for at in (30, 60))
-    figure = dashboard(Board("Training health", "", (curve("loss", loss, attempts=attempts),), marks))
+    figure = dashboard(DashboardData("Training health", "", (curve("loss", loss, attempts=attempts),), marks))
     line = max(figure.axes[1].lines, key=lambda each: len(each.get_xdata()))
     gaps = np.flatnonzero(np.isnan(line.get_ydata()))
     assert [int(line.get_xdata()[gap]) for gap in gaps] == [31, 61]
@@ -97,32 +97,34 @@ def test_lines_are_parted_where_the_training_was_set_back() -> None:
 
 def test_skipped_steps_are_shown_where_they_were_counted() -> None:
     skipped = np.cumsum(np.isin(np.arange(200), [50, 51, 120]))
-    figure = dashboard(Board("Training health", "", (curve("loss", np.ones(200)), curve("skipped_steps", skipped))))
+    figure = dashboard(
+        DashboardData("Training health", "", (curve("loss", np.ones(200)), curve("skipped_steps", skipped)))
+    )
     assert {"step skipped", "3 ×"} <= set(texts(figure))
 
 
 def test_zones_are_named_where_the_curve_is() -> None:
     def named(values: list[float]) -> set[str]:
-        return {text.split("\n")[0] for text in texts(dashboard(Board("", "", (curve("grad_norm", values),))))}
+        return {text.split("\n")[0] for text in texts(dashboard(DashboardData("", "", (curve("grad_norm", values),))))}
 
     assert {"healthy", "danger"} <= named([1.0, 5000.0])
     assert "vanishing" not in named([1.0, 5000.0])
     assert "vanishing" in named([1e-9, 1e-3])
     assert {"good", "high"} <= {
-        text.split("\n")[0] for text in texts(dashboard(Board("", "", (curve("update_ratio", [1e-3, 0.9]),))))
+        text.split("\n")[0] for text in texts(dashboard(DashboardData("", "", (curve("update_ratio", [1e-3, 0.9]),))))
     }
 
 
 @pytest.mark.parametrize("lowest", [1e-5, 1e-9, 1e-14, 1e-40])
 def test_the_names_of_zones_are_whole_however_narrow_their_bands(lowest: float) -> None:
-    figure = dashboard(Board("", "", (curve("update_ratio", np.geomspace(1.0, lowest, 50)),)))
+    figure = dashboard(DashboardData("", "", (curve("update_ratio", np.geomspace(1.0, lowest, 50)),)))
     assert cut_off(figure) == []
 
 
 def test_more_kinds_than_there_are_rows_share_the_last_one() -> None:
     marks = tuple(Mark(f"kind_{number}", Severity.INFO, number, number) for number in range(20))
     worst = Mark("nan_detected", Severity.CRITICAL, 30, 30)
-    figure = dashboard(Board("", "", (curve("loss", np.ones(40)),), (*marks, worst)))
+    figure = dashboard(DashboardData("", "", (curve("loss", np.ones(40)),), (*marks, worst)))
     assert {"nan detected", "16 other kinds"} <= set(texts(figure))
     assert overlapping_labels(figure) == []
 
@@ -130,7 +132,7 @@ def test_more_kinds_than_there_are_rows_share_the_last_one() -> None:
 def test_two_validation_losses_are_told_apart_by_their_names() -> None:
     def named(*places: str) -> list[str]:
         losses = [curve("val_loss", [2.0, 1.0], place=place) for place in places]
-        figure = dashboard(Board("", "", (curve("loss", [1.0, 2.0]), *losses)))
+        figure = dashboard(DashboardData("", "", (curve("loss", [1.0, 2.0]), *losses)))
         assert cut_off(figure) == []
         return [each.get_text() for each in figure.axes[1].get_legend().get_texts()]  # type: ignore[union-attr]
 
@@ -142,7 +144,7 @@ def test_two_validation_losses_are_told_apart_by_their_names() -> None:
 
 def test_the_halves_of_a_gan_have_names_of_their_own() -> None:
     norms = [curve(quantity, [1.0, 2.0], place=place) for quantity in NORMS for place in ("", "track_1")]
-    axes = dashboard(Board("", "", tuple(norms))).axes[2]
+    axes = dashboard(DashboardData("", "", tuple(norms))).axes[2]
     names = [each.get_text() for each in axes.get_legend().get_texts()]  # type: ignore[union-attr]
     assert names[:2] == ["grad_norm", "track_1"]
     assert len(set(names)) == 4
@@ -151,7 +153,7 @@ def test_the_halves_of_a_gan_have_names_of_their_own() -> None:
 def test_the_learning_rate_is_drawn_as_it_is() -> None:
     rate = np.full(1000, 0.1)
     rate[500] = 0.9
-    figure = dashboard(Board("", "", (curve("learning_rate", rate), curve("loss", rate))))
+    figure = dashboard(DashboardData("", "", (curve("learning_rate", rate), curve("loss", rate))))
     loss, _, learning_rate, _ = figure.axes[1:]
     drawn = [line for line in learning_rate.lines if len(line.get_xdata()) == 1000]
     assert [np.array_equal(line.get_ydata(), rate) for line in drawn] == [True]
@@ -160,7 +162,7 @@ def test_the_learning_rate_is_drawn_as_it_is() -> None:
 
 def test_names_that_mean_something_to_matplotlib_are_shown_as_they_are() -> None:
     groups = tuple(curve("learning_rate", [0.1, 0.2], place=f"$\\frac{{{number}}}$_训练") for number in range(9))
-    figure = dashboard(Board("$x^{$ 训练 \x1b[31m", "_a_ " * 300, groups, left_out={"learning_rate": 2}))
+    figure = dashboard(DashboardData("$x^{$ 训练 \x1b[31m", "_a_ " * 300, groups, left_out={"learning_rate": 2}))
     assert any("$x^{$ □□ \\x1b[31m" in text for text in texts(figure))
     assert "and 6 more" in texts(figure)
     assert cut_off(figure) == []

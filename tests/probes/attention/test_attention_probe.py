@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from mlflow_stability.probes.attention import attention_probe as attention
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe, chosen
-from mlflow_stability.probes.forward.forward_scheduler import ForwardTurns
+from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
 
@@ -58,7 +58,7 @@ class Training:
         self.optimizer = torch.optim.SGD(self.model.parameters(), lr=0.05)
         self.maps: list[AttentionMap] = []
         self.probe = AttentionProbe(every, 64, unguarded, self.maps.append)
-        self.turns = ForwardTurns(unguarded, [self.probe] if every else [], 1)
+        self.turns = ForwardScheduler(unguarded, [self.probe] if every else [], 1)
         self.watch = ForwardWatch(unguarded, [self.turns])
         self.watch.at_gate(self.optimizer)
         self.rows: list[dict[str, float]] = []

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from mlflow_stability.probes.activations.activation_probe import ActivationProbe
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.probes.forward.compiled_models import CompileRetreat
-from mlflow_stability.probes.forward.forward_scheduler import ForwardProbe, ForwardTurns
+from mlflow_stability.probes.forward.forward_scheduler import ForwardProbe, ForwardScheduler
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 
 
@@ -78,7 +78,7 @@ def look(model: nn.Module, *calls: Tensor) -> list[Tensor]:
         RepresentationProbe(unguarded, ["inner"], every=1),
         AttentionProbe(1, 8, unguarded, lambda _: None),
     ]
-    turns = ForwardTurns(unguarded, probes, 10)
+    turns = ForwardScheduler(unguarded, probes, 10)
 
     def began(root: nn.Module, args: Any, kwargs: Any) -> None:
         turns.forward_began(root, args, kwargs)

@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from mlflow_stability.probes.activations.activation_probe import ActivationProbe
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.probes.forward.compiled_models import compiled
-from mlflow_stability.probes.forward.forward_scheduler import ForwardTurns
+from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
 from mlflow_stability.probes.performance.flop_count import FlopCounter
 from mlflow_stability.vocabulary.result.event import Event
@@ -59,7 +59,7 @@ class Naming(nn.Module):
 never_called: Any = sine
 
 
-class Keeping(Naming):
+class SnapshotManager(Naming):
     """Calls one that it keeps, or that is in a table where nobody follows."""
 
     def __init__(self, **kept: Any) -> None:
@@ -77,13 +77,13 @@ def test_what_else_is_compiled_in_the_process_is_no_matter(monkeypatch: pytest.M
     other(torch.ones(2))
     monkeypatch.setitem(globals(), "never_called", other)
     assert compiled(Naming()) == "no"
-    assert compiled(Keeping()) == "no"
+    assert compiled(SnapshotManager()) == "no"
     assert compiled(nn.TransformerEncoderLayer(8, 2)) == "no"
 
 
 def test_a_compiled_function_that_a_forward_names_is_a_part_of_the_model(monkeypatch: pytest.MonkeyPatch) -> None:
     bend = torch.compile(sine, backend="eager")
-    assert compiled(Keeping(kept=bend)) == "functions only"
+    assert compiled(SnapshotManager(kept=bend)) == "functions only"
 
     def enclosing() -> type[nn.Module]:
         class Enclosing(nn.Linear):
@@ -131,7 +131,7 @@ def trained(
         ActivationProbe(lambda _part, body: body, every),
         AttentionProbe(every, 8, lambda _part, body: body, lambda _: None),
     ]
-    turns = ForwardTurns(lambda _part, body: body, probes, 1, told.append)
+    turns = ForwardScheduler(lambda _part, body: body, probes, 1, told.append)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watch = ForwardWatch(lambda _part, body: body, [turns])
     watch.at_gate(optimizer)
@@ -166,7 +166,7 @@ def test_compiled_code_that_nobody_could_know_of_is_left_alone_and_looked_past_a
         if warm:
             bend(torch.ones(4, 6, requires_grad=True))
         monkeypatch.setitem(globals(), "function", bend)
-        model = Keeping()
+        model = SnapshotManager()
         monkeypatch.setitem(globals(), "function", sine)
         assert compiled(model) == "no"
         torch._dynamo.utils.counters.clear()

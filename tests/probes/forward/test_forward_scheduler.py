@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from torch.overrides import TorchFunctionMode, _get_current_function_mode_stack
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.forward_scheduler import ForwardTurns
+from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.probes.forward.forward_watch import ForwardWatch
 from mlflow_stability.probes.forward.module_hooks import PassHooks
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -64,7 +64,7 @@ class Loop:
     def __init__(self, model: nn.Module, probe: Looker, tell: Callable[[Event], None] = lambda _: None) -> None:
         self.model = model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        self.turns = ForwardTurns(lambda _part, body: body, [probe], 1, tell)
+        self.turns = ForwardScheduler(lambda _part, body: body, [probe], 1, tell)
         self.watch = ForwardWatch(lambda _part, body: body, [self.turns])
         self.watch.at_gate(self.optimizer)
         self.step = 0

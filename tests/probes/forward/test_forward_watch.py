@@ -14,7 +14,7 @@ from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
 from mlflow_stability.probes.forward.forward_watch import ForwardListener, ForwardWatch
-from mlflow_stability.probes.objects.watched_modules import ModulePlaces
+from mlflow_stability.probes.objects.watched_modules import WatchedModules
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:`torch.jit.(script|save|load)"),  # on its way out, and still in use
@@ -156,7 +156,9 @@ def test_a_script_that_calls_the_parts_of_its_model_is_heard_and_has_one_model()
         watch.at_gate(optimizer)
     assert heard.calls == [("Net", 1, []), "ended", ("Linear", 1, []), "ended"]
     assert watch.models == (model,)
-    places = [dict(ModulePlaces(lambda: watch.models).inside(each)) for each in (model.encoder, model.blocks[0], model)]
+    places = [
+        dict(WatchedModules(lambda: watch.models).inside(each)) for each in (model.encoder, model.blocks[0], model)
+    ]
     assert [list(each) for each in places[:2]] == [["encoder", "encoder.inner", "encoder.drop"], ["blocks.0"]]
     assert places[2].items() >= {**places[0], **places[1]}.items()
     watch.remove()

@@ -11,7 +11,7 @@ from torch.nn.modules import module as torch_module
 
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.forward_scheduler import ForwardTurns
+from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
 from mlflow_stability.session.guard import PartGuard
 
 MOST = 60
@@ -88,7 +88,7 @@ def test_a_probe_that_ctrl_c_keeps_from_being_closed_is_closed_before_the_next_p
     torch._dynamo.reset()
     torch._dynamo.utils.counters.clear()
     probe = Reluctant()
-    turns = ForwardTurns(PartGuard(strict=True, on_failure=lambda part, error: None), [probe], 1)
+    turns = ForwardScheduler(PartGuard(strict=True, on_failure=lambda part, error: None), [probe], 1)
     model = nn.Linear(2, 2)
     turns.forward_began(model, (), {})
     with pytest.raises(KeyboardInterrupt):

@@ -11,7 +11,7 @@ from torch.amp import GradScaler
 from torch.optim import LBFGS, SGD, Adagrad, AdamW, Muon, Optimizer
 
 from mlflow_stability.probes.parameters.weight_updates import RealUpdates
-from mlflow_stability.probes.probe import GateView
+from mlflow_stability.probes.probe import StepView
 
 Weights = dict[int, Tensor]
 
@@ -96,8 +96,8 @@ def test_a_step_that_is_known_to_be_skipped_says_nothing() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1)
     probe, measured = RealUpdates(1, 1), Measured([], [])
-    probe.at_gate(GateView(optimizer, 0, measured.layers))
-    probe.after_step(GateView(optimizer, 0, measured.layers, skipped=True))
+    probe.at_gate(StepView(optimizer, 0, measured.layers))
+    probe.after_step(StepView(optimizer, 0, measured.layers, skipped=True))
     assert probe.blocks(0) == ()
 
 

@@ -12,7 +12,7 @@ from torch.optim import LBFGS, SGD
 
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.performance.step_timing import Mark, StepClock, StepEvents, events_of
-from mlflow_stability.probes.probe import GateView
+from mlflow_stability.probes.probe import StepView
 
 Told = dict[int, dict[str, float]]
 
@@ -45,7 +45,7 @@ class Drive:
 
     def end(self, optimizer: float, own: float = 0.0) -> None:
         self.step += 1
-        view = GateView(self.optimizer, self.step, Layers())
+        view = StepView(self.optimizer, self.step, Layers())
         self.wait(0.25)  # clipping
         if self.clock.due(self.step):
             self.clock.at_gate(view)
@@ -53,7 +53,7 @@ class Drive:
         self.wait(optimizer)
         self.clock.mark(Mark.STEP_ENDED)
         self.own += own
-        self.clock.split.cycles += 1
+        self.clock.split.captures += 1
         for block in self.clock.blocks(self.step):
             assert isinstance(block.values, tuple)
             self.told.setdefault(self.step, {}).update(zip(map(str, block.signals), block.values, strict=True))
@@ -108,12 +108,12 @@ def test_a_closure_that_is_evaluated_again_is_the_optimizers_time() -> None:
     for _ in range(10):
         drive.micro_batch(data=1, forward=2, backward=4)
         drive.step += 1
-        view = GateView(drive.optimizer, drive.step, Layers())
+        view = StepView(drive.optimizer, drive.step, Layers())
         drive.clock.at_gate(view)
         drive.clock.mark(Mark.GATE)
         drive.micro_batch(data=0, forward=2, backward=4)
         drive.clock.mark(Mark.STEP_ENDED)
-        drive.clock.split.cycles += 1
+        drive.clock.split.captures += 1
         for block in drive.clock.blocks(drive.step):
             drive.told.setdefault(drive.step, {}).update(zip(map(str, block.signals), block.values, strict=True))
     assert drive.told[10]["forward_time"] == 2

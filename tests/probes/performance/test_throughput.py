@@ -15,7 +15,7 @@ from torch.utils._python_dispatch import _get_current_dispatch_mode
 
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.performance.throughput import Throughput
-from mlflow_stability.probes.probe import GateView
+from mlflow_stability.probes.probe import StepView
 
 WORDS, WIDTH = 11, 6
 Told = dict[int, dict[str, float]]
@@ -74,8 +74,8 @@ class Drive:
         self.step += 1
         self.time += 0.5
         if probe.due(self.step):
-            probe.at_gate(GateView(self.optimizer, self.step, Layers()))
-            probe.after_step(GateView(self.optimizer, self.step, Layers(), skipped=skipped))
+            probe.at_gate(StepView(self.optimizer, self.step, Layers()))
+            probe.after_step(StepView(self.optimizer, self.step, Layers(), skipped=skipped))
             for block in probe.blocks(self.step):
                 assert isinstance(block.values, tuple)
                 self.told[self.step] = dict(zip(map(str, block.signals), block.values, strict=True))

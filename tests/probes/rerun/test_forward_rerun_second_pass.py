@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from probes.own_state import KINDS, HelperObject, Keeping, Streaming, Writing, made
+from probes.own_state import KINDS, HelperObject, SnapshotManager, Streaming, Writing, made
 from torch import Tensor, nn
 from torch.utils.flop_counter import FlopCounterMode
 
@@ -23,7 +23,7 @@ def _nothing_compiled() -> Iterator[None]:
     torch._dynamo.reset()
 
 
-def trained(kind: type[Keeping], looked_into: bool) -> tuple[list[Tensor], SecondPass, int]:
+def trained(kind: type[SnapshotManager], looked_into: bool) -> tuple[list[Tensor], SecondPass, int]:
     """What came out of a model of which a part is compiled; and how many second passes there were."""
     model, second, looks = made(kind), SecondPass(), 0
     model.linear.compile(backend="eager")
@@ -54,7 +54,7 @@ class nothing:  # noqa: N801
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_with_state_of_its_own_trains_as_if_nobody_had_looked(kind: type[Keeping]) -> None:
+def test_a_model_with_state_of_its_own_trains_as_if_nobody_had_looked(kind: type[SnapshotManager]) -> None:
     bare, _, _ = trained(kind, looked_into=False)
     watched, second, looks = trained(kind, looked_into=True)
     assert (looks, second.reason) == (5, "")
@@ -72,7 +72,7 @@ def reason(model: nn.Module, *args: Any, **kwargs: Any) -> str:
     ("kind", "words"),
     [(Streaming, "STREAM, which Streaming.number uses, is an iterator"), (Writing, "Writing.number uses open()")],
 )
-def test_what_cannot_be_put_back_is_not_run_and_it_is_said_why(kind: type[Keeping], words: str) -> None:
+def test_what_cannot_be_put_back_is_not_run_and_it_is_said_why(kind: type[SnapshotManager], words: str) -> None:
     model = made(kind)
     model.linear.compile(backend="eager")
     assert words in reason(model, torch.ones(2, 6))

@@ -17,7 +17,7 @@ from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.parameters.momentum_norm import MomentumNorm
 from mlflow_stability.probes.parameters.weight_updates import RealUpdates
-from mlflow_stability.probes.probe import GateView
+from mlflow_stability.probes.probe import StepView
 from mlflow_stability.session.guard import PartGuard
 
 KINDS: list[Callable[[], Any]] = [
@@ -43,12 +43,12 @@ class Shown:
         self.step = 0
         self.guard = PartGuard(strict=True, on_failure=lambda part, error: None)
 
-    def cycle(self, probes: Sequence[Any]) -> list[dict[str, list[float]]]:
+    def capture(self, probes: Sequence[Any]) -> list[dict[str, list[float]]]:
         """A whole cycle, and what each probe tells of it."""
         self.step += 1
         backward(self.model, self.step)
         for optimizer in self.optimizers:
-            view = GateView(optimizer, self.step, self.layers, None)
+            view = StepView(optimizer, self.step, self.layers, None)
             for each in probes:
                 self.guard(each.part, each.at_gate)(view)
             optimizer.step()
@@ -72,21 +72,21 @@ def test_after_a_cycle_that_ctrl_c_has_ended_half_way_probes_tell_what_is_true(m
     torch.manual_seed(0)
     shown = Shown()
     probe = make()
-    shown.cycle([probe])
+    shown.capture([probe])
     whole = Moments()
     with whole.counted():
-        shown.cycle([probe])
+        shown.capture([probe])
     interrupted = 0
     for at in range(1, whole.seen, max(whole.seen // MOST, 1)):
         moments = Moments(at)
         try:
             with moments.counted():
-                shown.cycle([probe])
+                shown.capture([probe])
         except KeyboardInterrupt:
             interrupted += 1
             shown.told(probe)  # the next backward ends the cycle
         fresh = make()
-        told, truth = shown.cycle([probe, fresh])
+        told, truth = shown.capture([probe, fresh])
         assert truth
         assert comparable(told) == comparable(truth), f"moment {at}"
     assert interrupted > 10

@@ -2,13 +2,13 @@ from __future__ import annotations
 
 import torch
 
-from mlflow_stability.probes.step.reading import CycleReading, Skips, reading_of
-from mlflow_stability.probes.step.step_capture import Cycle
+from mlflow_stability.probes.step.reading import ProbeReading, Skips, reading_of
+from mlflow_stability.probes.step.step_capture import StepCapture
 
 
-def reading(loss: float, rates: dict[str, float], step_time: float | None = 0.1) -> CycleReading:
-    cycle = Cycle(losses=[torch.tensor(loss)], micro_batches=1, learning_rates=dict(rates), track=0)
-    return reading_of(cycle, [loss, *rates.values()], (), "", step_time, 0.0, Skips({}))
+def reading(loss: float, rates: dict[str, float], step_time: float | None = 0.1) -> ProbeReading:
+    capture = StepCapture(losses=[torch.tensor(loss)], micro_batches=1, learning_rates=dict(rates), track=0)
+    return reading_of(capture, [loss, *rates.values()], (), "", step_time, 0.0, Skips({}))
 
 
 def test_as_long_as_the_same_is_measured_the_names_are_the_same_object() -> None:

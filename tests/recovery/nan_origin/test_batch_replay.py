@@ -7,7 +7,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 import torch
-from probes.own_state import KINDS, Keeping, Streaming, Writing, made
+from probes.own_state import KINDS, SnapshotManager, Streaming, Writing, made
 from recovery.guarded_training import differences, picture
 from recovery.listening import listening
 from torch import Tensor, nn
@@ -106,7 +106,7 @@ def test_it_is_not_said_to_be_the_hardware_where_something_else_may_have_been_ot
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_model_with_state_of_its_own_goes_on_as_if_nothing_had_been_run_again(kind: type[Keeping]) -> None:
+def test_a_model_with_state_of_its_own_goes_on_as_if_nothing_had_been_run_again(kind: type[SnapshotManager]) -> None:
     def trained(looked: bool) -> list[Tensor]:
         model = made(kind)
         capture, watch = listening(model)
@@ -130,7 +130,7 @@ def test_a_model_with_state_of_its_own_goes_on_as_if_nothing_had_been_run_again(
 
 
 @pytest.mark.parametrize("kind", [Streaming, Writing])
-def test_what_cannot_be_put_back_is_not_run_again_and_it_is_said_why(kind: type[Keeping]) -> None:
+def test_what_cannot_be_put_back_is_not_run_again_and_it_is_said_why(kind: type[SnapshotManager]) -> None:
     found = replayed(made(kind), torch.full((2, 6), float("nan")))
     assert (found.conclusion, found.finite) == ("cannot tell", None)
     assert found.message.startswith("The batch was not run again: ")

@@ -115,14 +115,14 @@ def test_all_of_an_accumulated_cycle_is_dropped_whichever_micro_batch_broke(bad:
     model = model_of()
     optimizer = torch.optim.Adam(model.parameters())
     with guarding(model) as meter:
-        for cycle in range(3):
+        for capture in range(3):
             before = picture(model, optimizer)
             for micro in range(4):
-                (nan_loss if cycle == 1 and micro == bad else loss_of)(model, batch(micro)).backward()
+                (nan_loss if capture == 1 and micro == bad else loss_of)(model, batch(micro)).backward()
             optimizer.step()
             optimizer.zero_grad()
             changed = differences(before, picture(model, optimizer))
-            assert bool(changed) is (cycle != 1)
+            assert bool(changed) is (capture != 1)
     assert [each.broken for each in meter.verdicts] == [False, True, False]
 
 
@@ -181,19 +181,19 @@ def test_what_a_loss_scaler_throws_away_is_thrown_away_by_the_other_optimizers_o
     parts = [torch.optim.SGD(model[0].parameters(), lr=0.1), torch.optim.SGD(model[3].parameters(), lr=0.1)]  # type: ignore[index]
     scaler = GradScaler("cpu", init_scale=4.0)
     with guarding(model) as meter:
-        for cycle in range(3):
+        for capture in range(3):
             before = picture(model, *parts)
             for each in parts:
                 each.zero_grad()
-            scaler.scale(loss_of(model, batch(cycle))).backward()
-            if cycle == 1:
+            scaler.scale(loss_of(model, batch(capture))).backward()
+            if capture == 1:
                 model[0].weight.grad.fill_(INF)  # type: ignore[index, union-attr]
             for number in order:
                 scaler.step(parts[number])
             scaler.update()
             after = picture(model, *parts)
             weights = [each for each in differences(before, after) if "weight" in each or "bias" in each]
-            assert bool(weights) is (cycle != 1)
+            assert bool(weights) is (capture != 1)
         assert scaler.get_scale() == 2.0  # its own backoff was left to work
     assert meter.verdicts[1].broken
 

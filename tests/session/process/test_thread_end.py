@@ -50,7 +50,7 @@ def test_what_the_outermost_function_caught_and_keeps_ended_the_training() -> No
         watched(watch)
         raise ValueError("no data")
 
-    def keeping(watch: ThreadEnd) -> None:
+    def snapshots(watch: ThreadEnd) -> None:
         failing(watch)
 
     said: list[BaseException | None] = []
@@ -58,7 +58,7 @@ def test_what_the_outermost_function_caught_and_keeps_ended_the_training() -> No
 
     def run() -> None:
         try:
-            keeping(watch)
+            snapshots(watch)
         except ValueError as error:
             kept.append(error)
 

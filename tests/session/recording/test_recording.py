@@ -16,7 +16,7 @@ from torch.optim import SGD
 
 import mlflow_stability
 from mlflow_stability.journal.record import Record
-from mlflow_stability.probes.step.reading import CycleReading
+from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.session.recording.recording import TELL_EVERY, LossAccount
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -100,6 +100,6 @@ def test_discarded_losses_are_counted_and_told_of_seldom() -> None:
     told = []
     for step in range(1, 251):
         discarded = (math.nan,) if step % 2 else ()
-        told += account.take(step, CycleReading((Signal("loss"),), (1.0,), 0.0, "", (), discarded))
+        told += account.take(step, ProbeReading((Signal("loss"),), (1.0,), 0.0, "", (), discarded))
     assert [each.step for each in told] == [1, 1 + TELL_EVERY, 1 + 2 * TELL_EVERY]
     assert [each.evidence["discarded"] for each in told] == [1, 51, 101]

@@ -26,10 +26,10 @@ from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.layout import RELEASED
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
-from mlflow_stability.probes.step.step_meter import CycleMeter
+from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.recording import Recording
-from mlflow_stability.session.recording.script_metrics import HeardMetrics
+from mlflow_stability.session.recording.script_metrics import ScriptMetrics
 from mlflow_stability.tracking.in_process.user_metrics import LoggedMetric
 from mlflow_stability.vocabulary import Closing, Event, Opening, Signal, StepReading
 
@@ -48,8 +48,8 @@ def store(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
 
 
 @pytest.fixture
-def heard() -> Iterator[HeardMetrics]:
-    metrics = HeardMetrics()
+def heard() -> Iterator[ScriptMetrics]:
+    metrics = ScriptMetrics()
     metrics.install()
     yield metrics
     metrics.remove()
@@ -58,7 +58,7 @@ def heard() -> Iterator[HeardMetrics]:
 class Recorded:
     """A training whose steps and validation losses go into one recording, as the session binds them."""
 
-    def __init__(self, folder: Path, uri: str, run_id: str, heard: HeardMetrics) -> None:
+    def __init__(self, folder: Path, uri: str, run_id: str, heard: ScriptMetrics) -> None:
         guard = PartGuard(strict=True, on_failure=lambda part, error: None)
         detectors = default_detectors()
         self.folder = folder
@@ -80,7 +80,7 @@ class Recorded:
             lambda event: None,
         )
         self._run_id, self._heard = run_id, heard
-        self._meter = CycleMeter(guard, self._at_gate, lambda recording, reading: recording.record(reading))
+        self._meter = StepMeter(guard, self._at_gate, lambda recording, reading: recording.record(reading))
         self._watch = TorchWatch(guard, self._meter)
         self._watch.install()
 
@@ -120,7 +120,9 @@ def overfit(steps: int, every: int) -> None:
                 mlflow.log_metric("accuracy", step / steps, step=step // every)
 
 
-def test_overfitting_is_found_live_and_nothing_is_logged_twice(tmp_path: Path, store: str, heard: HeardMetrics) -> None:
+def test_overfitting_is_found_live_and_nothing_is_logged_twice(
+    tmp_path: Path, store: str, heard: ScriptMetrics
+) -> None:
     run_id = mlflow.start_run().info.run_id
     training = Recorded(tmp_path / "journal", store, run_id, heard)
     overfit(steps=200, every=10)
@@ -152,7 +154,7 @@ def test_overfitting_is_found_live_and_nothing_is_logged_twice(tmp_path: Path, s
 
 
 def test_a_validation_loss_logged_without_steps_is_judged_at_those_of_the_training(
-    tmp_path: Path, store: str, heard: HeardMetrics
+    tmp_path: Path, store: str, heard: ScriptMetrics
 ) -> None:
     run_id = mlflow.start_run().info.run_id
     training = Recorded(tmp_path / "journal", store, run_id, heard)
@@ -169,7 +171,7 @@ def test_a_validation_loss_logged_without_steps_is_judged_at_those_of_the_traini
     assert "nan_detected" not in [each.kind for each in records if isinstance(each, Event) and each.step != 2]
 
 
-def test_two_runs_after_each_other_each_keep_their_own(tmp_path: Path, store: str, heard: HeardMetrics) -> None:
+def test_two_runs_after_each_other_each_keep_their_own(tmp_path: Path, store: str, heard: ScriptMetrics) -> None:
     found = []
     for number, name in enumerate(("val_loss", "eval_loss")):
         run_id = mlflow.start_run().info.run_id
@@ -179,7 +181,7 @@ def test_two_runs_after_each_other_each_keep_their_own(tmp_path: Path, store: st
     assert found == [[(VAL, (0.5, 0.0))], [(VAL, (1.5, 1.0))]]
 
 
-def test_metrics_of_another_run_and_those_of_the_training_are_let_go(store: str, heard: HeardMetrics) -> None:
+def test_metrics_of_another_run_and_those_of_the_training_are_let_go(store: str, heard: ScriptMetrics) -> None:
     client = MlflowClient()
     other = client.create_run("0").info.run_id
     run_id = mlflow.start_run().info.run_id
@@ -190,13 +192,13 @@ def test_metrics_of_another_run_and_those_of_the_training_are_let_go(store: str,
     assert not heard.waiting
 
 
-def test_losses_of_several_domains_each_have_their_place(store: str, heard: HeardMetrics) -> None:
+def test_losses_of_several_domains_each_have_their_place(store: str, heard: ScriptMetrics) -> None:
     run_id = mlflow.start_run().info.run_id
     mlflow.log_metrics({"train_loss": 1.0, "val_loss": 0.5, "val_loss_books": 0.6, "val_loss_web": 0.7}, step=1)
     assert [each.signals[0].place for each in heard.take(run_id)] == ["", "books", "web"]
 
 
-def test_a_name_keeps_its_meaning_when_others_come(store: str, heard: HeardMetrics) -> None:
+def test_a_name_keeps_its_meaning_when_others_come(store: str, heard: ScriptMetrics) -> None:
     run_id = mlflow.start_run().info.run_id
     mlflow.log_metric("val_loss_books", 0.6)
     (first,) = heard.take(run_id)
@@ -206,7 +208,7 @@ def test_a_name_keeps_its_meaning_when_others_come(store: str, heard: HeardMetri
     assert later[0.7] != first.signals[0]
 
 
-def test_what_was_heard_before_the_run_is_known_waits(store: str, heard: HeardMetrics) -> None:
+def test_what_was_heard_before_the_run_is_known_waits(store: str, heard: ScriptMetrics) -> None:
     run_id = mlflow.start_run().info.run_id
     mlflow.log_metric("val_loss", 0.6)
     assert heard.take(None) == []
@@ -214,7 +216,7 @@ def test_what_was_heard_before_the_run_is_known_waits(store: str, heard: HeardMe
 
 
 def test_threads_that_log_while_it_is_taken_lose_nothing(store: str) -> None:
-    heard = HeardMetrics()
+    heard = ScriptMetrics()
     taken: list[float] = []
 
     def log(thread: int) -> None:
@@ -233,7 +235,7 @@ def test_threads_that_log_while_it_is_taken_lose_nothing(store: str) -> None:
 def test_a_number_of_any_make_is_taken_as_mlflow_takes_it() -> None:
     import numpy as np
 
-    heard = HeardMetrics()
+    heard = ScriptMetrics()
     for value in (1, 1.0, np.float32(1), np.array([1.0]), torch.tensor(1.0), torch.ones(1, dtype=torch.bfloat16)):
         heard._heard(LoggedMetric("run", "val_loss", value, 1))
     assert [each.values[0] for each in heard.take("run")] == [1.0] * 6
@@ -245,7 +247,7 @@ NAMES = st.lists(st.sampled_from([*WORDS.split(), "nll", "lr", "epoch", "val_acc
 
 @given(NAMES, st.integers(1, 5))
 def test_no_two_names_ever_share_a_series(names: list[str], often: int) -> None:
-    heard = HeardMetrics()
+    heard = ScriptMetrics()
     owner: dict[Signal, float] = {}
     numbers = {name: float(number) for number, name in enumerate(dict.fromkeys(names))}
     for begin in range(0, len(names), often):
@@ -258,7 +260,7 @@ def test_no_two_names_ever_share_a_series(names: list[str], often: int) -> None:
 
 
 def test_only_so_much_is_kept_of_a_run_that_nobody_records() -> None:
-    heard = HeardMetrics()
+    heard = ScriptMetrics()
     for number in range(12_000):
         heard._heard(LoggedMetric("run", "val_loss", number, number))
     taken = heard.take("run")
