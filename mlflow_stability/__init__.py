@@ -20,8 +20,7 @@ if TYPE_CHECKING:
     from mlflow_stability.analysis.load import load_run
     from mlflow_stability.errors import TrainingDiverged
     from mlflow_stability.recovery.checkpoints.resume_by_run import restore
-    from mlflow_stability.recovery.extras.conservative_scaler import conservative_grad_scaler
-    from mlflow_stability.recovery.extras.spam_adam import SPAMAdam
+    from mlflow_stability.recovery.extras import SPAMAdam, conservative_grad_scaler
     from mlflow_stability.recovery.rollback_policy import RollbackPolicy
     from mlflow_stability.session.autolog import attach, autolog, current_session
 

@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from mlflow_stability.analysis.asked_for import asked_for, source_text, source_texts
-from mlflow_stability.analysis.cards.cards import HowToRead, Made, Progress, make_cards, run_meant
+from mlflow_stability.analysis.cards import HowToRead, Made, Progress, make_cards, run_meant
 from mlflow_stability.analysis.diagnose import asked_curves
 from mlflow_stability.analysis.pair import Pair, pair_of
 from mlflow_stability.analysis.run_folder import run_folder
@@ -103,7 +103,7 @@ def _different(asked: Iterable[str]) -> list[str]:
 def _concluded(
     made: Made, asked: int, baseline: str | None, tracking_uri: str | None, curves: AskedCurves
 ) -> Comparison:
-    from mlflow_stability.diagnosis.cohort.stability_order import in_order_of_stability
+    from mlflow_stability.diagnosis.cohort import in_order_of_stability
     from mlflow_stability.diagnosis.compare import comparison_of
 
     chosen = _baseline(made, baseline) if baseline is not None else None

@@ -10,9 +10,9 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
-from mlflow_stability.diagnosis.advice.remedies import remedies_of
+from mlflow_stability.diagnosis.advice import remedies_of
 from mlflow_stability.diagnosis.causes.causes import explainable
-from mlflow_stability.diagnosis.verdict.verdict import deciding_of, outcome_of, verdict_of
+from mlflow_stability.diagnosis.verdict import deciding_of, outcome_of, verdict_of
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity

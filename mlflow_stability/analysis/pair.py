@@ -11,8 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from mlflow_stability.analysis.diagnose import history_of
-from mlflow_stability.diagnosis.two_runs.layer_comparison import lacking, layers_beside, rulers_of
-from mlflow_stability.diagnosis.two_runs.layer_timeline import BY_LAYER, LayerCourse, Ruler, layer_courses
+from mlflow_stability.diagnosis.two_runs import (
+    BY_LAYER,
+    LayerCourse,
+    Ruler,
+    lacking,
+    layer_courses,
+    layers_beside,
+    rulers_of,
+)
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
@@ -36,7 +43,7 @@ def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None, curves: A
     """The two, in the order of the cards; nothing for any other number of them."""
     if len(cards) != 2 or not all(card.readable for card in cards):
         return Pair()
-    from mlflow_stability.diagnosis.two_runs.first_difference import parting_of
+    from mlflow_stability.diagnosis.two_runs import parting_of
 
     first, second = cards
     rulers = rulers_of(first, second)

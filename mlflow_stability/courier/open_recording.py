@@ -12,13 +12,10 @@ from dataclasses import fields
 from functools import partial
 from typing import Any, TypeVar
 
-from mlflow_stability.courier.pictures.attention_pictures import AttentionPictures
-from mlflow_stability.courier.pictures.figure_stream import FigureStream
+from mlflow_stability.courier.pictures import AttentionPictures, FigureStream
 from mlflow_stability.courier.process.training_process import TrainingProcess
-from mlflow_stability.courier.progress.delivered import Delivered
-from mlflow_stability.courier.run.finish import silent_end, status_to_set, waits_for_process
-from mlflow_stability.courier.run.run_opening import open_run
-from mlflow_stability.courier.run.run_tags import RunTags
+from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.courier.run import RunTags, open_run, silent_end, status_to_set, waits_for_process
 from mlflow_stability.courier.streams.attention_stream import AttentionStream
 from mlflow_stability.courier.streams.batch_stream import BatchStream
 from mlflow_stability.courier.streams.checkpoint_stream import CheckpointStream

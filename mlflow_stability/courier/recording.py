@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mlflow_stability.courier.open_recording import OpenRecording
 from mlflow_stability.courier.process.training_process import TrainingProcess
-from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.streams.stream import Patience
 from mlflow_stability.errors import JournalError, StabilityError
 from mlflow_stability.journal.follower import JournalFollower

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mlflow_stability.courier.process.claim import Claim
 from mlflow_stability.courier.process.training_process import TrainingProcess, process_of
-from mlflow_stability.courier.progress.status import CourierStatus, StatusPage
+from mlflow_stability.courier.progress import CourierStatus, StatusPage
 from mlflow_stability.courier.recording import Recording, opening_if_readable
 from mlflow_stability.journal.layout import RELEASED, recording_folders, remove_empty_root
 from mlflow_stability.vocabulary.run.milestone import Opening

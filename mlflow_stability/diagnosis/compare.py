@@ -9,10 +9,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
-from mlflow_stability.diagnosis.baseline_gate.gate import gate_of
-from mlflow_stability.diagnosis.cohort.cohort import cohort_of
-from mlflow_stability.diagnosis.cohort.spike_rate import spike_rate_of
-from mlflow_stability.diagnosis.cohort.stability_order import in_order_of_stability
+from mlflow_stability.diagnosis.baseline_gate import gate_of
+from mlflow_stability.diagnosis.cohort import cohort_of, in_order_of_stability, spike_rate_of
 from mlflow_stability.diagnosis.parameters.parameter_difference import differences_of
 from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
 from mlflow_stability.vocabulary.result.comparison import Compared, Comparison, Parting

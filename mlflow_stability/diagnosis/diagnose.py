@@ -14,8 +14,7 @@ import numpy as np
 
 from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.engine.detector import Detector
-from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
-from mlflow_stability.diagnosis.advice.remedies import remedies_of
+from mlflow_stability.diagnosis.advice import remedies_of, with_fitting_remedies
 from mlflow_stability.diagnosis.causes.causes import deciding_cause, with_causes
 from mlflow_stability.diagnosis.curves.curve_shape import reading_of
 from mlflow_stability.diagnosis.curves.curves import RunCurves, run_curves, starts_of
@@ -38,9 +37,14 @@ from mlflow_stability.diagnosis.rules.registry import (
     found_by,
 )
 from mlflow_stability.diagnosis.rules.scores import no_worse_than_sure
-from mlflow_stability.diagnosis.verdict.coverage import limits_of, silence_of, single_loss
-from mlflow_stability.diagnosis.verdict.step_units import in_words_of_the_log
-from mlflow_stability.diagnosis.verdict.verdict import outcome_of, verdict_of
+from mlflow_stability.diagnosis.verdict import (
+    in_words_of_the_log,
+    limits_of,
+    outcome_of,
+    silence_of,
+    single_loss,
+    verdict_of,
+)
 from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE, Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.run.run_history import RunHistory

@@ -18,8 +18,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.decode.harmless import reason_of, shown_path
-from mlflow_stability.importers.decode.log_text import head_of
+from mlflow_stability.importers.decode import head_of, reason_of, shown_path
 from mlflow_stability.importers.files.mlflow_files import is_deleted, is_mlflow_run, read_mlflow_run
 from mlflow_stability.importers.formats.event_file import (
     is_event_file,

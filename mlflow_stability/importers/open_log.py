@@ -9,8 +9,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.decode.harmless import reason_of, shown_path, shown_text
-from mlflow_stability.importers.decode.log_text import encoding_of, head_of
+from mlflow_stability.importers.decode import encoding_of, head_of, reason_of, shown_path, shown_text
 from mlflow_stability.importers.folder import read_folder
 from mlflow_stability.importers.log_format import Opening, formats
 from mlflow_stability.vocabulary.run.run_history import RunHistory

@@ -16,9 +16,9 @@ from torch.nn import Module
 
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.session.autopilot.autopilot_config import autopilot_config_of
+from mlflow_stability.session.autopilot import autopilot_config_of
 from mlflow_stability.session.detector_choice import chosen_detectors
-from mlflow_stability.session.process.process_end import closing_of
+from mlflow_stability.session.process import closing_of
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.argument import check_names, with_known_names
 from mlflow_stability.vocabulary.settings import DISABLE, Settings, settings_from_environment

@@ -24,8 +24,8 @@ from mlflow_stability.probes.probe_scheduler import Probes, Survey
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 from mlflow_stability.session.broken_batch.held_batches import held_batches
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.recording.recording import Recording
-from mlflow_stability.session.run_facts.facts_probe import FactsProbe
+from mlflow_stability.session.recording import Recording
+from mlflow_stability.session.run_facts import FactsProbe
 from mlflow_stability.vocabulary.settings import Settings
 
 NORMS_EVERY = 10

@@ -23,10 +23,9 @@ from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layout import new_session_folder
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.process.courier_link import CourierLink, Say
+from mlflow_stability.session.process import CourierLink, Say
 from mlflow_stability.session.ranks import rank_and_world_size
-from mlflow_stability.session.recording.recording import Recording
-from mlflow_stability.session.recording.script_metrics import ScriptMetrics
+from mlflow_stability.session.recording import Recording, ScriptMetrics
 from mlflow_stability.tracking.in_process.active_run import (
     ImplicitRunJoin,
     RunInProgress,

@@ -25,11 +25,8 @@ from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.probe_plan import survey_of
-from mlflow_stability.session.process.courier_link import wait_for_delivery
-from mlflow_stability.session.process.process_end import Awaited, EndingWatch, process_exit
-from mlflow_stability.session.process.thread_end import ThreadEnd
-from mlflow_stability.session.recording.recording import Recording
-from mlflow_stability.session.recording.unseen_training import UnseenTraining
+from mlflow_stability.session.process import Awaited, EndingWatch, ThreadEnd, process_exit, wait_for_delivery
+from mlflow_stability.session.recording import Recording, UnseenTraining
 from mlflow_stability.session.run_binding import RunBinding
 from mlflow_stability.tracking.in_process.active_run import end_fluent_run, fluent_run_id
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -189,7 +186,7 @@ class Session:
         if not self.settings.flies:
             return StepMeter(self._guard, self._at_gate, self._on_reading, self._survey_for)
         from mlflow_stability.probes.step.autopilot_meter import AutopilotMeter
-        from mlflow_stability.session.autopilot.autopilot_lifecycle import AutopilotLifecycle
+        from mlflow_stability.session.autopilot import AutopilotLifecycle
 
         self._lifecycle = AutopilotLifecycle(self.settings, self._guard, self._settle, self._binding.current_run_id)
         hooks = self._guard, self._at_gate, self._on_reading

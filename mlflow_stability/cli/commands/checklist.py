@@ -12,9 +12,9 @@ from mlflow_stability.cli.kit.finding_types import checked_kind_if_any, complete
 from mlflow_stability.cli.kit.options import curve_options, tracking_uri_option
 from mlflow_stability.cli.kit.output import present
 from mlflow_stability.cli.kit.terminal import notes_console
-from mlflow_stability.diagnosis.checklist.checklist import ChecklistItem, checklist_of
+from mlflow_stability.diagnosis.checklist import ChecklistItem, checklist_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.reports.terminal_kit.pen import Pen
+from mlflow_stability.reports.terminal_kit import Pen
 
 STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}
 

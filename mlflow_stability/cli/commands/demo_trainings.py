@@ -24,7 +24,7 @@ from rich.text import Text
 
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.reports.escape import plain
-from mlflow_stability.reports.terminal_kit.braille_curve import number_text
+from mlflow_stability.reports.terminal_kit import number_text
 
 PATIENCE = 5.0
 """So many seconds an interrupted training has for its last words."""

@@ -18,10 +18,9 @@ from rich.text import Text
 
 from mlflow_stability.cli.commands.demo_trainings import Training, Trainings
 from mlflow_stability.demo.troubles import TOO_HIGH, Troubles
-from mlflow_stability.diagnosis.verdict.final_loss import final_loss
+from mlflow_stability.diagnosis.verdict import final_loss
 from mlflow_stability.reports.run.terminal import show_gist
-from mlflow_stability.reports.terminal_kit.braille_curve import draw, number_text
-from mlflow_stability.reports.terminal_kit.pen import Pen
+from mlflow_stability.reports.terminal_kit import Pen, draw, number_text
 from mlflow_stability.tracking.store.run_page import RunPage
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.event import Event

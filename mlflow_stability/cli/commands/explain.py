@@ -20,7 +20,7 @@ from mlflow_stability.detectors.kind_documentation import FindingDocumentation
 from mlflow_stability.diagnosis.causes.catalog import BY_NAME, CAUSES, CauseDocumentation
 from mlflow_stability.diagnosis.rules.registry import RULES
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.reports.terminal_kit.pen import Pen
+from mlflow_stability.reports.terminal_kit import Pen
 
 Rows = Iterator[tuple[Text, Text]]
 EXPLAINED_CAUSES_ALONE = frozenset(BY_NAME) - frozenset(KINDS)

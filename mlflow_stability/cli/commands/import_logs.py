@@ -13,9 +13,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from mlflow_stability.cli.kit.options import tracking_uri_option
 from mlflow_stability.cli.kit.terminal import notes_console
 from mlflow_stability.errors import StabilityError, UnreadableLogError
-from mlflow_stability.importers.decode.harmless import shown_text
+from mlflow_stability.importers.decode import shown_text
 from mlflow_stability.importers.open_log import read
-from mlflow_stability.tracking.imports.run_import import RunImport
+from mlflow_stability.tracking.imports import RunImport
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 

@@ -9,7 +9,7 @@ from rich.markdown import Markdown
 from mlflow_stability.cli.kit.output import present, put_out
 from mlflow_stability.cli.kit.terminal import result_console
 from mlflow_stability.manual.pages import PAGES, Page
-from mlflow_stability.reports.terminal_kit.pen import Pen
+from mlflow_stability.reports.terminal_kit import Pen
 from mlflow_stability.vocabulary.argument import did_you_mean
 
 

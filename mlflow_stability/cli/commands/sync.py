@@ -23,7 +23,7 @@ from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.process.claim import holder_lives
 from mlflow_stability.courier.process.environment import ask_for_short_requests
 from mlflow_stability.courier.process.training_process import process_of
-from mlflow_stability.courier.progress.json_file import read_page
+from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.recording import opening_if_readable
 from mlflow_stability.courier.session_delivery import DeliveryReport
 from mlflow_stability.errors import JournalError, SettingsError, TrackingError

@@ -23,7 +23,7 @@ from mlflow_stability.cli.kit.terminal import result_console, speaks_unicode
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.formats import ENDINGS, form_of
-from mlflow_stability.reports.terminal_kit.pen import Pen, written
+from mlflow_stability.reports.terminal_kit import Pen, written
 
 
 def present(draw: Callable[[Pen], None], *, verbose: bool = False) -> None:

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.streams.attention_stream import Round, RoundReader, Thinning
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.attention_maps import AttentionMapFile, read_attention_map
@@ -61,7 +61,7 @@ def pictures_of(found: Round, recording: int, step: int) -> list[LayerPicture]:
 
 def png_of(attention: AttentionMap, of: Round) -> bytes:
     """The picture; the first one loads matplotlib."""
-    from mlflow_stability.figures.attention.attention_heatmap import attention_heatmap
+    from mlflow_stability.figures.attention import attention_heatmap
     from mlflow_stability.figures.style import sharp_png
 
     drawn = min(MOST_LAYERS, len(of.files))

@@ -15,7 +15,7 @@ from collections import deque
 from pathlib import Path
 
 from mlflow_stability.courier.pictures.picture_data import BY_LAYER, PictureData
-from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.writer import NAME as JOURNAL
@@ -95,9 +95,8 @@ class FigureStream:
 
     def _png(self, name: PictureName) -> bytes:
         """The picture; the first one loads matplotlib."""
-        from mlflow_stability.figures.layers.histogram_ridge import histogram_ridges
-        from mlflow_stability.figures.layers.layer_heatmap import layer_heatmap
-        from mlflow_stability.figures.run_page.dashboard import dashboard
+        from mlflow_stability.figures.layers import histogram_ridges, layer_heatmap
+        from mlflow_stability.figures.run_page import dashboard
         from mlflow_stability.figures.style import png
 
         run_id = self._writer.run_id

@@ -13,7 +13,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 from mlflow_stability.courier.process.training_process import TrainingProcess
-from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.tracking.store.run_creation import TrackingStore, tracking_store
 from mlflow_stability.tracking.write.recording_claim import RecordingTag, claim_place, place_among, tag_name
 from mlflow_stability.tracking.write.run_writer import RunWriter

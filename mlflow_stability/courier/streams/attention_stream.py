@@ -22,8 +22,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-from mlflow_stability.courier.progress.delivered import Delivered
-from mlflow_stability.courier.progress.json_file import read_page, write_page
+from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.errors import JournalError, TrackingError
 from mlflow_stability.journal.attention_maps import AttentionMapFile, attention_map_files, read_attention_map
 from mlflow_stability.tracking.artifacts.attention_parts import MAPS_FOLDER, AttentionPart, write_attention_part

@@ -20,7 +20,7 @@ from dataclasses import replace
 from pathlib import Path
 from statistics import median
 
-from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.streams.run_summary import Story
 from mlflow_stability.detectors.reported.endings import Stall
 from mlflow_stability.errors import TrackingError

@@ -21,7 +21,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.streams.event_stream import EventStream
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.write.run_params import is_cut

@@ -13,8 +13,7 @@ import time
 from itertools import accumulate
 from pathlib import Path
 
-from mlflow_stability.courier.progress.delivered import Delivered
-from mlflow_stability.courier.progress.json_file import read_page, write_page
+from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.errors import JournalError, TrackingError
 from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.tracking.artifacts.attention_parts import LAYERS_FOLDER

@@ -21,7 +21,7 @@ from collections import deque
 from dataclasses import dataclass, replace
 from typing import Any
 
-from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL

@@ -11,7 +11,7 @@ import tempfile
 import time
 from pathlib import Path
 
-from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL

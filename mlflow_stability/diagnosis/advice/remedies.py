@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterable, Sequence
 
 from mlflow_stability.diagnosis.causes.catalog import CAUSES
-from mlflow_stability.diagnosis.verdict.verdict import deciding_of
+from mlflow_stability.diagnosis.verdict import deciding_of
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity

@@ -13,9 +13,8 @@ from collections.abc import Iterator, Sequence
 from scipy import stats
 
 from mlflow_stability.diagnosis.baseline_gate.final_gap import Gap, gap_between, level_of, spread_of
-from mlflow_stability.diagnosis.cohort.seed_groups import same_but_the_seed
-from mlflow_stability.diagnosis.cohort.spike_rate import chance_of_more, spike_rate_of
-from mlflow_stability.diagnosis.verdict.finding_phrases import listed
+from mlflow_stability.diagnosis.cohort import chance_of_more, same_but_the_seed, spike_rate_of
+from mlflow_stability.diagnosis.verdict import listed
 from mlflow_stability.vocabulary.result.comparison import Gate, GateVerdict
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.run_card import RunCard

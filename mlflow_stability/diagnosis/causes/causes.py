@@ -10,8 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
-from mlflow_stability.diagnosis.advice.recorded_settings import RecordedSettings, excluded, settings_of
-from mlflow_stability.diagnosis.advice.remedies import AGAINST
+from mlflow_stability.diagnosis.advice import AGAINST, RecordedSettings, excluded, settings_of
 from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Look, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, surroundings_of
 from mlflow_stability.diagnosis.causes.course import (
@@ -31,8 +30,7 @@ from mlflow_stability.diagnosis.causes.step_size import first_steps_look
 from mlflow_stability.diagnosis.causes.weights import damage_look, decay_look, setting_look
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
-from mlflow_stability.diagnosis.verdict.finding_phrases import noun_of
-from mlflow_stability.diagnosis.verdict.verdict import deciding_of
+from mlflow_stability.diagnosis.verdict import deciding_of, noun_of
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity

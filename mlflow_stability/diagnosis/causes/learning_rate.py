@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.learning_rate_restart import LEAST_RISE, RateRestart
 from mlflow_stability.detectors.optimizer.learning_rate_jump import LearningRateJump
-from mlflow_stability.diagnosis.advice.recorded_settings import is_adam
+from mlflow_stability.diagnosis.advice import is_adam
 from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, Surroundings, shown
 from mlflow_stability.diagnosis.causes.step_size import lower_by, step_size_look

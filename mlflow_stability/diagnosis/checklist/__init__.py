@@ -1,1 +1,7 @@
 """Questions that people who train models ask, answered from a run."""
+
+from __future__ import annotations
+
+from mlflow_stability.diagnosis.checklist.checklist import ChecklistItem, checklist_of
+
+__all__ = ["ChecklistItem", "checklist_of"]

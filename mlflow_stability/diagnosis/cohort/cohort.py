@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mlflow_stability.diagnosis.associations.associations import Found, associations_of
+from mlflow_stability.diagnosis.associations import Found, associations_of
 from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import sensitivity_of
 from mlflow_stability.diagnosis.cohort.seed_groups import FEWEST, groups_of_seeds, seed_groups_of, stopped_early
 from mlflow_stability.diagnosis.cohort.survival import survival_of
@@ -53,7 +53,7 @@ def _tree(found: Found) -> Tree | None:
     asked = [each for each in found.features if each.name in named or not named]
     if not asked or found.watched is None:
         return None
-    from mlflow_stability.diagnosis.associations.instability_tree import tree_of  # scikit-learn takes a second to load
+    from mlflow_stability.diagnosis.associations import tree_of
 
     return tree_of(asked, found.watched)
 

@@ -19,7 +19,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mlflow_stability.diagnosis.associations.confounding import rank_correlation
+from mlflow_stability.diagnosis.associations import rank_correlation
 from mlflow_stability.diagnosis.cohort.seed_groups import stopped_early
 from mlflow_stability.diagnosis.parameters.setting import number_of, settings_of
 from mlflow_stability.vocabulary.result.cohort import Sensitivity

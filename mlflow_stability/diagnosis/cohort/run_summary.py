@@ -15,8 +15,7 @@ from mlflow_stability.diagnosis.curves.curves import Curve, decoded, run_curves
 from mlflow_stability.diagnosis.curves.levels import levels_of
 from mlflow_stability.diagnosis.curves.resumes import joined, resumed_in
 from mlflow_stability.diagnosis.curves.sketch import sketch_of
-from mlflow_stability.diagnosis.verdict.final_loss import final_loss, last_part
-from mlflow_stability.diagnosis.verdict.finding_phrases import noun_of
+from mlflow_stability.diagnosis.verdict import final_loss, last_part, noun_of
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 from scipy import stats
 
-from mlflow_stability.diagnosis.associations.association_tests import corrected, p_value_of
+from mlflow_stability.diagnosis.associations import corrected, p_value_of
 from mlflow_stability.diagnosis.parameters.exposure import Watched
 from mlflow_stability.diagnosis.parameters.features import Feature
 from mlflow_stability.vocabulary.result.cohort import SurvivalCurve

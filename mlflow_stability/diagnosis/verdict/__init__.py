@@ -1,1 +1,23 @@
 """One word and one sentence about a run."""
+
+from __future__ import annotations
+
+from mlflow_stability.diagnosis.verdict.coverage import limits_of, silence_of, single_loss
+from mlflow_stability.diagnosis.verdict.final_loss import final_loss, last_part
+from mlflow_stability.diagnosis.verdict.finding_phrases import listed, noun_of
+from mlflow_stability.diagnosis.verdict.step_units import in_words_of_the_log
+from mlflow_stability.diagnosis.verdict.verdict import deciding_of, outcome_of, verdict_of
+
+__all__ = [
+    "deciding_of",
+    "final_loss",
+    "in_words_of_the_log",
+    "last_part",
+    "limits_of",
+    "listed",
+    "noun_of",
+    "outcome_of",
+    "silence_of",
+    "single_loss",
+    "verdict_of",
+]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.assemble.clock import Clock, clock_of
 from mlflow_stability.importers.assemble.gathered import Column, Gathered, Heard
-from mlflow_stability.importers.decode.harmless import shown_path
+from mlflow_stability.importers.decode import shown_path
 from mlflow_stability.vocabulary.measured.observation import Series
 from mlflow_stability.vocabulary.result.event import Event
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory

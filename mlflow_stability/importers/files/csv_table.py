@@ -21,7 +21,7 @@ from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.assemble.long_format import name_and_value
 from mlflow_stability.importers.assemble.step_names import is_epoch, is_time, step_rank
-from mlflow_stability.importers.decode.log_text import lines_of, text_of
+from mlflow_stability.importers.decode import lines_of, text_of
 from mlflow_stability.importers.files.ray_result import chosen
 from mlflow_stability.importers.formats.csv_header import cells_of, is_number, names_of
 from mlflow_stability.vocabulary.run.run_history import RunHistory

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 from mlflow_stability.importers.assemble.long_format import name_and_value
 from mlflow_stability.importers.assemble.step_names import counts_within_epochs, is_epoch, is_time, step_name
-from mlflow_stability.importers.decode.python_text import as_json
+from mlflow_stability.importers.decode import as_json
 from mlflow_stability.importers.files.ray_result import chosen
 from mlflow_stability.importers.text.log_line import LogLine
 from mlflow_stability.vocabulary.text.name_reading import HELD_OUT, words_of

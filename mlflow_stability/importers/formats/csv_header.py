@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterable
 from itertools import islice
 
-from mlflow_stability.importers.decode.log_text import plain
+from mlflow_stability.importers.decode import plain
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 

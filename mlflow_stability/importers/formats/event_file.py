@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.decode.log_text import opened
+from mlflow_stability.importers.decode import opened
 from mlflow_stability.importers.files.wire_format import fields_of, records_of, signed
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
 from mlflow_stability.vocabulary.run.run_history import RunHistory

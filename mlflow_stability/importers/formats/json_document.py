@@ -18,8 +18,7 @@ from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.assemble.step_names import is_epoch, step_name
-from mlflow_stability.importers.decode.harmless import shown_path
-from mlflow_stability.importers.decode.log_text import text_of
+from mlflow_stability.importers.decode import shown_path, text_of
 from mlflow_stability.importers.files.json_rows import closed, json_line, log_row, number_in, parsed
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
 from mlflow_stability.vocabulary.run.run_history import RunHistory

@@ -13,8 +13,7 @@ from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.decode.harmless import shown_path
-from mlflow_stability.importers.decode.log_text import LONGEST_LINE, plain
+from mlflow_stability.importers.decode import LONGEST_LINE, plain, shown_path
 from mlflow_stability.importers.files.html_table import tables_in
 from mlflow_stability.importers.files.json_rows import parsed
 from mlflow_stability.importers.formats.json_document import Document, document_in, read_document, rows_history

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.decode.harmless import shown_path, shown_text
-from mlflow_stability.importers.decode.log_text import opened
+from mlflow_stability.importers.decode import opened, shown_path, shown_text
 from mlflow_stability.importers.files.plain_pickle import NotPlainError, plain_value
 from mlflow_stability.importers.formats.json_document import Document, read_document
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy

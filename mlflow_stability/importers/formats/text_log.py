@@ -13,8 +13,7 @@ from pathlib import Path
 
 from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.decode.log_text import lines_of, text_of
-from mlflow_stability.importers.decode.number_formats import with_points
+from mlflow_stability.importers.decode import lines_of, text_of, with_points
 from mlflow_stability.importers.files.json_rows import json_line
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
 from mlflow_stability.importers.text.line_pattern import LinePatterns

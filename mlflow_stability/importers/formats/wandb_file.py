@@ -15,8 +15,7 @@ from itertools import islice
 
 from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.decode.harmless import shown_text
-from mlflow_stability.importers.decode.log_text import opened, plain
+from mlflow_stability.importers.decode import opened, plain, shown_text
 from mlflow_stability.importers.files.json_rows import number_in
 from mlflow_stability.importers.files.leveldb_log import BLOCK, Losses, records_of
 from mlflow_stability.importers.files.wire_format import fields_of, signed, zigzag

@@ -12,7 +12,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from mlflow_stability.importers.assemble.gathered import Gathered, Heard
-from mlflow_stability.importers.decode.harmless import shown_text
+from mlflow_stability.importers.decode import shown_text
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.outcome import process_ended
 

@@ -36,7 +36,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.recovery.skipping.step_check import local_part
+from mlflow_stability.recovery.skipping import local_part
 
 Rate = float | Tensor
 

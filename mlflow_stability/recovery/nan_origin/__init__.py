@@ -1,1 +1,22 @@
 """Which operation made the first NaN or infinity."""
+
+from __future__ import annotations
+
+from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch
+from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts, facts_of, save_batch
+from mlflow_stability.recovery.nan_origin.batch_replay import replay_step
+from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
+from mlflow_stability.recovery.nan_origin.nan_report import KIND, in_words, origin_event
+
+__all__ = [
+    "KIND",
+    "BatchCapture",
+    "CapturedBatch",
+    "Replay",
+    "TensorFacts",
+    "facts_of",
+    "in_words",
+    "origin_event",
+    "replay_step",
+    "save_batch",
+]

@@ -11,7 +11,7 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from mlflow_stability.recovery.extras.conservative_scaler import GROWTH_FACTOR, GROWTH_INTERVAL
+from mlflow_stability.recovery.extras import GROWTH_FACTOR, GROWTH_INTERVAL
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 

@@ -17,7 +17,7 @@ from mlflow_stability.reports.html_kit.overlay import HEIGHT, WIDTH, overlay_of
 from mlflow_stability.reports.html_kit.strips import strips_of
 from mlflow_stability.reports.html_kit.survival_picture import survival_picture_of
 from mlflow_stability.reports.html_kit.templates import page_template
-from mlflow_stability.reports.terminal_kit.braille_curve import number_text
+from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.reports.words.comparison_names import told_apart
 from mlflow_stability.reports.words.comparison_summary import lead, remarks

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlflow_stability.reports.comparison import comparison_numbers as numbers
-from mlflow_stability.reports.terminal_kit.pen import OUTCOME_STYLES, Pen, written
+from mlflow_stability.reports.terminal_kit import OUTCOME_STYLES, Pen, written
 from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.reports.words import layer_phrases as layers_wording
 from mlflow_stability.reports.words.comparison_names import told_apart

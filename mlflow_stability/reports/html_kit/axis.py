@@ -17,7 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.reports.terminal_kit.braille_curve import number_text
+from mlflow_stability.reports.terminal_kit import number_text
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.reports.html_kit.axis import Tick, decades, round_numbers
 from mlflow_stability.reports.html_kit.sketched import Sketched
-from mlflow_stability.reports.terminal_kit.braille_curve import number_text
+from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result.episode import Episode
 
 WIDTH, HEIGHT = 1000, 300

@@ -14,7 +14,7 @@ from mlflow_stability.reports.html_kit.chart import HEIGHT, WIDTH, Chart, chart_
 from mlflow_stability.reports.html_kit.sketched import sketches_of
 from mlflow_stability.reports.html_kit.templates import page_template
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.terminal_kit.braille_curve import number_text
+from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.reports.words import run_phrases as wording
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 

@@ -24,9 +24,16 @@ from rich.text import Text
 
 from mlflow_stability.reports.html_kit.sketched import Sketched, sketches_of
 from mlflow_stability.reports.report import Report, is_from_store
-from mlflow_stability.reports.terminal_kit.braille_curve import GUTTER, axis, draw, number_text
-from mlflow_stability.reports.terminal_kit.marks import mark_line
-from mlflow_stability.reports.terminal_kit.pen import OUTCOME_STYLES, Pen, written
+from mlflow_stability.reports.terminal_kit import (
+    GUTTER,
+    OUTCOME_STYLES,
+    Pen,
+    axis,
+    draw,
+    mark_line,
+    number_text,
+    written,
+)
 from mlflow_stability.reports.words import run_phrases as wording
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from mlflow_stability.reports.terminal_kit.braille_curve import number_text
+from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result.cohort import (
     Association,
     Cohort,

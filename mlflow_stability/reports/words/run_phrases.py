@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.terminal_kit.braille_curve import number_text
+from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode

@@ -23,7 +23,7 @@ from mlflow_stability.session.autopilot.rollback_controller import RollbackContr
 from mlflow_stability.session.autopilot.snapshot_manager import KnownParts, SnapshotManager
 from mlflow_stability.session.autopilot.step_control import Gatekeeper, StepFacts
 from mlflow_stability.session.autopilot.step_evaluator import Listener
-from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event
 

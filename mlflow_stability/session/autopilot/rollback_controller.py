@@ -25,7 +25,7 @@ from torch.nn import Module
 
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.decisions import Decision, GoodState, Past, Situation, decide
-from mlflow_stability.recovery.easing.easing import EasingPlan, held_rates, reset_momentum
+from mlflow_stability.recovery.easing import EasingPlan, held_rates, reset_momentum
 from mlflow_stability.recovery.rollback_events import (
     give_up_event,
     not_restored_event,
@@ -40,7 +40,7 @@ from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
 from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
 from mlflow_stability.session.autopilot.snapshot_manager import SnapshotManager
 from mlflow_stability.session.autopilot.step_control import Gatekeeper
-from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 OR_GO_ON = 'To go on without rollbacks instead: rollback=RollbackPolicy(on_give_up="continue").'

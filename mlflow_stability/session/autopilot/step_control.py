@@ -19,12 +19,9 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.probes.tensors.gradient_norm import gradients_of, parameters_of
-from mlflow_stability.recovery.easing.adaptive_clip import AdaptiveClip
-from mlflow_stability.recovery.easing.easing import Easing, EasingClip, EasingPlan, rates_of
+from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, EasingPlan, rates_of
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.recovery.skipping.gradient_limit import GradientLimit
-from mlflow_stability.recovery.skipping.step_guard import StepGuard, Verdict, Vote
-from mlflow_stability.recovery.skipping.step_undo import BufferUndo
+from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.vocabulary.measured.observation import StepReading
 

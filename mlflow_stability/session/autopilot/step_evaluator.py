@@ -12,8 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from mlflow_stability.errors import TrainingDiverged
-from mlflow_stability.recovery.nan_origin.nan_report import KIND as NAN_ORIGIN
-from mlflow_stability.recovery.skipping.skip_count import SkipCount, calm_loss_scaler, cut_loss_scale
+from mlflow_stability.recovery.nan_origin import KIND as NAN_ORIGIN
+from mlflow_stability.recovery.skipping import SkipCount, calm_loss_scaler, cut_loss_scale
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.recovery.stop_conditions import check_stop
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig

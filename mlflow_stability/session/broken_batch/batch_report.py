@@ -22,11 +22,17 @@ from mlflow_stability.probes.objects.model_discovery import models_of
 from mlflow_stability.probes.objects.module_names import names_of_modules
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.rerun.forward_rerun import unwrapped
-from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch
-from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts, facts_of, save_batch
-from mlflow_stability.recovery.nan_origin.batch_replay import replay_step
-from mlflow_stability.recovery.nan_origin.batch_rerun import Replay
-from mlflow_stability.recovery.nan_origin.nan_report import in_words, origin_event
+from mlflow_stability.recovery.nan_origin import (
+    BatchCapture,
+    CapturedBatch,
+    Replay,
+    TensorFacts,
+    facts_of,
+    in_words,
+    origin_event,
+    replay_step,
+    save_batch,
+)
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 KIND = "broken_batch"

@@ -15,7 +15,7 @@ from mlflow_stability.probes.probe_scheduler import BrokenSteps
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.ranks import rank_and_world_size
-from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, Settings
 
 

@@ -1,1 +1,18 @@
 """The courier process, and the ends of threads and of the process."""
+
+from __future__ import annotations
+
+from mlflow_stability.session.process.courier_link import CourierLink, Say, wait_for_delivery
+from mlflow_stability.session.process.process_end import Awaited, EndingWatch, closing_of, process_exit
+from mlflow_stability.session.process.thread_end import ThreadEnd
+
+__all__ = [
+    "Awaited",
+    "CourierLink",
+    "EndingWatch",
+    "Say",
+    "ThreadEnd",
+    "closing_of",
+    "process_exit",
+    "wait_for_delivery",
+]

@@ -1,1 +1,9 @@
 """What goes into the journal."""
+
+from __future__ import annotations
+
+from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.session.recording.script_metrics import ScriptMetrics
+from mlflow_stability.session.recording.unseen_training import UnseenTraining
+
+__all__ = ["Recording", "ScriptMetrics", "UnseenTraining"]

@@ -23,8 +23,8 @@ from mlflow_stability.probes.objects.model_discovery import covering, living, ou
 from mlflow_stability.probes.performance.batch_shape import batch_words
 from mlflow_stability.probes.performance.flop_totals import FlopTotals
 from mlflow_stability.probes.probe import StepView, next_multiple
-from mlflow_stability.probes.run_facts.torch_facts import autocast_now
-from mlflow_stability.session.recording.recording import Recording
+from mlflow_stability.probes.run_facts import autocast_now
+from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, FactsWatch
 from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
 

@@ -1,1 +1,7 @@
 """Other people's logs as runs."""
+
+from __future__ import annotations
+
+from mlflow_stability.tracking.imports.run_import import COUNTED, TIMES, RunImport
+
+__all__ = ["COUNTED", "TIMES", "RunImport"]

@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric as StoredMetric
 from numpy.typing import NDArray
 
-from mlflow_stability.tracking.imports.run_import import COUNTED, TIMES
+from mlflow_stability.tracking.imports import COUNTED, TIMES
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.read.recorded_history import (
     RunFacts,
