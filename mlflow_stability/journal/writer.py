@@ -25,7 +25,7 @@ RETRY_SECONDS = 10.0
 
 
 class JournalWriter:
-    """The pen of one recording."""
+    """Append-only journal writer of one recording."""
 
     def __init__(self, folder: Path, opening: Opening) -> None:
         folder.mkdir(mode=0o700, parents=True)

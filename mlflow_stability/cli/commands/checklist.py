@@ -14,7 +14,7 @@ from mlflow_stability.cli.kit.output import present
 from mlflow_stability.cli.kit.terminal import notes_console
 from mlflow_stability.diagnosis.checklist import ChecklistItem, checklist_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.reports.terminal_kit import Pen
+from mlflow_stability.reports.terminal_kit import TerminalWriter
 
 STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}
 
@@ -41,22 +41,22 @@ def command(
             diagnosis = diagnosis_of(history)
             items = checklist_of(kind or "", history, diagnosis)
         title = f"What to check in {history.name}: {kind or diagnosis.outcome.replace('_', ' ')}"
-    present(lambda pen: _show(pen, title, items))
+    present(lambda out: _show(out, title, items))
 
 
-def _show(pen: Pen, title: str, items: Sequence[ChecklistItem]) -> None:
-    rows = ((_head(pen, number, each), _body(pen, each)) for number, each in enumerate(items, start=1))
-    pen.section(title, rows, space=False)
+def _show(out: TerminalWriter, title: str, items: Sequence[ChecklistItem]) -> None:
+    rows = ((_head(out, number, each), _body(out, each)) for number, each in enumerate(items, start=1))
+    out.section(title, rows, space=False)
 
 
-def _head(pen: Pen, number: int, item: ChecklistItem) -> Text:
-    head = pen.text(f"{number}.")
+def _head(out: TerminalWriter, number: int, item: ChecklistItem) -> Text:
+    head = out.text(f"{number}.")
     return head.append(f" {item.state}", STYLES[item.state]) if item.finding else head
 
 
-def _body(pen: Pen, item: ChecklistItem) -> Text:
-    lines = [pen.text(item.question, "bold")]
+def _body(out: TerminalWriter, item: ChecklistItem) -> Text:
+    lines = [out.text(item.question, "bold")]
     if item.finding:
-        lines.append(pen.text(item.finding))
-    lines.append(pen.text(f"by hand: {item.how}", "dim"))
+        lines.append(out.text(item.finding))
+    lines.append(out.text(f"by hand: {item.how}", "dim"))
     return Text("\n").join(lines)

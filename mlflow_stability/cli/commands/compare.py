@@ -106,7 +106,7 @@ def _show(comparison: Comparison, form: str, file: Path | None, verbose: bool) -
     elif file is not None:
         put_out(comparison_terminal.render(comparison, verbose=verbose), file)
     else:
-        present(lambda pen: comparison_terminal.show(pen, comparison), verbose=verbose)
+        present(lambda out: comparison_terminal.show(out, comparison), verbose=verbose)
 
 
 def _remark(comparison: Comparison, form: str) -> None:

@@ -51,7 +51,7 @@ def command(steps: int) -> None:
     if notes.is_terminal:
         notes.print(f"Training a tiny GPT three times, {steps} steps each, for under a minute ...")
     story = told(steps, notes)
-    present(lambda pen: show(pen, story))
+    present(lambda out: show(out, story))
 
 
 def told(steps: int, notes: Console) -> Story:

@@ -20,7 +20,7 @@ from mlflow_stability.cli.commands.demo_trainings import Training, Trainings
 from mlflow_stability.demo.troubles import TOO_HIGH, Troubles
 from mlflow_stability.diagnosis.verdict import final_loss
 from mlflow_stability.reports.run.terminal import show_gist
-from mlflow_stability.reports.terminal_kit import Pen, draw, number_text
+from mlflow_stability.reports.terminal_kit import TerminalWriter, draw, number_text
 from mlflow_stability.tracking.store.run_page import RunPage
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.event import Event
@@ -48,17 +48,17 @@ class Story:
     """The journal folder, where it is still there."""
 
 
-def show(pen: Pen, story: Story) -> None:
+def show(out: TerminalWriter, story: Story) -> None:
     """All of it."""
-    pen.rule("mlflow-stability demo")
-    pen.console.print(pen.text(_what_was_done(story)))
-    pen.section("What goes wrong", _troubles(pen, story.troubles))
-    _show_table(pen, story)
+    out.rule("mlflow-stability demo")
+    out.console.print(out.text(_what_was_done(story)))
+    out.section("What goes wrong", _troubles(out, story.troubles))
+    _show_table(out, story)
     for training in story.trainings.all:
-        _show_curve(pen, training)
-    pen.section("What the autopilot did", _acts(pen, story))
-    show_gist(pen, story.diagnosis, "What `mlflow-stability diagnose` says of it")
-    _show_way(pen, story)
+        _show_curve(out, training)
+    out.section("What the autopilot did", _acts(out, story))
+    show_gist(out, story.diagnosis, "What `mlflow-stability diagnose` says of it")
+    _show_way(out, story)
 
 
 def final_of(training: Training) -> float:
@@ -83,21 +83,21 @@ def _what_was_done(story: Story) -> str:
     )
 
 
-def _troubles(pen: Pen, troubles: Troubles) -> Iterator[tuple[Text, Text]]:
+def _troubles(out: TerminalWriter, troubles: Troubles) -> Iterator[tuple[Text, Text]]:
     steps = f"steps {troubles.first} to {troubles.last}"
-    yield pen.text(steps), pen.text(f"The schedule gives {TOO_HIGH} times the learning rate that is meant.")
-    yield pen.text(f"step {troubles.empty}"), pen.text("The batch is nothing but padding; its mean loss is 0 / 0.")
+    yield out.text(steps), out.text(f"The schedule gives {TOO_HIGH} times the learning rate that is meant.")
+    yield out.text(f"step {troubles.empty}"), out.text("The batch is nothing but padding; its mean loss is 0 / 0.")
 
 
-def _show_table(pen: Pen, story: Story) -> None:
+def _show_table(out: TerminalWriter, story: Story) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("training", no_wrap=True)
     table.add_column("final loss", no_wrap=True, justify="right")
     table.add_column("what became of it", overflow="fold")
     became = (_of_the_twin(), _of_the_bare(story), _of_the_rescued(story))
     for training, (said, style) in zip(story.trainings.all, became, strict=True):
-        table.add_row(pen.text(training.title), pen.text(number_text(final_of(training))), pen.text(said, style))
-    pen.console.print(Padding(table, (1, 0, 0, 0)))
+        table.add_row(out.text(training.title), out.text(number_text(final_of(training))), out.text(said, style))
+    out.console.print(Padding(table, (1, 0, 0, 0)))
 
 
 def _of_the_twin() -> tuple[str, str]:
@@ -133,23 +133,23 @@ def _end(training: Training, twin: Training) -> str:
     return f"Ends {abs(ratio):.1%} {'above' if ratio >= 0 else 'below'} its twin"
 
 
-def _show_curve(pen: Pen, training: Training) -> None:
+def _show_curve(out: TerminalWriter, training: Training) -> None:
     losses = np.array(training.losses)
     finite = losses[np.isfinite(losses)]
     logarithmic = bool(finite.size and finite.min() > 0)
-    head, width = pen.text(training.title, "bold cyan"), pen.console.width - 2
+    head, width = out.text(training.title, "bold cyan"), out.console.width - 2
     last = f"final loss {number_text(final_of(training))}" + (", log scale" if logarithmic else "")
-    pen.console.print()
-    pen.console.print(Text.assemble(head, " " * max(1, width - head.cell_len - len(last)), last))
+    out.console.print()
+    out.console.print(Text.assemble(head, " " * max(1, width - head.cell_len - len(last)), last))
     steps = np.arange(1, losses.size + 1)
-    for line in draw(steps, losses, width, CURVE_ROWS, dots=pen.unicode, logarithmic=logarithmic):
-        pen.console.print(Text(line, "cyan", no_wrap=True))
+    for line in draw(steps, losses, width, CURVE_ROWS, dots=out.unicode, logarithmic=logarithmic):
+        out.console.print(Text(line, "cyan", no_wrap=True))
 
 
-def _acts(pen: Pen, story: Story) -> Iterator[tuple[Text, Text]]:
+def _acts(out: TerminalWriter, story: Story) -> Iterator[tuple[Text, Text]]:
     for event in story.events:
         if event.kind in ACTS:
-            yield pen.text(f"step {event.step}"), pen.text(event.message)
+            yield out.text(f"step {event.step}"), out.text(event.message)
 
 
 def _report(folder: Path | None) -> str:
@@ -174,7 +174,7 @@ def _left_on_disk(journal: Path | None) -> list[str]:
     ]
 
 
-def _show_way(pen: Pen, story: Story) -> None:
+def _show_way(out: TerminalWriter, story: Story) -> None:
     """How to go on; commands and addresses are never broken over lines, so that they can be copied."""
     run_id = story.diagnosis.source
     ways = {
@@ -185,6 +185,6 @@ def _show_way(pen: Pen, story: Story) -> None:
         "Left on disk": _left_on_disk(story.journal),
     }
     for title, lines in ((title, lines) for title, lines in ways.items() if lines):
-        pen.console.print(Padding(pen.text(title, "bold"), (1, 0, 0, 0)))
+        out.console.print(Padding(out.text(title, "bold"), (1, 0, 0, 0)))
         for line in lines:
-            pen.console.print(Text("  ").append(pen.text(line)), soft_wrap=True)
+            out.console.print(Text("  ").append(out.text(line)), soft_wrap=True)

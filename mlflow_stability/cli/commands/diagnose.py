@@ -121,7 +121,7 @@ def _show(report: Report, form: str, file: Path | None, verbose: bool) -> None:
     elif file is not None:
         put_out(terminal.render(report, verbose=verbose), file)
     elif report.diagnoses:
-        present(lambda pen: terminal.show(pen, report), verbose=verbose)
+        present(lambda out: terminal.show(out, report), verbose=verbose)
 
 
 def _remark(sources: Sequence[str], report: Report) -> None:

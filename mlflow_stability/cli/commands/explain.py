@@ -20,7 +20,7 @@ from mlflow_stability.detectors.kind_documentation import FindingDocumentation
 from mlflow_stability.diagnosis.causes.catalog import BY_NAME, CAUSES, CauseDocumentation
 from mlflow_stability.diagnosis.rules.registry import RULES
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.reports.terminal_kit import Pen
+from mlflow_stability.reports.terminal_kit import TerminalWriter
 
 Rows = Iterator[tuple[Text, Text]]
 EXPLAINED_CAUSES_ALONE = frozenset(BY_NAME) - frozenset(KINDS)
@@ -35,63 +35,63 @@ def command(kind: str | None) -> None:
     KIND is what `diagnose` calls an issue or a cause: loss_spike, divergence:start, bad_batch. Without it, all of them
     are listed.
     """
-    present(_list_all if kind is None else lambda pen: _explain_name(pen, kind))
+    present(_list_all if kind is None else lambda out: _explain_name(out, kind))
 
 
-def _list_all(pen: Pen) -> None:
+def _list_all(out: TerminalWriter) -> None:
     usual = [documentation(each) for each in KINDS if each not in RULES_ON_REQUEST]
-    pen.section("Kinds", _listed(pen, usual), space=False)
-    pen.section("Rules that look beside them", _listed(pen, [documentation(each) for each in RULES_BESIDE]))
-    pen.section("Rules that look on request", _listed(pen, [documentation(each) for each in RULES_ON_REQUEST]))
+    out.section("Kinds", _listed(out, usual), space=False)
+    out.section("Rules that look beside them", _listed(out, [documentation(each) for each in RULES_BESIDE]))
+    out.section("Rules that look on request", _listed(out, [documentation(each) for each in RULES_ON_REQUEST]))
     causes = [each for each in CAUSES if each.name not in KINDS]
-    pen.section("Causes", ((pen.text(each.name), pen.text(each.meaning)) for each in causes))
-    pen.paragraph("Kinds that are causes, too", ", ".join(each.name for each in CAUSES if each.name in KINDS))
-    pen.paragraph("More", "`mlflow-stability explain KIND` says everything about one.")
+    out.section("Causes", ((out.text(each.name), out.text(each.meaning)) for each in causes))
+    out.paragraph("Kinds that are causes, too", ", ".join(each.name for each in CAUSES if each.name in KINDS))
+    out.paragraph("More", "`mlflow-stability explain KIND` says everything about one.")
 
 
-def _listed(pen: Pen, found: list[FindingDocumentation]) -> Rows:
+def _listed(out: TerminalWriter, found: list[FindingDocumentation]) -> Rows:
     for each in found:
         mark = "" if not each.experimental else " (experimental)"
-        yield pen.text(each.name, pen.style(each.severities[-1])), pen.text(f"{each.sentence}{mark}")
+        yield out.text(each.name, out.style(each.severities[-1])), out.text(f"{each.sentence}{mark}")
 
 
-def _explain_name(pen: Pen, name: str) -> None:
+def _explain_name(out: TerminalWriter, name: str) -> None:
     """A kind or a rule, a cause, or both of one name."""
     cause = BY_NAME.get(name)
     if name not in EXPLAINED_CAUSES_ALONE:
-        _explain(pen, documentation(name))
+        _explain(out, documentation(name))
     if cause is not None:
-        _explain_cause(pen, cause, heading=name in EXPLAINED_CAUSES_ALONE)
+        _explain_cause(out, cause, heading=name in EXPLAINED_CAUSES_ALONE)
 
 
-def _explain_cause(pen: Pen, cause: CauseDocumentation, *, heading: bool) -> None:
+def _explain_cause(out: TerminalWriter, cause: CauseDocumentation, *, heading: bool) -> None:
     if heading:
-        pen.console.print(Text.assemble(pen.text(cause.name, "bold"), ": ", pen.text(cause.meaning)))
+        out.console.print(Text.assemble(out.text(cause.name, "bold"), ": ", out.text(cause.meaning)))
     else:
-        pen.paragraph("As a cause", cause.meaning)
-    pen.paragraph("What is seen of it", cause.evidence)
-    pen.paragraph("What goes against it", " ".join(cause.remedies))
-    pen.paragraph("When another cause looks the same", cause.wrong)
+        out.paragraph("As a cause", cause.meaning)
+    out.paragraph("What is seen of it", cause.evidence)
+    out.paragraph("What goes against it", " ".join(cause.remedies))
+    out.paragraph("When another cause looks the same", cause.wrong)
 
 
-def _explain(pen: Pen, about: FindingDocumentation) -> None:
-    pen.console.print(Text.assemble(pen.text(about.name, "bold"), ": ", pen.text(about.sentence)))
-    pen.paragraph("Severity", _severity(about))
-    pen.paragraph("Looks at", ", ".join(about.quantities), names=True)
-    pen.paragraph("What it sees", about.sees)
-    pen.paragraph("Why it matters", about.why)
-    pen.paragraph("What to try", about.try_)
-    pen.paragraph("When it is wrong", about.wrong)
-    pen.section("Thresholds", _thresholds(pen, about))
+def _explain(out: TerminalWriter, about: FindingDocumentation) -> None:
+    out.console.print(Text.assemble(out.text(about.name, "bold"), ": ", out.text(about.sentence)))
+    out.paragraph("Severity", _severity(about))
+    out.paragraph("Looks at", ", ".join(about.quantities), names=True)
+    out.paragraph("What it sees", about.sees)
+    out.paragraph("Why it matters", about.why)
+    out.paragraph("What to try", about.try_)
+    out.paragraph("When it is wrong", about.wrong)
+    out.section("Thresholds", _thresholds(out, about))
     if not about.rule:
         for rule in RULES:
             if rule.kind == about.kind:
-                pen.paragraph("What it sees in whole curves, afterwards", _said_by(rule, "What it sees"))
-                pen.paragraph("When that is wrong", _said_by(rule, "When it is wrong"))
+                out.paragraph("What it sees in whole curves, afterwards", _said_by(rule, "What it sees"))
+                out.paragraph("When that is wrong", _said_by(rule, "When it is wrong"))
         rules = [each for each in (*RULES_BESIDE, *RULES_ON_REQUEST) if each.startswith(f"{about.kind}:")]
         others = [documentation(each) for each in rules]
-        pen.section("Other rules", ((pen.text(each.name), pen.text(each.sentence)) for each in others))
-    pen.paragraph("Reference", about.reference)
+        out.section("Other rules", ((out.text(each.name), out.text(each.sentence)) for each in others))
+    out.paragraph("Reference", about.reference)
 
 
 def _severity(about: FindingDocumentation) -> str:
@@ -99,9 +99,9 @@ def _severity(about: FindingDocumentation) -> str:
     return f"{named}; experimental: it changes no verdict and no exit code" if about.experimental else named
 
 
-def _thresholds(pen: Pen, about: FindingDocumentation) -> Rows:
+def _thresholds(out: TerminalWriter, about: FindingDocumentation) -> Rows:
     for each in about.thresholds:
-        yield Text.assemble(pen.text(each.name), " = ", pen.text(f"{each.value:g}", "cyan")), pen.text(each.meaning)
+        yield Text.assemble(out.text(each.name), " = ", out.text(f"{each.value:g}", "cyan")), out.text(each.meaning)
 
 
 def _said_by(rule: type[Rule], title: str) -> str:

@@ -9,7 +9,7 @@ from rich.markdown import Markdown
 from mlflow_stability.cli.kit.output import present, put_out
 from mlflow_stability.cli.kit.terminal import result_console
 from mlflow_stability.manual.pages import PAGES, Page
-from mlflow_stability.reports.terminal_kit import Pen
+from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.argument import did_you_mean
 
 
@@ -71,6 +71,6 @@ def command(page: Page | None) -> None:
     console.print(Markdown(page.text()))
 
 
-def _contents(pen: Pen) -> None:
-    pen.section("Manual", ((pen.text(page.name, "bold"), pen.text(page.title)) for page in all_pages()), space=False)
-    pen.paragraph("More", "`mlflow-stability manual PAGE` shows one.")
+def _contents(out: TerminalWriter) -> None:
+    out.section("Manual", ((out.text(page.name, "bold"), out.text(page.title)) for page in all_pages()), space=False)
+    out.paragraph("More", "`mlflow-stability manual PAGE` shows one.")

@@ -23,17 +23,17 @@ from mlflow_stability.cli.kit.terminal import result_console, speaks_unicode
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.formats import ENDINGS, form_of
-from mlflow_stability.reports.terminal_kit import Pen, written
+from mlflow_stability.reports.terminal_kit import TerminalWriter, written
 
 
-def present(draw: Callable[[Pen], None], *, verbose: bool = False) -> None:
+def present(draw: Callable[[TerminalWriter], None], *, verbose: bool = False) -> None:
     """Show a person the result: with colours on a terminal, as plain text of its width in a pipe."""
     out = result_console()
     unicode = speaks_unicode(out)
     if out.is_terminal:
-        draw(Pen(out, unicode=unicode, verbose=verbose))
+        draw(TerminalWriter(out, unicode=unicode, verbose=verbose))
     else:
-        put_out(written(lambda console: draw(Pen(console, unicode=unicode, verbose=verbose)), out.width))
+        put_out(written(lambda console: draw(TerminalWriter(console, unicode=unicode, verbose=verbose)), out.width))
 
 
 def put_out(text: str, file: Path | None = None) -> None:

@@ -32,13 +32,13 @@ def write_state(copy: StateCopy, path: Path) -> WrittenFile:
     """Write a state and wait until the disk has it."""
     copy.wait()
     with path.open("xb") as file:
-        pen = _HashingWriter(file)
-        torch.save(without_foreign(_content(copy)), cast("IO[bytes]", pen))
-        if pen.failure is not None:
-            raise pen.failure
+        target = _HashingWriter(file)
+        torch.save(without_foreign(_content(copy)), cast("IO[bytes]", target))
+        if target.failure is not None:
+            raise target.failure
         file.flush()
         os.fsync(file.fileno())
-    return WrittenFile(pen.hash.hexdigest(), pen.size)
+    return WrittenFile(target.hash.hexdigest(), target.size)
 
 
 def read_state(path: Path) -> StateCopy:

@@ -16,7 +16,7 @@ from rich.table import Table
 from rich.text import Text
 
 from mlflow_stability.reports.comparison import comparison_numbers as numbers
-from mlflow_stability.reports.terminal_kit import OUTCOME_STYLES, Pen, written
+from mlflow_stability.reports.terminal_kit import OUTCOME_STYLES, TerminalWriter, written
 from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.reports.words import layer_phrases as layers_wording
 from mlflow_stability.reports.words.comparison_names import told_apart
@@ -27,49 +27,49 @@ from mlflow_stability.vocabulary.result.comparison import Compared, Comparison
 FEW_GROUPS = 8
 
 
-def show_cohort(pen: Pen, cohort: Cohort) -> None:
+def show_cohort(out: TerminalWriter, cohort: Cohort) -> None:
     """Seeds, survival, learning rate, and what goes with instability."""
-    pen.section("Over seeds (final loss: interquartile mean and 95 % interval)", _groups(pen, cohort))
-    pen.section("Time to divergence", _survival(pen, cohort))
+    out.section("Over seeds (final loss: interquartile mean and 95 % interval)", _groups(out, cohort))
+    out.section("Time to divergence", _survival(out, cohort))
     if cohort.sensitivity is not None:
-        pen.section(
-            "Learning rate", ((pen.text("-", "dim"), pen.text(e)) for e in wording.sensitivity(cohort.sensitivity))
+        out.section(
+            "Learning rate", ((out.text("-", "dim"), out.text(e)) for e in wording.sensitivity(cohort.sensitivity))
         )
-    pen.section("What goes with instability", _associations(pen, cohort))
-    pen.section("What could not be told", ((pen.text("-", "dim"), pen.text(each)) for each in cohort.cannot_tell))
+    out.section("What goes with instability", _associations(out, cohort))
+    out.section("What could not be told", ((out.text("-", "dim"), out.text(each)) for each in cohort.cannot_tell))
 
 
-def _groups(pen: Pen, cohort: Cohort) -> Iterator[_Row]:
+def _groups(out: TerminalWriter, cohort: Cohort) -> Iterator[_Row]:
     groups = wording.repeated(cohort)
-    shown = groups if pen.verbose else groups[:FEW_GROUPS]
+    shown = groups if out.verbose else groups[:FEW_GROUPS]
     for each in shown:
         tested = f"; worse than the best: {wording.p_value(each.p_value)}" if each.p_value is not None else ""
-        yield pen.text(each.label), pen.text(f"{wording.interval(each.final_loss)}; {wording.group(each)}{tested}")
+        yield out.text(each.label), out.text(f"{wording.interval(each.final_loss)}; {wording.group(each)}{tested}")
     if len(shown) < len(groups):
-        yield pen.text("-", "dim"), pen.text(f"{len(groups) - len(shown)} more; --verbose shows them", "dim")
+        yield out.text("-", "dim"), out.text(f"{len(groups) - len(shown)} more; --verbose shows them", "dim")
     if groups and wording.not_repeated(cohort):
-        yield pen.text("-", "dim"), pen.text(wording.not_repeated(cohort), "dim")
+        yield out.text("-", "dim"), out.text(wording.not_repeated(cohort), "dim")
 
 
-def _survival(pen: Pen, cohort: Cohort) -> Iterator[_Row]:
+def _survival(out: TerminalWriter, cohort: Cohort) -> Iterator[_Row]:
     if any(each.lost for each in cohort.survival):
         for each in cohort.survival:
-            yield pen.text(each.label), pen.text(wording.survival(each))
+            yield out.text(each.label), out.text(wording.survival(each))
 
 
-def _associations(pen: Pen, cohort: Cohort) -> Iterator[_Row]:
+def _associations(out: TerminalWriter, cohort: Cohort) -> Iterator[_Row]:
     for each in cohort.associations:
-        yield pen.text(" / ".join(each.params), "bold"), pen.text(wording.association(each))
+        yield out.text(" / ".join(each.params), "bold"), out.text(wording.association(each))
     nothing = wording.nothing_named(cohort)
     if nothing:
-        yield pen.text("-", "dim"), pen.text(nothing)
+        yield out.text("-", "dim"), out.text(nothing)
     if cohort.tree is not None and (cohort.associations or cohort.tree.better):
-        yield pen.text("-", "dim"), pen.text(wording.tree(cohort.tree))
+        yield out.text("-", "dim"), out.text(wording.tree(cohort.tree))
         if cohort.tree.better:
             for rule in cohort.tree.rules:
-                yield pen.text(" ", "dim"), pen.text(rule)
+                yield out.text(" ", "dim"), out.text(rule)
     for said in (*cohort.confounded, *((wording.CONFOUNDING,) if cohort.associations else ())):
-        yield pen.text("!", "yellow"), pen.text(said)
+        yield out.text("!", "yellow"), out.text(said)
 
 
 WIDTH_OF_A_FILE = 100
@@ -85,51 +85,53 @@ _Row = tuple[Text, Text]
 
 def render(comparison: Comparison, *, verbose: bool = False, width: int = WIDTH_OF_A_FILE, unicode: bool = True) -> str:
     """The comparison as plain text, for a file or a pipe."""
-    return written(lambda console: show(Pen(console, unicode=unicode, verbose=verbose), comparison), width)
+    return written(lambda console: show(TerminalWriter(console, unicode=unicode, verbose=verbose), comparison), width)
 
 
-def show(pen: Pen, comparison: Comparison) -> None:
+def show(out: TerminalWriter, comparison: Comparison) -> None:
     """Write the comparison."""
     comparison = told_apart(comparison)
-    pen.rule("compare")
-    pen.console.print(pen.text(comparison.summary, "bold"))
+    out.rule("compare")
+    out.console.print(out.text(comparison.summary, "bold"))
     if comparison.interrupted:
-        pen.console.print(pen.text(wording.unfinished(comparison), "bold yellow"))
+        out.console.print(out.text(wording.unfinished(comparison), "bold yellow"))
     if common := lead(comparison):
-        pen.console.print(pen.text(common))
-    _show_runs(pen, comparison)
-    pen.section("Why", _causes(pen, comparison))
+        out.console.print(out.text(common))
+    _show_runs(out, comparison)
+    out.section("Why", _causes(out, comparison))
     if comparison.parting is not None:
-        pen.paragraph("Where they part", comparison.parting.sentence)
-    pen.section(layers_wording.SECTION, _layers(pen, comparison))
-    pen.section(wording.differs_title(comparison), _differences(pen, comparison))
-    pen.section(_gate_title(comparison), _gate(pen, comparison))
+        out.paragraph("Where they part", comparison.parting.sentence)
+    out.section(layers_wording.SECTION, _layers(out, comparison))
+    out.section(wording.differs_title(comparison), _differences(out, comparison))
+    out.section(_gate_title(comparison), _gate(out, comparison))
     if comparison.cohort is not None:
-        show_cohort(pen, comparison.cohort)
-    pen.section("What could not be read", _unread(pen, comparison))
-    pen.section("Remarks", ((pen.text("-", "dim"), pen.text(each)) for each in remarks(comparison)))
+        show_cohort(out, comparison.cohort)
+    out.section("What could not be read", _unread(out, comparison))
+    out.section("Remarks", ((out.text("-", "dim"), out.text(each)) for each in remarks(comparison)))
 
 
-def _show_runs(pen: Pen, comparison: Comparison) -> None:
+def _show_runs(out: TerminalWriter, comparison: Comparison) -> None:
     if not comparison.runs:
         return
-    most = len(comparison.runs) if pen.verbose else STABLEST
+    most = len(comparison.runs) if out.verbose else STABLEST
     first, last, between = wording.chosen(comparison.runs, most, SICKEST)
     chosen = (*first, *last)
-    _show_table(pen, COLUMNS, [_cells(pen, each) for each in chosen], len(first), between)
+    _show_table(out, COLUMNS, [_cells(out, each) for each in chosen], len(first), between)
     columns = numbers.columns_of([each.card for each in chosen])
-    if columns and (pen.verbose or len(comparison.runs) <= FEW_RUNS):
+    if columns and (out.verbose or len(comparison.runs) <= FEW_RUNS):
         heads = ("run", *(each.title for each in columns))
-        rows = [[pen.text(wording.name(e.card)), *(pen.text(c.say(e.card)) for c in columns)] for e in chosen]
-        _show_table(pen, heads, rows, len(first), between)
-        pen.console.print(pen.text(numbers.meanings(columns), "dim"))
+        rows = [[out.text(wording.name(e.card)), *(out.text(c.say(e.card)) for c in columns)] for e in chosen]
+        _show_table(out, heads, rows, len(first), between)
+        out.console.print(out.text(numbers.meanings(columns), "dim"))
 
 
-def _show_table(pen: Pen, heads: Sequence[str], rows: Sequence[Sequence[Text]], first: int, between: int) -> None:
+def _show_table(
+    out: TerminalWriter, heads: Sequence[str], rows: Sequence[Sequence[Text]], first: int, between: int
+) -> None:
     """As one table, or as several beneath each other where there is no room for all columns."""
     wide = [max(len(title), *(row[place].cell_len for row in rows)) for place, title in enumerate(heads)]
-    for places in _parts(wide, pen.console.width):
-        left = max(LEAST_NAME, pen.console.width - sum(wide[each] + GAP for each in places))  # the name gives way
+    for places in _parts(wide, out.console.width):
+        left = max(LEAST_NAME, out.console.width - sum(wide[each] + GAP for each in places))  # the name gives way
         table = Table(box=None, pad_edge=False, padding=(0, GAP, 0, 0), header_style="dim")
         table.add_column(heads[0], overflow="crop", no_wrap=True, max_width=left)
         for each in places:
@@ -137,10 +139,10 @@ def _show_table(pen: Pen, heads: Sequence[str], rows: Sequence[Sequence[Text]], 
             table.add_column(heads[each], no_wrap=True, min_width=wide[each], justify=side)  # type: ignore[arg-type]
         for number, row in enumerate(rows):
             if between and number == first:
-                table.add_row(pen.text(f"{between} more", "dim"))
-            table.add_row(_shortened(row[0], left, pen.unicode), *(row[each] for each in places))
-        pen.console.print()
-        pen.console.print(table)
+                table.add_row(out.text(f"{between} more", "dim"))
+            table.add_row(_shortened(row[0], left, out.unicode), *(row[each] for each in places))
+        out.console.print()
+        out.console.print(table)
 
 
 def _parts(wide: Sequence[int], room: int) -> list[list[int]]:
@@ -166,46 +168,46 @@ def _shortened(name: Text, width: int, unicode: bool) -> Text:
     return Text(f"{set_cell_size(name.plain, room - cell_len(end)).rstrip()}{gap}{end}", name.style)
 
 
-def _cells(pen: Pen, each: Compared) -> list[Text]:
+def _cells(out: TerminalWriter, each: Compared) -> list[Text]:
     card = each.card
     return [
-        pen.text(wording.name(card)),
-        pen.text(wording.outcome(card), OUTCOME_STYLES[card.outcome]),
-        pen.text(wording.steps(card.onset)),
-        pen.text(wording.short_rate(each.spike_rate)),
-        pen.text(wording.number(card.final_loss)),
-        pen.text(wording.number(card.best_loss)),
-        pen.text(f"{card.wasted:,}" if card.wasted else wording.NOTHING),
+        out.text(wording.name(card)),
+        out.text(wording.outcome(card), OUTCOME_STYLES[card.outcome]),
+        out.text(wording.steps(card.onset)),
+        out.text(wording.short_rate(each.spike_rate)),
+        out.text(wording.number(card.final_loss)),
+        out.text(wording.number(card.best_loss)),
+        out.text(f"{card.wasted:,}" if card.wasted else wording.NOTHING),
     ]
 
 
-def _causes(pen: Pen, comparison: Comparison) -> Iterator[_Row]:
+def _causes(out: TerminalWriter, comparison: Comparison) -> Iterator[_Row]:
     """The sickest first."""
     sick = [card for card in reversed(comparison.cards) if card.troubles]
-    shown = sick if pen.verbose else sick[:FEW_CAUSES]
+    shown = sick if out.verbose else sick[:FEW_CAUSES]
     for card in shown:
         why = f" {card.cause_statement}" if card.cause_statement else ""
-        said = pen.text(f"{card.verdict}{why}")
+        said = out.text(f"{card.verdict}{why}")
         if card.source != card.name:  # what `diagnose` takes
-            said = Text.assemble(said, "\n", pen.text(card.source, "dim"))
-        yield pen.text(wording.name(card), "bold"), said
-    yield from _more(pen, len(sick) - len(shown))
+            said = Text.assemble(said, "\n", out.text(card.source, "dim"))
+        yield out.text(wording.name(card), "bold"), said
+    yield from _more(out, len(sick) - len(shown))
 
 
-def _layers(pen: Pen, comparison: Comparison) -> Iterator[_Row]:
+def _layers(out: TerminalWriter, comparison: Comparison) -> Iterator[_Row]:
     for each in comparison.layers:
         names = wording.two_names(comparison)
-        yield pen.text(layers_wording.title(each)), pen.text(layers_wording.sentences(each, names))
+        yield out.text(layers_wording.title(each)), out.text(layers_wording.sentences(each, names))
 
 
-def _differences(pen: Pen, comparison: Comparison) -> Iterator[_Row]:
+def _differences(out: TerminalWriter, comparison: Comparison) -> Iterator[_Row]:
     differences = wording.differences(comparison)
     params = [each for each in differences if not each.is_tag]
     tags = [each for each in differences if each.is_tag]
-    shown = [*params, *tags] if pen.verbose else [*params[:FEW_DIFFERENCES], *tags[:FEW_TAGS]]
+    shown = [*params, *tags] if out.verbose else [*params[:FEW_DIFFERENCES], *tags[:FEW_TAGS]]
     for each in shown:
-        yield pen.text(f"{each.name}{' (tag)' if each.is_tag else ''}"), pen.text(wording.values(each))
-    yield from _more(pen, len(comparison.differences) - len(shown))
+        yield out.text(f"{each.name}{' (tag)' if each.is_tag else ''}"), out.text(wording.values(each))
+    yield from _more(out, len(comparison.differences) - len(shown))
 
 
 def _gate_title(comparison: Comparison) -> str:
@@ -215,32 +217,32 @@ def _gate_title(comparison: Comparison) -> str:
     return f"Against the baseline {gate.name or gate.baseline}: {'passed' if gate.passed else 'failed'}"
 
 
-def _gate(pen: Pen, comparison: Comparison) -> Iterator[_Row]:
+def _gate(out: TerminalWriter, comparison: Comparison) -> Iterator[_Row]:
     gate = comparison.gate
     if gate is None:
         return
     few = len(gate.verdicts) <= FEW_CAUSES
-    told = [each for each in gate.verdicts if not each.passed or pen.verbose or few]
-    shown = told if pen.verbose else told[:FEW_WORSE]
+    told = [each for each in gate.verdicts if not each.passed or out.verbose or few]
+    shown = told if out.verbose else told[:FEW_WORSE]
     for verdict in shown:
-        word = pen.text("ok" if verdict.passed else "worse", "green" if verdict.passed else "bold red")
-        called = pen.text(f"{verdict.name or verdict.source}: ", "bold")
-        yield word, Text.assemble(called, pen.text(" ".join(verdict.reasons)))
-    yield from _more(pen, len(told) - len(shown))
+        word = out.text("ok" if verdict.passed else "worse", "green" if verdict.passed else "bold red")
+        called = out.text(f"{verdict.name or verdict.source}: ", "bold")
+        yield word, Text.assemble(called, out.text(" ".join(verdict.reasons)))
+    yield from _more(out, len(told) - len(shown))
     well = sum(verdict.passed for verdict in gate.verdicts)
-    if well and not pen.verbose and not few:
-        yield pen.text("ok", "green"), pen.text(f"{well} of {len(gate.verdicts)} not worse.")
+    if well and not out.verbose and not few:
+        yield out.text("ok", "green"), out.text(f"{well} of {len(gate.verdicts)} not worse.")
     for each in gate.cannot_tell:
-        yield pen.text("-", "dim"), pen.text(each)
+        yield out.text("-", "dim"), out.text(each)
 
 
-def _unread(pen: Pen, comparison: Comparison) -> Iterator[_Row]:
-    shown = comparison.unread if pen.verbose else comparison.unread[:FEW_UNREAD]
+def _unread(out: TerminalWriter, comparison: Comparison) -> Iterator[_Row]:
+    shown = comparison.unread if out.verbose else comparison.unread[:FEW_UNREAD]
     for card in shown:
-        yield pen.text(wording.name(card)), pen.text(card.error)
-    yield from _more(pen, len(comparison.unread) - len(shown))
+        yield out.text(wording.name(card)), out.text(card.error)
+    yield from _more(out, len(comparison.unread) - len(shown))
 
 
-def _more(pen: Pen, left: int) -> Iterator[_Row]:
+def _more(out: TerminalWriter, left: int) -> Iterator[_Row]:
     if left > 0:
-        yield pen.text("-", "dim"), pen.text(f"{left} more; --verbose shows them", "dim")
+        yield out.text("-", "dim"), out.text(f"{left} more; --verbose shows them", "dim")

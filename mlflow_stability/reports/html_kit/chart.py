@@ -78,7 +78,7 @@ def chart_of(curve: Sketched, numbered: Sequence[tuple[int, Episode]]) -> Chart:
 
 
 def _pieces(curve: Sketched) -> list[slice]:
-    """The parts that can be drawn without lifting the pen: finite, and never back in time."""
+    """The parts that can be drawn as one line: finite, and never back in time."""
     breaks = np.flatnonzero(~curve.finite[1:] | ~curve.finite[:-1] | (np.diff(curve.steps) < 0)) + 1
     edges = [0, *breaks.tolist(), len(curve.steps)]
     pieces = [slice(begin, end) for begin, end in pairwise(edges)]

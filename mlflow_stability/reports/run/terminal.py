@@ -27,7 +27,7 @@ from mlflow_stability.reports.report import Report, is_from_store
 from mlflow_stability.reports.terminal_kit import (
     GUTTER,
     OUTCOME_STYLES,
-    Pen,
+    TerminalWriter,
     axis,
     draw,
     mark_line,
@@ -46,105 +46,105 @@ _Row = tuple[Text, Text]
 _Numbered = Sequence[tuple[int, Episode]]
 
 
-def show_run(pen: Pen, diagnosis: Diagnosis) -> None:
+def show_run(out: TerminalWriter, diagnosis: Diagnosis) -> None:
     """Everything about one run; without `verbose`, what fits on a page."""
-    numbered = _numbered(pen, diagnosis)
-    pen.rule(diagnosis.name or diagnosis.source)
-    pen.console.print(_headline(pen, diagnosis))
-    pen.section("Summary", _facts(pen, diagnosis))
-    _show_curves(pen, diagnosis, numbered)
-    pen.section("What happened", _happened(pen, diagnosis, numbered))
-    pen.section("Why", _why(pen, diagnosis))
-    pen.section("What to do", _to_do(pen, diagnosis))
-    pen.section("What could not be told", _some(pen, diagnosis.cannot_tell, FEW_REASONS))
-    pen.section("Remarks", _some(pen, diagnosis.notes, FEW_REASONS))
+    numbered = _numbered(out, diagnosis)
+    out.rule(diagnosis.name or diagnosis.source)
+    out.console.print(_headline(out, diagnosis))
+    out.section("Summary", _facts(out, diagnosis))
+    _show_curves(out, diagnosis, numbered)
+    out.section("What happened", _happened(out, diagnosis, numbered))
+    out.section("Why", _why(out, diagnosis))
+    out.section("What to do", _to_do(out, diagnosis))
+    out.section("What could not be told", _some(out, diagnosis.cannot_tell, FEW_REASONS))
+    out.section("Remarks", _some(out, diagnosis.notes, FEW_REASONS))
 
 
-def show_gist(pen: Pen, diagnosis: Diagnosis, title: str) -> None:
+def show_gist(out: TerminalWriter, diagnosis: Diagnosis, title: str) -> None:
     """What became of a run and why, in a few lines."""
-    pen.console.print()
-    pen.console.print(pen.text(title, "bold"))
-    pen.console.print(Padding(_headline(pen, diagnosis), (0, 0, 0, 2)))
-    for _, cause in islice(_why(pen, diagnosis), 1):
-        pen.console.print(Padding(Text.assemble("Cause: ", cause), (0, 0, 0, 2)))
+    out.console.print()
+    out.console.print(out.text(title, "bold"))
+    out.console.print(Padding(_headline(out, diagnosis), (0, 0, 0, 2)))
+    for _, cause in islice(_why(out, diagnosis), 1):
+        out.console.print(Padding(Text.assemble("Cause: ", cause), (0, 0, 0, 2)))
 
 
-def _headline(pen: Pen, diagnosis: Diagnosis) -> Text:
+def _headline(out: TerminalWriter, diagnosis: Diagnosis) -> Text:
     word, sentence = wording.headline(diagnosis)
-    return Text.assemble(pen.text(f"{word}:", OUTCOME_STYLES[diagnosis.outcome]), " ", pen.text(sentence))
+    return Text.assemble(out.text(f"{word}:", OUTCOME_STYLES[diagnosis.outcome]), " ", out.text(sentence))
 
 
-def _numbered(pen: Pen, diagnosis: Diagnosis) -> _Numbered:
+def _numbered(out: TerminalWriter, diagnosis: Diagnosis) -> _Numbered:
     """The episodes to show, in order of time; without `verbose` the worst of those above INFO and what is not said yet.
 
     Where a NaN was born is what people look for: it is shown unless the cause says it.
     """
     episodes = diagnosis.episodes
-    places = [place for place, each in enumerate(episodes) if pen.verbose or each.severity > Severity.INFO]
-    if not pen.verbose:
+    places = [place for place, each in enumerate(episodes) if out.verbose or each.severity > Severity.INFO]
+    if not out.verbose:
         places = sorted(places, key=lambda place: -episodes[place].severity)[:FEW_EPISODES]
         births = [place for place, each in enumerate(episodes) if wording.is_unsaid_birth(each, diagnosis)]
         places = sorted({*places, *births[:FEW_BIRTHS]})
     return [(number, episodes[place]) for number, place in enumerate(places, start=1)]
 
 
-def _facts(pen: Pen, diagnosis: Diagnosis) -> Iterator[_Row]:
+def _facts(out: TerminalWriter, diagnosis: Diagnosis) -> Iterator[_Row]:
     if diagnosis.source != diagnosis.name:
-        yield pen.text("source", "dim"), pen.text(diagnosis.source)
-    yield pen.text("read", "dim"), pen.text(wording.basis(diagnosis))
-    yield pen.text("judged", "dim"), pen.text(wording.judged(diagnosis))
-    if pen.verbose:
-        yield from ((pen.text("", "dim"), pen.text(reason, "dim")) for reason in diagnosis.judged.reasons)
+        yield out.text("source", "dim"), out.text(diagnosis.source)
+    yield out.text("read", "dim"), out.text(wording.basis(diagnosis))
+    yield out.text("judged", "dim"), out.text(wording.judged(diagnosis))
+    if out.verbose:
+        yield from ((out.text("", "dim"), out.text(reason, "dim")) for reason in diagnosis.judged.reasons)
     ending = wording.ending(diagnosis)
     if ending is not None:
-        yield pen.text(ending[0], "dim"), pen.text(ending[1])
-    yield pen.text("found", "dim"), pen.text(wording.counts_of(diagnosis))
-    for reading in diagnosis.curves if pen.verbose else diagnosis.curves[:FEW_CURVES]:
-        said = [wording.curve(reading), wording.character(reading), wording.figures(reading) if pen.verbose else ""]
-        yield pen.text(reading.metric, "dim"), pen.text("; ".join(part for part in said if part))
+        yield out.text(ending[0], "dim"), out.text(ending[1])
+    yield out.text("found", "dim"), out.text(wording.counts_of(diagnosis))
+    for reading in diagnosis.curves if out.verbose else diagnosis.curves[:FEW_CURVES]:
+        said = [wording.curve(reading), wording.character(reading), wording.figures(reading) if out.verbose else ""]
+        yield out.text(reading.metric, "dim"), out.text("; ".join(part for part in said if part))
 
 
-def _show_curves(pen: Pen, diagnosis: Diagnosis, numbered: _Numbered) -> None:
+def _show_curves(out: TerminalWriter, diagnosis: Diagnosis, numbered: _Numbered) -> None:
     """The first curve with every mark, and that of the first bad episode; when asked for, all others."""
     decisive = next((each.metric for each in diagnosis.episodes if each.severity > Severity.INFO), "")
     for place, curve in enumerate(sketches_of(diagnosis)):
-        if place == 0 or pen.verbose or curve.metric == decisive:
+        if place == 0 or out.verbose or curve.metric == decisive:
             _show_curve(
-                pen, curve, diagnosis.unit, [one for one in numbered if place == 0 or one[1].metric == curve.metric]
+                out, curve, diagnosis.unit, [one for one in numbered if place == 0 or one[1].metric == curve.metric]
             )
 
 
-def _show_curve(pen: Pen, curve: Sketched, unit: str, numbered: _Numbered) -> None:
-    width = pen.console.width - 2
-    title = pen.text(curve.metric, "bold cyan")
-    title.truncate(width // 2, overflow="ellipsis" if pen.unicode else "crop")
+def _show_curve(out: TerminalWriter, curve: Sketched, unit: str, numbered: _Numbered) -> None:
+    width = out.console.width - 2
+    title = out.text(curve.metric, "bold cyan")
+    title.truncate(width // 2, overflow="ellipsis" if out.unicode else "crop")
     last = f"{number_text(curve.final)} at {unit} {curve.last:,}" + (", log scale" if curve.logarithmic else "")
-    pen.console.print()
-    pen.console.print(Text.assemble(title, " " * max(1, width - title.cell_len - len(last)), last))
-    for line in _drawn(pen, curve, width):
-        pen.console.print(Text(line, "cyan", no_wrap=True))
+    out.console.print()
+    out.console.print(Text.assemble(title, " " * max(1, width - title.cell_len - len(last)), last))
+    for line in _drawn(out, curve, width):
+        out.console.print(Text(line, "cyan", no_wrap=True))
     if numbered:
-        pen.console.print(mark_line(numbered, curve.first, curve.last, width, unicode=pen.unicode))
-    pen.console.print(Text(axis(curve.first, curve.last, width), "dim", no_wrap=True))
+        out.console.print(mark_line(numbered, curve.first, curve.last, width, unicode=out.unicode))
+    out.console.print(Text(axis(curve.first, curve.last, width), "dim", no_wrap=True))
 
 
-def _drawn(pen: Pen, curve: Sketched, width: int) -> list[str]:
+def _drawn(out: TerminalWriter, curve: Sketched, width: int) -> list[str]:
     """The curve alone; its axis comes beneath the marks."""
     if not curve.finite.any():
         return [" " * GUTTER + "no finite value"]
     values = np.stack([curve.low, curve.high], axis=1).reshape(-1)
     steps, values = np.append(np.repeat(curve.steps, 2), curve.last), np.append(values, np.nan)
-    return draw(steps, values, width, CURVE_ROWS, dots=pen.unicode, logarithmic=curve.logarithmic)[:-1]
+    return draw(steps, values, width, CURVE_ROWS, dots=out.unicode, logarithmic=curve.logarithmic)[:-1]
 
 
-def _happened(pen: Pen, diagnosis: Diagnosis, numbered: _Numbered) -> Iterator[_Row]:
+def _happened(out: TerminalWriter, diagnosis: Diagnosis, numbered: _Numbered) -> Iterator[_Row]:
     for number, episode in numbered:
-        style = pen.style(episode.severity)
+        style = out.style(episode.severity)
         head = Text.assemble(
-            pen.text(f"{episode.severity.name} {episode.kind}", style), "  ", pen.text(wording.where(episode), "dim")
+            out.text(f"{episode.severity.name} {episode.kind}", style), "  ", out.text(wording.where(episode), "dim")
         )
-        lines = _lines_about(pen, episode, wording.own_cause(episode, diagnosis))
-        yield pen.text(str(number), style), Text("\n").join([head, *lines])
+        lines = _lines_about(out, episode, wording.own_cause(episode, diagnosis))
+        yield out.text(str(number), style), Text("\n").join([head, *lines])
     hidden = Counter((each.severity > Severity.INFO, each.kind) for each in diagnosis.episodes)
     hidden.subtract((each.severity > Severity.INFO, each.kind) for _, each in numbered)
     for bad, title in ((True, "not shown"), (False, "for your information")):
@@ -154,80 +154,80 @@ def _happened(pen: Pen, diagnosis: Diagnosis, numbered: _Numbered) -> Iterator[_
             if left and is_bad is bad
         ]
         if kinds:
-            yield pen.text("-", "dim"), pen.text(f"{title}: {', '.join(kinds)}; --verbose shows more", "dim")
+            yield out.text("-", "dim"), out.text(f"{title}: {', '.join(kinds)}; --verbose shows more", "dim")
 
 
-def _lines_about(pen: Pen, episode: Episode, cause: Cause | None) -> Iterator[Text]:
-    yield pen.text(episode.message)
+def _lines_about(out: TerminalWriter, episode: Episode, cause: Cause | None) -> Iterator[Text]:
+    yield out.text(episode.message)
     if cause is not None:
-        yield pen.text(f"cause: {wording.cause_name(cause)}: {cause.statement}", "dim")
-    if pen.verbose:
+        yield out.text(f"cause: {wording.cause_name(cause)}: {cause.statement}", "dim")
+    if out.verbose:
         if episode.evidence:
-            yield pen.text(wording.evidence(episode), "dim")
+            yield out.text(wording.evidence(episode), "dim")
         for remedy in episode.remedies:
-            yield pen.text(f"-> {remedy}", "green")
+            yield out.text(f"-> {remedy}", "green")
 
 
-def _why(pen: Pen, diagnosis: Diagnosis) -> Iterator[_Row]:
+def _why(out: TerminalWriter, diagnosis: Diagnosis) -> Iterator[_Row]:
     cause = diagnosis.cause
     if cause is None:
         return
-    name, explained = pen.text(wording.cause_name(cause), "bold"), wording.explained(diagnosis)
-    yield pen.text(""), Text.assemble(name, ": ", pen.text(cause.statement))
+    name, explained = out.text(wording.cause_name(cause), "bold"), wording.explained(diagnosis)
+    yield out.text(""), Text.assemble(name, ": ", out.text(cause.statement))
     if explained:
-        yield pen.text(""), pen.text(f"explains {explained}", "dim")
+        yield out.text(""), out.text(f"explains {explained}", "dim")
     for said in cause.evidence:
-        yield pen.text("+", "green"), pen.text(said)
+        yield out.text("+", "green"), out.text(said)
     for word, said in wording.weighed(cause):
-        yield pen.text("-", "dim"), pen.text(f"{word}: {said}", "dim")
+        yield out.text("-", "dim"), out.text(f"{word}: {said}", "dim")
 
 
-def _to_do(pen: Pen, diagnosis: Diagnosis) -> Iterator[_Row]:
-    shown = diagnosis.remedies if pen.verbose else diagnosis.remedies[:FEW_REMEDIES]
+def _to_do(out: TerminalWriter, diagnosis: Diagnosis) -> Iterator[_Row]:
+    shown = diagnosis.remedies if out.verbose else diagnosis.remedies[:FEW_REMEDIES]
     for number, remedy in enumerate(shown, start=1):
-        yield pen.text(f"{number}.", "green"), pen.text(remedy)
+        yield out.text(f"{number}.", "green"), out.text(remedy)
 
 
-def _some(pen: Pen, sentences: Sequence[str], few: int) -> Iterator[_Row]:
-    shown = sentences if pen.verbose or len(sentences) <= few + 1 else sentences[:few]
+def _some(out: TerminalWriter, sentences: Sequence[str], few: int) -> Iterator[_Row]:
+    shown = sentences if out.verbose or len(sentences) <= few + 1 else sentences[:few]
     for sentence in shown:
-        yield pen.text("-", "dim"), pen.text(sentence)
+        yield out.text("-", "dim"), out.text(sentence)
     if len(shown) < len(sentences):
-        yield pen.text("-", "dim"), pen.text(f"{len(sentences) - len(shown)} more; --verbose shows them", "dim")
+        yield out.text("-", "dim"), out.text(f"{len(sentences) - len(shown)} more; --verbose shows them", "dim")
 
 
 SHORT = 12
 """A folder whose name is no longer than this is repeated in every row; a longer one is named once."""
 
 
-def show_table(pen: Pen, report: Report) -> None:
+def show_table(out: TerminalWriter, report: Report) -> None:
     """What was read, what was found, and a row for each run."""
-    pen.console.print(pen.text(f"{wording.read(report)}: {wording.counts(report)}", "bold"))
+    out.console.print(out.text(f"{wording.read(report)}: {wording.counts(report)}", "bold"))
     if not report.diagnoses:
         return
     folder = _shared_folder(report.diagnoses)
     if folder:
-        pen.console.print(pen.text(f"in {folder}", "dim"))
-    pen.console.print()
+        out.console.print(out.text(f"in {folder}", "dim"))
+    out.console.print()
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="dim")
-    table.add_column("run", overflow="fold", max_width=pen.console.width // 2)
+    table.add_column("run", overflow="fold", max_width=out.console.width // 2)
     table.add_column("outcome", no_wrap=True)
     table.add_column("last step", no_wrap=True, justify="right")
     for severity in ("crit", "warn", "info"):
         table.add_column(severity, no_wrap=True, justify="right")
     for diagnosis in report.diagnoses:
-        table.add_row(*_cells(pen, diagnosis, folder))
-    pen.console.print(table)
+        table.add_row(*_cells(out, diagnosis, folder))
+    out.console.print(table)
 
 
-def _cells(pen: Pen, diagnosis: Diagnosis, folder: str) -> list[Text]:
+def _cells(out: TerminalWriter, diagnosis: Diagnosis, folder: str) -> list[Text]:
     source = diagnosis.source.removeprefix(folder)
     name = source if diagnosis.name in source else f"{diagnosis.name} ({source})"
     steps = f"{diagnosis.steps[1]:,}" if diagnosis.steps else "-"
-    cells = [pen.text(name), pen.text(wording.outcome(diagnosis), OUTCOME_STYLES[diagnosis.outcome]), pen.text(steps)]
+    cells = [out.text(name), out.text(wording.outcome(diagnosis), OUTCOME_STYLES[diagnosis.outcome]), out.text(steps)]
     for severity in sorted(Severity, reverse=True):
         count = sum(each.severity is severity for each in diagnosis.episodes)
-        cells.append(pen.text(str(count), pen.style(severity)) if count else pen.text("-", "dim"))
+        cells.append(out.text(str(count), out.style(severity)) if count else out.text("-", "dim"))
     return cells
 
 
@@ -248,27 +248,27 @@ WIDTH_OF_A_FILE = 100
 
 def render(report: Report, *, verbose: bool = False, width: int = WIDTH_OF_A_FILE, unicode: bool = True) -> str:
     """The report as plain text, for a file or a pipe."""
-    return written(lambda console: show(Pen(console, unicode=unicode, verbose=verbose), report), width)
+    return written(lambda console: show(TerminalWriter(console, unicode=unicode, verbose=verbose), report), width)
 
 
-def show(pen: Pen, report: Report) -> None:
+def show(out: TerminalWriter, report: Report) -> None:
     """Write the report."""
     alone = len(report.diagnoses) == 1
     if not alone:
-        show_table(pen, report)
+        show_table(out, report)
     left_out = []
     for diagnosis in report.diagnoses:
-        if alone or pen.verbose or _worth_a_look(diagnosis):
-            show_run(pen, diagnosis)
+        if alone or out.verbose or _worth_a_look(diagnosis):
+            show_run(out, diagnosis)
         else:
             left_out.append(diagnosis)
     unclear = [each for each in left_out if each.outcome == "cannot_tell"]
-    rows = ((pen.text(each.name or each.source), pen.text(wording.headline(each)[1])) for each in unclear)
-    pen.section("What could not be judged", rows)
+    rows = ((out.text(each.name or each.source), out.text(wording.headline(each)[1])) for each in unclear)
+    out.section("What could not be judged", rows)
     if left_out and len(left_out) < len(report.diagnoses):
-        pen.console.print()
+        out.console.print()
         others = "1 run without trouble is" if len(left_out) == 1 else f"{len(left_out)} runs without trouble are"
-        pen.console.print(pen.text(f"{others} in the table alone; --verbose shows everything.", "dim"))
+        out.console.print(out.text(f"{others} in the table alone; --verbose shows everything.", "dim"))
 
 
 def _worth_a_look(diagnosis: Diagnosis) -> bool:

@@ -25,7 +25,7 @@ from rich.console import Console
 
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run.terminal import render, show, show_gist
-from mlflow_stability.reports.terminal_kit.pen import Pen, written
+from mlflow_stability.reports.terminal_kit.writer import TerminalWriter, written
 from mlflow_stability.vocabulary.result.diagnosis import Sketch
 
 OUR_OWN_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
@@ -34,7 +34,7 @@ OUR_OWN_ESCAPES = re.compile(r"\x1b\[[0-9;]*m")
 def shown(report: Report, *, width: int = 80, colour: bool = False, verbose: bool = False, unicode: bool = True) -> str:
     text = io.StringIO()
     console = Console(file=text, width=width, highlight=False, force_terminal=colour)
-    show(Pen(console, unicode=unicode, verbose=verbose), report)
+    show(TerminalWriter(console, unicode=unicode, verbose=verbose), report)
     return text.getvalue()
 
 
@@ -183,7 +183,7 @@ def test_no_name_steers_the_terminal(report: Report) -> None:
 
 
 def test_the_gist_is_what_became_of_it_and_the_first_cause() -> None:
-    text = written(lambda console: show_gist(Pen(console), broken(), "What came of it"), 80)
+    text = written(lambda console: show_gist(TerminalWriter(console), broken(), "What came of it"), 80)
     assert text.startswith("What came of it\n  Broken: train_loss became NaN")
     assert "Cause: overflow (likely): The loss was infinite" in text
-    assert "Cause" not in written(lambda console: show_gist(Pen(console), healthy(), "What came of it"), 80)
+    assert "Cause" not in written(lambda console: show_gist(TerminalWriter(console), healthy(), "What came of it"), 80)

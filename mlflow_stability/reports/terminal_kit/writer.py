@@ -1,4 +1,4 @@
-"""What the parts of the terminal's report write with: one console, one way to make text harmless, one set of styles."""
+"""Writer of terminal reports: one console, one way to make text harmless, one set of styles."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LONGEST = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Pen:
+class TerminalWriter:
     """Writes harmless text to a console."""
 
     console: Console
