@@ -59,7 +59,7 @@ class Probe(Protocol):
         """The next step after this one that may be due: nobody asks `due` before it."""
         ...
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """Runs when gradients are complete and not used yet, once for each optimizer of the cycle."""
         ...
 

@@ -29,7 +29,7 @@ from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe import Forgetful, Guard, Probe, StepView
 from mlflow_stability.probes.step.readback import value_on_host
 
-_GATE, _STEP_ENDED = int(Mark.GATE), int(Mark.STEP_ENDED)
+_STEP_BEGAN, _STEP_ENDED = int(Mark.STEP_BEGAN), int(Mark.STEP_ENDED)
 NO_LIMITS: Mapping[str, float] = MappingProxyType({})
 
 
@@ -41,7 +41,7 @@ class Probes:
     """Those that go by the steps of the recording."""
     by_turn: Sequence[Probe] = ()
     """Those that go by the steps of each training, of several side by side."""
-    gated: Sequence[Callable[[], Any]] = ()
+    before_steps: Sequence[Callable[[], Any]] = ()
     """What runs at the first gate of each cycle, made harmless."""
     forward: ForwardScheduler | None = None
     """Those that look into forward passes."""
@@ -78,8 +78,8 @@ class Survey:
         self._forward = probes.forward
         self._layers = Layers()
         self._walk = OneWalk(Module, LRScheduler, GradScaler)
-        self._gated = tuple(probes.gated)
-        self._gate_reached, self._step_ended = pace.gate_reached, pace.step_ended
+        self._before_steps = tuple(probes.before_steps)
+        self._step_began, self._step_ended = pace.step_began, pace.step_ended
         self._split = pace.clock.split
         measured = (*probes.by_turn, *([] if probes.spread is None else [probes.spread]))
         self._forward_seat = () if probes.forward is None else (_Seat(probes.forward, guard),)
@@ -105,7 +105,7 @@ class Survey:
         """Whether the step that is being taken was seen to be broken."""
         self._spread = None if probes.spread is None else guard(probes.spread.part, probes.spread.tables)
 
-    def at_gate(
+    def before_step(
         self,
         optimizer: Optimizer,
         unscale: Tensor | None,
@@ -122,11 +122,11 @@ class Survey:
             by_turn = by_step if self._turn == self.step else replace(by_step, step=self._turn)
             with self._walk:
                 for each in self._due:
-                    each.at_gate(by_turn if each.by_turn else by_step)
+                    each.before_step(by_turn if each.by_turn else by_step)
         if self._split.also is None:
-            self._split.mark(_GATE)
+            self._split.mark(_STEP_BEGAN)
         else:  # by a device's clock, which may fail
-            self._gate_reached()
+            self._step_began()
         if norms:
             norm = value_on_host(norms[-1])
             if norm is not None and not math.isfinite(norm):
@@ -197,7 +197,7 @@ class Survey:
         step, turns = self.step + begins_step, self._turns
         turn = turns.get(place, 0 if turns else self.step) + 1
         self.step, self._turn, turns[place] = step, turn, turn
-        for run in self._gated:
+        for run in self._before_steps:
             run()
         if step >= self._next_due or len(turns) > 1:
             self._asked = True
@@ -219,7 +219,7 @@ class NoSurvey:
     def backward_ended(self) -> None:
         """Nothing to do."""
 
-    def at_gate(
+    def before_step(
         self,
         optimizer: Optimizer,
         unscale: Tensor | None,
@@ -250,7 +250,7 @@ class NoSurvey:
 class _Seat:
     """A probe, made harmless."""
 
-    __slots__ = ("after_step", "at_gate", "blocks", "by_turn", "due", "forget", "next_due")
+    __slots__ = ("after_step", "before_step", "blocks", "by_turn", "due", "forget", "next_due")
 
     def __init__(self, probe: Probe, guard: Guard, by_turn: bool = False) -> None:
         self.by_turn = by_turn
@@ -258,7 +258,7 @@ class _Seat:
         self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
         self.next_due: Callable[[int], int | None] = guard(probe.part, probe.next_due)
-        self.at_gate: Callable[[StepView], Any] = guard(probe.part, probe.at_gate)
+        self.before_step: Callable[[StepView], Any] = guard(probe.part, probe.before_step)
         self.after_step: Callable[[StepView], Any] = guard(probe.part, probe.after_step)
         self.blocks: Callable[[int], Sequence[Block] | None] = guard(probe.part, probe.blocks)
 

@@ -47,7 +47,7 @@ def survey_of(settings: Settings, guard: PartGuard, recording: Recording) -> Sur
     forward = ForwardScheduler(guard, looks, recording.step + 1, recording.tell)
     probes = Probes(
         by_step=[facts],
-        gated=[] if batches is None else [batches.gated],
+        before_steps=[] if batches is None else [batches.before_steps],
         by_turn=[
             LayerNorms(NORMS_EVERY, layers),
             RealUpdates(NORMS_EVERY, layers, budget),

@@ -88,7 +88,7 @@ class RunBinding:
         self._heard = ScriptMetrics()
         self._hear = guard("the script's own metrics", self._hear_the_script)
 
-    def at_gate(self, optimizer: object) -> Recording | None:
+    def recording_for(self, optimizer: object) -> Recording | None:
         """The recording that this cycle goes into; None on every rank but the first."""
         if self._rank is None:
             self._rank = rank_and_world_size()

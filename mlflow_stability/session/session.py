@@ -169,7 +169,7 @@ class Session:
             self._guard("the run's id", self._binding.await_run_id)()
         return arrived
 
-    def _at_gate(self, optimizer: Any) -> Recording | None:
+    def _recording_for(self, optimizer: Any) -> Recording | None:
         if not self._exit_number:
             self._ending.install()
             self._exit_number = process_exit.begin(self._at_exit)
@@ -178,18 +178,18 @@ class Session:
         self._of_thread = None
         if self._ending.closing.outcome != "finished":
             self._ending.still_running()
-        return self._binding.at_gate(optimizer)
+        return self._binding.recording_for(optimizer)
 
     def _new_meter(self) -> StepMeter:
         """The autopilot, and the part of the package that it is made of, are there only if they were asked for."""
         self._lifecycle = None
         if not self.settings.flies:
-            return StepMeter(self._guard, self._at_gate, self._on_reading, self._survey_for)
+            return StepMeter(self._guard, self._recording_for, self._on_reading, self._survey_for)
         from mlflow_stability.probes.step.autopilot_meter import AutopilotMeter
         from mlflow_stability.session.autopilot import AutopilotLifecycle
 
         self._lifecycle = AutopilotLifecycle(self.settings, self._guard, self._settle, self._binding.current_run_id)
-        hooks = self._guard, self._at_gate, self._on_reading
+        hooks = self._guard, self._recording_for, self._on_reading
         return AutopilotMeter(*hooks, self._lifecycle.pilot_for, self._survey_for)
 
     def _new_watch(self) -> TorchWatch:

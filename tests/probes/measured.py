@@ -31,7 +31,7 @@ class Measured:
             self.watch(each)
 
     def watch(self, optimizer: Optimizer) -> None:
-        optimizer.register_step_pre_hook(lambda stepping, args, kwargs: self._show(stepping, "at_gate"))
+        optimizer.register_step_pre_hook(lambda stepping, args, kwargs: self._show(stepping, "before_step"))
         optimizer.register_step_post_hook(lambda stepping, args, kwargs: self._show(stepping, "after_step"))
 
     def begin(self) -> None:

@@ -86,7 +86,7 @@ def peak_of(body: Callable[[], object]) -> int:
 
 def run(probe: Probe, optimizer: AdamW, layers: Layers) -> None:
     view = StepView(optimizer, 0, layers)
-    probe.at_gate(view)
+    probe.before_step(view)
     probe.after_step(view)
     probe.blocks(0)
     if isinstance(probe, LayerStatistics):

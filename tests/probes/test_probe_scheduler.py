@@ -61,7 +61,7 @@ class Asked:
     def next_due(self, step: int) -> int:
         return step + 7 - step % 7
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         self.measured.append(view.step)
 
     def after_step(self, view: StepView) -> None:
@@ -94,7 +94,7 @@ def survey_of(probe: Asked) -> Survey:
 def capture(survey: Survey, place: str = "") -> None:
     model = nn.Linear(2, 2)
     optimizer = SGD(model.parameters(), lr=0.1)
-    survey.at_gate(optimizer, None, place, [torch.ones(())])
+    survey.before_step(optimizer, None, place, [torch.ones(())])
     survey.after_step(optimizer, None, place, False)
     survey.end()
 

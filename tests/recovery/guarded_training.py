@@ -43,9 +43,9 @@ class GuardedMeter(StepMeter):
         if not first and not failed:
             self.guard.evaluated_again(optimizer)
 
-    def gate(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         before = len(self._capture.norms)
-        super().gate(optimizer)
+        super().before_step(optimizer)
         late = id(optimizer) not in self._capture.stepped
         capture = self._last if late else self._capture
         assert capture is not None
@@ -53,12 +53,12 @@ class GuardedMeter(StepMeter):
         track = self._tracks._tracks[optimizer]
         partners = [each for each, theirs in self._tracks._tracks.items() if theirs == track]
         norm = norms[-1] if norms and not late else None
-        verdict = self.guard.at_gate(optimizer, capture, capture.losses, norm, partners, self.largest)
+        verdict = self.guard.before_step(optimizer, capture, capture.losses, norm, partners, self.largest)
         if len(capture.stepped) == 1:
             self.verdicts.append(verdict)
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
-        StepMeter.gate(self, optimizer)
+        StepMeter.before_step(self, optimizer)
         self.verdicts.append(self.guard.swallowed(optimizer, self._capture))
         self.step_ended(optimizer)
 

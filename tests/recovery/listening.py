@@ -13,5 +13,5 @@ def listening(model: nn.Module, capture: BatchCapture | None = None) -> tuple[Ba
     """What is remembered of its passes, and the watch that shows them, which can be taken off."""
     capture = capture or BatchCapture()
     watch = ForwardWatch(lambda part, body: body, [capture])
-    watch.at_gate(SGD(model.parameters(), lr=0.1))
+    watch.before_step(SGD(model.parameters(), lr=0.1))
     return capture, watch

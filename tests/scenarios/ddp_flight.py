@@ -84,7 +84,7 @@ def ask(step: int, rank: int) -> None:
 
 def break_the_guard(flown: Autopilot) -> None:
     """As an error of ours would, in the middle of its work."""
-    flown._gates._limits = None  # type: ignore[assignment]
+    flown._modifier._limits = None  # type: ignore[assignment]
 
 
 def lose_the_states(flown: Autopilot) -> None:

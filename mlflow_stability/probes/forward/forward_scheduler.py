@@ -189,7 +189,7 @@ class ForwardScheduler(ForwardListener):
         """A survey goes by `busy`."""
         return step + 1
 
-    def at_gate(self, _view: StepView) -> None:
+    def before_step(self, _view: StepView) -> None:
         """Nothing is measured here."""
 
     def after_step(self, _view: StepView) -> None:

@@ -97,7 +97,7 @@ class ForwardWatch:
                 found.setdefault(id(model), model)
         return tuple(found.values())
 
-    def at_gate(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Runs at each gate: look for the models of an optimizer that is new."""
         self._give_up()
         if optimizer not in self._known:
@@ -142,9 +142,9 @@ class ForwardWatch:
 
     def _look_deeper(self) -> None:
         """Lightning and the like call a method of the outermost module, which then calls the model, or its parts."""
-        for key, gates in list(self._uncalled.items()):
-            self._uncalled[key] = gates + 1
-            if gates + 1 < PATIENCE:
+        for key, steps in list(self._uncalled.items()):
+            self._uncalled[key] = steps + 1
+            if steps + 1 < PATIENCE:
                 continue
             del self._uncalled[key]
             hooks = self._watched.pop(key)

@@ -109,7 +109,7 @@ class TorchWatch:
         self._scaled = guard("cycles", meter.scaled)
         self._unscaled = guard("cycles", meter.unscaled)
         self._swallowed = guard("cycles", meter.swallowed)
-        self._gate = guard("cycles", meter.gate)
+        self._meter_before_step = guard("cycles", meter.before_step)
         self._closure_begins = guard("cycles", meter.closure_begins)
         self._closure_ends = guard("cycles", meter.closure_ends)
         self._step_ended = guard("cycles", meter.step_ended)
@@ -164,7 +164,7 @@ class TorchWatch:
         by_name = kwargs.get("closure")
         closure = by_name if by_name is not None else args[1] if len(args) > 1 and takes_closure(optimizer) else None
         if closure is None:
-            self._gate(optimizer)
+            self._meter_before_step(optimizer)
             return None
         wrapped = watched_closure(closure, partial(self._evaluated, optimizer))
         if by_name is not None:

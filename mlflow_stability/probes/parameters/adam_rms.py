@@ -135,7 +135,7 @@ class AdamRms:
         """The next step that is due."""
         return next_multiple(step, self.every, self.layers_every)
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """The second moment is that of after the step."""
 
     def after_step(self, view: StepView) -> None:

@@ -46,7 +46,7 @@ class GradientExtremes:
         """The next step that is due."""
         return next_multiple(step, self.every)
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """Look at one optimizer's gradients."""
         held = view.layers.held(view.optimizer, view.step)
         gradients, _ = dense_gradients(held.parameters(view.optimizer))
@@ -107,7 +107,7 @@ class WeightExtremes:
         """The next step that is due."""
         return next_multiple(step, self.every)
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """Count one optimizer's weights."""
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)

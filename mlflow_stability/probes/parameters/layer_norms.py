@@ -49,7 +49,7 @@ class LayerNorms:
         """The next step that is due."""
         return next_multiple(step, self.every, self.layers_every)
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """Take the norms of one optimizer's parameters."""
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)

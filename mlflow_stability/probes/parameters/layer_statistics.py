@@ -214,7 +214,7 @@ class LayerStatistics:
         """The next step that is due."""
         return next_multiple(step, self.every, self.histograms_every)
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """Describe one optimizer's gradients and weights."""
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)

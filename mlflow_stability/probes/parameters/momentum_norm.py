@@ -41,7 +41,7 @@ class MomentumNorm:
         """The next step that is due."""
         return next_multiple(step, self.every, self.layers_every)
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """The momentum is measured after the step."""
 
     def after_step(self, view: StepView) -> None:

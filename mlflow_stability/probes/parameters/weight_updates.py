@@ -137,7 +137,7 @@ class RealUpdates:
         later = [each for each in FIRST if each > step]
         return min([next_multiple(step, self.every, self.layers_every), *later])
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """Copy the weights whose turn it is."""
         self._before = None
         held = view.layers.held(view.optimizer, view.step)

@@ -48,7 +48,7 @@ class Memory:
         """The next step that is due."""
         return next_multiple(step, EVERY)
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """Runs when gradients are complete."""
         devices = {each.device for group in view.optimizer.param_groups for each in group["params"]}
         self._devices.update(dict.fromkeys(each for each in devices if each.type in COUNTED))

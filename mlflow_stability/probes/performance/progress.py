@@ -172,7 +172,7 @@ class Progress:
         following = step + 1 if self._is_new else next_multiple(step, EVERY)
         return min(following, self._last_step) if self._last_step > step else following
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """Runs when gradients are complete: the first of a step's optimizers is when sources are asked."""
         self._optimizers[view.optimizer] = None
         if view.step != self._asked_at:

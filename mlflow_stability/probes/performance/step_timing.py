@@ -44,7 +44,7 @@ class Mark(IntEnum):
     FORWARD_ENDED = 1
     BACKWARD_BEGAN = 2
     BACKWARD_ENDED = 3
-    GATE = 4
+    STEP_BEGAN = 4
     STEP_ENDED = 5
     EVALUATED = 6
 
@@ -58,12 +58,12 @@ _ENDS: dict[tuple[Mark, Mark], int] = {
     (Mark.EVALUATED, Mark.FORWARD_BEGAN): 0,
     (Mark.FORWARD_BEGAN, Mark.FORWARD_ENDED): 1,
     (Mark.BACKWARD_BEGAN, Mark.BACKWARD_ENDED): 2,
-    (Mark.GATE, Mark.STEP_ENDED): 3,
+    (Mark.STEP_BEGAN, Mark.STEP_ENDED): 3,
 }
 """Which part ends with a mark, by the mark that came right before it and that mark."""
 _PART = tuple([tuple([_ENDS.get((before, mark), -1) for mark in Mark]) for before in Mark])
 """The same, to be asked six times a step; -1: none."""
-_GATE, _STEP_ENDED = int(Mark.GATE), int(Mark.STEP_ENDED)
+_STEP_BEGAN, _STEP_ENDED = int(Mark.STEP_BEGAN), int(Mark.STEP_ENDED)
 
 
 class StepSplit:
@@ -88,7 +88,7 @@ class StepSplit:
         if self.also is not None:
             self.also(mark)
         last = self._last
-        if last == _GATE and mark != _STEP_ENDED and mark != _GATE:
+        if last == _STEP_BEGAN and mark != _STEP_ENDED and mark != _STEP_BEGAN:
             return  # a closure is evaluated again: that is the optimizer's own time
         moment = self._now() if when is None else when
         part = _PART[last][mark]
@@ -213,7 +213,7 @@ class StepClock:
         """The next step that may be due."""
         return step + 1 if self._device is None or self._events is not None else next_multiple(step, EVERY)
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """Runs when gradients are complete, in a cycle that is due: learn where the training takes place."""
         if self._device is None:
             self._device = next(

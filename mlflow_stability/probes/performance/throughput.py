@@ -133,7 +133,7 @@ class Throughput(ForwardListener):
         settled = self._seen and self._since is not None and self._steps >= FIRST_COUNT
         return next_multiple(step, EVERY) if settled else step + 1
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """Runs when gradients are complete: what lies between gates is whole, however late a cycle is known to end."""
         if view.step != self._step:
             self._step = view.step

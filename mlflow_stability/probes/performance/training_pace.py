@@ -46,7 +46,7 @@ class TrainingPace:
         """To be called right before a backward pass."""
         self.backward_ended: Callable[[], None] = guard(StepClock.part, self._backward_ended)
         """To be called right after it, failed or not."""
-        self.gate_reached: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.GATE))
+        self.step_began: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.STEP_BEGAN))
         """To be called at each gate when all of ours is over: the optimizer's time begins."""
         self.step_ended: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.STEP_ENDED))
         """To be called right after each step, before anything else."""
@@ -80,17 +80,17 @@ class _Finder:
 
     def __init__(self, watch: ForwardWatch) -> None:
         self._watch = watch
-        self._gates = 0
+        self._steps = 0
 
     def due(self, step: int) -> bool:
-        self._gates += 1
-        return self._gates <= LOOKED_AT or step % EVERY == 0
+        self._steps += 1
+        return self._steps <= LOOKED_AT or step % EVERY == 0
 
     def next_due(self, step: int) -> int:
-        return step + 1 if self._gates <= LOOKED_AT else next_multiple(step, EVERY)
+        return step + 1 if self._steps <= LOOKED_AT else next_multiple(step, EVERY)
 
-    def at_gate(self, view: StepView) -> None:
-        self._watch.at_gate(view.optimizer)
+    def before_step(self, view: StepView) -> None:
+        self._watch.before_step(view.optimizer)
 
     def after_step(self, view: StepView) -> None:
         pass

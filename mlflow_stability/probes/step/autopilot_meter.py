@@ -30,7 +30,7 @@ class StepControl(Protocol):
     def evaluated_again(self, optimizer: Optimizer) -> None:
         """Runs after each further evaluation."""
 
-    def at_gate(
+    def before_step(
         self,
         optimizer: Optimizer,
         capture: StepCapture,
@@ -62,12 +62,12 @@ class AutopilotMeter(StepMeter):
     def __init__(
         self,
         guard: Guard,
-        on_gate: Callable[[Optimizer | None], Any],
+        owner_for: Callable[[Optimizer | None], Any],
         on_reading: OnReading,
         pilot_for: Callable[[Any], StepControl | None],
         survey_for: SurveyFor = lambda _: None,
     ) -> None:
-        super().__init__(guard, on_gate, on_reading, survey_for)
+        super().__init__(guard, owner_for, on_reading, survey_for)
         self._pilot_for = pilot_for
         self._control: StepControl | None = None
         self._norm_now: Tensor | None = None
@@ -90,12 +90,12 @@ class AutopilotMeter(StepMeter):
         if not first and not failed and self._control is not None:
             self._control.evaluated_again(optimizer)
 
-    def gate(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Runs when the gradients are complete and not used yet."""
         self._norm_now = None
         if self._control is not None and self._control.was_set_back():
             self._steps.begin_anew()
-        super().gate(optimizer)
+        super().before_step(optimizer)
         capture = self._capture if id(optimizer) in self._capture.stepped else self._last
         if self._control is None or capture is None:
             return
@@ -103,7 +103,7 @@ class AutopilotMeter(StepMeter):
         if self._swallowing:
             self._control.swallowed(optimizer, capture, place)
         else:
-            self._control.at_gate(optimizer, capture, place, self._norm_now, self._tracks.together(optimizer))
+            self._control.before_step(optimizer, capture, place, self._norm_now, self._tracks.together(optimizer))
 
     def step_ended(self, optimizer: Optimizer) -> None:
         """Runs after a top-level step."""

@@ -54,7 +54,7 @@ class HeldGradients:
         self.followed: dict[int, _Witness] = {}
         """By the identity of the optimizer."""
 
-    def at_gate(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Follow this optimizer from now on; runs while it has gradients."""
         known = self.followed.get(id(optimizer))
         if known is not None and known.optimizer() is optimizer:
@@ -99,15 +99,15 @@ class HeldGradients:
         known = self.followed.get(id(optimizer))
         if known is None or known.optimizer() is not optimizer:
             return None
-        known.gates += 1
+        known.steps += 1
         known.ever_reached = known.ever_reached or known.reached
-        return known.ever_reached or (None if known.gates < SURE_AFTER else False)
+        return known.ever_reached or (None if known.steps < SURE_AFTER else False)
 
 
 class _Witness:
     """The one parameter of an optimizer."""
 
-    __slots__ = ("ever_reached", "gates", "gradient", "optimizer", "parameter", "reached", "version")
+    __slots__ = ("ever_reached", "gradient", "optimizer", "parameter", "reached", "steps", "version")
 
     def __init__(self, optimizer: Optimizer, parameter: Tensor) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -119,7 +119,7 @@ class _Witness:
         self.reached = False
         """Whether a backward pass of this step has given it a gradient."""
         self.ever_reached = False
-        self.gates = 0
+        self.steps = 0
 
     def note(self) -> bool:
         """Keep how its gradient is now; whether anybody has touched it since it was noted."""

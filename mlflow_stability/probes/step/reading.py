@@ -119,7 +119,7 @@ def reading_of(
         found.append(float(micro_batches))
     basis = ""
     if norms:
-        at_gate = norms[0] if len(norms) == 1 else _root_of_squares(norms)
+        before_step = norms[0] if len(norms) == 1 else _root_of_squares(norms)
         signals.append(named("grad_norm", place))
         if clips:
             clip = capture.clips[0]
@@ -129,10 +129,10 @@ def reading_of(
                 before = _before_clipping(capture, clips)
             basis = "after clipping" if before is None else "before clipping"
             signals.append(named("grad_norm_clipped", place))
-            found += (at_gate if before is None else before, at_gate)
+            found += (before_step if before is None else before, before_step)
         else:
             basis = COPIED if capture.copied else UNCLIPPED
-            found.append(at_gate)
+            found.append(before_step)
     for where in capture.learning_rates:
         signals.append(named("learning_rate", where))
     found += learning_rates

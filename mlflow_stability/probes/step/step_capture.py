@@ -98,7 +98,7 @@ class StepCapture:
     """How gradients and weights were spread in each layer, where that was due."""
 
     @property
-    def has_gate(self) -> bool:
+    def has_stepped(self) -> bool:
         """Whether an optimizer has begun to consume the gradients."""
         return bool(self.stepped)
 

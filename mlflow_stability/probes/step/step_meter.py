@@ -86,8 +86,8 @@ class StepOrder:
         self._last_stepped.clear()
 
 
-OnReading = Callable[[Any, ProbeReading], None]  # takes what `on_gate` gave at the gate, and the cycle's reading
-SurveyFor = Callable[[Any], Survey | None]  # gives the probes of what `on_gate` gave
+OnReading = Callable[[Any, ProbeReading], None]  # takes what `owner_for` gave at the gate, and the cycle's reading
+SurveyFor = Callable[[Any], Survey | None]  # gives the probes of what `owner_for` gave
 
 
 class StepMeter:
@@ -96,11 +96,11 @@ class StepMeter:
     def __init__(
         self,
         guard: Guard,
-        on_gate: Callable[[Optimizer | None], Any],
+        owner_for: Callable[[Optimizer | None], Any],
         on_reading: OnReading,
         survey_for: SurveyFor = lambda _: None,
     ) -> None:
-        self._on_gate, self._on_reading, self._survey_for = on_gate, on_reading, survey_for
+        self._owner_for, self._on_reading, self._survey_for = owner_for, on_reading, survey_for
         self._survey: Survey | NoSurvey = NoSurvey()
         self._swallowing = False
         self._since = SinceLastStep()
@@ -124,7 +124,7 @@ class StepMeter:
         self._look_back = guard("discarded gradients", self._discarded)
         self._begin_held = guard("discarded gradients", self._held.step_begins)
         self._note_held = guard("discarded gradients", self._held.backward_ended)
-        self._follow = guard("discarded gradients", self._held.at_gate)
+        self._follow = guard("discarded gradients", self._held.before_step)
         self._take_norm = guard("gradient norm", self._norm)
         self._take_learning_rates = guard("learning rate", take_rates)
         self._take_scale = guard("loss scale", take_scale)
@@ -168,7 +168,7 @@ class StepMeter:
     def backward_failed(self) -> None:
         """Runs when the backward pass ended in an exception: an interrupted notebook cell, say."""
         capture, again = self._capture, self._evaluating and self._evaluated
-        if not capture.has_gate and not again and capture.micro_batches:
+        if not capture.has_stepped and not again and capture.micro_batches:
             capture.micro_batches -= 1
             del capture.losses[self._losses_before :]
 
@@ -189,7 +189,7 @@ class StepMeter:
 
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
         """Runs after a loss scaler multiplied a loss."""
-        if self._capture.has_gate and not self._evaluating:
+        if self._capture.has_stepped and not self._evaluating:
             self._end_cycle()
         self._capture.scaler = scaler
         if isinstance(original, Tensor):
@@ -204,16 +204,16 @@ class StepMeter:
         """Runs before the closure of a step is evaluated."""
         self._evaluating = 1
         self._evaluated = not first
-        if first and self._capture.has_gate:
+        if first and self._capture.has_stepped:
             self._end_cycle()
 
     def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
         """Runs after it; the first evaluation is the gate."""
         self._evaluating = 0
         if first and not failed:
-            self.gate(optimizer)
+            self.before_step(optimizer)
 
-    def gate(self, optimizer: Optimizer) -> None:
+    def before_step(self, optimizer: Optimizer) -> None:
         """Runs when the gradients are complete and not used yet."""
         stepped = self._capture.stepped
         if stepped and (id(optimizer) in stepped or self._is_another(optimizer, self._capture)):
@@ -221,7 +221,7 @@ class StepMeter:
         capture = self._capture
         is_first = not capture.stepped
         if is_first:
-            owner = self._on_gate(optimizer)
+            owner = self._owner_for(optimizer)
             if owner is self._owner and not capture.micro_batches and self._is_late(optimizer):
                 return
             capture.owner = owner
@@ -247,13 +247,13 @@ class StepMeter:
         self._take_norm(whole_gradients_of(optimizer), unscale)
         self._take_learning_rates(capture, optimizer, known)
         begins = capture.begins_step
-        self._survey.at_gate(optimizer, unscale, known.place, capture.norms, capture.limits, begins_step=begins)
+        self._survey.before_step(optimizer, unscale, known.place, capture.norms, capture.limits, begins_step=begins)
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
         """Runs when a loss scaler was asked for a step and no optimizer was seen to make one."""
         self._swallowing = True
         try:
-            self.gate(optimizer)
+            self.before_step(optimizer)
             found_inf = scaler._per_optimizer_states[id(optimizer)]["found_inf_per_device"]
             self._capture.found_inf.extend(flag.clone() for flag in found_inf.values())
             self.step_ended(optimizer)
@@ -290,7 +290,7 @@ class StepMeter:
     def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Optimizer | None) -> None:
         """A whole cycle at once, for a loop that no hook can see."""
         capture = self._capture
-        self._belongs_to(self._on_gate(optimizer))
+        self._belongs_to(self._owner_for(optimizer))
         capture.track, capture.micro_batches = 0, 1
         capture.begins_step = self._steps.begins(0)
         if loss is not None:
@@ -298,7 +298,7 @@ class StepMeter:
         self._take_norm(gradients, None)
         if optimizer is not None:
             self._take_learning_rates(capture, optimizer, self._meet(optimizer, 0))
-            self._survey.at_gate(optimizer, None, "", capture.norms)
+            self._survey.before_step(optimizer, None, "", capture.norms)
         self._end_cycle()
 
     def forget(self) -> None:
@@ -307,7 +307,7 @@ class StepMeter:
 
     def drain(self) -> None:
         """Give out what is complete, and wait for what is on its way from the device."""
-        if self._capture.has_gate:
+        if self._capture.has_stepped:
             self._end_cycle()
         self._readback.drain()
 

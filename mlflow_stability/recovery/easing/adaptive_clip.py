@@ -40,7 +40,7 @@ class AdaptiveClip:
         self._rule = rule or ClipRule()
         self._known: MutableMapping[Optimizer, _Norms] = WeakIdKeyDictionary()
 
-    def at_gate(self, optimizer: Optimizer, gradients: Sequence[Tensor], norm: Tensor) -> Tensor | None:
+    def before_step(self, optimizer: Optimizer, gradients: Sequence[Tensor], norm: Tensor) -> Tensor | None:
         """Shorten the gradients if they stand out; gives the factor on the device, None while it warms up.
 
         Not for the gate of a step that is skipped.

@@ -90,7 +90,7 @@ class Easing:
         lasts = self.plan.lasting < 1 or any(rate is not None for rates in self._held.values() for rate in rates)
         return step >= self.plan.start + self.plan.steps and not lasts
 
-    def at_gate(self, optimizer: Optimizer, step: int) -> None:
+    def before_step(self, optimizer: Optimizer, step: int) -> None:
         """Make this optimizer's next step smaller."""
         self.step_ended(optimizer)  # where a step ended in an exception, ours is still there
         share, lasting = self.plan.share(step), self.plan.lasting
@@ -140,7 +140,7 @@ def _write(group: dict[str, object], rate: Rate, share: float, limit: float | No
 def rates_of(optimizer: Optimizer) -> tuple[float, ...]:
     """The learning rate of each group as it is now; NaN where it lies on a device, or there is none.
 
-    Between `at_gate` and the end of a step these are the rates that the step is really taken at.
+    Between `before_step` and the end of a step these are the rates that the step is really taken at.
     """
     rates = (group.get("lr") for group in optimizer.param_groups)
     return tuple(math.nan if each is None or not getattr(each, "is_cpu", True) else float(each) for each in rates)
@@ -198,7 +198,7 @@ class EasingClip:
         if math.isfinite(norm):
             self._norms.append(norm)
 
-    def at_gate(self, gradients: Sequence[Tensor], norm: Tensor) -> None:
+    def before_step(self, gradients: Sequence[Tensor], norm: Tensor) -> None:
         """Shorten gradients that are longer; `norm` is theirs, without a loss scale."""
         largest = self.largest
         if largest is not None and largest > 0:

@@ -73,7 +73,7 @@ class StepGuard:
         # What a step that ended in an exception has left here is no copy of this one.
         self._copies = {id(optimizer): copy_everything(optimizer)} if isinstance(optimizer, LBFGS) else {}
 
-    def at_gate(
+    def before_step(
         self,
         optimizer: Optimizer,
         capture: object,

@@ -21,8 +21,8 @@ from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig,
 from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, RollbackRecord
 from mlflow_stability.session.autopilot.snapshot_manager import KnownParts, SnapshotManager
-from mlflow_stability.session.autopilot.step_control import Gatekeeper, StepFacts
 from mlflow_stability.session.autopilot.step_evaluator import Listener
+from mlflow_stability.session.autopilot.step_modifier import StepFacts, StepModifier
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event
@@ -45,14 +45,14 @@ class Autopilot:
         """How many came to their gates."""
         self._is_whole = self._was_set_back = False
         self._parts = KnownParts()
-        self._gates = Gatekeeper(plan.policy, plan.adaptive_clip, context.vote)
+        self._modifier = StepModifier(plan.policy, plan.adaptive_clip, context.vote)
         self._snapshots = SnapshotManager(
             plan.policy, context.guard, context.open_shelf, self.step + 1, self._consensus.is_alone
         )
-        self._controller = RollbackController(plan.policy, self._gates, self._snapshots, self._tell)
+        self._controller = RollbackController(plan.policy, self._modifier, self._snapshots, self._tell)
         guard, self._batches = context.guard, context.batches
         self._listener = Listener(
-            plan, self._gates, self._controller, context.batches, self._tell, recording is not None
+            plan, self._modifier, self._controller, context.batches, self._tell, recording is not None
         )
         self._capture: StepCapture | None = None
         self._facts: StepFacts | None = None
@@ -61,12 +61,12 @@ class Autopilot:
         self._scaler: Any = None
         self._way = RollbackRecord(self._controller, self._consensus, context, recording, self._tell)
         self._meet = guard("the training's parts", self._parts_met)
-        self._judge = guard("the guard", self._gates.judge)
-        self._shape = guard("clipping and easing", self._gates.shape)
-        self._swallow = guard("the guard", self._gates.swallowed)
-        self._put_back = guard("putting back", self._gates.step_ending)
-        self._before_closure = guard("the guard", self._gates.guard.before_closure)
-        self._evaluated = guard("the guard", self._gates.guard.evaluated_again)
+        self._judge = guard("the guard", self._modifier.judge)
+        self._shape = guard("clipping and easing", self._modifier.shape)
+        self._swallow = guard("the guard", self._modifier.swallowed)
+        self._put_back = guard("putting back", self._modifier.step_ending)
+        self._before_closure = guard("the guard", self._modifier.guard.before_closure)
+        self._evaluated = guard("the guard", self._modifier.guard.evaluated_again)
         self._snapshot = guard("snapshots", self._keep_state)
         self._complete = guard("snapshots", self._snapshots.complete)
         self._begin_states = guard("snapshots", self._snapshots.take_initial)
@@ -81,20 +81,20 @@ class Autopilot:
             self._complete(self._parts.alive())
         self._carry_out(late=True)
         if self._look_for_stale(tensors):
-            self._gates.skip_next()
+            self._modifier.skip_next()
         if self._batches is not None:
             self._batches.backward_began(tensors)
 
     def before_closure(self, optimizer: Optimizer) -> None:
         """Runs before the first evaluation of a closure."""
-        if self._gates.guards:
+        if self._modifier.guards:
             self._before_closure(optimizer)
 
     def evaluated_again(self, optimizer: Optimizer) -> None:
         """Runs after each further evaluation."""
         self._evaluated(optimizer)
 
-    def at_gate(
+    def before_step(
         self,
         optimizer: Optimizer,
         capture: StepCapture,
@@ -111,7 +111,7 @@ class Autopilot:
             self._batches.judged(facts.skipped_by, facts.flag is not None, self._parts.optimizers())
         if votes:
             self._consensus.hear("the guard" in self._context.guard.off, self.step)
-            self._gates.guards = self._gates.guards and not self._consensus.somebody_off
+            self._modifier.guards = self._modifier.guards and not self._consensus.somebody_off
         self._shape(optimizer, facts, norm)
         self._rates.update(facts.rates)
 
@@ -159,7 +159,7 @@ class Autopilot:
 
     def skip_next(self) -> None:
         """Skip the next step."""
-        self._gates.skip_next()
+        self._modifier.skip_next()
 
     def checkpoint_now(self) -> bool:
         """Write the state as it is now, between two steps; False where the one before is still being written.
@@ -202,8 +202,8 @@ class Autopilot:
             self._capture = capture
             self.step += capture.begins_step
             self._captures += 1
-            gate = -1 if self._batches is None else self._batches.gate
-            self._facts = StepFacts(self.step, place, has_scaler=capture.scaler is not None, gate=gate)
+            batch_number = -1 if self._batches is None else self._batches.batch_number
+            self._facts = StepFacts(self.step, place, has_scaler=capture.scaler is not None, batch_number=batch_number)
         self._scaler = capture.scaler
         return self._facts
 
@@ -211,7 +211,7 @@ class Autopilot:
         if self._parts.meet(optimizer, self._scaler):
             parts = self._parts.alive()
             if parts is not None:
-                self._gates.parts_changed(parts)
+                self._modifier.parts_changed(parts)
                 self._snapshots.parts_changed(parts)
                 began = self._capture is None or self._capture.begins_step
                 self._begin_states(parts, self.step - began)

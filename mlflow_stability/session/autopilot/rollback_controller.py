@@ -39,7 +39,7 @@ from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
 from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
 from mlflow_stability.session.autopilot.snapshot_manager import SnapshotManager
-from mlflow_stability.session.autopilot.step_control import Gatekeeper
+from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -91,10 +91,10 @@ class RollbackController:
     """The decisions about one training, and what they do."""
 
     def __init__(
-        self, policy: RollbackPolicy, gates: Gatekeeper, snapshots: SnapshotManager, tell: Callable[[Event], None]
+        self, policy: RollbackPolicy, modifier: StepModifier, snapshots: SnapshotManager, tell: Callable[[Event], None]
     ) -> None:
         self._policy = policy
-        self._gates = gates
+        self._modifier = modifier
         self._snapshots = snapshots
         self._tell = tell
         self._past = Past()
@@ -193,7 +193,7 @@ class RollbackController:
             for optimizer in done.parts.optimizers:
                 reset_momentum(optimizer)
         self.stale.restored()
-        self._gates.went_back(done.easing)
+        self._modifier.went_back(done.easing)
         seconds = time.perf_counter() - done.began
         return rollback_event(decision, step, seconds=seconds, attempt=attempt, returns=max(self.returns, attempt))
 
@@ -210,7 +210,7 @@ class RollbackController:
         return not_restored_event(decision, step, why, returns=self.returns, torn=torn)
 
     def _easing(self, decision: Decision, step: int, parts: TrainingParts) -> EasingPlan:
-        lasting = min(decision.lasting_share, self._gates.lasting)
+        lasting = min(decision.lasting_share, self._modifier.lasting)
         rates, times = self._snapshots.rates_at(decision.target), self._policy.hold_learning_rate_above
         held = {
             id(each): held_rates(each, rates[id(each)], times, lasting)

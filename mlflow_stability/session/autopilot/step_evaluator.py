@@ -19,7 +19,7 @@ from mlflow_stability.recovery.stop_conditions import check_stop
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, StepNews
-from mlflow_stability.session.autopilot.step_control import Gatekeeper, ReadStep, StepFacts, read_step
+from mlflow_stability.session.autopilot.step_modifier import ReadStep, StepFacts, StepModifier, read_step
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event
@@ -31,14 +31,14 @@ class Listener:
     def __init__(
         self,
         plan: AutopilotConfig,
-        gates: Gatekeeper,
+        modifier: StepModifier,
         controller: RollbackController,
         batches: BatchReport | None,
         tell: Callable[[Event], None],
         decides: bool,
     ) -> None:
         self._plan = plan
-        self._gates = gates
+        self._modifier = modifier
         self._controller = controller
         self._batches = batches
         self._tell = tell
@@ -60,13 +60,13 @@ class Listener:
             self.loss = seen.loss
         in_a_row = 0
         if not facts.asked_for:
-            self._gates.read(facts, seen.norm, seen.given, seen.skipped_by)
+            self._modifier.read(facts, seen.norm, seen.given, seen.skipped_by)
             in_a_row = self._count_skip(seen, reading, events)
         if not self._decides:
             return Orders()
         if seen.skipped_by == "guard" and self._batches is not None:
             optimizers = () if parts is None else parts.optimizers
-            self._batches.report(reading.step, self._tell_of_batch, optimizers, facts.gate)
+            self._batches.report(reading.step, self._tell_of_batch, optimizers, facts.batch_number)
         news = StepNews(
             reading.step, tuple(events), seen.loss, seen.skipped_by, facts.asked_for, in_a_row, seen.broken_taken
         )

@@ -57,7 +57,7 @@ NOT_AGAIN = "What the other processes had is not looked at, and the batch was no
 class Finding:
     """What was seen of a step that broke."""
 
-    gate: int
+    batch_number: int
     """Of how many that came to their gates."""
     batch: CapturedBatch
     facts: tuple[TensorFacts, ...]
@@ -85,11 +85,11 @@ class BatchReport(ForwardListener):
         self._capture = BatchCapture(host_only=host_only)
         self._looks = self._reports = 0
         self._seconds = 0.0
-        self._gate_at = self._step_seconds = 0.0
+        self._batch_at = self._step_seconds = 0.0
         """When the last step came to its gate, and how long it took."""
         self._announced = False
         self._finding: Finding | None = None
-        self.gate = -1
+        self.batch_number = -1
         """How many cycles came to their gates before the last: what batches are told apart by, for trainings side by
         side have several in a step."""
         self._looked = -1
@@ -104,7 +104,7 @@ class BatchReport(ForwardListener):
         """Runs instead of that where the forward pass raised an exception."""
         self.backward_began: Callable[..., Any] = guard(PART, self._capture.backward_began)
         """Runs before a backward pass."""
-        self.gated: Callable[[], Any] = guard(PART, self._gated)
+        self.before_steps: Callable[[], Any] = guard(PART, self._before_steps)
         """Runs at the first gate of each cycle: what runs forward after it belongs to the next one."""
         self.judged: Callable[..., Any] = guard(PART, self._judged)
         """Runs at the gate of each step, once it is known what becomes of it, or that only the device knows."""
@@ -113,11 +113,11 @@ class BatchReport(ForwardListener):
         self.report: Callable[..., Any] = guard(PART, self._report)
         """Tells of a step that broke, once it is known what became of it."""
 
-    def _gated(self) -> None:
-        self.gate += 1
-        self._capture.step = self.gate + 1
+    def _before_steps(self) -> None:
+        self.batch_number += 1
+        self._capture.step = self.batch_number + 1
         now = time.perf_counter()
-        self._gate_at, self._step_seconds = now, now - self._gate_at if self._gate_at else 0.0
+        self._batch_at, self._step_seconds = now, now - self._batch_at if self._batch_at else 0.0
 
     def stop(self) -> None:
         """Hold no batch any more."""
@@ -126,17 +126,17 @@ class BatchReport(ForwardListener):
 
     def _judged(self, skipped_by: str, flagged: bool, optimizers: Sequence[Optimizer]) -> None:
         if skipped_by == "guard":
-            self._look(self.gate, optimizers)
+            self._look(self.batch_number, optimizers)
         elif flagged:
             self._capture.steps_kept = 2  # only the device knows, and is asked when the next step is under way
         self._capture.let_loss_go()
 
-    def _look(self, gate: int, optimizers: Sequence[Optimizer]) -> None:
-        if gate == self._looked:
+    def _look(self, batch_number: int, optimizers: Sequence[Optimizer]) -> None:
+        if batch_number == self._looked:
             return
-        in_row = self._row_is_told and gate == self._looked + 1
-        self._looked, self._row_is_told = gate, in_row
-        passes = self._capture.passes(gate)
+        in_row = self._row_is_told and batch_number == self._looked + 1
+        self._looked, self._row_is_told = batch_number, in_row
+        passes = self._capture.passes(batch_number)
         enough = self._looks >= MOST_LOOKS or self._reports >= MOST_REPORTS or self._seconds >= MOST_SECONDS
         if in_row or not passes or enough:
             return
@@ -145,12 +145,12 @@ class BatchReport(ForwardListener):
         if self._of_several:
             # Another forward pass of this process alone would wait for ever for the others wherever one meets them:
             # gathering split weights, say, or the statistics of a batch norm that is shared.
-            self._finding = Finding(gate, passes[-1], facts_of(passes[-1]), None)
+            self._finding = Finding(batch_number, passes[-1], facts_of(passes[-1]), None)
             return
         began = time.perf_counter()
         longest = max(MOST_OF_ONE, MOST_STEPS_OF_ONE * self._step_seconds)
         batch, replay = replay_step(passes, self._capture.loss, optimizers, min(longest, MOST_SECONDS - self._seconds))
-        self._finding = Finding(gate, batch, facts_of(batch), replay, _layer(batch, replay, optimizers))
+        self._finding = Finding(batch_number, batch, facts_of(batch), replay, _layer(batch, replay, optimizers))
         self._seconds += time.perf_counter() - began
 
     def _report(
@@ -158,17 +158,17 @@ class BatchReport(ForwardListener):
         step: int,
         tell: Callable[[Event], None],
         optimizers: Sequence[Optimizer] = (),
-        gate: int | None = None,
+        batch_number: int | None = None,
     ) -> None:
         """`step`: as it is recorded; `optimizers` for one that nobody looked at when it was at its gate.
 
-        `gate`: which of its cycles; None: the one that came to its gate last.
+        `batch_number`: which of its cycles; None: the one that came to its gate last.
         """
-        gate = self.gate if gate is None else gate
-        if self._finding is None or self._finding.gate != gate:
-            self._look(gate, optimizers)
+        batch_number = self.batch_number if batch_number is None else batch_number
+        if self._finding is None or self._finding.batch_number != batch_number:
+            self._look(batch_number, optimizers)
         finding, self._finding = self._finding, None
-        if finding is None or finding.gate != gate:
+        if finding is None or finding.batch_number != batch_number:
             return
         self._reports += 1
         said = "; ".join(map(_sentence, finding.facts[:MOST_TENSORS])) or "no tensors"

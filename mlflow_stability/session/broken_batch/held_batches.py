@@ -58,7 +58,7 @@ class FirstBrokenStep:
     def look(self, _step: int, optimizers: Sequence[Optimizer]) -> None:
         """Runs at the gate of a step whose gradient norm is known not to be finite."""
         if not self._is_over:
-            self._report.look(self._report.gate, optimizers)
+            self._report.look(self._report.batch_number, optimizers)
 
     def taken(self, step: int) -> None:
         """Runs once that step was taken all the same: what comes after it tells nothing more."""

@@ -58,7 +58,7 @@ class FactsProbe(ForwardListener):
         self._schedulers: list[weakref.ref[LRScheduler]] = []
         self._scalers: list[weakref.ref[GradScaler]] = []
         self._searches = 0
-        self._gates = 0
+        self._modifier = 0
         self._looked_at = 0
         self._words_due = True
         self.flops: FlopTotals | None = None
@@ -70,15 +70,15 @@ class FactsProbe(ForwardListener):
 
     def due(self, step: int) -> bool:
         """Whether this cycle's gates are worth a look."""
-        self._gates += 1
-        return self._gates <= FIRST_STEPS or self._watch.due(step) or self._watch.due(step - 1)
+        self._modifier += 1
+        return self._modifier <= FIRST_STEPS or self._watch.due(step) or self._watch.due(step - 1)
 
     def next_due(self, step: int) -> int:
         """The next step that may be due."""
-        following = self._gates <= FIRST_STEPS or self._watch.due(step)
+        following = self._modifier <= FIRST_STEPS or self._watch.due(step)
         return step + 1 if following else next_multiple(step, LOOK_EVERY)
 
-    def at_gate(self, view: StepView) -> None:
+    def before_step(self, view: StepView) -> None:
         """Take note of a new optimizer; every ten steps, look at the whole training."""
         look = self._watch.due(view.step) and view.step != self._looked_at
         is_new = self._is_new(view.optimizer)

@@ -60,7 +60,7 @@ class Training:
         self.probe = AttentionProbe(every, 64, unguarded, self.maps.append)
         self.turns = ForwardScheduler(unguarded, [self.probe] if every else [], 1)
         self.watch = ForwardWatch(unguarded, [self.turns])
-        self.watch.at_gate(self.optimizer)
+        self.watch.before_step(self.optimizer)
         self.rows: list[dict[str, float]] = []
         self.layouts: set[int] = set()
         self.step = 0

@@ -134,7 +134,7 @@ def trained(
     turns = ForwardScheduler(lambda _part, body: body, probes, 1, told.append)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     watch = ForwardWatch(lambda _part, body: body, [turns])
-    watch.at_gate(optimizer)
+    watch.before_step(optimizer)
     torch.manual_seed(3)
     outputs = []
     for step in range(1, steps + 1):

@@ -66,7 +66,7 @@ class Loop:
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
         self.turns = ForwardScheduler(lambda _part, body: body, [probe], 1, tell)
         self.watch = ForwardWatch(lambda _part, body: body, [self.turns])
-        self.watch.at_gate(self.optimizer)
+        self.watch.before_step(self.optimizer)
         self.step = 0
         self.blocks: list[Block] = []
 
@@ -175,7 +175,7 @@ def test_each_model_counts_its_own_turns() -> None:
     one, two = nn.Linear(4, 2), nn.Linear(4, 2)
     loop = Loop(one, probe)
     other = torch.optim.SGD(two.parameters(), lr=0.01)
-    loop.watch.at_gate(other)
+    loop.watch.before_step(other)
     for step in range(1, 9):
         model = one if step % 2 else two
         model(torch.ones(3, 4)).sum().backward()

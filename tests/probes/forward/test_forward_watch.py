@@ -64,7 +64,7 @@ def nothing_compiled_before() -> Iterator[None]:
 def watched(model: nn.Module) -> tuple[ForwardWatch, Heard]:
     heard = Heard()
     watch = ForwardWatch(lambda part, body: body, (heard,))
-    watch.at_gate(SGD(model.parameters(), lr=0.1))
+    watch.before_step(SGD(model.parameters(), lr=0.1))
     return watch, heard
 
 
@@ -126,7 +126,7 @@ def test_a_script_that_calls_the_module_inside_is_heard_after_two_gates() -> Non
     optimizer = SGD(outer.parameters(), lr=0.1)
     for _ in range(4):
         outer.net(torch.ones(2, 4))
-        watch.at_gate(optimizer)
+        watch.before_step(optimizer)
     assert heard.calls == [("Net", 1, []), "ended"]
     assert watch.models == (outer.net,)
     watch.remove()
@@ -153,7 +153,7 @@ def test_a_script_that_calls_the_parts_of_its_model_is_heard_and_has_one_model()
         hidden = model.encoder(torch.ones(2, 4))
         for block in model.blocks:
             hidden = block(hidden)
-        watch.at_gate(optimizer)
+        watch.before_step(optimizer)
     assert heard.calls == [("Net", 1, []), "ended", ("Linear", 1, []), "ended"]
     assert watch.models == (model,)
     places = [

@@ -56,7 +56,7 @@ def test_after_ctrl_c_the_next_call_first_ends_the_old_pass_and_is_then_judged_f
 def test_after_ctrl_c_another_model_is_heard_as_well() -> None:
     model, watch, heard = interrupted()
     other = Net()
-    watch.at_gate(SGD(other.parameters(), lr=0.1))
+    watch.before_step(SGD(other.parameters(), lr=0.1))
     model.now = True
     heard.calls.clear()
     with pytest.raises(KeyboardInterrupt):
@@ -83,11 +83,11 @@ def test_after_ctrl_c_a_call_in_another_thread_is_nobodys_business() -> None:
     assert heard.calls[1:] == ["failed", ("Interrupted", 1, []), "ended"]
 
 
-@pytest.mark.parametrize("how", ["gate", "backward", "remove"])
+@pytest.mark.parametrize("how", ["before step", "backward", "remove"])
 def test_a_pass_that_ctrl_c_has_ended_is_given_up_where_it_cannot_be_going_on(how: str) -> None:
     model, watch, heard = interrupted()
-    if how == "gate":
-        watch.at_gate(SGD(model.parameters(), lr=0.1))
+    if how == "before step":
+        watch.before_step(SGD(model.parameters(), lr=0.1))
     elif how == "backward":
         watch.backward_began()
     else:
@@ -107,7 +107,7 @@ def test_a_listener_that_ctrl_c_has_kept_from_hearing_the_end_hears_that_the_pas
 
     model, heard = Net(), Deaf()
     watch = ForwardWatch(lambda part, body: body, (heard,))
-    watch.at_gate(SGD(model.parameters(), lr=0.1))
+    watch.before_step(SGD(model.parameters(), lr=0.1))
     with pytest.raises(KeyboardInterrupt):
         model(torch.ones(2, 4))
     model.eval()(torch.ones(2, 4))

@@ -96,7 +96,7 @@ def test_a_step_that_is_known_to_be_skipped_says_nothing() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1)
     probe, measured = RealUpdates(1, 1), Measured([], [])
-    probe.at_gate(StepView(optimizer, 0, measured.layers))
+    probe.before_step(StepView(optimizer, 0, measured.layers))
     probe.after_step(StepView(optimizer, 0, measured.layers, skipped=True))
     assert probe.blocks(0) == ()
 

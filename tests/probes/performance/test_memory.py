@@ -47,7 +47,7 @@ def test_on_a_cpu_the_memory_of_the_process_is_told_every_ten_steps() -> None:
     memory = Memory()
     optimizer = SGD([torch.zeros(1, requires_grad=True)], lr=0.1)
     assert [step for step in range(1, 31) if memory.due(step)] == [10, 20, 30]
-    memory.at_gate(StepView(optimizer, 10, Layers()))
+    memory.before_step(StepView(optimizer, 10, Layers()))
     (block,) = memory.blocks(10)
     assert list(map(str, block.signals)) == ["host_memory"]
     assert memory.blocks(20)[0].signals is block.signals
@@ -57,7 +57,7 @@ def test_on_a_cpu_the_memory_of_the_process_is_told_every_ten_steps() -> None:
 def test_on_a_gpu_its_allocator_is_read() -> None:
     memory = Memory()
     held = torch.zeros(2**20, device="cuda", requires_grad=True)
-    memory.at_gate(StepView(SGD([held], lr=0.1), 10, Layers()))
+    memory.before_step(StepView(SGD([held], lr=0.1), 10, Layers()))
     torch.cuda.set_sync_debug_mode("error")
     try:
         _, block = memory.blocks(10)

@@ -33,7 +33,7 @@ def follow(optimizer: Optimizer, after_step: Callable[[int], Any], steps: int = 
         optimizer.step()
         clock[0] += SECONDS
         if progress.due(step):
-            progress.at_gate(StepView(optimizer, step, Layers()))
+            progress.before_step(StepView(optimizer, step, Layers()))
             for block in progress.blocks(step):
                 assert list(map(str, block.signals)) == ["progress", "eta_seconds"]
                 assert isinstance(block.values, tuple)
@@ -91,7 +91,7 @@ def test_the_halves_of_a_gan_are_over_together(total: int) -> None:
         half = step % 2
         optimizers[half].step()
         if progress.due(step):
-            progress.at_gate(StepView(optimizers[half], step, Layers()))
+            progress.before_step(StepView(optimizers[half], step, Layers()))
             for block in progress.blocks(step):
                 told[step] = (float(block.values[0]), float(block.values[1]))
         halves[half].step()
@@ -207,7 +207,7 @@ def test_a_lightning_trainer_tells_its_total(tmp_path: Any) -> None:
             self.count += 1
             clock[0] += SECONDS
             if progress.due(self.count):
-                progress.at_gate(StepView(self.optimizers(use_pl_optimizer=False), self.count, Layers()))  # type: ignore[arg-type]
+                progress.before_step(StepView(self.optimizers(use_pl_optimizer=False), self.count, Layers()))  # type: ignore[arg-type]
                 for block in progress.blocks(self.count):
                     told[self.count] = (block.values[0], block.values[1])  # type: ignore[assignment]
 

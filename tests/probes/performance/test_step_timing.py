@@ -48,8 +48,8 @@ class Drive:
         view = StepView(self.optimizer, self.step, Layers())
         self.wait(0.25)  # clipping
         if self.clock.due(self.step):
-            self.clock.at_gate(view)
-        self.clock.mark(Mark.GATE)
+            self.clock.before_step(view)
+        self.clock.mark(Mark.STEP_BEGAN)
         self.wait(optimizer)
         self.clock.mark(Mark.STEP_ENDED)
         self.own += own
@@ -109,8 +109,8 @@ def test_a_closure_that_is_evaluated_again_is_the_optimizers_time() -> None:
         drive.micro_batch(data=1, forward=2, backward=4)
         drive.step += 1
         view = StepView(drive.optimizer, drive.step, Layers())
-        drive.clock.at_gate(view)
-        drive.clock.mark(Mark.GATE)
+        drive.clock.before_step(view)
+        drive.clock.mark(Mark.STEP_BEGAN)
         drive.micro_batch(data=0, forward=2, backward=4)
         drive.clock.mark(Mark.STEP_ENDED)
         drive.clock.split.captures += 1

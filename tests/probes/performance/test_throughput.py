@@ -74,7 +74,7 @@ class Drive:
         self.step += 1
         self.time += 0.5
         if probe.due(self.step):
-            probe.at_gate(StepView(self.optimizer, self.step, Layers()))
+            probe.before_step(StepView(self.optimizer, self.step, Layers()))
             probe.after_step(StepView(self.optimizer, self.step, Layers(), skipped=skipped))
             for block in probe.blocks(self.step):
                 assert isinstance(block.values, tuple)

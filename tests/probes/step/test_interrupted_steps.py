@@ -50,7 +50,7 @@ class Shown:
         for optimizer in self.optimizers:
             view = StepView(optimizer, self.step, self.layers, None)
             for each in probes:
-                self.guard(each.part, each.at_gate)(view)
+                self.guard(each.part, each.before_step)(view)
             optimizer.step()
             for each in probes:
                 self.guard(each.part, each.after_step)(view)

@@ -24,7 +24,7 @@ def clipped(norms: list[float], rule: ClipRule | None = None) -> list[float]:
         weight.grad = torch.full_like(weight, norm / 2)
         measured = total_norm(gradients_of(optimizer))
         assert measured is not None
-        clip.at_gate(optimizer, gradients_of(optimizer), measured)
+        clip.before_step(optimizer, gradients_of(optimizer), measured)
         left.append(float(torch.linalg.vector_norm(weight.grad)))
     return left
 
@@ -71,11 +71,11 @@ def test_after_going_back_it_warms_up_again() -> None:
     optimizer = torch.optim.SGD([weight], lr=0.1)
     clip = AdaptiveClip(ClipRule(warm_up=2))
     for _ in range(3):
-        clip.at_gate(optimizer, [torch.ones(4)], torch.tensor(2.0))
+        clip.before_step(optimizer, [torch.ones(4)], torch.tensor(2.0))
     assert float(clip.usual_norm(optimizer) or 0) == pytest.approx(2.0)
     clip.forget()
     assert clip.usual_norm(optimizer) is None
-    assert clip.at_gate(optimizer, [torch.ones(4)], torch.tensor(2.0)) is None
+    assert clip.before_step(optimizer, [torch.ones(4)], torch.tensor(2.0)) is None
 
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8), st.floats(0.01, 1000))
@@ -117,7 +117,7 @@ def usual_loss(clip: AdaptiveClip | None) -> float:
         if clip is not None:
             norm = total_norm(gradients_of(optimizer))
             assert norm is not None
-            clip.at_gate(optimizer, gradients_of(optimizer), norm)
+            clip.before_step(optimizer, gradients_of(optimizer), norm)
         optimizer.step()
     return sum(losses) / len(losses)
 

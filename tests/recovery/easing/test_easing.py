@@ -50,7 +50,7 @@ def eased(easing: Easing | None) -> Iterator[list[int]]:
     handles = []
     if easing is not None:
         handles = [
-            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: easing.at_gate(optimizer, step[0])),
+            register_optimizer_step_pre_hook(lambda optimizer, args, kwargs: easing.before_step(optimizer, step[0])),
             register_optimizer_step_post_hook(lambda optimizer, args, kwargs: easing.step_ended(optimizer)),
         ]
     try:
@@ -100,7 +100,7 @@ def test_a_rate_that_is_a_tensor_keeps_its_address_and_its_version() -> None:
     optimizer = torch.optim.Adam([nn.Parameter(torch.ones(2))], lr=rate, foreach=False)
     easing = Easing(EasingPlan(start=0))
     version = rate._version
-    easing.at_gate(optimizer, 0)
+    easing.before_step(optimizer, 0)
     assert optimizer.param_groups[0]["lr"] is rate
     assert rate.item() == pytest.approx(0.05)
     easing.step_ended(optimizer)
@@ -122,8 +122,8 @@ def test_the_release_is_smooth_and_never_goes_back(factor: float, steps: int) ->
 def test_a_step_that_was_interrupted_leaves_no_eased_rate_behind() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     easing = Easing(EasingPlan(start=0))
-    easing.at_gate(optimizer, 0)  # and no end of the step
-    easing.at_gate(optimizer, 1)
+    easing.before_step(optimizer, 0)  # and no end of the step
+    easing.before_step(optimizer, 1)
     easing.step_ended(optimizer)
     assert optimizer.param_groups[0]["lr"] == 0.1
 
@@ -131,7 +131,7 @@ def test_a_step_that_was_interrupted_leaves_no_eased_rate_behind() -> None:
 def test_a_rate_that_the_optimizer_itself_writes_in_its_step_is_not_undone() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
     easing = Easing(EasingPlan(start=0))
-    easing.at_gate(optimizer, 0)
+    easing.before_step(optimizer, 0)
     optimizer.param_groups[0]["lr"] = 0.07
     easing.step_ended(optimizer)
     assert optimizer.param_groups[0]["lr"] == 0.07
@@ -147,7 +147,7 @@ def test_a_rate_that_jumped_is_held_down_until_the_script_asks_for_less() -> Non
     for step in range(30):
         if step == 20:
             optimizer.param_groups[0]["lr"] = 5e-4
-        easing.at_gate(optimizer, step)
+        easing.before_step(optimizer, step)
         used.append(optimizer.param_groups[0]["lr"])
         easing.step_ended(optimizer)
         assert optimizer.param_groups[0]["lr"] == (1.0 if step < 20 else 5e-4)
@@ -164,7 +164,7 @@ def test_rates_are_told_as_a_step_is_really_taken_at_them() -> None:
     ]
     optimizer = torch.optim.Adam(groups, lr=0.1, foreach=False)
     easing = Easing(EasingPlan(start=0))
-    easing.at_gate(optimizer, 0)
+    easing.before_step(optimizer, 0)
     assert rates_of(optimizer) == pytest.approx((0.05, 0.1))
     easing.step_ended(optimizer)
     assert rates_of(optimizer) == pytest.approx((0.1, 0.2))
@@ -184,7 +184,7 @@ def test_a_share_that_lasts_is_reached_smoothly_and_never_ends() -> None:
     easing = Easing(EasingPlan(10, factor=0.5, steps=20, lasting=0.1))
     used = []
     for step in (10, 20, 30, 10_000):
-        easing.at_gate(optimizer, step)
+        easing.before_step(optimizer, step)
         used.append(optimizer.param_groups[0]["lr"])
         easing.step_ended(optimizer)
         assert optimizer.param_groups[0]["lr"] == 0.5
@@ -199,7 +199,7 @@ def test_a_jump_is_judged_by_the_share_that_lasts() -> None:
     optimizer.param_groups[0]["lr"] = 5.0
     (held,) = held_rates(optimizer, (0.05,), 3.0, lasting=0.1)
     easing = Easing(EasingPlan(10, factor=1.0, steps=1, lasting=0.1, held={id(optimizer): (held,)}))
-    easing.at_gate(optimizer, 11)
+    easing.before_step(optimizer, 11)
     assert optimizer.param_groups[0]["lr"] == pytest.approx(0.05, rel=0.01)
 
 
@@ -213,7 +213,7 @@ def clip_with(norms: list[float]) -> EasingClip:
 def test_gradients_longer_than_a_multiple_of_their_usual_norm_are_shortened_to_it() -> None:
     clip = clip_with([0.9, 1.0, 1.1, 50.0, 1.0] * 10)
     gradient = torch.full((4,), 10.0)
-    clip.at_gate([gradient], torch.tensor(20.0))
+    clip.before_step([gradient], torch.tensor(20.0))
     assert float(gradient.norm()) == pytest.approx(2.0)
 
 
@@ -221,12 +221,12 @@ def test_gradients_that_are_no_longer_stay_bit_identical() -> None:
     clip = clip_with([1.0] * 30)
     gradient = torch.rand(4) / 2
     before = gradient.clone()
-    clip.at_gate([gradient], gradient.norm())
+    clip.before_step([gradient], gradient.norm())
     assert torch.equal(gradient, before)
 
 
 @pytest.mark.parametrize("norms", [[], [1.0] * 19, [float("nan")] * 50])
 def test_where_nothing_is_known_of_what_is_usual_nothing_is_clipped(norms: list[float]) -> None:
     gradient = torch.full((4,), 1e9)
-    clip_with(norms).at_gate([gradient], torch.tensor(2e9))
+    clip_with(norms).before_step([gradient], torch.tensor(2e9))
     assert gradient.tolist() == [1e9] * 4

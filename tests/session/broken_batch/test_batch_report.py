@@ -36,7 +36,7 @@ def plain(part: str, body: Callable[..., Any]) -> Callable[..., Any]:
 def listening(model: nn.Module, report: BatchReport) -> BatchReport:
     """The report hears of the model's passes while the test goes on."""
     watches.append(ForwardWatch(plain, [report]))
-    watches[-1].at_gate(SGD(model.parameters(), lr=0.1))
+    watches[-1].before_step(SGD(model.parameters(), lr=0.1))
     return report
 
 
@@ -52,7 +52,7 @@ def test_a_batch_is_run_again_only_by_a_process_that_trains_alone(tmp_path: Path
     model, told = Counting(), list[Event]()
     report = listening(model, BatchReport(plain, tmp_path, of_several))
     model(broken())
-    report.gated()
+    report.before_steps()
     report.report(0, told.append)
     report.stop()
     told = [each for each in told if each.kind == KIND]
@@ -71,7 +71,7 @@ def test_files_are_few_and_announced_once(tmp_path: Path) -> None:
     report = listening(model, BatchReport(plain, kept, to_be_sent=lambda: announced.append(len(told))))
     for step in range(2 * MOST_FILES + 4):
         model(torch.ones(1, 2) if step % 2 else broken())
-        report.gated()
+        report.before_steps()
         if step % 2 == 0:
             report.report(step, told.append)
     report.stop()
@@ -87,7 +87,7 @@ def test_of_a_row_of_broken_steps_the_first_is_told_of(tmp_path: Path) -> None:
     report = listening(model, BatchReport(plain, tmp_path))
     for step in range(4):
         model(broken())
-        report.gated()
+        report.before_steps()
         report.look(step, [])
         report.report(step, told.append)
     report.stop()
@@ -103,7 +103,7 @@ def test_of_two_models_that_train_side_by_side_each_layer_has_its_own_name(tmp_p
     with torch.no_grad():
         judge.layer.weight[0, 1] = math.inf
     judge(made)
-    report.gated()
+    report.before_steps()
     report.report(0, told.append, optimizers)
     report.stop()
     assert [each.place for each in told] == ["", "Counting.layer"]

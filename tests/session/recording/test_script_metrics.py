@@ -80,11 +80,11 @@ class Recorded:
             lambda event: None,
         )
         self._run_id, self._heard = run_id, heard
-        self._meter = StepMeter(guard, self._at_gate, lambda recording, reading: recording.record(reading))
+        self._meter = StepMeter(guard, self._recording_for, lambda recording, reading: recording.record(reading))
         self._watch = TorchWatch(guard, self._meter)
         self._watch.install()
 
-    def _at_gate(self, _optimizer: Any) -> Recording:
+    def _recording_for(self, _optimizer: Any) -> Recording:
         self.recording.hear(self._heard.take(self._run_id))
         return self.recording
 

@@ -39,13 +39,13 @@ class StepFacts:
     has_scaler: bool = False
     flag: Tensor | None = None
     """The flag of the guard that the cycle carries already."""
-    gate: int = -1
+    batch_number: int = -1
     """By which its batch is known, where batches are held."""
     rates: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """At which learning rates each optimizer really stepped."""
 
 
-class Gatekeeper:
+class StepModifier:
     """The one at the gate of one training."""
 
     def __init__(self, policy: RollbackPolicy, adaptive_clip: bool, vote: Vote | None = None) -> None:
@@ -85,7 +85,7 @@ class Gatekeeper:
             return
         largest = self._limit(facts.place).largest if self.guards else None
         losses = capture.sure_losses if self.guards else []
-        verdict = self.guard.at_gate(optimizer, capture, losses, norm, companions, largest)
+        verdict = self.guard.before_step(optimizer, capture, losses, norm, companions, largest)
         self._take_note(verdict, optimizer, capture, facts, still_open)
 
     def shape(self, optimizer: Optimizer, facts: StepFacts, norm: Tensor | None) -> None:
@@ -95,11 +95,11 @@ class Gatekeeper:
         if norm is not None and (self._adaptive is not None or self.is_easing(facts.step)):
             gradients = gradients_of(optimizer)
             if self._adaptive is not None:
-                self._adaptive.at_gate(optimizer, gradients, norm)
+                self._adaptive.before_step(optimizer, gradients, norm)
             if self.is_easing(facts.step) and self._policy.easing_clip is not None:
-                self._easing_clip(facts.place, self._policy.easing_clip).at_gate(gradients, norm)
+                self._easing_clip(facts.place, self._policy.easing_clip).before_step(gradients, norm)
         if self.easing is not None:
-            self.easing.at_gate(optimizer, facts.step)
+            self.easing.before_step(optimizer, facts.step)
         facts.rates[id(optimizer)] = rates_of(optimizer)
 
     def swallowed(self, optimizer: Optimizer, capture: StepCapture) -> None:
