@@ -10,8 +10,8 @@ import ast
 import inspect
 from dataclasses import dataclass, fields
 from itertools import pairwise
-from typing import Any
 
+from mlflow_stability.detectors.engine.finding_type import FindingType
 from mlflow_stability.vocabulary.result.event import Severity
 
 SECTIONS = ("What it sees", "Why it matters", "What to try", "When it is wrong", "Reference")
@@ -55,13 +55,13 @@ class FindingDocumentation:
         return f"{self.kind}:{self.rule}" if self.rule else self.kind
 
 
-def documentation_of(judgement: Any) -> FindingDocumentation:
+def documentation_of(judgement: type[FindingType]) -> FindingDocumentation:
     """Read the documentation of a judgement's class."""
     sentence, *paragraphs = (inspect.getdoc(judgement) or "").split("\n\n")
     said = dict(" ".join(each.split()).split(": ", 1) for each in paragraphs if ": " in each)
     return FindingDocumentation(
         kind=judgement.kind,
-        rule=getattr(judgement, "rule", ""),
+        rule=judgement.rule,
         sentence=" ".join(sentence.split()),
         sees=said.get(SECTIONS[0], ""),
         why=said.get(SECTIONS[1], ""),
@@ -69,14 +69,14 @@ def documentation_of(judgement: Any) -> FindingDocumentation:
         wrong=said.get(SECTIONS[3], ""),
         reference=said.get(SECTIONS[4], ""),
         severities=judgement.severities,
-        experimental=getattr(judgement, "experimental", False),
+        experimental=judgement.experimental,
         quantities=getattr(judgement, "quantities", ()),
         thresholds=_thresholds(judgement),
         remedies=judgement.remedies,
     )
 
 
-def _thresholds(judgement: Any) -> tuple[Threshold, ...]:
+def _thresholds(judgement: type[FindingType]) -> tuple[Threshold, ...]:
     """The fields with what is written under each."""
     (body,) = (node.body for node in ast.parse(inspect.getsource(judgement)).body if isinstance(node, ast.ClassDef))
     meanings = {}

@@ -15,7 +15,7 @@ from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.engine.adversarial import Turns
 from mlflow_stability.detectors.engine.baseline import Baseline
 from mlflow_stability.detectors.engine.detector import Detector, Point
-from mlflow_stability.detectors.engine.layer_values import ALL, is_wanted
+from mlflow_stability.detectors.engine.layer_values import is_wanted
 from mlflow_stability.vocabulary.measured.observation import Observation, StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.event import Event
@@ -90,7 +90,7 @@ class Panel:
             seats = [
                 self._seat(number, "" if detector.across_places else signal.place)
                 for number, detector in enumerate(self.detectors)
-                if signal.quantity in detector.quantities and is_wanted(getattr(detector, "places", ALL), signal)
+                if signal.quantity in detector.quantities and is_wanted(detector.places, signal)
             ]
             baseline = Baseline() if signal.quantity in self._compared else None
             desk = self._desks[signal] = _Desk(signal, baseline, seats)

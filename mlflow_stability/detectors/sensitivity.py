@@ -10,14 +10,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import fields, replace
-from typing import Any, Literal, TypeVar
+from typing import Any, TypeVar
 
+from mlflow_stability.detectors.engine.finding_type import FindingType, Moves
 from mlflow_stability.vocabulary.sensitivity import FACTORS
 
-Moves = Literal["times", "power", "inverse"]
-"""How a threshold follows the factor: ``times`` for σ, nats and shares that a value must exceed; ``power`` for a value
-as a multiple of a level; ``inverse`` for what a value must stay below."""
-_T = TypeVar("_T")
+_T = TypeVar("_T", bound=FindingType)
 _APPLY: Mapping[str, Callable[[float, float], float]] = {
     "times": lambda value, factor: value * factor,
     "power": lambda value, factor: value**factor,
@@ -27,11 +25,11 @@ _APPLY: Mapping[str, Callable[[float, float], float]] = {
 
 def moved(judgement: _T, factor: float) -> _T:
     """The detector or rule with every threshold that it declares moved by this factor."""
-    declared: Mapping[str, Moves] = getattr(judgement, "by_sensitivity", {})
+    declared = judgement.by_sensitivity
     if factor == 1.0 or not declared:
         return judgement
     changes = {name: _one(getattr(judgement, name), how, factor) for name, how in declared.items()}
-    return replace(judgement, **changes)  # type: ignore[type-var]
+    return replace(judgement, **changes)
 
 
 def at_sensitivity(judgements: Iterable[_T], sensitivity: str) -> tuple[_T, ...]:
@@ -39,9 +37,9 @@ def at_sensitivity(judgements: Iterable[_T], sensitivity: str) -> tuple[_T, ...]
     return tuple(moved(each, FACTORS[sensitivity]) for each in judgements)
 
 
-def factor_of(judgement: Any) -> float:
+def factor_of(judgement: FindingType) -> float:
     """The factor by which a detector differs from its defaults, as the first threshold that it declares shows it."""
-    declared: Mapping[str, Moves] = getattr(judgement, "by_sensitivity", {})
+    declared = judgement.by_sensitivity
     for name, how in declared.items():
         own, usual = float(getattr(judgement, name)), float(getattr(type(judgement)(), name))
         if own == usual or own <= 0:
@@ -52,7 +50,7 @@ def factor_of(judgement: Any) -> float:
     return 1.0
 
 
-def only_moved(judgement: Any) -> bool:
+def only_moved(judgement: FindingType) -> bool:
     """Whether all of its thresholds are the usual ones at some sensitivity, so that nobody set one alone."""
     alike = moved(type(judgement)(), factor_of(judgement))
     pairs = [(getattr(judgement, each.name), getattr(alike, each.name)) for each in fields(judgement)]

@@ -20,7 +20,7 @@ def test_normal_leaves_every_threshold_as_it_is() -> None:
     assert at_sensitivity(default_detectors(), "normal") == default_detectors()
 
 
-@pytest.mark.parametrize("detector", [each for each in DETECTORS if hasattr(each, "by_sensitivity")])
+@pytest.mark.parametrize("detector", [each for each in DETECTORS if each.by_sensitivity])
 @pytest.mark.parametrize("sensitivity", ["low", "high"])
 def test_the_factor_of_a_detector_can_be_read_off_it(detector: type[Detector], sensitivity: str) -> None:
     other = moved(detector(), FACTORS[sensitivity])

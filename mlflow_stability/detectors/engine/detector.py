@@ -8,9 +8,15 @@ Only `panel` calls it; detectors do not know each other.
 
 from __future__ import annotations
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, NamedTuple
 
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.detectors.engine.finding_type import FindingType
+from mlflow_stability.vocabulary.result.event import Event
+
+ALL, WHOLE, LAYERS = "all", "whole", "layers"
+"""Which places a detector can ask for."""
 
 
 class Point(NamedTuple):
@@ -42,33 +48,31 @@ class Point(NamedTuple):
     """Whether trainings take turns in this recording, as the halves of a GAN do: a loss's level says nothing then."""
 
 
-class Detector(Protocol):
-    """One judgement. Its class documents it: what it sees, why it matters, what to try, when it is wrong."""
+@dataclass(frozen=True, slots=True)
+class Detector(FindingType, ABC):
+    """One judgement. Its class documents it: what it sees, why it matters, what to try, when it is wrong.
 
-    kind: ClassVar[str]
-    """The name of what it finds: ``nan_detected``."""
-    rule: ClassVar[str]
-    """Which way of finding it: empty for our own, ``classic`` for the one that is in general use."""
+    A detector is a frozen dataclass: annotated fields are thresholds, what is not annotated says how it looks. It says
+    only where it differs from what stands here.
+    """
+
     quantities: ClassVar[tuple[str, ...]]
     """The quantities it wants to see; those of one place share one state."""
-    compared: ClassVar[tuple[str, ...]]
+    compared: ClassVar[tuple[str, ...]] = ()
     """Those of them that it wants to see against their baseline."""
-    across_places: ClassVar[bool]
+    across_places: ClassVar[bool] = False
     """Whether all places share one state."""
-    places: ClassVar[str]
-    """Of what is measured by layer: ``whole``, only the whole model's values; ``layers``, only those of its layers;
-    ``all``, which holds where a detector says nothing."""
-    severities: ClassVar[tuple[Severity, ...]]
-    """How bad its findings can be, the mildest first."""
-    experimental: ClassVar[bool]
-    """Whether it is not relied upon yet; such findings are never above INFO, and change no verdict."""
-    remedies: ClassVar[tuple[str, ...]]
-    """What to try, most likely first."""
+    places: ClassVar[str] = ALL
+    """Of what is measured by layer: ``whole``, only the whole model's values; ``layers``, only those of its layers."""
+    on_request: ClassVar[bool] = False
+    """Whether it looks only when it is asked for by name."""
+    state_type: ClassVar[type[Any]]
+    """What it keeps from point to point, made without arguments; where it takes some, `begin` is overridden."""
 
     def begin(self) -> Any:
         """Start afresh, knowing nothing."""
-        ...
+        return self.state_type()
 
+    @abstractmethod
     def step(self, state: Any, point: Point) -> tuple[Any, Event | None]:
         """Look at the next point; give the new state and, when something was found, what."""
-        ...

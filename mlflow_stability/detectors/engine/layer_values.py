@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import ALL, WHOLE, Point
 from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
 
 
@@ -42,8 +42,6 @@ class LayerRound:
 
 BY_LAYER = frozenset({"adam_rms", "grad_norm", "param_norm", "update_ratio"})
 """What is measured by layer; of all other quantities no place is a layer."""
-ALL, WHOLE, LAYERS = "all", "whole", "layers"
-"""Which places a detector can ask for."""
 
 
 def is_wanted(places: str, signal: Signal) -> bool:

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import LAYERS
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
@@ -36,7 +34,7 @@ class Layers:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadLayer:
+class DeadLayer(Detector):
     """A layer gets no gradient at all.
 
     What it sees: a layer whose gradient norm is exactly zero in 5 measurements in a row over at least 400 steps, while
@@ -64,23 +62,19 @@ class DeadLayer:
     """How far the growth of the weights' norm may differ from the one before, as a share of it: more is no decay, but
     a gradient that came between two measurements."""
 
-    kind: ClassVar[str] = "dead_layer"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "param_norm", "grad_norm")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = LAYERS
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "dead_layer"
+    noun = "a dead layer"
+    plural = "dead layers"
+    order = 170
+    quantities = ("loss", "param_norm", "grad_norm")
+    across_places = True
+    places = LAYERS
+    remedies = (
         "Look whether the layer's output reaches the loss.",
         "Look for a detach, a no_grad or frozen parameters.",
         "Look for units that are never active.",
     )
-
-    def begin(self) -> Layers:
-        """Start afresh, knowing nothing."""
-        return Layers()
+    state_type = Layers
 
     def step(self, state: Layers, point: Point) -> tuple[Layers, Event | None]:
         """Look at the next loss, or norm of a layer's weights or gradient."""

@@ -13,11 +13,10 @@ from typing import ClassVar
 from mlflow_stability.detectors.engine.adversarial import RISE
 from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import WHOLE
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.detectors.engine.loss_fall import Beginning
-from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -32,7 +31,7 @@ class Norms:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientExplosion:
+class GradientExplosion(Detector):
     """The gradient norm leapt far above its own level.
 
     What it sees: a norm, before clipping where that can be seen, at least 5.5 widths of its own noise and 8 times above
@@ -79,14 +78,14 @@ class GradientExplosion:
     calm_steps: int = 8
     """After how many calm steps in a row the trouble is over."""
 
-    kind: ClassVar[str] = "gradient_explosion"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    compared: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = WHOLE
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
-    experimental: ClassVar[bool] = False
+    kind = "gradient_explosion"
+    noun = "a gradient explosion"
+    plural = "gradient explosions"
+    order = 60
+    quantities = ("grad_norm",)
+    compared = ("grad_norm",)
+    places = WHOLE
+    severities = (Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "threshold": "times",
         "share_of_tail": "times",
@@ -95,15 +94,12 @@ class GradientExplosion:
         "row_share_of_tail": "times",
         "row_smallest_rise": "power",
     }
-    remedies: ClassVar[tuple[str, ...]] = (
+    remedies = (
         "Clip gradients at 1.0.",
         "Lower the learning rate 2-5 times.",
         "Look at the loss and the batch of this step.",
     )
-
-    def begin(self) -> Norms:
-        """Start afresh, knowing nothing."""
-        return Norms()
+    state_type = Norms
 
     def step(self, state: Norms, point: Point) -> tuple[Norms, Event | None]:
         """Look at the next norm."""
@@ -152,7 +148,7 @@ def _times(point: Point) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientExplosionClassic:
+class GradientExplosionClassic(Detector):
     """The gradient norm is above 100, or three deviations above its last 100 values.
 
     What it sees: a norm above 100, or above the mean plus 3 standard deviations of the 100 before it, from the 21st
@@ -177,23 +173,18 @@ class GradientExplosionClassic:
     least_values: int = 20
     """From how many values on the mean is asked."""
 
-    kind: ClassVar[str] = "gradient_explosion"
-    rule: ClassVar[str] = "classic"
-    quantities: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = WHOLE
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "gradient_explosion"
+    order = 410
+    on_request = True
+    rule = "classic"
+    quantities = ("grad_norm",)
+    places = WHOLE
+    remedies = (
         "Clip gradients at 1.0.",
         "Lower the learning rate 2-5 times.",
         "Look at the loss and the batch of this step.",
     )
-
-    def begin(self) -> ClassicWindow:
-        """Start afresh, knowing nothing."""
-        return ClassicWindow()
+    state_type = ClassicWindow
 
     def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Event | None]:
         """Look at the next norm."""

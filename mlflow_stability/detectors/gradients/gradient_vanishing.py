@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import median
-from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import WHOLE
 from mlflow_stability.detectors.engine.loss_fall import FIRST, Beginning, LossFall
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -30,7 +28,7 @@ class Fading:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientVanishing:
+class GradientVanishing(Detector):
     """The gradient norm has all but gone, and the loss has hardly fallen.
 
     What it sees: a norm below 1e-5 for 10 steps, unless the loss has fallen to half of its start; or a norm below a
@@ -63,15 +61,12 @@ class GradientVanishing:
     start: int = FIRST
     """How many first values are the start; their median counts."""
 
-    kind: ClassVar[str] = "gradient_vanishing"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = WHOLE
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "gradient_vanishing"
+    noun = "vanishing gradients"
+    order = 70
+    quantities = ("loss", "grad_norm")
+    places = WHOLE
+    remedies = (
         "Look at the initialisation.",
         "Add residual connections, or normalise before each block.",
         "Raise the learning rate.",

@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from statistics import median
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import Streak
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import LAYERS, LayerRound
+from mlflow_stability.detectors.engine.layer_values import LayerRound
 from mlflow_stability.detectors.engine.loss_fall import FIRST, Beginning, LossFall
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
@@ -25,7 +24,7 @@ class Depths:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientVanishingLayers:
+class GradientVanishingLayers(Detector):
     """The gradient does not reach the first layers, and the loss has hardly fallen.
 
     What it sees: in 5 measurements in a row a layer whose gradient norm is below 1e-7 but not zero, or a first layer
@@ -64,15 +63,13 @@ class GradientVanishingLayers:
     lost_stuck: float = 0.9
     """The least share of the loss at the start at which that counts."""
 
-    kind: ClassVar[str] = "gradient_vanishing"
-    rule: ClassVar[str] = "layers"
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = LAYERS
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "gradient_vanishing"
+    order = 140
+    rule = "layers"
+    quantities = ("loss", "grad_norm")
+    across_places = True
+    places = LAYERS
+    remedies = (
         "Look at the initialisation.",
         "Add residual connections, or normalise before each block.",
         "Use ReLU or GELU instead of sigmoid or tanh.",

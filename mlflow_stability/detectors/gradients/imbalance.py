@@ -6,12 +6,11 @@ Says when the weights of some layers are far larger than those of others.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import Streak
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import LAYERS, LayerRound
+from mlflow_stability.detectors.engine.layer_values import LayerRound
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -26,7 +25,7 @@ class LayerGradients:
 
 
 @dataclass(frozen=True, slots=True)
-class GradientImbalance:
+class GradientImbalance(Detector):
     """Some layers get far larger gradients than others.
 
     What it sees: gradient norms of layers that lie more than 1000 times apart, in 5 measurements in a row. Layers
@@ -52,23 +51,18 @@ class GradientImbalance:
     fewest: int = 3
     """Of how many layers at least."""
 
-    kind: ClassVar[str] = "gradient_imbalance"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = LAYERS
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "gradient_imbalance"
+    noun = "uneven gradients"
+    order = 160
+    quantities = ("loss", "grad_norm")
+    across_places = True
+    places = LAYERS
+    remedies = (
         "Look at the initialisation.",
         "Normalise before each block, or add residual connections.",
         "Use an optimizer that adapts each layer's step.",
     )
-
-    def begin(self) -> LayerGradients:
-        """Start afresh, knowing nothing."""
-        return LayerGradients()
+    state_type = LayerGradients
 
     def step(self, state: LayerGradients, point: Point) -> tuple[LayerGradients, Event | None]:
         """Look at the next loss, or norm of a layer; layers are compared when the next measurement begins."""
@@ -104,7 +98,7 @@ class LayerWeights:
 
 
 @dataclass(frozen=True, slots=True)
-class WeightImbalance:
+class WeightImbalance(Detector):
     """The weights of some layers are far larger than those of others.
 
     What it sees: weight norms of layers that lie more than 1000 times apart, in 5 measurements in a row. Weights that
@@ -130,23 +124,20 @@ class WeightImbalance:
     fewest: int = 3
     """Of how many layers at least."""
 
-    kind: ClassVar[str] = "weight_imbalance"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("param_norm",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = LAYERS
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    experimental: ClassVar[bool] = True
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "weight_imbalance"
+    noun = "uneven weights"
+    order = 220
+    quantities = ("param_norm",)
+    across_places = True
+    places = LAYERS
+    severities = (Severity.INFO,)
+    experimental = True
+    remedies = (
         "Look at the initialisation.",
         "Look for layers that grow without bound.",
         "Use an optimizer that adapts each layer's step.",
     )
-
-    def begin(self) -> LayerWeights:
-        """Start afresh, knowing nothing."""
-        return LayerWeights()
+    state_type = LayerWeights
 
     def step(self, state: LayerWeights, point: Point) -> tuple[LayerWeights, Event | None]:
         """Look at the next norm of a layer; they are compared when the next measurement begins."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import LAYERS, LayerRound
+from mlflow_stability.detectors.engine.finding_type import Moves
+from mlflow_stability.detectors.engine.layer_values import LayerRound
 from mlflow_stability.detectors.engine.loss_fall import Beginning
-from mlflow_stability.detectors.sensitivity import Moves
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
@@ -26,7 +26,7 @@ class LayerNorms:
 
 
 @dataclass(frozen=True, slots=True)
-class LayerExplosion:
+class LayerExplosion(Detector):
     """The gradient of a layer leapt far above its own level.
 
     What it sees: the gradient norm of a layer, at least 5.5 widths of its own noise and 8 times above its level; a
@@ -54,28 +54,25 @@ class LayerExplosion:
     calm_rounds: int = 3
     """After how many calm measurements in a row the trouble is over."""
 
-    kind: ClassVar[str] = "layer_explosion"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm")
-    compared: ClassVar[tuple[str, ...]] = ("grad_norm",)
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = LAYERS
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
+    kind = "layer_explosion"
+    noun = "an explosion of one layer"
+    plural = "explosions of single layers"
+    order = 150
+    quantities = ("loss", "grad_norm")
+    compared = ("grad_norm",)
+    across_places = True
+    places = LAYERS
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "threshold": "times",
         "share_of_tail": "times",
         "smallest_rise": "power",
     }
-    remedies: ClassVar[tuple[str, ...]] = (
+    remedies = (
         "Look at the weights and the inputs of this layer.",
         "Clip gradients at 1.0.",
         "Lower the learning rate 2-5 times.",
     )
-
-    def begin(self) -> LayerNorms:
-        """Start afresh, knowing nothing."""
-        return LayerNorms()
+    state_type = LayerNorms
 
     def step(self, state: LayerNorms, point: Point) -> tuple[LayerNorms, Event | None]:
         """Look at the next norm of a layer; they are judged when the step is complete."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import Streak
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class LowMfu:
+class LowMfu(Detector):
     """The device does less than a third of what it could.
 
     What it sees: a model FLOPs utilisation below 0.3, 50 times in a row, on a device whose peak is known. One finding
@@ -34,23 +32,18 @@ class LowMfu:
     steps: int = 50
     """How many times in a row."""
 
-    kind: ClassVar[str] = "low_mfu"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("mfu",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    experimental: ClassVar[bool] = True
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "low_mfu"
+    noun = "a low MFU"
+    order = 280
+    quantities = ("mfu",)
+    severities = (Severity.INFO,)
+    experimental = True
+    remedies = (
         "Take larger batches.",
         "Use torch.compile and a fused optimizer.",
         "Give the data loader more workers.",
     )
-
-    def begin(self) -> Streak:
-        """Start afresh, knowing nothing."""
-        return Streak()
+    state_type = Streak
 
     def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
         """Look at the next utilisation."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import Streak
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class MemoryPressure:
+class MemoryPressure(Detector):
     """The device's memory is nearly full.
 
     What it sees: more than 95 % of the device's memory in use, 3 times in a row. One finding until it is less.
@@ -33,23 +31,18 @@ class MemoryPressure:
     steps: int = 3
     """How many times in a row."""
 
-    kind: ClassVar[str] = "memory_pressure"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("memory_share",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    experimental: ClassVar[bool] = True
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "memory_pressure"
+    noun = "memory pressure"
+    order = 270
+    quantities = ("memory_share",)
+    severities = (Severity.INFO,)
+    experimental = True
+    remedies = (
         "Take a smaller batch and accumulate gradients.",
         "Use activation checkpointing.",
         "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     )
-
-    def begin(self) -> Streak:
-        """Start afresh, knowing nothing."""
-        return Streak()
+    state_type = Streak
 
     def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
         """Look at the next share."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import Streak
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class StepTimeIncrease:
+class StepTimeIncrease(Detector):
     """Steps take twice as long as they did.
 
     What it sees: 10 steps in a row that each take more than twice the usual time. Single long steps (a checkpoint, a
@@ -35,23 +33,19 @@ class StepTimeIncrease:
     steps: int = 10
     """How many steps in a row."""
 
-    kind: ClassVar[str] = "step_time_increase"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("step_time",)
-    compared: ClassVar[tuple[str, ...]] = ("step_time",)
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    experimental: ClassVar[bool] = True
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "step_time_increase"
+    noun = "longer steps"
+    order = 260
+    quantities = ("step_time",)
+    compared = ("step_time",)
+    severities = (Severity.INFO,)
+    experimental = True
+    remedies = (
         "Look at the data loader.",
         "Look at the device's clock and temperature.",
         "Look for another process on the machine.",
     )
-
-    def begin(self) -> Streak:
-        """Start afresh, knowing nothing."""
-        return Streak()
+    state_type = Streak
 
     def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
         """Look at the time of the next step."""

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import Streak
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class ThroughputDrop:
+class ThroughputDrop(Detector):
     """Half as many samples or tokens go through as before.
 
     What it sees: 5 measurements in a row below half of the usual throughput. One finding until it is back.
@@ -33,23 +31,20 @@ class ThroughputDrop:
     steps: int = 5
     """How many times in a row."""
 
-    kind: ClassVar[str] = "throughput_drop"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("tokens_per_second", "samples_per_second")
-    compared: ClassVar[tuple[str, ...]] = ("tokens_per_second", "samples_per_second")
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    experimental: ClassVar[bool] = True
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "throughput_drop"
+    noun = "a drop in throughput"
+    plural = "drops in throughput"
+    order = 250
+    quantities = ("tokens_per_second", "samples_per_second")
+    compared = ("tokens_per_second", "samples_per_second")
+    severities = (Severity.INFO,)
+    experimental = True
+    remedies = (
         "Look at the data loader.",
         "Look at the device's clock and temperature.",
         "Look at the network.",
     )
-
-    def begin(self) -> Streak:
-        """Start afresh, knowing nothing."""
-        return Streak()
+    state_type = Streak
 
     def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
         """Look at the next throughput."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
@@ -22,7 +20,7 @@ class Outputs:
 
 
 @dataclass(frozen=True, slots=True)
-class ActivationNonfinite:
+class ActivationNonfinite(Detector):
     """A module whose outputs were finite puts out NaN or infinity.
 
     What it sees: a module that puts out values that are not finite, and put out none when it was measured before. Of
@@ -40,22 +38,16 @@ class ActivationNonfinite:
     Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/autograd.html
     """
 
-    kind: ClassVar[str] = "activation_nonfinite"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("activation_nonfinite",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "activation_nonfinite"
+    noun = "outputs that are not finite"
+    order = 330
+    quantities = ("activation_nonfinite",)
+    across_places = True
+    remedies = (
         "Look for a softmax over a row that is masked as a whole, and for a logarithm or division by zero.",
         "Compute it only where it is defined, instead of choosing the result away behind it.",
     )
-
-    def begin(self) -> Outputs:
-        """Start afresh, knowing nothing."""
-        return Outputs()
+    state_type = Outputs
 
     def step(self, state: Outputs, point: Point) -> tuple[Outputs, Event | None]:
         """Look at how many values of a module's sample are not finite."""

@@ -6,13 +6,12 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from statistics import fmean, median
-from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL, Heads, and_others, heads_in_words
+from mlflow_stability.detectors.engine.layer_values import Heads, and_others, heads_in_words
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event
 
 _RECENT = 10
 
@@ -29,7 +28,7 @@ class Looks:
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionCollapse:
+class AttentionCollapse(Detector):
     """The heads of a layer have come to look at one place alone.
 
     What it sees: in 2 measurements in a row at least half of the heads of a layer with an entropy below 0.05 of what it
@@ -71,23 +70,18 @@ class AttentionCollapse:
     start: int = 20
     """How many first losses are the start; their median counts."""
 
-    kind: ClassVar[str] = "attention_collapse"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "attention_entropy")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "attention_collapse"
+    noun = "an attention collapse"
+    plural = "attention collapses"
+    order = 290
+    quantities = ("loss", "attention_entropy")
+    across_places = True
+    remedies = (
         "Normalise queries and keys (QK-norm).",
         "Lower the learning rate, or lengthen the warm-up.",
         "Clip or decay the weights of queries and keys.",
     )
-
-    def begin(self) -> Looks:
-        """Start afresh, knowing nothing."""
-        return Looks()
+    state_type = Looks
 
     def step(self, looks: Looks, point: Point) -> tuple[Looks, Event | None]:
         """Look at the next entropy of a head; layers are judged when the step is complete."""

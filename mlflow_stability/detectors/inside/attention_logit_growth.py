@@ -3,16 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL, Heads, and_others, head_of
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.detectors.engine.layer_values import Heads, and_others, head_of
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(frozen=True, slots=True)
-class AttentionLogitGrowth:
+class AttentionLogitGrowth(Detector):
     """The scores of attention have grown out of bounds.
 
     What it sees: in 2 measurements in a row a head whose largest score before the softmax is above 100 and twice what
@@ -42,23 +41,17 @@ class AttentionLogitGrowth:
     rounds: int = 2
     """In how many measurements in a row."""
 
-    kind: ClassVar[str] = "attention_logit_growth"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "attention_max_logit")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "attention_logit_growth"
+    noun = "growing attention scores"
+    order = 300
+    quantities = ("loss", "attention_max_logit")
+    across_places = True
+    remedies = (
         "Normalise queries and keys (QK-norm).",
         "Clip the weights of queries and keys when scores are too large (QK-clip).",
         "Lower the learning rate, or lengthen the warm-up.",
     )
-
-    def begin(self) -> Heads:
-        """Start afresh, knowing nothing."""
-        return Heads()
+    state_type = Heads
 
     def step(self, state: Heads, point: Point) -> tuple[Heads, Event | None]:
         """Look at the next largest score of a head; layers are judged when the step is complete."""

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
@@ -29,7 +27,7 @@ class Units:
 
 
 @dataclass(frozen=True, slots=True)
-class DeadUnits:
+class DeadUnits(Detector):
     """Most units of a layer are never active.
 
     What it sees: a layer of rectifiers (ReLU) of which more than half of the units, or channels, are exactly zero for
@@ -65,23 +63,17 @@ class DeadUnits:
     rounds: int = 3
     """In how many measurements in a row."""
 
-    kind: ClassVar[str] = "dead_units"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "activation_dead")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "dead_units"
+    noun = "dead units"
+    order = 310
+    quantities = ("loss", "activation_dead")
+    across_places = True
+    remedies = (
         "Lower the learning rate, or warm it up longer.",
         "Look at the initialisation, and at biases that run away.",
         "Use LeakyReLU or GELU, or normalise before the rectifier.",
     )
-
-    def begin(self) -> Units:
-        """Start afresh, knowing nothing."""
-        return Units()
+    state_type = Units
 
     def step(self, state: Units, point: Point) -> tuple[Units, Event | None]:
         """Look at the next loss, or share of dead units of a layer."""

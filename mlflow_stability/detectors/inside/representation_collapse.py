@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
@@ -30,7 +28,7 @@ class Directions:
 
 
 @dataclass(frozen=True, slots=True)
-class RepresentationCollapse:
+class RepresentationCollapse(Detector):
     """Representations have shrunk to a few directions, or are all alike.
 
     What it sees: a module that was asked for (`representations=`) whose effective rank is below a tenth of the largest
@@ -61,22 +59,16 @@ class RepresentationCollapse:
     rounds: int = 2
     """In how many measurements in a row."""
 
-    kind: ClassVar[str] = "representation_collapse"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("effective_rank", "mean_cosine")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "representation_collapse"
+    noun = "a collapse of representations"
+    plural = "collapses of representations"
+    order = 380
+    quantities = ("effective_rank", "mean_cosine")
+    remedies = (
         "Look at the terms of the loss that keep representations apart, at stop-gradients and normalisation.",
         "Lower the learning rate.",
     )
-
-    def begin(self) -> Directions:
-        """Start afresh, knowing nothing."""
-        return Directions()
+    state_type = Directions
 
     def step(self, state: Directions, point: Point) -> tuple[Directions, Event | None]:
         """Look at the next rank or similarity; they are judged when the second is known."""

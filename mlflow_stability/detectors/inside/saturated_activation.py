@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
@@ -22,7 +20,7 @@ class Ends:
 
 
 @dataclass(frozen=True, slots=True)
-class SaturatedActivation:
+class SaturatedActivation(Detector):
     """Most values of a tanh or sigmoid are pinned at its ends.
 
     What it sees: a module of tanh, sigmoid, or their hard and clipped kin of which more than half of the values lie
@@ -46,23 +44,17 @@ class SaturatedActivation:
     rounds: int = 3
     """In how many measurements in a row."""
 
-    kind: ClassVar[str] = "saturated_activation"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "activation_saturation")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "saturated_activation"
+    noun = "saturated activations"
+    order = 320
+    quantities = ("loss", "activation_saturation")
+    across_places = True
+    remedies = (
         "Look at the scale of the weights and inputs before it.",
         "Lower the learning rate.",
         "Normalise before the activation.",
     )
-
-    def begin(self) -> Ends:
-        """Start afresh, knowing nothing."""
-        return Ends()
+    state_type = Ends
 
     def step(self, state: Ends, point: Point) -> tuple[Ends, Event | None]:
         """Look at the next loss, or share of pinned values of a module."""

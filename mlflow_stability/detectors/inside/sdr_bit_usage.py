@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.code_reading import CodeReading
 from mlflow_stability.detectors.engine.debounce import Streak
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
@@ -22,7 +20,7 @@ class Bits:
 
 
 @dataclass(frozen=True, slots=True)
-class SdrBitUsage:
+class SdrBitUsage(Detector):
     """Sparse codes leave most of their bits unused.
 
     What it sees: a module with sparse binary codes of which fewer than half of the bits are ever on in the batch, or
@@ -50,9 +48,10 @@ class SdrBitUsage:
     rounds: int = 3
     """In how many measurements in a row."""
 
-    kind: ClassVar[str] = "sdr_bit_usage"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = (
+    kind = "sdr_bit_usage"
+    noun = "unused bits of sparse codes"
+    order = 360
+    quantities = (
         "sdr_rows",
         "sdr_width",
         "sdr_active_bits",
@@ -60,19 +59,11 @@ class SdrBitUsage:
         "sdr_bit_usage",
         "sdr_duty_std",
     )
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    remedies = (
         "Regularise the duty cycles (boosting).",
         "Look at the number of active bits and at the initialisation.",
     )
-
-    def begin(self) -> Bits:
-        """Start afresh, knowing nothing."""
-        return Bits()
+    state_type = Bits
 
     def step(self, state: Bits, point: Point) -> tuple[Bits, Event | None]:
         """Look at the next number of a module's codes; they are judged when all are known."""

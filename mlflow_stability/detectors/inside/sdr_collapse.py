@@ -6,13 +6,11 @@ Says when sparse codes become more alike.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.code_reading import QUANTITIES, CodeReading
 from mlflow_stability.detectors.engine.debounce import Streak
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -25,7 +23,7 @@ class Patterns:
 
 
 @dataclass(frozen=True, slots=True)
-class SdrCollapse:
+class SdrCollapse(Detector):
     """Different inputs get the same sparse code.
 
     What it sees: a module with sparse binary codes (at least 64 bits of which less than a quarter are on) whose codes
@@ -51,23 +49,18 @@ class SdrCollapse:
     fewest: int = 32
     """Of how many different inputs at least."""
 
-    kind: ClassVar[str] = "sdr_collapse"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = QUANTITIES
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "sdr_collapse"
+    noun = "a collapse of sparse codes"
+    plural = "collapses of sparse codes"
+    order = 340
+    quantities = QUANTITIES
+    severities = (Severity.CRITICAL,)
+    remedies = (
         "Raise the temperature two or three times.",
         "Add a loss that tells tokens apart.",
         "Use more bits.",
     )
-
-    def begin(self) -> Patterns:
-        """Start afresh, knowing nothing."""
-        return Patterns()
+    state_type = Patterns
 
     def step(self, state: Patterns, point: Point) -> tuple[Patterns, Event | None]:
         """Look at the next number of a module's codes; they are judged when the unique patterns are known."""
@@ -104,7 +97,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class SdrLowDiversity:
+class SdrLowDiversity(Detector):
     """Fewer and fewer inputs have a sparse code of their own.
 
     What it sees: a module with sparse binary codes whose share of unique patterns lies between 30 % and 60 % and a
@@ -132,23 +125,16 @@ class SdrLowDiversity:
     fewest: int = 32
     """Of how many different inputs at least."""
 
-    kind: ClassVar[str] = "sdr_low_diversity"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = QUANTITIES
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "sdr_low_diversity"
+    noun = "sparse codes that become alike"
+    order = 350
+    quantities = QUANTITIES
+    remedies = (
         "Raise the temperature.",
         "Add a loss that tells tokens apart.",
         "Use more bits.",
     )
-
-    def begin(self) -> Course:
-        """Start afresh, knowing nothing."""
-        return Course()
+    state_type = Course
 
     def step(self, state: Course, point: Point) -> tuple[Course, Event | None]:
         """Look at the next number of a module's codes; they are judged when the unique patterns are known."""

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import Streak
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
@@ -21,7 +19,7 @@ class Heat:
 
 
 @dataclass(frozen=True, slots=True)
-class SdrTemperature:
+class SdrTemperature(Detector):
     """The temperature at which sparse codes are made has run away.
 
     What it sees: the temperature of a module with sparse binary codes below 0.001 or above 100, or more than ten times
@@ -45,22 +43,16 @@ class SdrTemperature:
     drift: float = 10.0
     """How many times above or below its first value it may go."""
 
-    kind: ClassVar[str] = "sdr_temperature"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("sdr_temperature",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "sdr_temperature"
+    noun = "a temperature that runs away"
+    plural = "temperatures that run away"
+    order = 370
+    quantities = ("sdr_temperature",)
+    remedies = (
         "Bound the temperature.",
         "Look at its schedule, or at its learning rate.",
     )
-
-    def begin(self) -> Heat:
-        """Start afresh, knowing nothing."""
-        return Heat()
+    state_type = Heat
 
     def step(self, state: Heat, point: Point) -> tuple[Heat, Event | None]:
         """Look at the next temperature."""

@@ -13,13 +13,12 @@ from typing import ClassVar
 from mlflow_stability.detectors.engine.adversarial import RISE
 from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import Beginning
 from mlflow_stability.detectors.engine.slow_rise import SlowRise
-from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import risen as rise_words
 
@@ -39,7 +38,7 @@ class Course:
 
 
 @dataclass(frozen=True, slots=True)
-class Divergence:
+class Divergence(Detector):
     """The loss left its level upwards and stayed away.
 
     What it sees: 12 of the last 16 losses at least 4 widths of the noise and 10 % above their level. Also a slow rise:
@@ -85,14 +84,13 @@ class Divergence:
     calm_steps: int = 64
     """After how many steps without a high loss the trouble is over."""
 
-    kind: ClassVar[str] = "divergence"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "learning_rate")
-    compared: ClassVar[tuple[str, ...]] = ("loss",)
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
-    experimental: ClassVar[bool] = False
+    kind = "divergence"
+    noun = "a divergence"
+    plural = "divergences"
+    order = 40
+    quantities = ("loss", "learning_rate")
+    compared = ("loss",)
+    severities = (Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "threshold": "times",
         "threshold_of_differences": "times",
@@ -100,16 +98,13 @@ class Divergence:
         "slow_threshold": "times",
         "slow_smallest_rise": "power",
     }
-    remedies: ClassVar[tuple[str, ...]] = (
+    remedies = (
         "Go back to a state from before it.",
         "Lower the learning rate 2-5 times.",
         "Warm the learning rate up longer.",
         "Clip gradients at 1.0.",
     )
-
-    def begin(self) -> Course:
-        """Start afresh, knowing nothing."""
-        return Course()
+    state_type = Course
 
     def step(self, state: Course, point: Point) -> tuple[Course, Event | None]:
         """Look at the next loss or learning rate."""
@@ -198,7 +193,7 @@ class Divergence:
 
 
 @dataclass(frozen=True, slots=True)
-class DivergenceClassic:
+class DivergenceClassic(Detector):
     """The loss is twice the mean of its last 100 values, three times in a row.
 
     What it sees: 3 losses in a row above 2.0 times the mean of the 100 before each, from the 21st value on. A run of
@@ -223,24 +218,19 @@ class DivergenceClassic:
     least_values: int = 20
     """From how many values on anything is judged."""
 
-    kind: ClassVar[str] = "divergence"
-    rule: ClassVar[str] = "classic"
-    quantities: ClassVar[tuple[str, ...]] = ("loss",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "divergence"
+    order = 400
+    on_request = True
+    rule = "classic"
+    quantities = ("loss",)
+    severities = (Severity.CRITICAL,)
+    remedies = (
         "Go back to a state from before it.",
         "Lower the learning rate 2-5 times.",
         "Warm the learning rate up longer.",
         "Clip gradients at 1.0.",
     )
-
-    def begin(self) -> ClassicWindow:
-        """Start afresh, knowing nothing."""
-        return ClassicWindow()
+    state_type = ClassicWindow
 
     def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Event | None]:
         """Look at the next loss."""

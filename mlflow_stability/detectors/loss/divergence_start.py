@@ -7,10 +7,9 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.engine.adversarial import RISE
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import WHOLE
-from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -37,7 +36,7 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True)
-class DivergenceStart:
+class DivergenceStart(Detector):
     """The training left the place where it began upwards: its first steps were far too large.
 
     What it sees: among the first 32 steps, a loss and a gradient norm that both stand at 3 times their first value or
@@ -71,24 +70,19 @@ class DivergenceStart:
     large_row: int = 8
     """... so many."""
 
-    kind: ClassVar[str] = "divergence"
-    rule: ClassVar[str] = "start"
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm", "update_ratio")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = WHOLE
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
-    experimental: ClassVar[bool] = False
+    kind = "divergence"
+    order = 50
+    rule = "start"
+    quantities = ("loss", "grad_norm", "update_ratio")
+    places = WHOLE
+    severities = (Severity.CRITICAL,)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
-    remedies: ClassVar[tuple[str, ...]] = (
+    remedies = (
         "Lower the learning rate 3-10 times.",
         "Warm the learning rate up over 1-5 % of the steps.",
         "Clip gradients at 1.0.",
     )
-
-    def begin(self) -> Start:
-        """Start afresh, knowing nothing."""
-        return Start()
+    state_type = Start
 
     def step(self, state: Start, point: Point) -> tuple[Start, Event | None]:
         """Look at the next loss, gradient norm or update."""

@@ -12,12 +12,11 @@ from typing import ClassVar
 from mlflow_stability.detectors.engine.adversarial import RISE
 from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL, WHOLE
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import Beginning
-from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -35,7 +34,7 @@ class Spikes:
 
 
 @dataclass(frozen=True, slots=True)
-class LossSpike:
+class LossSpike(Detector):
     """The loss leapt up from its own level.
 
     What it sees: a loss at least 8 widths of its own noise above its level, or 6 where the gradient norm of the same
@@ -75,14 +74,14 @@ class LossSpike:
     calm_steps: int = 8
     """After how many calm steps in a row the trouble is over."""
 
-    kind: ClassVar[str] = "loss_spike"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "grad_norm", "learning_rate")
-    compared: ClassVar[tuple[str, ...]] = ("loss", "grad_norm")
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = WHOLE
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
-    experimental: ClassVar[bool] = False
+    kind = "loss_spike"
+    noun = "a loss spike"
+    plural = "loss spikes"
+    order = 30
+    quantities = ("loss", "grad_norm", "learning_rate")
+    compared = ("loss", "grad_norm")
+    places = WHOLE
+    severities = (Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "threshold": "times",
         "threshold_with_gradient": "times",
@@ -90,16 +89,13 @@ class LossSpike:
         "share_of_tail": "times",
         "smallest_rise": "power",
     }
-    remedies: ClassVar[tuple[str, ...]] = (
+    remedies = (
         "Lower the learning rate 2-5 times.",
         "Clip gradients at 1.0.",
         "Look at the batch of this step.",
         "Let the training be set back to before the spike.",
     )
-
-    def begin(self) -> Spikes:
-        """Start afresh, knowing nothing."""
-        return Spikes()
+    state_type = Spikes
 
     def step(self, state: Spikes, point: Point) -> tuple[Spikes, Event | None]:
         """Look at the next loss, gradient norm or learning rate."""
@@ -171,7 +167,7 @@ class LossSpike:
 
 
 @dataclass(frozen=True, slots=True)
-class LossSpikeClassic:
+class LossSpikeClassic(Detector):
     """The loss lies three deviations above its last 100 values.
 
     What it sees: a loss above the mean plus 3 standard deviations of the 100 before it, from the 21st value on. Losses
@@ -194,23 +190,17 @@ class LossSpikeClassic:
     least_values: int = 20
     """From how many values on anything is judged."""
 
-    kind: ClassVar[str] = "loss_spike"
-    rule: ClassVar[str] = "classic"
-    quantities: ClassVar[tuple[str, ...]] = ("loss",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "loss_spike"
+    order = 390
+    on_request = True
+    rule = "classic"
+    quantities = ("loss",)
+    remedies = (
         "Lower the learning rate 2-5 times.",
         "Clip gradients at 1.0.",
         "Look at the batch of this step.",
     )
-
-    def begin(self) -> ClassicWindow:
-        """Start afresh, knowing nothing."""
-        return ClassicWindow()
+    state_type = ClassicWindow
 
     def step(self, state: ClassicWindow, point: Point) -> tuple[ClassicWindow, Event | None]:
         """Look at the next loss."""

@@ -13,11 +13,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import WHOLE
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 SKIPPED = "skipped_steps"
@@ -59,7 +57,7 @@ def before(point: Point) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class NanDetected:
+class NanDetected(Detector):
     """A loss or a gradient norm became NaN.
 
     What it sees: the first NaN of the loss or of the gradient norm after finite values; one finding until all are
@@ -75,24 +73,19 @@ class NanDetected:
     Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
 
-    kind: ClassVar[str] = "nan_detected"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("skipped_steps", "loss", "grad_norm")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = WHOLE
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "nan_detected"
+    noun = "NaN"
+    order = 10
+    quantities = ("skipped_steps", "loss", "grad_norm")
+    places = WHOLE
+    severities = (Severity.CRITICAL,)
+    remedies = (
         "Find the first module whose output is NaN.",
         "Look at the inputs of this step: empty targets, a division by zero, the logarithm of zero.",
         "Lower the learning rate 2-5 times, or clip gradients at 1.0.",
         "Train in bf16 instead of fp16.",
     )
-
-    def begin(self) -> NonFinite:
-        """Start afresh, knowing nothing."""
-        return NonFinite()
+    state_type = NonFinite
 
     def step(self, state: NonFinite, point: Point) -> tuple[NonFinite, Event | None]:
         """Look at the next value."""
@@ -111,7 +104,7 @@ class NanDetected:
 
 
 @dataclass(frozen=True, slots=True)
-class InfDetected:
+class InfDetected(Detector):
     """A loss or a gradient norm became infinite.
 
     What it sees: the first infinity of the loss or of the gradient norm after finite values; one finding until all are
@@ -128,23 +121,18 @@ class InfDetected:
     Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
 
-    kind: ClassVar[str] = "inf_detected"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("skipped_steps", "loss", "grad_norm")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = WHOLE
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "inf_detected"
+    noun = "infinity"
+    order = 20
+    quantities = ("skipped_steps", "loss", "grad_norm")
+    places = WHOLE
+    severities = (Severity.CRITICAL,)
+    remedies = (
         "Lower the learning rate 2-5 times, or clip gradients at 1.0.",
         "Look for an exponential, a division or a logarithm without a bound in the first infinite module.",
         "Train in bf16 instead of fp16, or start with a loss scale of 1024.",
     )
-
-    def begin(self) -> NonFinite:
-        """Start afresh, knowing nothing."""
-        return NonFinite()
+    state_type = NonFinite
 
     def step(self, state: NonFinite, point: Point) -> tuple[NonFinite, Event | None]:
         """Look at the next value."""

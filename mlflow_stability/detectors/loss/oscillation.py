@@ -6,11 +6,9 @@ import math
 from collections import deque
 from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -25,7 +23,7 @@ class Swings:
 
 
 @dataclass(frozen=True, slots=True)
-class Oscillation:
+class Oscillation(Detector):
     """The loss swings to and fro from step to step.
 
     What it sees: among the last 256 losses more than 30 % are highest or lowest points between their neighbours, with
@@ -54,15 +52,13 @@ class Oscillation:
     undone: float = -0.7
     """The highest correlation of one change with the next."""
 
-    kind: ClassVar[str] = "oscillation"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    experimental: ClassVar[bool] = True
-    remedies: ClassVar[tuple[str, ...]] = ("Lower the learning rate 2-5 times.", "Take larger batches.")
+    kind = "oscillation"
+    noun = "oscillation"
+    order = 230
+    quantities = ("loss",)
+    severities = (Severity.INFO,)
+    experimental = True
+    remedies = ("Lower the learning rate 2-5 times.", "Take larger batches.")
 
     def begin(self) -> Swings:
         """Start afresh, knowing nothing."""

@@ -9,10 +9,9 @@ from statistics import median
 from typing import ClassVar
 
 from mlflow_stability.detectors.engine.chance import stays_at_chance
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
-from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import above
 
@@ -37,7 +36,7 @@ class Pair:
 
 
 @dataclass(frozen=True, slots=True)
-class Overfitting:
+class Overfitting(Detector):
     """The validation loss rises while the training loss still falls.
 
     What it sees: three validation losses in a row at least 10 % above the best one, and by more than their noise makes
@@ -70,24 +69,17 @@ class Overfitting:
     over: float = 1.02
     """At or below this multiple of the best validation loss the trouble is over."""
 
-    kind: ClassVar[str] = "overfitting"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "val_loss")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
+    kind = "overfitting"
+    noun = "overfitting"
+    order = 90
+    quantities = ("loss", "val_loss")
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power", "beyond_noise": "times"}
-    remedies: ClassVar[tuple[str, ...]] = (
+    remedies = (
         "Keep the weights of the best validation loss, and stop there.",
         "Use more data, or augment it.",
         "Add dropout or weight decay, or take a smaller model.",
     )
-
-    def begin(self) -> Pair:
-        """Start afresh, knowing nothing."""
-        return Pair()
+    state_type = Pair
 
     def step(self, state: Pair, point: Point) -> tuple[Pair, Event | None]:
         """Look at the next training or validation loss."""

@@ -11,10 +11,9 @@ from statistics import median
 from typing import ClassVar
 
 from mlflow_stability.detectors.engine.chance import classes_of
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
-from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -34,7 +33,7 @@ class Level:
 
 
 @dataclass(frozen=True, slots=True)
-class Plateau:
+class Plateau(Detector):
     """The loss stands where it began.
 
     What it sees: from 1000 steps on, a loss within 2 % of where it began that has not fallen; or one that gained less
@@ -73,20 +72,18 @@ class Plateau:
     chance_within: float = 0.005
     """How near to the logarithm of a number of classes a loss must be to be named so, as a share."""
 
-    kind: ClassVar[str] = "plateau"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss",)
-    compared: ClassVar[tuple[str, ...]] = ("loss",)
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
+    kind = "plateau"
+    noun = "a plateau"
+    plural = "plateaus"
+    order = 80
+    quantities = ("loss",)
+    compared = ("loss",)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "stuck_gain": "inverse",
         "small_gain": "inverse",
         "fall": "inverse",
     }
-    remedies: ClassVar[tuple[str, ...]] = (
+    remedies = (
         "Look whether labels and inputs belong together and are shuffled.",
         "Train on one batch until its loss is near zero; if that fails, the model or the loss is broken.",
         "Raise the learning rate, or lower it ten times.",

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import WHOLE
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 _MEMORY = 1 / 128
@@ -42,7 +40,7 @@ class Roughness:
 
 
 @dataclass(frozen=True, slots=True)
-class RepeatedData:
+class RepeatedData(Detector):
     """The loss has lost its noise: every step seems to see the same batch.
 
     What it sees: a loss whose changes differ from each other by less than a quarter of the usual, in 16 steps in a row,
@@ -77,22 +75,16 @@ class RepeatedData:
     noisiest: float = 0.2
     """Above this usual difference, as a share of the loss, nothing is said: a loss that leapt about has calmed down."""
 
-    kind: ClassVar[str] = "repeated_data"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = WHOLE
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "repeated_data"
+    noun = "repeated data"
+    order = 130
+    quantities = ("loss",)
+    places = WHOLE
+    remedies = (
         "Look whether the data loader gives the same batch again and again.",
         "Look whether the output of the model depends on its input.",
     )
-
-    def begin(self) -> Roughness:
-        """Start afresh, knowing nothing."""
-        return Roughness()
+    state_type = Roughness
 
     def step(self, state: Roughness, point: Point) -> tuple[Roughness, Event | None]:
         """Look at the next loss."""

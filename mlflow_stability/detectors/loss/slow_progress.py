@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -22,7 +20,7 @@ class Progress:
 
 
 @dataclass(frozen=True, slots=True)
-class SlowProgress:
+class SlowProgress(Detector):
     """The loss has hardly fallen since the run began.
 
     What it sees: after 1000 steps and every 1000 from then on, a mean of 100 losses less than 1 % below the first 20.
@@ -47,22 +45,17 @@ class SlowProgress:
     recent_steps: int = 100
     """How many losses the mean is of."""
 
-    kind: ClassVar[str] = "slow_progress"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    experimental: ClassVar[bool] = True
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "slow_progress"
+    noun = "slow progress"
+    order = 240
+    quantities = ("loss",)
+    severities = (Severity.INFO,)
+    experimental = True
+    remedies = (
         "Raise the learning rate.",
         "Look whether the right parameters are trained.",
     )
-
-    def begin(self) -> Progress:
-        """Start afresh, knowing nothing."""
-        return Progress()
+    state_type = Progress
 
     def step(self, state: Progress, point: Point) -> tuple[Progress, Event | None]:
         """Look at the next loss."""

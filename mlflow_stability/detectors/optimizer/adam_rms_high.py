@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import Streak
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import WHOLE
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(frozen=True, slots=True)
-class AdamRmsHigh:
+class AdamRmsHigh(Detector):
     """The gradients outran what Adam remembers of them.
 
     What it sees: an AdamW RMS (root mean square of gradient over its remembered size) above 1 and twice its own
@@ -37,23 +35,21 @@ class AdamRmsHigh:
     steps: int = 1
     """How many times in a row."""
 
-    kind: ClassVar[str] = "adam_rms_high"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("adam_rms",)
-    compared: ClassVar[tuple[str, ...]] = ("adam_rms",)
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = WHOLE
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    experimental: ClassVar[bool] = True
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "adam_rms_high"
+    noun = "a high AdamW RMS"
+    plural = "periods of a high AdamW RMS"
+    order = 200
+    quantities = ("adam_rms",)
+    compared = ("adam_rms",)
+    places = WHOLE
+    severities = (Severity.INFO,)
+    experimental = True
+    remedies = (
         "Lower Adam's beta2 to 0.95-0.98.",
         "Clip the updates, as StableAdamW does.",
         "Clip gradients at 1.0.",
     )
-
-    def begin(self) -> Streak:
-        """Start afresh, knowing nothing."""
-        return Streak()
+    state_type = Streak
 
     def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
         """Look at the next RMS."""

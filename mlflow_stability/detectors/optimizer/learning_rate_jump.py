@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.detectors.engine.learning_rate_restart import LEAST_RISE, NOT_BEYOND
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -34,7 +32,7 @@ class Rates:
 
 
 @dataclass(frozen=True, slots=True)
-class LearningRateJump:
+class LearningRateJump(Detector):
     """The learning rate leapt to where it has never been.
 
     What it sees: a learning rate that grows 1.5-fold in one step, beyond the highest that there was. Before it has
@@ -63,22 +61,17 @@ class LearningRateJump:
     beyond_highest: float = NOT_BEYOND
     """How far beyond the highest rate so far, as a multiple."""
 
-    kind: ClassVar[str] = "learning_rate_jump"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("learning_rate",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "learning_rate_jump"
+    noun = "a learning rate jump"
+    plural = "learning rate jumps"
+    order = 120
+    quantities = ("learning_rate",)
+    across_places = True
+    remedies = (
         "Look at the learning rate's schedule, above all at its end and after a resume.",
         "Warm up to the new rate over some hundred steps.",
     )
-
-    def begin(self) -> Rates:
-        """Start afresh, knowing nothing."""
-        return Rates()
+    state_type = Rates
 
     def step(self, state: Rates, point: Point) -> tuple[Rates, Event | None]:
         """Look at the next learning rate."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -23,7 +21,7 @@ class Range:
 
 
 @dataclass(frozen=True, slots=True)
-class LearningRateOutOfRange:
+class LearningRateOutOfRange(Detector):
     """The learning rate is one that hardly any training with Adam uses.
 
     What it sees: a rate above 0.01 for 20 steps, or one that never rose above 1e-8 in the first 1000 steps. One finding
@@ -47,22 +45,19 @@ class LearningRateOutOfRange:
     low_steps: int = 1000
     """... in so many first steps."""
 
-    kind: ClassVar[str] = "learning_rate_out_of_range"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("learning_rate",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    experimental: ClassVar[bool] = True
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "learning_rate_out_of_range"
+    noun = "a learning rate out of range"
+    plural = "learning rates out of range"
+    order = 420
+    on_request = True
+    quantities = ("learning_rate",)
+    severities = (Severity.INFO,)
+    experimental = True
+    remedies = (
         "Look at the learning rate in the configuration; for Adam 1e-5 to 1e-3 is usual.",
         "Look at the schedule.",
     )
-
-    def begin(self) -> Range:
-        """Start afresh, knowing nothing."""
-        return Range()
+    state_type = Range
 
     def step(self, state: Range, point: Point) -> tuple[Range, Event | None]:
         """Look at the next learning rate."""

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -27,7 +25,7 @@ class Scale:
 
 
 @dataclass(frozen=True, slots=True)
-class LossScaleCollapse:
+class LossScaleCollapse(Detector):
     """The loss scale fell to its floor, or fell again and again without growing.
 
     What it sees: a scale that fell to 1 or below, or that was lowered 5 times without having grown in between. While
@@ -53,24 +51,19 @@ class LossScaleCollapse:
     settled_after: int = 50
     """For how many steps the first scale must hold until the search for it is over."""
 
-    kind: ClassVar[str] = "loss_scale_collapse"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss_scale",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "loss_scale_collapse"
+    noun = "a collapse of the loss scale"
+    plural = "collapses of the loss scale"
+    order = 100
+    quantities = ("loss_scale",)
+    severities = (Severity.CRITICAL,)
+    remedies = (
         "Train in bf16 instead of fp16.",
         "Start with a loss scale of 1024 that grows by 1.5 every 200 steps.",
         "Lower the learning rate, or clip gradients at 1.0.",
         "Look for the module whose output overflows.",
     )
-
-    def begin(self) -> Scale:
-        """Start afresh, knowing nothing."""
-        return Scale()
+    state_type = Scale
 
     def step(self, state: Scale, point: Point) -> tuple[Scale, Event | None]:
         """Look at the next scale."""

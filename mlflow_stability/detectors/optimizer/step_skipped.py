@@ -4,11 +4,9 @@ from __future__ import annotations
 
 from collections import deque
 from dataclasses import dataclass, field
-from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -30,7 +28,7 @@ class Skipping:
 
 
 @dataclass(frozen=True, slots=True)
-class StepSkipped:
+class StepSkipped(Detector):
     """Optimizer steps were thrown away, more than a loss scaler needs.
 
     What it sees: a step skipped without a loss scaler; with one, 3 skipped among 300, after its search for a first
@@ -57,24 +55,18 @@ class StepSkipped:
     settled_after: int = 50
     """How many steps without a skip end a scaler's search for its first scale."""
 
-    kind: ClassVar[str] = "step_skipped"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("skipped_steps", "loss_scale")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = False
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "step_skipped"
+    noun = "skipped steps"
+    order = 110
+    quantities = ("skipped_steps", "loss_scale")
+    severities = (Severity.WARNING, Severity.CRITICAL)
+    remedies = (
         "Train in bf16 instead of fp16.",
         "Start with a loss scale of 1024 that grows by 1.5 every 200 steps.",
         "Lower the learning rate.",
         "Look at the batches of the skipped steps.",
     )
-
-    def begin(self) -> Skipping:
-        """Start afresh, knowing nothing."""
-        return Skipping()
+    state_type = Skipping
 
     def step(self, state: Skipping, point: Point) -> tuple[Skipping, Event | None]:
         """Look at the count of skipped steps, or see that there is a loss scale."""

@@ -6,15 +6,13 @@ Says when updates are too small to matter.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
@@ -27,7 +25,7 @@ class Ratios:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRatioHigh:
+class UpdateRatioHigh(Detector):
     """The updates are large beside the weights.
 
     What it sees: updates of more than a tenth of the weights' norm, of the whole model in 3 measurements in a row, or
@@ -54,22 +52,16 @@ class UpdateRatioHigh:
     first_steps: int = 10
     """How many first steps do not count: weights that start at or near zero move far in them."""
 
-    kind: ClassVar[str] = "update_ratio_high"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("update_ratio",)
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "update_ratio_high"
+    noun = "large updates"
+    order = 180
+    quantities = ("update_ratio",)
+    across_places = True
+    remedies = (
         "Lower the learning rate 5-10 times.",
         "Warm the learning rate up longer.",
     )
-
-    def begin(self) -> Ratios:
-        """Start afresh, knowing nothing."""
-        return Ratios()
+    state_type = Ratios
 
     def step(self, state: Ratios, point: Point) -> tuple[Ratios, Event | None]:
         """Look at the next ratio."""
@@ -114,7 +106,7 @@ class UpdateRatioLowRatios:
 
 
 @dataclass(frozen=True, slots=True)
-class UpdateRatioLow:
+class UpdateRatioLow(Detector):
     """The updates are too small to matter.
 
     What it sees: updates of less than a ten-millionth of the weights' norm, of the whole model or of a layer, in 5
@@ -138,23 +130,17 @@ class UpdateRatioLow:
     share_of_rate: float = 0.01
     """Below this share of its highest, the learning rate is meant to be small, and so are updates."""
 
-    kind: ClassVar[str] = "update_ratio_low"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("loss", "learning_rate", "update_ratio")
-    compared: ClassVar[tuple[str, ...]] = ()
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "update_ratio_low"
+    noun = "tiny updates"
+    order = 190
+    quantities = ("loss", "learning_rate", "update_ratio")
+    across_places = True
+    remedies = (
         "Raise the learning rate 5-10 times.",
         "Keep the weights in fp32.",
         "Look for frozen parameters.",
     )
-
-    def begin(self) -> UpdateRatioLowRatios:
-        """Start afresh, knowing nothing."""
-        return UpdateRatioLowRatios()
+    state_type = UpdateRatioLowRatios
 
     def step(self, state: UpdateRatioLowRatios, point: Point) -> tuple[UpdateRatioLowRatios, Event | None]:
         """Look at the next loss, learning rate or ratio."""

@@ -7,16 +7,15 @@ from dataclasses import dataclass
 from typing import ClassVar
 
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
-from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.layer_values import ALL
-from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(frozen=True, slots=True)
-class WeightSpike:
+class WeightSpike(Detector):
     """The norm of the weights leapt.
 
     What it sees: a norm of the weights, of the whole model or of a layer, 10 times above its level. Of layers that leap
@@ -37,24 +36,20 @@ class WeightSpike:
     smallest_rise: float = 10.0
     """The least norm as a multiple of its level."""
 
-    kind: ClassVar[str] = "weight_spike"
-    rule: ClassVar[str] = ""
-    quantities: ClassVar[tuple[str, ...]] = ("param_norm",)
-    compared: ClassVar[tuple[str, ...]] = ("param_norm",)
-    across_places: ClassVar[bool] = True
-    places: ClassVar[str] = ALL
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    experimental: ClassVar[bool] = False
+    kind = "weight_spike"
+    noun = "a weight spike"
+    plural = "weight spikes"
+    order = 210
+    quantities = ("param_norm",)
+    compared = ("param_norm",)
+    across_places = True
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
-    remedies: ClassVar[tuple[str, ...]] = (
+    remedies = (
         "Go back to a state from before it.",
         "Look at the gradient norm and the update of this step.",
         "Lower the learning rate.",
     )
-
-    def begin(self) -> StreakByPlace:
-        """Start afresh, knowing nothing."""
-        return StreakByPlace()
+    state_type = StreakByPlace
 
     def step(self, state: StreakByPlace, point: Point) -> tuple[StreakByPlace, Event | None]:
         """Look at the next norm."""

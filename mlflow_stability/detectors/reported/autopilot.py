@@ -7,13 +7,13 @@ same way; a rollback belongs to the training's story as much as a spike does.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
+from mlflow_stability.detectors.engine.finding_type import FindingType
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class Rollback:
+class Rollback(FindingType):
     """The training was set back to a good state and went on.
 
     What it sees: what `autolog(rollback=True)` did: the reason, the step of the state, the steps lost, the time taken.
@@ -27,13 +27,16 @@ class Rollback:
     Reference: Chowdhery et al., PaLM (arXiv:2204.02311, 5.1)
     """
 
-    kind: ClassVar[str] = "rollback"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    remedies: ClassVar[tuple[str, ...]] = ("Watch the next 1000 steps.", "Mend the cause.")
+    kind = "rollback"
+    noun = "a rollback"
+    plural = "rollbacks"
+    order = 1050
+    severities = (Severity.INFO,)
+    remedies = ("Watch the next 1000 steps.", "Mend the cause.")
 
 
 @dataclass(frozen=True, slots=True)
-class GiveUp:
+class GiveUp(FindingType):
     """The autopilot does not go back any more.
 
     What it sees: trouble that came again after as many rollbacks as the policy allows, or with no good state before it;
@@ -51,16 +54,18 @@ class GiveUp:
     Reference: the fields `max_rollbacks` and `on_give_up` of `RollbackPolicy`
     """
 
-    kind: ClassVar[str] = "give_up"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "give_up"
+    noun = "the end of the rollbacks"
+    order = 1060
+    severities = (Severity.WARNING, Severity.CRITICAL)
+    remedies = (
         "Lower the learning rate 2-5 times.",
         "Go on from the last good checkpoint.",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class BrokenBatch:
+class BrokenBatch(FindingType):
     """The batch of a skipped step was looked at, and run once more.
 
     What it sees: shapes, ranges, what is not finite and token statistics of the batch, and whether the same batch gives
@@ -75,13 +80,16 @@ class BrokenBatch:
     Reference: Megatron-LM's rerun state machine
     """
 
-    kind: ClassVar[str] = "broken_batch"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    remedies: ClassVar[tuple[str, ...]] = ("Open the saved batch.",)
+    kind = "broken_batch"
+    noun = "a broken batch"
+    plural = "broken batches"
+    order = 1070
+    severities = (Severity.INFO,)
+    remedies = ("Open the saved batch.",)
 
 
 @dataclass(frozen=True, slots=True)
-class NanOrigin:
+class NanOrigin(FindingType):
     """The first number that is not finite was found, with the module and the operation that made it.
 
     What it sees: the batch of a step that broke is run once more, forward, and backward where the forward pass is
@@ -99,16 +107,19 @@ class NanOrigin:
     Reference: torch.autograd.detect_anomaly, which finds the operation of a backward pass by running it all slowly
     """
 
-    kind: ClassVar[str] = "nan_origin"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "nan_origin"
+    noun = "a first NaN that was traced"
+    plural = "first NaNs that were traced"
+    order = 1080
+    severities = (Severity.INFO,)
+    remedies = (
         "Keep what goes into this operation within its range.",
         "Look at the saved batch.",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointFailed:
+class CheckpointFailed(FindingType):
     """A checkpoint could not be written.
 
     What it sees: an error of the disk while a checkpoint was being written; the older ones are not touched. Once, at
@@ -125,13 +136,15 @@ class CheckpointFailed:
     Reference: https://man7.org/linux/man-pages/man2/fsync.2.html
     """
 
-    kind: ClassVar[str] = "checkpoint_failed"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    remedies: ClassVar[tuple[str, ...]] = ("Free some space there, or give another directory.",)
+    kind = "checkpoint_failed"
+    noun = "a checkpoint that failed"
+    plural = "checkpoints that failed"
+    order = 1090
+    remedies = ("Free some space there, or give another directory.",)
 
 
 @dataclass(frozen=True, slots=True)
-class CheckpointNotFinite:
+class CheckpointNotFinite(FindingType):
     """A state was not written, because it is not finite.
 
     What it sees: NaN or infinity in weights, buffers or the optimizer's state when a checkpoint was due.
@@ -145,9 +158,11 @@ class CheckpointNotFinite:
     Reference: https://docs.pytorch.org/docs/stable/notes/serialization.html
     """
 
-    kind: ClassVar[str] = "checkpoint_not_finite"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    remedies: ClassVar[tuple[str, ...]] = ("Look what became non-finite first.",)
+    kind = "checkpoint_not_finite"
+    noun = "a state that is not finite"
+    plural = "states that are not finite"
+    order = 1100
+    remedies = ("Look what became non-finite first.",)
 
 
 AUTOPILOT_KINDS: tuple[

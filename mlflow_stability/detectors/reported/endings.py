@@ -7,13 +7,13 @@ same words and sections as that of every judgement, so that it is explained in t
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
+from mlflow_stability.detectors.engine.finding_type import FindingType
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class Stall:
+class Stall(FindingType):
     """The training hangs: no step has come for a long time.
 
     What it sees: no step for 10 times the usual time of one, and for 60 seconds at least, while the process lives.
@@ -28,9 +28,12 @@ class Stall:
     Reference: https://docs.pytorch.org/docs/stable/distributed.html#debugging-torch-distributed-applications
     """
 
-    kind: ClassVar[str] = "stall"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "stall"
+    noun = "a stall"
+    plural = "stalls"
+    order = 1010
+    severities = (Severity.CRITICAL,)
+    remedies = (
         "Look where it waits: py-spy dump --pid PID.",
         "Look for a rank or a data loader worker that has died.",
         "Look at the disk and the network file system.",
@@ -38,7 +41,7 @@ class Stall:
 
 
 @dataclass(frozen=True, slots=True)
-class Crashed:
+class Crashed(FindingType):
     """The training ended with an exception, or with an exit status that says so.
 
     What it sees: an exception that nobody caught, or `sys.exit` with a status other than 0.
@@ -52,16 +55,19 @@ class Crashed:
     Reference: https://docs.python.org/3/library/sys.html#sys.excepthook
     """
 
-    kind: ClassVar[str] = "crashed"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "crashed"
+    noun = "a crash"
+    plural = "crashes"
+    order = 1020
+    severities = (Severity.CRITICAL,)
+    remedies = (
         "Read the last line of the traceback.",
         "Go on from the last good checkpoint.",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class Killed:
+class Killed(FindingType):
     """The training was killed from outside.
 
     What it sees: a process that is gone without a word, or that a signal ended.
@@ -76,16 +82,19 @@ class Killed:
     Reference: https://man7.org/linux/man-pages/man7/signal.7.html
     """
 
-    kind: ClassVar[str] = "killed"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "killed"
+    noun = "a kill"
+    plural = "kills"
+    order = 1030
+    severities = (Severity.CRITICAL,)
+    remedies = (
         "Look at the job's time limit and at the scheduler's log.",
         "Look at the kernel's log for the out-of-memory killer.",
     )
 
 
 @dataclass(frozen=True, slots=True)
-class OutOfMemory:
+class OutOfMemory(FindingType):
     """The training ran out of memory, on the device or on the host.
 
     What it sees: an error of the allocator that nobody caught, or a process that the kernel killed for its memory.
@@ -100,9 +109,11 @@ class OutOfMemory:
     Reference: https://docs.pytorch.org/docs/stable/notes/faq.html
     """
 
-    kind: ClassVar[str] = "out_of_memory"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "out_of_memory"
+    noun = "a lack of memory"
+    order = 1040
+    severities = (Severity.CRITICAL,)
+    remedies = (
         "Take a smaller batch and accumulate gradients.",
         "Use activation checkpointing, or shorter sequences.",
         "Look for tensors that are kept from step to step.",

@@ -7,13 +7,13 @@ same way.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
+from mlflow_stability.detectors.engine.finding_type import FindingType
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class RepresentationSummary:
+class RepresentationSummary(FindingType):
     """The representations of a module, summed up at the end of the training.
 
     What it sees: once for each module whose representations were measured: averages over all measurements, what they
@@ -28,9 +28,12 @@ class RepresentationSummary:
     Reference: Ahmad and Hawkins, Properties of sparse distributed representations (arXiv:1503.07469)
     """
 
-    kind: ClassVar[str] = "representation_summary"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    remedies: ClassVar[tuple[str, ...]] = ("Look at the findings of the same module, which say when it began.",)
+    kind = "representation_summary"
+    noun = "a summary of representations"
+    plural = "summaries of representations"
+    order = 1150
+    severities = (Severity.INFO,)
+    remedies = ("Look at the findings of the same module, which say when it began.",)
 
 
 REPRESENTATION_KINDS: tuple[type[RepresentationSummary], ...] = (RepresentationSummary,)

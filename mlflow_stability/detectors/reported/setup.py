@@ -7,13 +7,13 @@ same way; all are for information and never the fault of a run by themselves.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
+from mlflow_stability.detectors.engine.finding_type import FindingType
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class ConfigurationChanged:
+class ConfigurationChanged(FindingType):
     """Something about the training was changed while it ran.
 
     What it sees: another weight decay, other betas, a further parameter group, parameters that were frozen or freed,
@@ -29,13 +29,16 @@ class ConfigurationChanged:
     Reference: https://docs.pytorch.org/docs/stable/optim.html#per-parameter-options
     """
 
-    kind: ClassVar[str] = "configuration_changed"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    remedies: ClassVar[tuple[str, ...]] = ("Compare what the curves do from this step on with what was changed.",)
+    kind = "configuration_changed"
+    noun = "a change of the configuration"
+    plural = "changes of the configuration"
+    order = 1120
+    severities = (Severity.INFO,)
+    remedies = ("Compare what the curves do from this step on with what was changed.",)
 
 
 @dataclass(frozen=True, slots=True)
-class ModelLint:
+class ModelLint(FindingType):
     """Something about the model is seldom meant.
 
     What it sees: once, at the first steps: normalisations with an epsilon below 1e-6 in half precision (1e-8
@@ -53,13 +56,16 @@ class ModelLint:
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.nn.LayerNorm.html
     """
 
-    kind: ClassVar[str] = "model_lint"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    remedies: ClassVar[tuple[str, ...]] = ("See whether it is meant.",)
+    kind = "model_lint"
+    noun = "a remark on the model"
+    plural = "remarks on the model"
+    order = 1130
+    severities = (Severity.INFO,)
+    remedies = ("See whether it is meant.",)
 
 
 @dataclass(frozen=True, slots=True)
-class NotMeasured:
+class NotMeasured(FindingType):
     """Something of the training cannot be measured.
 
     What it sees: once, at the first steps: a model that is not found among Python's objects, because `gc.freeze()` has
@@ -77,13 +83,16 @@ class NotMeasured:
     Reference: https://docs.python.org/3/library/gc.html#gc.freeze
     """
 
-    kind: ClassVar[str] = "not_measured"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    remedies: ClassVar[tuple[str, ...]] = ("Call `gc.freeze()` after the first step of the training.",)
+    kind = "not_measured"
+    noun = "a part that is not measured"
+    plural = "parts that are not measured"
+    order = 1140
+    severities = (Severity.INFO,)
+    remedies = ("Call `gc.freeze()` after the first step of the training.",)
 
 
 @dataclass(frozen=True, slots=True)
-class BatchDiscarded:
+class BatchDiscarded(FindingType):
     """The script discarded the gradients of a batch whose loss was not finite.
 
     What it sees: a backward pass that began at a NaN or an infinite loss, and whose gradients were set to None or zero
@@ -101,9 +110,12 @@ class BatchDiscarded:
     Reference: https://docs.pytorch.org/docs/stable/generated/torch.optim.Optimizer.zero_grad.html
     """
 
-    kind: ClassVar[str] = "batch_discarded"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO,)
-    remedies: ClassVar[tuple[str, ...]] = ("Inspect the batch whose loss was not finite.",)
+    kind = "batch_discarded"
+    noun = "a discarded batch"
+    plural = "discarded batches"
+    order = 1110
+    severities = (Severity.INFO,)
+    remedies = ("Inspect the batch whose loss was not finite.",)
 
 
 SETUP_KINDS: tuple[type[BatchDiscarded | ConfigurationChanged | ModelLint | NotMeasured], ...] = (

@@ -11,10 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine.adversarial import RISE
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.detectors.loss.divergence import Divergence
-from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import Levels, coarser, levels_of, noise_of
+from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 
@@ -23,7 +25,7 @@ LAST = 5
 
 
 @dataclass(frozen=True, slots=True)
-class DivergenceRule:
+class DivergenceRule(Rule):
     """A loss ended well above the best it had reached, and did not come back.
 
     What it sees: the last twentieth or fiftieth of the curve, at least two points, all above the best level by more
@@ -47,8 +49,9 @@ class DivergenceRule:
     Reference: Chowdhery et al. 2022, PaLM, section 5.1; Page 1954, Continuous inspection schemes (the onset).
     """
 
-    kind: ClassVar[str] = "divergence"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING, Severity.CRITICAL)
+    kind = "divergence"
+    order = 30
+    severities = (Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "chance": "times",
         "smallest_rise": "times",
@@ -56,7 +59,7 @@ class DivergenceRule:
         "wandering": "times",
         "above_start": "times",
     }
-    remedies: ClassVar[tuple[str, ...]] = Divergence.remedies
+    remedies = Divergence.remedies
 
     fewest_points: int = 7
     """Shorter curves are not judged."""
@@ -97,6 +100,13 @@ class DivergenceRule:
     """The shares of the curve that count as its end, two levels at least: a jump just before the end counts, too."""
     critical_rise: float = 0.3
     """From this rise on, in nats, or where the end is above the early curve, it is critical; else a warning."""
+
+    def like(self, detector: Detector) -> Rule:
+        """The least rise is that of the detector."""
+        if not isinstance(detector, Divergence):
+            return self
+        of_players = math.log(detector.smallest_rise_of_players)
+        return replace(self, smallest_rise=math.log(detector.smallest_rise), smallest_rise_of_a_game=of_players)
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The losses that were lost; validation losses only where no training loss was logged."""

@@ -11,16 +11,17 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine.adversarial import RISE
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.detectors.loss.divergence import Divergence
-from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of, scaled
+from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class FinalRiseRule:
+class FinalRiseRule(Rule):
     """The last points of a loss, three or more, all stand far above everything shortly before them.
 
     What it sees: at least three points up to the last one, each above twice the level before them, above ten deviations
@@ -36,10 +37,11 @@ class FinalRiseRule:
     Reference: Chowdhery et al. 2022, PaLM, section 5.1.
     """
 
-    kind: ClassVar[str] = "divergence"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
+    kind = "divergence"
+    order = 40
+    severities = (Severity.CRITICAL,)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"deviations": "times", "smallest_rise": "times"}
-    remedies: ClassVar[tuple[str, ...]] = Divergence.remedies
+    remedies = Divergence.remedies
 
     fewest_before: int = 32
     """So many points before the end are needed to know what was usual."""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -11,12 +10,13 @@ from numpy.typing import NDArray
 from mlflow_stability.detectors.loss.plateau import Plateau
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.log_resolution import quantum_of
+from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class FrozenRule:
+class FrozenRule(Rule):
     """A loss that had been noisy became one and the same number, and never changed again; or it was zero all along.
 
     What it sees: at least twenty values up to the end that are equal to the last digit, where neighbours differed by
@@ -34,9 +34,9 @@ class FrozenRule:
     Reference: Karpathy 2019, A recipe for training neural networks ("become one with the data").
     """
 
-    kind: ClassVar[str] = "plateau"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "plateau"
+    order = 70
+    remedies = (
         "Look at the outputs and labels of one batch: a real loss never repeats itself to the last digit.",
         "Look for NaN in weights and gradients: half precision and masked losses turn them into zero.",
         *Plateau.remedies,

@@ -9,17 +9,18 @@ from typing import ClassVar
 
 import numpy as np
 
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import Levels, levels_of
 from mlflow_stability.diagnosis.rules.divergence import onset
+from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class GradientRiseRule:
+class GradientRiseRule(Rule):
     """The gradient norm ended a hundred times higher than it had been, and the loss above its best.
 
     What it sees: the last levels of the whole model's gradient norm, all at least a hundred times the lowest level that
@@ -34,10 +35,10 @@ class GradientRiseRule:
     Reference: Pascanu et al. 2013 (arXiv:1211.5063).
     """
 
-    kind: ClassVar[str] = "gradient_explosion"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    kind = "gradient_explosion"
+    order = 60
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "times", "above_earlier": "times"}
-    remedies: ClassVar[tuple[str, ...]] = GradientExplosion.remedies
+    remedies = GradientExplosion.remedies
 
     fewest_levels: int = 20
     """Shorter curves are not judged."""

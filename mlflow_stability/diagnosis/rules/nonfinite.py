@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from typing import ClassVar
 
 import numpy as np
 
 from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class NonFiniteRule:
+class NonFiniteRule(Rule):
     """A loss or a gradient norm was NaN or infinite.
 
     What it sees: every stretch of values that are no finite numbers, in any loss and any gradient norm; losses that
@@ -34,9 +34,12 @@ class NonFiniteRule:
     Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
 
-    kind: ClassVar[str] = "nan_detected"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
-    remedies: ClassVar[tuple[str, ...]] = NanDetected.remedies
+    kind = "nan_detected"
+    order = 10
+    only_without_detectors = True
+    of_validations = True
+    severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+    remedies = NanDetected.remedies
 
     nearby: float = 0.01
     """Stretches of several losses that begin within this share of the run of each other are one finding."""

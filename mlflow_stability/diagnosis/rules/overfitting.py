@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine.chance import stays_at_chance
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.detectors.loss.overfitting import Overfitting
-from mlflow_stability.detectors.sensitivity import Moves
+from mlflow_stability.detectors.sensitivity import only_moved
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.training_since import TrainingSince, training_since
 from mlflow_stability.diagnosis.curves.turning_point import by_chance, turned
+from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 
@@ -26,7 +29,7 @@ REMAINDER = 1e-3
 
 
 @dataclass(frozen=True, slots=True)
-class OverfittingRule:
+class OverfittingRule(Rule):
     """The validation loss rose from its best and stayed above it, while the training loss went on falling.
 
     What it sees: a training loss and the validation loss of the same place, six validations or more. Overfitting is an
@@ -48,14 +51,14 @@ class OverfittingRule:
     Reference: Prechelt 1998, Early stopping - but when?
     """
 
-    kind: ClassVar[str] = "overfitting"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    kind = "overfitting"
+    order = 100
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "smallest_rise": "times",
         "smallest_share": "times",
         "odds": "times",
     }
-    remedies: ClassVar[tuple[str, ...]] = Overfitting.remedies
+    remedies = Overfitting.remedies
 
     fewest_validations: int = 6
     """Fewer validations are not judged."""
@@ -77,6 +80,13 @@ class OverfittingRule:
     """So does a fall of the training loss since the best validation by so much, in nats: to its half."""
     weight: float = 0.2
     """How much less a turn has to explain then. With both, 4 in 100 flat noisy curves would pass."""
+
+    def like(self, detector: Detector) -> Rule:
+        """A whole curve tells less of a rise, unless somebody asked for this one."""
+        if not isinstance(detector, Overfitting):
+            return self
+        smallest = self.smallest_rise if only_moved(detector) else math.log(detector.smallest_rise)
+        return replace(self, smallest_rise=smallest, smallest_fall=-math.log(detector.train_fell))
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """One finding for each validation loss; its parts only where the whole of it tells nothing."""

@@ -9,17 +9,18 @@ from typing import ClassVar
 
 import numpy as np
 
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.detectors.loss.plateau import Plateau
-from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.curves.chance_level import chance_of
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import Levels, levels_of
+from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class PlateauRule:
+class PlateauRule(Rule):
     """A loss is where it was at the start, or stopped falling early although most of the way was left.
 
     What it sees: a whole curve of ten points or more that shows one of three plateaus. The loss never left its start:
@@ -41,15 +42,15 @@ class PlateauRule:
     Reference: Karpathy 2019, A recipe for training neural networks ("verify loss at init").
     """
 
-    kind: ClassVar[str] = "plateau"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    kind = "plateau"
+    order = 80
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "stuck_gain": "inverse",
         "possible_gain": "inverse",
         "validated_gain": "inverse",
         "flat_gain": "inverse",
     }
-    remedies: ClassVar[tuple[str, ...]] = Plateau.remedies
+    remedies = Plateau.remedies
 
     fewest_points: int = 10
     """Shorter curves are not judged."""

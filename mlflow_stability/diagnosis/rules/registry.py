@@ -9,61 +9,28 @@ not get it.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
 
 from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.loss.divergence import Divergence
 from mlflow_stability.detectors.loss.loss_spike import LossSpike
-from mlflow_stability.detectors.loss.overfitting import Overfitting
 from mlflow_stability.detectors.sensitivity import factor_of, moved, only_moved
 from mlflow_stability.diagnosis.curves.curves import RunCurves
-from mlflow_stability.diagnosis.rules.divergence import DivergenceRule
-from mlflow_stability.diagnosis.rules.final_rise import FinalRiseRule
-from mlflow_stability.diagnosis.rules.frozen import FrozenRule
-from mlflow_stability.diagnosis.rules.gradient_rise import GradientRiseRule
-from mlflow_stability.diagnosis.rules.nonfinite import NonFiniteRule
-from mlflow_stability.diagnosis.rules.overfitting import OverfittingRule
-from mlflow_stability.diagnosis.rules.plateau import PlateauRule
-from mlflow_stability.diagnosis.rules.resume import ResumeRule
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.diagnosis.rules.score import ScoreRule
 from mlflow_stability.diagnosis.rules.scores import with_scores
-from mlflow_stability.diagnosis.rules.skipped_end import SkippedEndRule
-from mlflow_stability.diagnosis.rules.spike import SpikeRule
+from mlflow_stability.vocabulary.discovery import subclasses_in
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 
-RULES: tuple[type[Rule], ...] = (
-    NonFiniteRule,
-    SpikeRule,
-    DivergenceRule,
-    FinalRiseRule,
-    ResumeRule,
-    GradientRiseRule,
-    FrozenRule,
-    PlateauRule,
-    ScoreRule,
-    OverfittingRule,
-    SkippedEndRule,
+RULES: tuple[type[Rule], ...] = tuple(
+    sorted(
+        subclasses_in(__package__, Rule),  # type: ignore[type-abstract]
+        key=lambda each: (each.order, each.__name__),
+    )
 )
-
-WHERE_JUDGED_LIVE: tuple[type[Rule], ...] = (
-    DivergenceRule,
-    FinalRiseRule,
-    ResumeRule,
-    GradientRiseRule,
-    FrozenRule,
-    PlateauRule,
-    ScoreRule,
-    OverfittingRule,
-    SkippedEndRule,
-)
+WHERE_JUDGED_LIVE = tuple(each for each in RULES if not each.only_without_detectors)
 """What is still asked where detectors watched the training: what only the whole curve shows."""
-
-OF_VALIDATIONS: tuple[type[Rule], ...] = (NonFiniteRule, SpikeRule)
+OF_VALIDATIONS = tuple(each for each in RULES if each.of_validations)
 """And what is asked of validation losses there, which the script logs itself and no detector saw."""
 
 
@@ -92,28 +59,10 @@ def changed_kinds(detectors: Sequence[Detector]) -> set[str]:
 def _as_asked(rule: Rule, detectors: Sequence[Detector]) -> Rule:
     """The rule as much stricter or looser than usual as the detector of its kind is, or with its very thresholds."""
     rule = moved(rule, _factor(rule, detectors))
-    for each in detectors:
-        if isinstance(rule, SpikeRule) and isinstance(each, LossSpike):
-            return _spikes(rule, each)
-        if isinstance(rule, DivergenceRule) and isinstance(each, Divergence):
-            of_players = math.log(each.smallest_rise_of_players)
-            return replace(rule, smallest_rise=math.log(each.smallest_rise), smallest_rise_of_a_game=of_players)
-        if isinstance(rule, OverfittingRule) and isinstance(each, Overfitting):
-            smallest = rule.smallest_rise  # a whole curve tells less of a rise, unless somebody asked for this one
-            if not only_moved(each):
-                smallest = math.log(each.smallest_rise)
-            return replace(rule, smallest_rise=smallest, smallest_fall=-math.log(each.train_fell))
-    return rule
+    own = next((each for each in detectors if each.kind == rule.kind and not each.rule), None)
+    return rule if own is None else rule.like(own)
 
 
 def _factor(rule: Rule, detectors: Sequence[Detector]) -> float:
     """By how much the detector that looks for the same kind is stricter or looser than usual."""
     return next((factor_of(each) for each in detectors if each.kind == rule.kind and not each.rule), 1.0)
-
-
-def _spikes(rule: SpikeRule, detector: LossSpike) -> SpikeRule:
-    """Who asks for all that is so many σ above its level gets it, whatever its size and however heavy the tail."""
-    if detector.share_of_tail > 0:
-        return rule
-    both = (detector.threshold, detector.threshold)
-    return replace(rule, deviations=both, smallest_jump=(0.0, 0.0), share_of_tail=0.0, deviations_there=0.0)

@@ -10,17 +10,18 @@ from typing import ClassVar
 
 import numpy as np
 
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.detectors.loss.divergence import Divergence
-from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of
 from mlflow_stability.diagnosis.curves.resumes import goes_on, pieces_of
+from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class ResumeRule:
+class ResumeRule(Rule):
     """After a resume the loss is at another level than before it, and does not come back.
 
     What it sees: the first values after the resume and the last ones of the run, both against the values of the same
@@ -36,10 +37,11 @@ class ResumeRule:
     Reference: PyTorch, Saving and loading a general checkpoint.
     """
 
-    kind: ClassVar[str] = "divergence"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.CRITICAL,)
+    kind = "divergence"
+    order = 50
+    severities = (Severity.CRITICAL,)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"chance": "times", "smallest_rise": "times"}
-    remedies: ClassVar[tuple[str, ...]] = (
+    remedies = (
         "Compare learning rate, optimizer state and data before and after the resume.",
         *Divergence.remedies,
     )

@@ -7,23 +7,33 @@ logged, too few for a detector that learns what is normal as it goes.
 
 from __future__ import annotations
 
-from typing import ClassVar, Protocol
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import ClassVar
 
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine.finding_type import FindingType
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
 
 
-class Rule(Protocol):
-    """One judgement. Its class documents it: what it sees, why it matters, what to try, when it is wrong."""
+@dataclass(frozen=True, slots=True)
+class Rule(FindingType, ABC):
+    """One judgement. Its class documents it: what it sees, why it matters, what to try, when it is wrong.
 
-    kind: ClassVar[str]
-    """The name of what it finds, the same as that of the detector that looks for it step by step."""
-    severities: ClassVar[tuple[Severity, ...]]
-    """How bad its findings can be, the mildest first."""
-    remedies: ClassVar[tuple[str, ...]]
-    """What to try, most likely first."""
+    Its type is that of the detector that looks for the same step by step; it is found in this package by itself.
+    """
 
+    only_without_detectors: ClassVar[bool] = False
+    """Whether it is asked only of runs that no detector watched; the others show what only the whole curve does."""
+    of_validations: ClassVar[bool] = False
+    """Whether it is asked of the validation losses of a watched run, which no detector sees."""
+
+    def like(self, detector: Detector) -> Rule:
+        """The same rule by the thresholds that the detector of its type was given."""
+        del detector
+        return self
+
+    @abstractmethod
     def find(self, curves: RunCurves) -> list[Episode]:
         """What it sees in the curves of one run."""
-        ...

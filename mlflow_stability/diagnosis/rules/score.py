@@ -3,15 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 from mlflow_stability.diagnosis.curves.curves import RunCurves
+from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class ScoreRule:
+class ScoreRule(Rule):
     """Every score of the run stayed at zero.
 
     What it sees: all accuracies, precisions, recalls, F1, IoU and mean average precisions that were logged; none of
@@ -29,9 +29,9 @@ class ScoreRule:
     Reference: Karpathy 2019, A recipe for training neural networks ("become one with the data").
     """
 
-    kind: ClassVar[str] = "plateau"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    remedies: ClassVar[tuple[str, ...]] = (
+    kind = "plateau"
+    order = 90
+    remedies = (
         "Look at what the model predicts, beside what it should.",
         "Check classes and labels, and overfit ten samples on purpose.",
         "Start from trained weights, or try learning rates 10 times higher and lower.",

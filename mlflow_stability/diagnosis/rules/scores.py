@@ -24,7 +24,7 @@ HALVINGS = 6
 
 def with_scores(found: list[Episode], rule: Rule, factor: float, curves: RunCurves) -> list[Episode]:
     """The findings of a rule whose thresholds are already so many times the usual ones."""
-    if not found or not getattr(rule, "by_sensitivity", {}):
+    if not found or not rule.by_sensitivity:
         return found
     again: dict[float, list[Episode]] = {}
 

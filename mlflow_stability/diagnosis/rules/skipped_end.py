@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar
 
 import numpy as np
 
 from mlflow_stability.detectors.optimizer.step_skipped import StepSkipped
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.text.phrases import counted
 
 
 @dataclass(frozen=True, slots=True)
-class SkippedEndRule:
+class SkippedEndRule(Rule):
     """The last steps of a run were all skipped.
 
     What it sees: the count of skipped steps rose with each of its last points, and by 5 or more.
@@ -31,9 +31,9 @@ class SkippedEndRule:
     Reference: https://docs.pytorch.org/docs/stable/amp.html#gradient-scaling
     """
 
-    kind: ClassVar[str] = "step_skipped"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
-    remedies: ClassVar[tuple[str, ...]] = StepSkipped.remedies
+    kind = "step_skipped"
+    order = 110
+    remedies = StepSkipped.remedies
 
     fewest: int = 5
     """So many skipped steps in a row, up to the last."""

@@ -4,25 +4,27 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.detectors.loss.loss_spike import LossSpike
-from mlflow_stability.detectors.sensitivity import Moves
 from mlflow_stability.diagnosis.curves.bumps import bumps_of
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import scaled
 from mlflow_stability.diagnosis.curves.log_resolution import is_rounding
 from mlflow_stability.diagnosis.curves.prominence import Jumps, jumps_of, noise_of_points, tail_limit
+from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 
 
 @dataclass(frozen=True, slots=True)
-class SpikeRule:
+class SpikeRule(Rule):
     """A loss rose far above its neighbourhood and came back.
 
     What it sees: a spike of one point is one that stands above the medians of its neighbours on both sides, further
@@ -48,8 +50,11 @@ class SpikeRule:
     tests/benchmarks/rule_recall.py (how often which size is found).
     """
 
-    kind: ClassVar[str] = "loss_spike"
-    severities: ClassVar[tuple[Severity, ...]] = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
+    kind = "loss_spike"
+    order = 20
+    only_without_detectors = True
+    of_validations = True
+    severities = (Severity.INFO, Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {
         "deviations": "times",
         "smallest_jump": "times",
@@ -61,7 +66,7 @@ class SpikeRule:
         "deviations_below_zero": "times",
         "smallest_rise_in_spreads": "times",
     }
-    remedies: ClassVar[tuple[str, ...]] = LossSpike.remedies
+    remedies = LossSpike.remedies
 
     fewest_points: int = 6
     """Shorter curves are not judged."""
@@ -104,6 +109,13 @@ class SpikeRule:
     """A spike within this share of the run that came back is a start-up transient, and only mentioned."""
     huge: float = 100.0
     """A spike to so many times the level before it is critical."""
+
+    def like(self, detector: Detector) -> Rule:
+        """Who asks for all that is so many σ above its level gets it, whatever its size and however heavy the tail."""
+        if not isinstance(detector, LossSpike) or detector.share_of_tail > 0:
+            return self
+        both = (detector.threshold, detector.threshold)
+        return replace(self, deviations=both, smallest_jump=(0.0, 0.0), share_of_tail=0.0, deviations_there=0.0)
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The spikes of the losses of the whole model, those of training first."""

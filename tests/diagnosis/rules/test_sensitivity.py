@@ -23,15 +23,15 @@ def serious(history: RunHistory, sensitivity: str) -> set[str]:
     return {each.kind for each in found if each.severity >= Severity.WARNING}
 
 
-@pytest.mark.parametrize("judgement", [each for each in (*DETECTORS, *RULES) if hasattr(each, "by_sensitivity")])
+@pytest.mark.parametrize("judgement", [each for each in (*DETECTORS, *RULES) if each.by_sensitivity])
 def test_every_threshold_that_is_declared_to_move_is_one_of_its_class(judgement: type) -> None:
     assert set(judgement.by_sensitivity) <= {each.name for each in fields(judgement)}
 
 
-@pytest.mark.parametrize("rule", [each for each in RULES if hasattr(each, "by_sensitivity")])
+@pytest.mark.parametrize("rule", [each for each in RULES if each.by_sensitivity])
 def test_every_rule_that_moves_has_a_detector_of_its_kind_to_follow(rule: type) -> None:
     followed = [each for each in DETECTORS if each.kind == rule.kind and not each.rule]
-    assert any(hasattr(each, "by_sensitivity") for each in followed)
+    assert any(each.by_sensitivity for each in followed)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,43 @@
+"""What can be found in a training, whoever finds it: its name, its words, how bad it can be, what to do about it.
+
+Each type is a class in a file of a sub-package of `detectors`, and nothing else has to know of it: `catalog` finds it,
+and `explain`, the manual, the reports and the tests take what they say of it from here and from its docstring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+from mlflow_stability.vocabulary.result.event import Severity
+
+Moves = Literal["times", "power", "inverse"]
+"""How a threshold follows the sensitivity: ``times`` for σ, nats and shares that a value must exceed; ``power`` for a
+value as a multiple of a level; ``inverse`` for what a value must stay below."""
+LAST = 10_000
+"""Where a type stands that does not say where."""
+
+
+@dataclass(frozen=True, slots=True)
+class FindingType:
+    """A type of finding. Its docstring says what it sees, why it matters, what to try, when it is wrong."""
+
+    kind: ClassVar[str]
+    """The name of what is found: ``nan_detected``."""
+    noun: ClassVar[str] = ""
+    """What one of it is called within a sentence, with its article: "a loss spike"; empty: the words of its name."""
+    plural: ClassVar[str] = ""
+    """What several are called behind a number: "loss spikes"; empty for what is not counted, such as NaN."""
+    rule: ClassVar[str] = ""
+    """Which way of finding it: empty for our own, ``classic`` for the one that is in general use."""
+    severities: ClassVar[tuple[Severity, ...]] = (Severity.WARNING,)
+    """How bad its findings can be, the mildest first."""
+    experimental: ClassVar[bool] = False
+    """Whether it is not relied upon yet; such findings are never above INFO, and change no verdict."""
+    remedies: ClassVar[tuple[str, ...]] = ()
+    """What to try, most likely first."""
+    order: ClassVar[int] = LAST
+    """Where it stands among the others: detectors look, and types are listed, from the lowest on, then by name."""
+    by_sensitivity: ClassVar[Mapping[str, Moves]] = {}
+    """Which of its thresholds follow the sensitivity, and how; what is no matter of degree has none."""
