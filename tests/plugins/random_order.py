@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from typing import Any
 
 import pytest
 
@@ -27,8 +28,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.random_order == UNSEEDED:
-        config.option.random_order = random.SystemRandom().randrange(1_000_000)  # workers are sent the options
+    if config.option.random_order == UNSEEDED:  # a worker is started with the same arguments, and told the seed
+        told = getattr(config, "workerinput", {}).get("random_order")
+        config.option.random_order = random.SystemRandom().randrange(1_000_000) if told is None else told
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_configure_node(node: Any) -> None:
+    node.workerinput["random_order"] = node.config.option.random_order
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
