@@ -77,9 +77,9 @@ def next_multiple(step: int, *periods: int) -> int:
     return min([step - step % each + each for each in periods])
 
 
-def next_look(turn: int, first: int, every: int) -> int:
+def next_sampled_step(own_step: int, first: int, every: int) -> int:
     """The first turn after this one at which those look that do so at a first one and at every so many."""
-    return min(first, next_multiple(turn, every)) if turn < first else next_multiple(turn, every)
+    return min(first, next_multiple(own_step, every)) if own_step < first else next_multiple(own_step, every)
 
 
 @runtime_checkable

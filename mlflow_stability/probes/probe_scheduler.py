@@ -39,7 +39,7 @@ class Probes:
 
     by_step: Sequence[Probe] = ()
     """Those that go by the steps of the recording."""
-    by_turn: Sequence[Probe] = ()
+    by_own_step: Sequence[Probe] = ()
     """Those that go by the steps of each training, of several side by side."""
     before_steps: Sequence[Callable[[], Any]] = ()
     """What runs at the first gate of each cycle, made harmless."""
@@ -56,14 +56,14 @@ class Probes:
 class BrokenSteps(Protocol):
     """Who looks at steps that are broken."""
 
-    def look(self, step: int, optimizers: Sequence[Optimizer]) -> None:
+    def inspect_step(self, step: int, optimizers: Sequence[Optimizer]) -> None:
         """Runs at the gate of a step whose gradient norm is known not to be finite."""
 
     def taken(self, step: int) -> None:
         """Runs once that step was taken all the same."""
 
 
-class Survey:
+class ProbeScheduler:
     """The probes of one recording."""
 
     def __init__(self, guard: Guard, probes: Probes, pace: TrainingPace, first_step: int) -> None:
@@ -81,23 +81,23 @@ class Survey:
         self._before_steps = tuple(probes.before_steps)
         self._step_began, self._step_ended = pace.step_began, pace.step_ended
         self._split = pace.clock.split
-        measured = (*probes.by_turn, *([] if probes.spread is None else [probes.spread]))
-        self._forward_seat = () if probes.forward is None else (_Seat(probes.forward, guard),)
+        measured = (*probes.by_own_step, *([] if probes.spread is None else [probes.spread]))
+        self._forward_probe = () if probes.forward is None else (_GuardedProbe(probes.forward, guard),)
         self._probes = (
-            *(_Seat(each, guard) for each in (*pace.before_others, *probes.by_step)),
-            *self._forward_seat,
-            *(_Seat(each, guard, by_turn=True) for each in measured),
-            *(_Seat(each, guard) for each in pace.after_others),
+            *(_GuardedProbe(each, guard) for each in (*pace.before_others, *probes.by_step)),
+            *self._forward_probe,
+            *(_GuardedProbe(each, guard, by_own_step=True) for each in measured),
+            *(_GuardedProbe(each, guard) for each in pace.after_others),
         )
-        self._scheduled = tuple([each for each in self._probes if each not in self._forward_seat])
-        self._due: list[_Seat] | None = None
+        self._scheduled = tuple([each for each in self._probes if each not in self._forward_probe])
+        self._due: list[_GuardedProbe] | None = None
         self._next_due = 0
         """Before this step none of the probes is due, but for those that look into forward passes."""
         self._asked = False
         """Whether the probes were asked in this cycle."""
-        self._turns: dict[str, int] = {}
+        self._own_steps: dict[str, int] = {}
         """How many cycles each training had, of several side by side."""
-        self._turn = 0
+        self._own_step = 0
         self._count = guard("non-finite gradients", probes.nonfinite.count)
         self._counted: list[Block] = []
         self._broken = probes.broken
@@ -119,10 +119,10 @@ class Survey:
             self._due = self._begin(place, begins_step)
         if self._due:
             by_step = StepView(optimizer, self.step, self._layers, unscale, place=place, limits=limits)
-            by_turn = by_step if self._turn == self.step else replace(by_step, step=self._turn)
+            by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
             with self._walk:
                 for each in self._due:
-                    each.before_step(by_turn if each.by_turn else by_step)
+                    each.before_step(by_own_step if each.by_own_step else by_step)
         if self._split.also is None:
             self._split.mark(_STEP_BEGAN)
         else:  # by a device's clock, which may fail
@@ -134,7 +134,7 @@ class Survey:
                 self._counted += [] if counted is None else [counted]
                 if self._broken is not None:
                     self._looked_at = True
-                    self._broken.look(self.step, [optimizer])
+                    self._broken.inspect_step(self.step, [optimizer])
 
     def after_step(self, optimizer: Optimizer, unscale: Tensor | None, place: str, skipped: bool) -> None:
         """Runs after each step; `skipped`: it is known not to have been taken."""
@@ -148,9 +148,9 @@ class Survey:
                 self._broken.taken(self.step)
         if self._due:
             by_step = StepView(optimizer, self.step, self._layers, unscale, skipped, place)
-            by_turn = by_step if self._turn == self.step else replace(by_step, step=self._turn)
+            by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
             for each in reversed(self._due):  # as with brackets: who was first at the gate is last here
-                each.after_step(by_turn if each.by_turn else by_step)
+                each.after_step(by_own_step if each.by_own_step else by_step)
 
     def end(self, begins_step: bool = True) -> tuple[list[Block], Sequence[Table]]:
         """The cycle is over."""
@@ -161,12 +161,12 @@ class Survey:
         found, self._counted = self._counted, []
         tables: Sequence[Table] = ()
         for each in due or ():
-            found += each.blocks(self._turn if each.by_turn else self.step) or ()
+            found += each.blocks(self._own_step if each.by_own_step else self.step) or ()
         if due and self._spread is not None:
             tables = self._spread(self.step) or ()
         if self._asked:
             self._asked = False
-            following = [each.next_due(self._turn if each.by_turn else self.step) for each in self._scheduled]
+            following = [each.next_due(self._own_step if each.by_own_step else self.step) for each in self._scheduled]
             self._next_due = min([self.step + 1 if each is None else each for each in following])
         return found, tables
 
@@ -192,25 +192,25 @@ class Survey:
         for each in self._probes:
             each.forget()
 
-    def _begin(self, place: str, begins_step: bool) -> list[_Seat]:
+    def _begin(self, place: str, begins_step: bool) -> list[_GuardedProbe]:
         """A cycle of this training begins: a critic with five cycles for one of its generator is in every step."""
-        step, turns = self.step + begins_step, self._turns
-        turn = turns.get(place, 0 if turns else self.step) + 1
-        self.step, self._turn, turns[place] = step, turn, turn
+        step, own_steps = self.step + begins_step, self._own_steps
+        own_step = own_steps.get(place, 0 if own_steps else self.step) + 1
+        self.step, self._own_step, own_steps[place] = step, own_step, own_step
         for run in self._before_steps:
             run()
-        if step >= self._next_due or len(turns) > 1:
+        if step >= self._next_due or len(own_steps) > 1:
             self._asked = True
-            return [each for each in self._probes if each.due(turn if each.by_turn else step)]
+            return [each for each in self._probes if each.due(own_step if each.by_own_step else step)]
         forward = self._forward
         if forward is None or not forward.busy:
             if forward is not None:
                 forward.step, forward.capture = step + 1, forward.capture + 1
             return []
-        return [each for each in self._forward_seat if each.due(step)]
+        return [each for each in self._forward_probe if each.due(step)]
 
 
-class NoSurvey:
+class NoProbes:
     """Nothing is measured."""
 
     def backward_began(self) -> None:
@@ -247,13 +247,13 @@ class NoSurvey:
         """Nothing to do."""
 
 
-class _Seat:
+class _GuardedProbe:
     """A probe, made harmless."""
 
-    __slots__ = ("after_step", "before_step", "blocks", "by_turn", "due", "forget", "next_due")
+    __slots__ = ("after_step", "before_step", "blocks", "by_own_step", "due", "forget", "next_due")
 
-    def __init__(self, probe: Probe, guard: Guard, by_turn: bool = False) -> None:
-        self.by_turn = by_turn
+    def __init__(self, probe: Probe, guard: Guard, by_own_step: bool = False) -> None:
+        self.by_own_step = by_own_step
         """Whether it counts the cycles of each training for itself."""
         self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)

@@ -192,7 +192,7 @@ def attach(model: Module, optimizer: Any = None, **settings: Any) -> Iterator[At
     """
     global _current
     checked = _settings("attach()", **settings)
-    if checked.flies:
+    if checked.uses_autopilot:
         raise SettingsError(
             "attach() sees a step only when all is done, so it cannot skip or take back any. Use "
             "autolog(rollback=True) with an optimizer of torch.optim."
@@ -225,7 +225,7 @@ def _settings(call: str, /, **given: Any) -> Settings:
     """The settings that a call was given, with what the environment overrides."""
     check_names(call, given, [each.name for each in fields(Settings)])
     settings = Settings(**(given | settings_from_environment()))
-    if settings.flies:
+    if settings.uses_autopilot:
         policy = autopilot_config_of(settings).policy
         settings = replace(  # what a policy or a preset calls divergence has a detector too
             settings,

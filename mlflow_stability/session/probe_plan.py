@@ -20,7 +20,7 @@ from mlflow_stability.probes.parameters.momentum_norm import MomentumNorm
 from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
 from mlflow_stability.probes.parameters.weight_updates import RealUpdates
 from mlflow_stability.probes.performance.training_pace import TrainingPace
-from mlflow_stability.probes.probe_scheduler import Probes, Survey
+from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 from mlflow_stability.session.broken_batch.held_batches import held_batches
 from mlflow_stability.session.guard import PartGuard
@@ -36,7 +36,7 @@ FULL_EVERY = 10
 """Every how many looks at the layers percentiles and histograms are taken, too."""
 
 
-def survey_of(settings: Settings, guard: PartGuard, recording: Recording) -> Survey:
+def probe_scheduler_of(settings: Settings, guard: PartGuard, recording: Recording) -> ProbeScheduler:
     """The probes that these settings ask for."""
     layers, budget = settings.layers_every_n_steps, settings.memory_budget
     every_step = settings.preset == "research"
@@ -48,7 +48,7 @@ def survey_of(settings: Settings, guard: PartGuard, recording: Recording) -> Sur
     probes = Probes(
         by_step=[facts],
         before_steps=[] if batches is None else [batches.before_steps],
-        by_turn=[
+        by_own_step=[
             LayerNorms(NORMS_EVERY, layers),
             RealUpdates(NORMS_EVERY, layers, budget),
             MomentumNorm(NORMS_EVERY, layers),
@@ -63,7 +63,7 @@ def survey_of(settings: Settings, guard: PartGuard, recording: Recording) -> Sur
     )
     pace = TrainingPace(guard, lambda: guard.seconds, settings.tokens_per_step, [forward, facts, *holders])
     facts.flops = pace.throughput.flops
-    return Survey(guard, probes, pace, recording.step + 1)
+    return ProbeScheduler(guard, probes, pace, recording.step + 1)
 
 
 def _forward_probes(

@@ -190,7 +190,7 @@ class RunBinding:
                 self._guard,
                 self._on_event,
                 lambda message: self._warn("%s", message),
-                judge_at_once=self.settings.flies,
+                judge_at_once=self.settings.uses_autopilot,
             )
         except OSError as error:
             raise JournalError(

@@ -20,11 +20,11 @@ from torch.optim import Optimizer
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
-from mlflow_stability.probes.probe_scheduler import Survey
+from mlflow_stability.probes.probe_scheduler import ProbeScheduler
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.probe_plan import survey_of
+from mlflow_stability.session.probe_plan import probe_scheduler_of
 from mlflow_stability.session.process import Awaited, EndingWatch, ThreadEnd, process_exit, wait_for_delivery
 from mlflow_stability.session.recording import Recording, UnseenTraining
 from mlflow_stability.session.run_binding import RunBinding
@@ -183,23 +183,23 @@ class Session:
     def _new_meter(self) -> StepMeter:
         """The autopilot, and the part of the package that it is made of, are there only if they were asked for."""
         self._lifecycle = None
-        if not self.settings.flies:
-            return StepMeter(self._guard, self._recording_for, self._on_reading, self._survey_for)
+        if not self.settings.uses_autopilot:
+            return StepMeter(self._guard, self._recording_for, self._on_reading, self._scheduler_for)
         from mlflow_stability.probes.step.autopilot_meter import AutopilotMeter
         from mlflow_stability.session.autopilot import AutopilotLifecycle
 
         self._lifecycle = AutopilotLifecycle(self.settings, self._guard, self._settle, self._binding.current_run_id)
         hooks = self._guard, self._recording_for, self._on_reading
-        return AutopilotMeter(*hooks, self._lifecycle.pilot_for, self._survey_for)
+        return AutopilotMeter(*hooks, self._lifecycle.control_for, self._scheduler_for)
 
     def _new_watch(self) -> TorchWatch:
         return TorchWatch(self._guard, self._meter, self._foreign_thread, self._unseen.counts, self._unseen.look)
 
-    def _survey_for(self, recording: Recording | None) -> Survey | None:
+    def _scheduler_for(self, recording: Recording | None) -> ProbeScheduler | None:
         if recording is None:
             return None
         self._guard.begin_anew()
-        return survey_of(self.settings, self._guard, recording)
+        return probe_scheduler_of(self.settings, self._guard, recording)
 
     def _settle(self) -> None:
         self._meter.settle()

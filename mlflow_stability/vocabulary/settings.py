@@ -117,7 +117,7 @@ class Settings:
         return 0 if self.preset == "production" else ATTENTION_EVERY
 
     @property
-    def flies(self) -> bool:
+    def uses_autopilot(self) -> bool:
         """Whether anything of the autopilot is asked for, so that its part of the package is needed at all."""
         return self.rollback is not False or bool(self.guard) or bool(self.stop_on) or self.adaptive_clip
 

@@ -9,7 +9,7 @@ from typing import Any
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe import Probe
-from mlflow_stability.probes.probe_scheduler import Probes, Survey
+from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
@@ -24,12 +24,12 @@ class Paced:
         self.readings: list[ProbeReading] = []
         self.guard = PartGuard(strict=True, on_failure=lambda part, error: None)
         self.pace = TrainingPace(self.guard, lambda: self.guard.seconds, **options)
-        survey = Survey(self.guard, Probes(by_step=others), self.pace, 1)
+        scheduler = ProbeScheduler(self.guard, Probes(by_step=others), self.pace, 1)
         self.meter = StepMeter(
             self.guard,
             lambda optimizer: self,
             lambda owner, reading: self.readings.append(reading),
-            lambda owner: survey,
+            lambda owner: scheduler,
         )
         self.watch = TorchWatch(self.guard, self.meter)
 

@@ -23,7 +23,7 @@ from mlflow_stability.probes.performance.progress import Progress
 from mlflow_stability.probes.performance.throughput import Throughput
 from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe import StepView
-from mlflow_stability.probes.probe_scheduler import Probes, Survey
+from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 
 PERIODIC: list[Callable[[], Any]] = [
@@ -85,41 +85,41 @@ def test_no_step_at_which_a_probe_is_due_is_passed_over(make: Callable[[], Any])
         assert ask_at > step
 
 
-def survey_of(probe: Asked) -> Survey:
+def probe_scheduler_of(probe: Asked) -> ProbeScheduler:
     pace = TrainingPace(unguarded, lambda: 0.0)
     pace.before_others = pace.after_others = ()
-    return Survey(unguarded, Probes(by_step=[probe]), pace, 1)
+    return ProbeScheduler(unguarded, Probes(by_step=[probe]), pace, 1)
 
 
-def capture(survey: Survey, place: str = "") -> None:
+def capture(scheduler: ProbeScheduler, place: str = "") -> None:
     model = nn.Linear(2, 2)
     optimizer = SGD(model.parameters(), lr=0.1)
-    survey.before_step(optimizer, None, place, [torch.ones(())])
-    survey.after_step(optimizer, None, place, False)
-    survey.end()
+    scheduler.before_step(optimizer, None, place, [torch.ones(())])
+    scheduler.after_step(optimizer, None, place, False)
+    scheduler.end()
 
 
 def test_a_probe_is_asked_when_it_may_be_due_and_not_before() -> None:
     probe = Asked()
-    survey = survey_of(probe)
+    scheduler = probe_scheduler_of(probe)
     for _ in range(30):
-        capture(survey)
+        capture(scheduler)
     assert probe.asked == [1, 7, 14, 21, 28]
     assert probe.measured == [7, 14, 21, 28]
 
 
 def test_of_trainings_side_by_side_every_cycle_is_asked_for() -> None:
     probe = Asked()
-    survey = survey_of(probe)
+    scheduler = probe_scheduler_of(probe)
     for number in range(14):
-        capture(survey, place="" if number % 2 else "critic")
+        capture(scheduler, place="" if number % 2 else "critic")
     assert probe.measured == [7, 14]
 
 
 def test_after_an_interruption_every_probe_is_asked_again() -> None:
     probe = Asked()
-    survey = survey_of(probe)
-    capture(survey)
-    survey.forget()
-    capture(survey)
+    scheduler = probe_scheduler_of(probe)
+    capture(scheduler)
+    scheduler.forget()
+    capture(scheduler)
     assert probe.asked == [1, 2]

@@ -21,7 +21,7 @@ from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.probe_plan import survey_of
+from mlflow_stability.session.probe_plan import probe_scheduler_of
 from mlflow_stability.session.recording.recording import Recording
 from mlflow_stability.vocabulary.run.milestone import Opening
 from mlflow_stability.vocabulary.settings import Settings
@@ -102,7 +102,7 @@ class Training:
             self.guard,
             lambda _: self.recording,
             lambda recording, reading: recording.record(reading),
-            lambda recording: survey_of(settings, self.guard, recording),
+            lambda recording: probe_scheduler_of(settings, self.guard, recording),
         )
         self.watch = TorchWatch(self.guard, self.meter)
         self.model = Attentive()

@@ -36,7 +36,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.module_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import aside, is_measurable
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
-from mlflow_stability.probes.probe import Guard, next_look
+from mlflow_stability.probes.probe import Guard, next_sampled_step
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.vocabulary.measured.signal import Signal
 
@@ -89,13 +89,13 @@ class ActivationProbe:
         """Those of passes that have ended as they should."""
         self._layouts: dict[tuple[object, ...], tuple[tuple[Signal, ...], tuple[int, ...]]] = {}
 
-    def due(self, turn: int) -> bool:
+    def due(self, own_step: int) -> bool:
         """Whether to look."""
-        return turn == FIRST_LOOK or turn % self.every == 0
+        return own_step == FIRST_LOOK or own_step % self.every == 0
 
-    def next_due(self, turn: int) -> int:
+    def next_due(self, own_step: int) -> int:
         """The next turn that is due."""
-        return next_look(turn, FIRST_LOOK, self.every)
+        return next_sampled_step(own_step, FIRST_LOOK, self.every)
 
     def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
         """Put a hook on each module that is a leaf or has parameters of its own."""

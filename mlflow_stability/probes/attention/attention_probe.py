@@ -32,7 +32,7 @@ from mlflow_stability.probes.attention.attention_statistics import first_weights
 from mlflow_stability.probes.attention.attention_tracer import AttentionSight
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
-from mlflow_stability.probes.probe import Guard, next_look
+from mlflow_stability.probes.probe import Guard, next_sampled_step
 from mlflow_stability.probes.rerun.forward_rerun import unwrapped
 from mlflow_stability.probes.step.readback import Parcel
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
@@ -156,16 +156,16 @@ class AttentionProbe:
         self._layouts: dict[tuple[tuple[str, int], ...], tuple[Signal, ...]] = {}
         self._on_their_way: list[Drawing] = []
 
-    def due(self, turn: int) -> bool:
+    def due(self, own_step: int) -> bool:
         """Whether to look in this cycle."""
         self._deliver(wait=False)
-        return bool(self.every) and (turn % self.every == 0 or turn == FIRST)
+        return bool(self.every) and (own_step % self.every == 0 or own_step == FIRST)
 
-    def next_due(self, turn: int) -> int:
+    def next_due(self, own_step: int) -> int:
         """The next turn that may be due: a map that is on its way is asked for until it has arrived."""
         if self._on_their_way or not self.every:
-            return turn + 1
-        return next_look(turn, FIRST, self.every)
+            return own_step + 1
+        return next_sampled_step(own_step, FIRST, self.every)
 
     def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
         """Begin to look, right before a forward pass."""

@@ -42,14 +42,14 @@ class ForwardProbe(Protocol):
     part: str
     """How it is called where it fails."""
 
-    def due(self, turn: int) -> bool:
-        """Whether to look; `turn`: how many cycles this model has trained.
+    def due(self, own_step: int) -> bool:
+        """Whether to look; `own_step`: how many cycles this model has trained.
 
         Asked once for each cycle and model that `next_due` has not passed over.
         """
         ...
 
-    def next_due(self, turn: int) -> int:
+    def next_due(self, own_step: int) -> int:
         """The next turn after this one that may be due."""
         ...
 
@@ -81,17 +81,17 @@ class ForwardProbe(Protocol):
 class _Model:
     """What is known of a model."""
 
-    __slots__ = ("capture", "missed", "next_due", "root", "turn")
+    __slots__ = ("capture", "missed", "next_due", "own_step", "root")
 
-    def __init__(self, root: Module, turn: int, forget: Callable[[Any], object]) -> None:
+    def __init__(self, root: Module, own_step: int, forget: Callable[[Any], object]) -> None:
         self.root = weakref.ref(root, forget)
-        self.turn = turn
+        self.own_step = own_step
         """How many cycles it has trained."""
         self.next_due = 0
         """Before this turn nobody wants to look."""
         self.capture = -1
         """In which cycle it was called last."""
-        self.missed: tuple[_Seat, ...] = ()
+        self.missed: tuple[_GuardedProbe, ...] = ()
         """Who had to step back, and looks at the next pass instead."""
 
 
@@ -107,10 +107,10 @@ class ForwardScheduler(ForwardListener):
         first_step: int,
         tell: Callable[[Event], None] = lambda _: None,
     ) -> None:
-        self._seats = tuple(_Seat(each, guard) for each in probes)
+        self._guarded_probes = tuple(_GuardedProbe(each, guard) for each in probes)
         self._close = guard("end of probes of forward passes", self._close_all)
         self._retreat = CompileRetreat(self._step_back)
-        self._again = guard("end of probes of forward passes", lambda seat: seat.close(False))
+        self._again = guard("end of probes of forward passes", lambda guarded: guarded.close(False))
         self._second_pass = SecondPass()
         self._models: dict[int, _Model] = {}
         """By identity."""
@@ -120,10 +120,10 @@ class ForwardScheduler(ForwardListener):
         """The cycle in progress."""
         self.busy = False
         """Whether there may be anything to be taken off or to be asked for: else a gate is none of our business."""
-        self._open: list[_Seat] = []
+        self._open: list[_GuardedProbe] = []
         self._root: weakref.ref[Module] | None = None
         """The model they look into."""
-        self._broken: list[_Seat] = []
+        self._broken: list[_GuardedProbe] = []
         """Were open in a pass that raised."""
         self._alive: PassAlive | None = None
         """Of the pass that is being looked into."""
@@ -142,13 +142,13 @@ class ForwardScheduler(ForwardListener):
         if model.capture == self.capture:
             return False
         model.capture = self.capture
-        model.turn += 1
-        turn, missed = model.turn, model.missed
-        if turn < model.next_due and not missed:
+        model.own_step += 1
+        own_step, missed = model.own_step, model.missed
+        if own_step < model.next_due and not missed:
             return False
         model.missed = ()
-        due = [each for each in self._seats if each.due(turn) or each in missed]
-        model.next_due = min([each.next_due(turn) or 0 for each in self._seats], default=sys.maxsize)
+        due = [each for each in self._guarded_probes if each.due(own_step) or each in missed]
+        model.next_due = min([each.next_due(own_step) or 0 for each in self._guarded_probes], default=sys.maxsize)
         if not due or any(kind.__name__ in UNFIT for kind in type(root).__mro__):
             return False
         if too_deep(root):
@@ -182,7 +182,7 @@ class ForwardScheduler(ForwardListener):
         if not self.busy:
             return False
         self._settle()
-        self.busy = any(each.looked for each in self._seats)
+        self.busy = any(each.looked for each in self._guarded_probes)
         return self.busy
 
     def next_due(self, step: int) -> int:
@@ -198,7 +198,7 @@ class ForwardScheduler(ForwardListener):
     def blocks(self, _step: int) -> Sequence[Block]:
         """What was measured."""
         found: list[Block] = []
-        for each in self._seats:
+        for each in self._guarded_probes:
             if each.looked:
                 each.looked = False
                 found += each.blocks() or ()
@@ -211,7 +211,7 @@ class ForwardScheduler(ForwardListener):
     def finish(self) -> None:
         """The recording ends."""
         self._settle()
-        for each in self._seats:
+        for each in self._guarded_probes:
             each.finish()
 
     def _met(self, root: Module) -> _Model:
@@ -224,8 +224,8 @@ class ForwardScheduler(ForwardListener):
         models[key] = _Model(root, self.step - 1, forget)
         return models[key]
 
-    def _open_for(self, seats: Sequence[_Seat], root: Module, alive: Callable[[], bool]) -> None:
-        for each in seats:
+    def _open_for(self, due_probes: Sequence[_GuardedProbe], root: Module, alive: Callable[[], bool]) -> None:
+        for each in due_probes:
             self._open.append(each)  # first, so that one that fails half-way is closed with the others
             each.open(root, self.step, alive)
 
@@ -241,11 +241,11 @@ class ForwardScheduler(ForwardListener):
     def _close_all(self, whole: bool) -> None:
         self._retreat.take_off()
         while self._open:
-            seat = self._open[-1]  # as with brackets; one that Ctrl-C keeps from being closed stays to be closed again
-            seat.looked |= whole
-            if not whole and seat not in self._broken:
-                self._broken.append(seat)
-            seat.close(whole)
+            guarded = self._open[-1]  # as with brackets; one that Ctrl-C keeps open is closed again later
+            guarded.looked |= whole
+            if not whole and guarded not in self._broken:
+                self._broken.append(guarded)
+            guarded.close(whole)
             del self._open[-1:]
         if self._alive is not None:
             self._alive.over()
@@ -260,13 +260,13 @@ class ForwardScheduler(ForwardListener):
             del self._broken[-1:]
 
     def _look_at_second_pass(
-        self, seats: Sequence[_Seat], root: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
+        self, due_probes: Sequence[_GuardedProbe], root: Module, args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> None:
         second, whole = self._second_pass, False
         try:
             with second.of(root, args, kwargs) as (model, run):
                 if model is not None:
-                    self._open_for(seats, model, lambda: True)
+                    self._open_for(due_probes, model, lambda: True)
                     whole = run()
         finally:
             self._close(whole)
@@ -279,7 +279,7 @@ class ForwardScheduler(ForwardListener):
             self._tell(not_looked_into(type(unwrapped(root)).__name__, why, self.step))
 
 
-class _Seat:
+class _GuardedProbe:
     """A forward probe, made harmless."""
 
     __slots__ = ("blocks", "close", "due", "finish", "looked", "next_due", "open")

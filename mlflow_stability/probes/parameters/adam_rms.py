@@ -186,32 +186,32 @@ class AdamRms:
         device = found.moments[0].device
         budget = copy_budget(device) if self.budget_bytes is None else self.budget_bytes
         sizes = [bytes_of_copy(each) for each in found.moments]
-        turns = share_out([tuple(each.shape) for each in found.moments], sizes, range(len(sizes)), budget)
-        if turns is None:
+        chunks = share_out([tuple(each.shape) for each in found.moments], sizes, range(len(sizes)), budget)
+        if chunks is None:
             return None
         sums: list[Tensor] = []
-        for turn in turns:
-            row = _squares_of_turn(found, turn)
+        for chunk in chunks:
+            row = _squares_of_chunk(found, chunk)
             if row is None:
                 return None
             sums.append(row)
-        pieces = [piece.column for turn in turns for piece in turn]
+        pieces = [piece.column for chunk in chunks for piece in chunk]
         whole = torch.cat([each.to(device, non_blocking=True) for each in sums])
         if pieces == list(range(len(sizes))):
             return whole
         return whole.new_zeros(len(sizes)).index_add_(0, on_device(pieces, whole.device, torch.long), whole)
 
 
-def _squares_of_turn(found: SecondMoments, turn: Sequence[Piece]) -> Tensor | None:
-    copies = flat_copies([piece.of(found.moments) for piece in turn])
+def _squares_of_chunk(found: SecondMoments, chunk: Sequence[Piece]) -> Tensor | None:
+    copies = flat_copies([piece.of(found.moments) for piece in chunk])
     torch_api.foreach_sqrt_(copies)
-    corrections = [found.corrections[piece.column] for piece in turn]
+    corrections = [found.corrections[piece.column] for piece in chunk]
     torch_api.foreach_mul_(
         copies, [each.to(copy.device, non_blocking=True) for each, copy in zip(corrections, copies, strict=True)]
     )
-    torch_api.foreach_clamp_min_(copies, [found.epsilons[piece.column] for piece in turn])
+    torch_api.foreach_clamp_min_(copies, [found.epsilons[piece.column] for piece in chunk])
     torch_api.foreach_reciprocal_(copies)
-    torch_api.foreach_mul_(copies, [piece.of(found.gradients) for piece in turn])
+    torch_api.foreach_mul_(copies, [piece.of(found.gradients) for piece in chunk])
     return squares(copies)
 
 

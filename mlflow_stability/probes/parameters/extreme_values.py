@@ -143,16 +143,16 @@ class WeightExtremes:
         device = parameters[0].device
         budget = copy_budget(device) if self.budget_bytes is None else self.budget_bytes
         sizes = [bytes_of_copy(each) + BYTES_FOR_COMPARING for each in parameters]
-        turns = share_out([tuple(each.shape) for each in parameters], sizes, range(len(sizes)), budget)
-        if turns is None:
+        chunks = share_out([tuple(each.shape) for each in parameters], sizes, range(len(sizes)), budget)
+        if chunks is None:
             return None
         counts = torch.zeros(3, device=device, dtype=widest(device))
         with torch.no_grad():
-            for turn in turns:
-                counts += self._of_turn([piece.of(parameters) for piece in turn]).to(counts, non_blocking=True)
+            for chunk in chunks:
+                counts += self._of_chunk([piece.of(parameters) for piece in chunk]).to(counts, non_blocking=True)
         return counts
 
-    def _of_turn(self, pieces: Sequence[Tensor]) -> Tensor:
+    def _of_chunk(self, pieces: Sequence[Tensor]) -> Tensor:
         """A function of its own, so that the copies of one turn are gone before those of the next are made."""
         first, *others = [self._of_row(row.abs_()) for row in flat_rows(pieces)]
         for each in others:

@@ -52,13 +52,13 @@ def _counts(gradients: Sequence[Tensor], budget_bytes: int | None) -> tuple[Tens
         return None
     budget = copy_budget(gradients[0].device) if budget_bytes is None else budget_bytes
     sizes = [bytes_of_copy(each) for each in gradients]
-    turns = share_out([tuple(each.shape) for each in gradients], sizes, range(len(sizes)), budget)
-    if turns is None:
+    chunks = share_out([tuple(each.shape) for each in gradients], sizes, range(len(sizes)), budget)
+    if chunks is None:
         return None
     with torch.no_grad():
-        rows = [_counts_of([piece.of(gradients) for piece in turn]) for turn in turns]
+        rows = [_counts_of([piece.of(gradients) for piece in chunk]) for chunk in chunks]
         rows = [each.to(rows[0].device, non_blocking=True) for each in rows]
-    return torch.cat(rows), [piece.column for turn in turns for piece in turn]
+    return torch.cat(rows), [piece.column for chunk in chunks for piece in chunk]
 
 
 def _counts_of(pieces: Sequence[Tensor]) -> Tensor:

@@ -38,29 +38,29 @@ NEVER = -1
 class UpdateRotation:
     """The turns of one optimizer."""
 
-    def __init__(self, turns: Sequence[Sequence[Piece]], columns: int, device: torch.device) -> None:
-        self.turns = turns
+    def __init__(self, chunks: Sequence[Sequence[Piece]], columns: int, device: torch.device) -> None:
+        self.chunks = chunks
         self.columns = columns
         self.just_completed = False
         """Whether the turn that was measured last is the last one."""
         self._at = 0
-        self._measured = [NEVER] * len(turns)
+        self._measured = [NEVER] * len(chunks)
         starts = [0]
-        for turn in turns:
-            starts.append(starts[-1] + len(turn))
+        for chunk in chunks:
+            starts.append(starts[-1] + len(chunk))
         self._starts = starts
         self._of_column: list[list[int]] = [[] for _ in range(columns)]
-        for number, turn in enumerate(turns):
-            for piece in turn:
+        for number, chunk in enumerate(chunks):
+            for piece in chunk:
                 self._of_column[piece.column].append(number)
-        pieces = [piece.column for turn in turns for piece in turn]
+        pieces = [piece.column for chunk in chunks for piece in chunk]
         self._index = on_device(pieces, device, torch.long)
         self._newest = torch.full((2, len(pieces)), torch.nan, dtype=widest(device), device=device)
 
     @property
     def now(self) -> Sequence[Piece]:
         """The pieces whose turn it is."""
-        return self.turns[self._at]
+        return self.chunks[self._at]
 
     @property
     def complete(self) -> bool:
@@ -74,7 +74,7 @@ class UpdateRotation:
         rows = rows.to(newest, non_blocking=True)
         newest.copy_(rows if not_taken is None else torch.where(not_taken.to(newest) > 0, newest, rows))
         self._measured[self._at] = step
-        self._at = (self._at + 1) % len(self.turns)
+        self._at = (self._at + 1) % len(self.chunks)
         self.just_completed = self._at == 0
 
     def rows(self) -> Tensor:
@@ -84,8 +84,8 @@ class UpdateRotation:
     def steps(self) -> list[tuple[int, int]]:
         """For each parameter, at which steps its oldest and its newest piece were measured."""
         found = []
-        for turns in self._of_column:
-            measured = [self._measured[turn] for turn in turns]
+        for chunks in self._of_column:
+            measured = [self._measured[chunk] for chunk in chunks]
             found.append((min(measured), max(measured)))
         return found
 
@@ -186,9 +186,9 @@ class RealUpdates:
             return ()
         blocks: list[Block] = []
         with torch.no_grad():
-            longest = max(rotations, key=lambda each: len(each.turns))
+            longest = max(rotations, key=lambda each: len(each.chunks))
             whole = joined.complete and longest.just_completed and all(each.complete for each in rotations)
-            if whole and (len(longest.turns) > 1 or step % self.every == 0 or step in FIRST):
+            if whole and (len(longest.chunks) > 1 or step % self.every == 0 or step in FIRST):
                 blocks.append(Block(whole_signals(QUANTITIES, joined.place), _values(joined.rows.sum(1, True))))
             ready = self._ready(joined, rotations, step)
             if ready:
@@ -204,8 +204,8 @@ class RealUpdates:
             device = parameters[0].device
             budget = copy_budget(device) if self.budget_bytes is None else self.budget_bytes
             shapes = [tuple(each.shape) for each in parameters]
-            turns = share_out(shapes, [bytes_of_copy(each) for each in parameters], held.names, budget)
-            self._rotations[held] = None if turns is None else UpdateRotation(turns, len(parameters), device)
+            chunks = share_out(shapes, [bytes_of_copy(each) for each in parameters], held.names, budget)
+            self._rotations[held] = None if chunks is None else UpdateRotation(chunks, len(parameters), device)
         return self._rotations[held]
 
     def _ready(self, joined: Joined, rotations: Sequence[UpdateRotation], step: int) -> tuple[int, ...]:

@@ -199,7 +199,7 @@ class StepClock:
         self.split = StepSplit(now)
         """Who keeps the time on the host, and counts cycles."""
         self._told_at = 0
-        self._cycles_told = 0
+        self._captures_reported = 0
         self._device: torch.device | None = None
         self._events: StepEvents | None = None
         self.mark: Callable[[int], None] = self.split.mark
@@ -238,7 +238,7 @@ class StepClock:
         if step % EVERY or step == self._told_at:
             return ()
         self._told_at = step
-        captures, self._cycles_told = self.split.captures - self._cycles_told, self.split.captures
+        captures, self._captures_reported = self.split.captures - self._captures_reported, self.split.captures
         own = self._own_seconds()
         found = [_block((OWN,), ((own - self._own_before) / max(captures, 1),))]
         self._own_before = own

@@ -20,7 +20,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.module_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import aside
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
-from mlflow_stability.probes.probe import Guard, next_look
+from mlflow_stability.probes.probe import Guard, next_sampled_step
 from mlflow_stability.probes.representations.representation_pass import RepresentationPass
 from mlflow_stability.probes.step.readback import Readback
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -70,13 +70,13 @@ class RepresentationProbe:
         """Passes of this cycle that are over."""
         self._layouts: dict[tuple[str, tuple[str, ...]], tuple[Signal, ...]] = {}
 
-    def due(self, turn: int) -> bool:
+    def due(self, own_step: int) -> bool:
         """Whether to look."""
-        return turn == FIRST_LOOK or turn % self.every == 0
+        return own_step == FIRST_LOOK or own_step % self.every == 0
 
-    def next_due(self, turn: int) -> int:
+    def next_due(self, own_step: int) -> int:
         """The next turn that is due."""
-        return next_look(turn, FIRST_LOOK, self.every)
+        return next_sampled_step(own_step, FIRST_LOOK, self.every)
 
     def open(self, root: Module, _step: int, alive: Callable[[], bool]) -> None:
         """Put hooks on the modules that are measured and on what they stand in; in the first looks on all."""

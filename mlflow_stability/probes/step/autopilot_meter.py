@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.probes.step.step_meter import OnReading, StepMeter, SurveyFor
+from mlflow_stability.probes.step.step_meter import OnReading, SchedulerFor, StepMeter
 
 
 class StepControl(Protocol):
@@ -46,13 +46,13 @@ class StepControl(Protocol):
     def step_ending(self, optimizer: Optimizer) -> bool:
         """Runs right after a step; whether it was skipped."""
 
-    def step_over(self, cycle_over: bool, is_whole: bool) -> None:
+    def step_over(self, capture_over: bool, is_whole: bool) -> None:
         """Runs after that, when all is as the script expects it. `is_whole`: no other training is expected in it."""
 
-    def was_set_back(self) -> bool:
+    def was_rolled_back(self) -> bool:
         """Whether it set the training back since this was asked last."""
 
-    def cycle_ended(self) -> None:
+    def capture_ended(self) -> None:
         """Runs before the reading of a cycle is asked for."""
 
 
@@ -64,11 +64,11 @@ class AutopilotMeter(StepMeter):
         guard: Guard,
         owner_for: Callable[[Optimizer | None], Any],
         on_reading: OnReading,
-        pilot_for: Callable[[Any], StepControl | None],
-        survey_for: SurveyFor = lambda _: None,
+        control_for: Callable[[Any], StepControl | None],
+        scheduler_for: SchedulerFor = lambda _: None,
     ) -> None:
-        super().__init__(guard, owner_for, on_reading, survey_for)
-        self._pilot_for = pilot_for
+        super().__init__(guard, owner_for, on_reading, scheduler_for)
+        self._control_for = control_for
         self._control: StepControl | None = None
         self._norm_now: Tensor | None = None
 
@@ -93,7 +93,7 @@ class AutopilotMeter(StepMeter):
     def before_step(self, optimizer: Optimizer) -> None:
         """Runs when the gradients are complete and not used yet."""
         self._norm_now = None
-        if self._control is not None and self._control.was_set_back():
+        if self._control is not None and self._control.was_rolled_back():
             self._steps.begin_anew()
         super().before_step(optimizer)
         capture = self._capture if id(optimizer) in self._capture.stepped else self._last
@@ -120,14 +120,14 @@ class AutopilotMeter(StepMeter):
 
     def _belongs_to(self, owner: Any) -> None:
         if owner is not self._owner or self._control is None:
-            self._control = self._pilot_for(owner)
+            self._control = self._control_for(owner)
         super()._belongs_to(owner)
         self._owner_is_met = self._control is not None
 
-    def _end_cycle(self) -> None:
+    def _end_capture(self) -> None:
         if self._control is not None:
-            self._control.cycle_ended()
-        super()._end_cycle()
+            self._control.capture_ended()
+        super()._end_capture()
 
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
         before = len(self._capture.norms)

@@ -22,7 +22,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.probe import Guard
-from mlflow_stability.probes.probe_scheduler import NoSurvey, Survey
+from mlflow_stability.probes.probe_scheduler import NoProbes, ProbeScheduler
 from mlflow_stability.probes.step.engine_norms import EngineNorms, norm_before_clipping
 from mlflow_stability.probes.step.held_gradients import HeldGradients, SinceLastStep
 from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
@@ -43,7 +43,7 @@ from mlflow_stability.probes.step.step_capture import (
 from mlflow_stability.probes.step.step_count import StepCount
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of, total_norm, whole_gradients_of
 
-REMEMBERED_CYCLES = 16
+REMEMBERED_CAPTURES = 16
 """One that did not step for so long is not waited for."""
 
 
@@ -51,7 +51,7 @@ class StepOrder:
     """The optimizers of each track, by identity."""
 
     def __init__(self) -> None:
-        self._cycles_ended = 0
+        self._captures_ended = 0
         self._last_stepped: dict[int, dict[int, int]] = {}
         """For each track, in which cycle each optimizer stepped last."""
 
@@ -60,7 +60,7 @@ class StepOrder:
         stepped = self._last_stepped.get(track)
         if stepped is None:
             return False
-        recent = self._cycles_ended - REMEMBERED_CYCLES
+        recent = self._captures_ended - REMEMBERED_CAPTURES
         for each, when in stepped.items():
             if when > recent and each not in ended:
                 break
@@ -68,18 +68,18 @@ class StepOrder:
             return True
         return False
 
-    def cycle_ended(self, track: int, stepped: Iterable[int]) -> None:
+    def capture_ended(self, track: int, stepped: Iterable[int]) -> None:
         """These stepped in the cycle that is over."""
-        self._cycles_ended += 1
+        self._captures_ended += 1
         known = self._last_stepped.get(track)
         if known is None:
             known = self._last_stepped[track] = {}
         for each in stepped:
-            known[each] = self._cycles_ended
+            known[each] = self._captures_ended
 
     def came_late(self, track: int, optimizer: int) -> None:
         """This one stepped after its cycle seemed to be over."""
-        self._last_stepped[track][optimizer] = self._cycles_ended
+        self._last_stepped[track][optimizer] = self._captures_ended
 
     def clear(self) -> None:
         """Forget them all."""
@@ -87,7 +87,7 @@ class StepOrder:
 
 
 OnReading = Callable[[Any, ProbeReading], None]  # takes what `owner_for` gave at the gate, and the cycle's reading
-SurveyFor = Callable[[Any], Survey | None]  # gives the probes of what `owner_for` gave
+SchedulerFor = Callable[[Any], ProbeScheduler | None]  # gives the probes of what `owner_for` gave
 
 
 class StepMeter:
@@ -98,10 +98,10 @@ class StepMeter:
         guard: Guard,
         owner_for: Callable[[Optimizer | None], Any],
         on_reading: OnReading,
-        survey_for: SurveyFor = lambda _: None,
+        scheduler_for: SchedulerFor = lambda _: None,
     ) -> None:
-        self._owner_for, self._on_reading, self._survey_for = owner_for, on_reading, survey_for
-        self._survey: Survey | NoSurvey = NoSurvey()
+        self._owner_for, self._on_reading, self._scheduler_for = owner_for, on_reading, scheduler_for
+        self._scheduler: ProbeScheduler | NoProbes = NoProbes()
         self._swallowing = False
         self._since = SinceLastStep()
         self._readback, self._tracks, self._capture = Readback(), OptimizerTracks(self._since.is_new), StepCapture()
@@ -144,7 +144,7 @@ class StepMeter:
         if self._evaluating and self._evaluated:
             return
         if self._capture.stepped and not self._evaluating:
-            self._end_cycle()
+            self._end_capture()
         capture = self._capture
         if capture.micro_batches:
             self._look_back(capture)
@@ -157,13 +157,13 @@ class StepMeter:
         self._take_losses(capture, tensors, self._unscaled_loss)
         if len(capture.losses) > MOST_LOSSES:
             capture.condense()
-        self._survey.backward_began()
+        self._scheduler.backward_began()
 
     def backward_ended(self) -> None:
         """Runs right after gradients were computed, or failed to be."""
         self._since.backward_ended()
         self._note_held()
-        self._survey.backward_ended()
+        self._scheduler.backward_ended()
 
     def backward_failed(self) -> None:
         """Runs when the backward pass ended in an exception: an interrupted notebook cell, say."""
@@ -190,7 +190,7 @@ class StepMeter:
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
         """Runs after a loss scaler multiplied a loss."""
         if self._capture.has_stepped and not self._evaluating:
-            self._end_cycle()
+            self._end_capture()
         self._capture.scaler = scaler
         if isinstance(original, Tensor):
             self._unscaled_loss = (weakref.ref(result), original.detach().clone())
@@ -205,7 +205,7 @@ class StepMeter:
         self._evaluating = 1
         self._evaluated = not first
         if first and self._capture.has_stepped:
-            self._end_cycle()
+            self._end_capture()
 
     def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
         """Runs after it; the first evaluation is the gate."""
@@ -217,7 +217,7 @@ class StepMeter:
         """Runs when the gradients are complete and not used yet."""
         stepped = self._capture.stepped
         if stepped and (id(optimizer) in stepped or self._is_another(optimizer, self._capture)):
-            self._end_cycle()
+            self._end_capture()
         capture = self._capture
         is_first = not capture.stepped
         if is_first:
@@ -247,7 +247,7 @@ class StepMeter:
         self._take_norm(whole_gradients_of(optimizer), unscale)
         self._take_learning_rates(capture, optimizer, known)
         begins = capture.begins_step
-        self._survey.before_step(optimizer, unscale, known.place, capture.norms, capture.limits, begins_step=begins)
+        self._scheduler.before_step(optimizer, unscale, known.place, capture.norms, capture.limits, begins_step=begins)
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
         """Runs when a loss scaler was asked for a step and no optimizer was seen to make one."""
@@ -267,10 +267,10 @@ class StepMeter:
         if not capture.stepped:
             return
         capture.ended.add(id(optimizer))
-        self._survey.after_step(optimizer, getattr(optimizer, "grad_scale", None), capture.place, self._swallowing)
+        self._scheduler.after_step(optimizer, getattr(optimizer, "grad_scale", None), capture.place, self._swallowing)
         # An engine can be asked only when its own step is over.
         if capture.engine is None and self._order.is_complete(capture.track, capture.ended):
-            self._end_cycle()
+            self._end_capture()
 
     def _engine_found(self, capture: StepCapture, optimizer: Optimizer, known: KnownOptimizer) -> None:
         engine = self._engines.engine_of(optimizer)
@@ -298,27 +298,27 @@ class StepMeter:
         self._take_norm(gradients, None)
         if optimizer is not None:
             self._take_learning_rates(capture, optimizer, self._meet(optimizer, 0))
-            self._survey.before_step(optimizer, None, "", capture.norms)
-        self._end_cycle()
+            self._scheduler.before_step(optimizer, None, "", capture.norms)
+        self._end_capture()
 
     def forget(self) -> None:
         """One of these was ended half-way by Ctrl-C: what was being measured is let go of."""
-        self._survey.forget()
+        self._scheduler.forget()
 
     def drain(self) -> None:
         """Give out what is complete, and wait for what is on its way from the device."""
         if self._capture.has_stepped:
-            self._end_cycle()
+            self._end_capture()
         self._readback.drain()
 
     def close(self) -> None:
         """Give out all there is, and leave the models alone."""
         self.drain()
-        self._survey.close()
+        self._scheduler.close()
 
     def look_away(self) -> None:
         """Our hooks are taken off, for a while or for good."""
-        self._survey.pass_over()
+        self._scheduler.pass_over()
 
     def settle(self) -> None:
         """Wait for what is on its way: the one it belongs to is about to end."""
@@ -346,8 +346,8 @@ class StepMeter:
             self._known.clear()
             self._order.clear()
             self._steps.begin_training()
-            self._survey.close()
-            self._survey = self._survey_for(owner) or NoSurvey()
+            self._scheduler.close()
+            self._scheduler = self._scheduler_for(owner) or NoProbes()
 
     def _meet(self, optimizer: Optimizer, track: int) -> KnownOptimizer:
         """An optimizer comes to its gate for the first time in this training."""
@@ -373,18 +373,18 @@ class StepMeter:
         self._order.came_late(last.track, id(optimizer))
         return True
 
-    def _end_cycle(self) -> None:
+    def _end_capture(self) -> None:
         capture, self._capture = self._capture, StepCapture()
         self._last = capture
         if capture.engine is not None:
             self._ask_engine(capture)
             capture.engine = None
-        self._order.cycle_ended(capture.track, capture.stepped)
+        self._order.capture_ended(capture.track, capture.stepped)
         ended, when = time.perf_counter(), time.time()
         step_time = None if self._ended_at is None else ended - self._ended_at
         self._ended_at = ended
         place, skips = capture.place, self._skips
-        capture.blocks, capture.tables = self._survey.end(capture.begins_step)
+        capture.blocks, capture.tables = self._scheduler.end(capture.begins_step)
 
         def read(values: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
             self._on_reading(capture.owner, reading_of(capture, values, rows, place, step_time, when, skips))

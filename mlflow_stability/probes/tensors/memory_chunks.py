@@ -36,7 +36,7 @@ def share_out(
     of_layer: dict[object, list[int]] = {}
     for column, layer in enumerate(layers):
         of_layer.setdefault(layer, []).append(column)
-    turns: list[list[Piece]] = [[]]
+    chunks: list[list[Piece]] = [[]]
     left = budget
     for columns in of_layer.values():
         pieces = [Piece(column, 0, 0) for column in columns]
@@ -48,15 +48,15 @@ def share_out(
             pieces = [piece for each in cut if each is not None for piece in each]
             sizes = [_size(piece, shapes[piece.column], item_bytes[piece.column]) for piece in pieces]
         elif sum(sizes) > left:
-            turns.append([])
+            chunks.append([])
             left = budget
         for piece, size in zip(pieces, sizes, strict=True):
             if size > left:
-                turns.append([])
+                chunks.append([])
                 left = budget
-            turns[-1].append(piece)
+            chunks[-1].append(piece)
             left -= size
-    return turns
+    return chunks
 
 
 def _cut(shape: Sequence[int], item_bytes: int, column: int, budget: int) -> list[Piece] | None:

@@ -128,7 +128,7 @@ class SnapshotRing:
             return min(reversed(fit), key=lambda each: math.inf if math.isnan(each.loss) else each.loss, default=None)
         return fit[-1] if fit else None
 
-    def gone_back(self, step: int) -> None:
+    def rolled_back(self, step: int) -> None:
         """Runs after a return to the state of this step: those after it led to trouble."""
         self._settle()
         self._good = [each for each in self._good if each.step <= step]

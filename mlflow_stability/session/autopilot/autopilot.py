@@ -43,11 +43,11 @@ class Autopilot:
         """The step of the cycle that came to its gate last; the cycles of a GAN's halves are of one step."""
         self._captures = 0
         """How many came to their gates."""
-        self._is_whole = self._was_set_back = False
+        self._is_whole = self._was_rolled_back = False
         self._parts = KnownParts()
         self._modifier = StepModifier(plan.policy, plan.adaptive_clip, context.vote)
         self._snapshots = SnapshotManager(
-            plan.policy, context.guard, context.open_shelf, self.step + 1, self._consensus.is_alone
+            plan.policy, context.guard, context.open_directory, self.step + 1, self._consensus.is_alone
         )
         self._controller = RollbackController(plan.policy, self._modifier, self._snapshots, self._tell)
         guard, self._batches = context.guard, context.batches
@@ -59,7 +59,7 @@ class Autopilot:
         self._pending: deque[StepFacts] = deque()
         self._rates: dict[int, tuple[float, ...]] = {}
         self._scaler: Any = None
-        self._way = RollbackRecord(self._controller, self._consensus, context, recording, self._tell)
+        self._rollback = RollbackRecord(self._controller, self._consensus, context, recording, self._tell)
         self._meet = guard("the training's parts", self._parts_met)
         self._judge = guard("the guard", self._modifier.judge)
         self._shape = guard("clipping and easing", self._modifier.shape)
@@ -130,13 +130,13 @@ class Autopilot:
             self._capture.found_inf.append(torch.ones((), dtype=torch.float32))
         return skipped
 
-    def step_over(self, cycle_over: bool, is_whole: bool) -> None:
+    def step_over(self, capture_over: bool, is_whole: bool) -> None:
         """Runs after that, when all is as the script expects it. `is_whole`: no other training is expected in it."""
         self._is_whole = is_whole
-        if cycle_over or self._captures == 1:
+        if capture_over or self._captures == 1:
             self._carry_out(late=False)
 
-    def cycle_ended(self) -> None:
+    def capture_ended(self) -> None:
         """Runs before the reading of a cycle is asked for."""
         if self._facts is not None:
             self._pending.append(self._facts)
@@ -147,9 +147,9 @@ class Autopilot:
         if facts is not None:
             self._decide(facts, reading, events)
 
-    def was_set_back(self) -> bool:
+    def was_rolled_back(self) -> bool:
         """Whether it set the training back since this was asked last."""
-        was, self._was_set_back = self._was_set_back, False
+        was, self._was_rolled_back = self._was_rolled_back, False
         return was
 
     @property
@@ -182,7 +182,7 @@ class Autopilot:
         if not self._consensus.is_alone:
             self._consensus.give(Orders(rollback=decision))
             return True
-        return self._go_back(decision)
+        return self._roll_back(decision)
 
     def let_go(self) -> None:
         """Put back whatever is hidden or written at the moment: nobody watches any more."""
@@ -219,7 +219,7 @@ class Autopilot:
     def _decided(self, facts: StepFacts, reading: StepReading, events: Sequence[Event]) -> None:
         orders = self._listener.hear(facts, reading, events, self._parts.alive())
         self._tell_of_checkpoints()
-        if not self._way.is_under_way:
+        if not self._rollback.is_running:
             self._consensus.give(orders)
 
     def _carry_out(self, late: bool) -> None:
@@ -231,12 +231,12 @@ class Autopilot:
             self._prove(orders, self.step)
         if orders.ending is not None:
             if orders.rollback is not None:
-                self._go_back(orders.rollback)
+                self._roll_back(orders.rollback)
             if self._recording is not None:
                 self._context.guard("checkpoints", self._snapshots.save_last_good)(SAVE_SECONDS)
             raise orders.ending
         if orders.rollback is not None:
-            self._go_back(orders.rollback)
+            self._roll_back(orders.rollback)
         elif self._plan.keeps and not late:
             self._snapshot(orders)
 
@@ -257,9 +257,9 @@ class Autopilot:
             return False, False
         return self._snapshots.is_due(parts, self.step)
 
-    def _go_back(self, decision: Decision) -> bool:
-        gone = self._way.go(decision, self.step, self._parts.alive())
-        self._was_set_back = self._was_set_back or gone
+    def _roll_back(self, decision: Decision) -> bool:
+        gone = self._rollback.run(decision, self.step, self._parts.alive())
+        self._was_rolled_back = self._was_rolled_back or gone
         self._listener.forget_row()
         return gone
 

@@ -17,7 +17,7 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.stop_conditions import StopCondition, stop_conditions
 from mlflow_stability.session.autopilot.rank_consensus import RankVote
-from mlflow_stability.session.autopilot.snapshot_manager import OpenShelf
+from mlflow_stability.session.autopilot.snapshot_manager import OpenDirectory
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.argument import shown
@@ -91,6 +91,6 @@ class AutopilotContext:
     guard: PartGuard
     settle: Callable[[], None]
     """Waits for the readings that are on their way."""
-    open_shelf: OpenShelf
+    open_directory: OpenDirectory
     batches: BatchReport | None
     vote: RankVote | None

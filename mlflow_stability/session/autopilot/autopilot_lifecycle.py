@@ -44,8 +44,8 @@ class AutopilotLifecycle:
         self._vote: RankVote | None = None
         self._control: Autopilot | None = None
         self._recording: Recording | None = None
-        self._make = guard("the autopilot", self._new_pilot)
-        self._close = guard("the autopilot's end", self._close_pilot)
+        self._make = guard("the autopilot", self._new_control)
+        self._close = guard("the autopilot's end", self._close_control)
 
     @property
     def control(self) -> Autopilot:
@@ -54,9 +54,9 @@ class AutopilotLifecycle:
             raise StabilityError("No step was seen yet, so there is nothing to act on.")
         return self._control
 
-    def pilot_for(self, recording: Recording | None) -> Any:
+    def control_for(self, recording: Recording | None) -> Any:
         """The pilot of a recording that begins."""
-        self._end_pilot()
+        self._end_control()
         return self._make(recording)
 
     def on_reading(self, recording: Recording | None, reading: ProbeReading) -> None:
@@ -75,29 +75,29 @@ class AutopilotLifecycle:
 
     def close(self) -> None:
         """Nothing is flown any more."""
-        self._end_pilot()
+        self._end_control()
         vote, self._vote = self._vote, None
         if vote is not None:
             self._guard("the autopilot's end", vote.leave)()
 
-    def _end_pilot(self) -> None:
+    def _end_control(self) -> None:
         """The recording is over."""
         self._close()
         self._control = self._recording = None
 
-    def _new_pilot(self, recording: Recording | None) -> Autopilot:
+    def _new_control(self, recording: Recording | None) -> Autopilot:
         if self._vote is None:
             self._vote = shared_vote()
         batches = self._batches(recording)
-        context = AutopilotContext(self._guard, self._settle, lambda: self._shelf(recording), batches, self._vote)
+        context = AutopilotContext(self._guard, self._settle, lambda: self._directory(recording), batches, self._vote)
         self._control, self._recording = Autopilot(self._plan, recording, context), recording
         return self._control
 
-    def _close_pilot(self) -> None:
+    def _close_control(self) -> None:
         if self._control is not None:
             self._control.close(CLOSE_SECONDS)
 
-    def _shelf(self, recording: Recording | None) -> tuple[Path, str]:
+    def _directory(self, recording: Recording | None) -> tuple[Path, str]:
         """A folder named after the run; after the recording, while the courier has not started its run yet."""
         name = (self._run_id() if recording is not None else None) or self._name(recording)
         make_root(self._root())

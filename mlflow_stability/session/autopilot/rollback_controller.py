@@ -182,18 +182,18 @@ class RollbackController:
         self._snapshots.ring.give_back(self._return.target)
         return True
 
-    def went_back(self, decision: Decision, step: int, attempt: int) -> Event:
+    def rolled_back(self, decision: Decision, step: int, attempt: int) -> Event:
         """It worked, in every process: gives the event that says so."""
         assert self._return is not None
         done, self._return = self._return, None
-        self._snapshots.gone_back(decision.target)
+        self._snapshots.rolled_back(decision.target)
         if done.plan.finish():
             self._snapshots.ring.give_back(decision.target)
         if self._policy.reset_momentum:
             for optimizer in done.parts.optimizers:
                 reset_momentum(optimizer)
         self.stale.restored()
-        self._modifier.went_back(done.easing)
+        self._modifier.rolled_back(done.easing)
         seconds = time.perf_counter() - done.began
         return rollback_event(decision, step, seconds=seconds, attempt=attempt, returns=max(self.returns, attempt))
 
@@ -277,20 +277,20 @@ class RollbackRecord:
         self._recording = recording
         self._tell = tell
         self._settle = context.settle
-        self.is_under_way = False
+        self.is_running = False
         """What is decided meanwhile is void."""
         self._prepare = guard(PART, self._prepared)
         self._apply = guard(PART, self._applied)
         self._undo = guard("undoing a rollback", controller.undo)
-        self._finish = guard(PART, self._went)
+        self._finish = guard(PART, self._rolled_back)
         self._forgo = guard("decisions", self._forgone)
 
-    def go(self, decision: Decision, step: int, parts: TrainingParts | None) -> bool:
+    def run(self, decision: Decision, step: int, parts: TrainingParts | None) -> bool:
         """Go back; False where nothing came of it. `parts`: None where they are gone, which is no reason not to vote.
 
         Raises `TrainingDiverged` where that is what the user wants when we can do no more.
         """
-        self.is_under_way = True
+        self.is_running = True
         try:
             if not self._consensus.agree(bool(self._prepare(decision, step, parts))):
                 self._forgo(decision, step, True)
@@ -301,7 +301,7 @@ class RollbackRecord:
                 return True
             return False
         finally:
-            self.is_under_way = False
+            self.is_running = False
 
     def _prepared(self, decision: Decision, step: int, parts: TrainingParts | None) -> bool:
         if parts is None:
@@ -314,13 +314,13 @@ class RollbackRecord:
         self._controller.apply()
         return True
 
-    def _went(self, decision: Decision, step: int) -> None:
+    def _rolled_back(self, decision: Decision, step: int) -> None:
         recording = self._recording
-        event = self._controller.went_back(decision, step, 1 if recording is None else recording.attempt + 1)
+        event = self._controller.rolled_back(decision, step, 1 if recording is None else recording.attempt + 1)
         self._consensus.forget()
         if recording is not None:
             self._tell(event)
-            recording.set_back(decision.reason)
+            recording.rolled_back(decision.reason)
 
     def _forgone(self, decision: Decision, step: int, all_whole: bool) -> None:
         why = self._off.get(PART, "another process of this training could not")

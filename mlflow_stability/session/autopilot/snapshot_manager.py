@@ -49,7 +49,7 @@ NEVER = 1 << 62
 """A step that no training reaches."""
 Rates = Mapping[int, tuple[float, ...]]
 """For each optimizer, by identity, the learning rates of its groups."""
-OpenShelf = Callable[[], tuple[Path, str]]
+OpenDirectory = Callable[[], tuple[Path, str]]
 """Gives the directory for checkpoints, and the name of the run that they belong to."""
 
 
@@ -57,12 +57,17 @@ class SnapshotManager:
     """The states of one training."""
 
     def __init__(
-        self, policy: RollbackPolicy, guard: PartGuard, open_shelf: OpenShelf, first_step: int, alone: bool = True
+        self,
+        policy: RollbackPolicy,
+        guard: PartGuard,
+        open_directory: OpenDirectory,
+        first_step: int,
+        alone: bool = True,
     ) -> None:
         self._policy = policy
         self._alone = alone
         """Whether no other process trains with this one: only the first writes to the disk, and all must go back."""
-        self._open_shelf = open_shelf
+        self._open_directory = open_directory
         self.ring = SnapshotRing(policy)
         self.directory: Path | None = None
         """Where the checkpoints are; None before the first is due."""
@@ -188,10 +193,10 @@ class SnapshotManager:
         """At which learning rates the state of a step was trained."""
         return self._rates.get(step, {})
 
-    def gone_back(self, step: int) -> None:
+    def rolled_back(self, step: int) -> None:
         """The training was set back to this step."""
         self._early = None
-        self.ring.gone_back(step)
+        self.ring.rolled_back(step)
         if self._cadence is not None:
             self._cadence.trouble()
 
@@ -226,7 +231,7 @@ class SnapshotManager:
 
     def _begin(self) -> None:
         if self._cadence is None:
-            directory, run = self._open_shelf()
+            directory, run = self._open_directory()
             self._writer = CheckpointWriter(
                 CheckpointStore(directory, run, self._policy.max_checkpoints), self.ring.is_finite
             )

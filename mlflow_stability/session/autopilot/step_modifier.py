@@ -131,7 +131,7 @@ class StepModifier:
         """Whether a training is being eased back in at this step, or held at smaller steps for its rest."""
         return self.easing is not None and not self.easing.is_over(step)
 
-    def went_back(self, plan: EasingPlan) -> None:
+    def rolled_back(self, plan: EasingPlan) -> None:
         """The training was set back: norms are learnt anew, and it is eased back in."""
         for limit in self._limits.values():
             limit.forget()

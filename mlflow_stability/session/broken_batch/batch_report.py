@@ -108,7 +108,7 @@ class BatchReport(ForwardListener):
         """Runs at the first gate of each cycle: what runs forward after it belongs to the next one."""
         self.judged: Callable[..., Any] = guard(PART, self._judged)
         """Runs at the gate of each step, once it is known what becomes of it, or that only the device knows."""
-        self.look: Callable[..., Any] = guard(PART, self._look)
+        self.inspect_step: Callable[..., Any] = guard(PART, self._look)
         """Runs at the gate of a step that is broken, while the weights are those from before it."""
         self.report: Callable[..., Any] = guard(PART, self._report)
         """Tells of a step that broke, once it is known what became of it."""

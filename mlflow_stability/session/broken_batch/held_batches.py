@@ -55,10 +55,10 @@ class FirstBrokenStep:
         self._recording = recording
         self._is_over = False
 
-    def look(self, _step: int, optimizers: Sequence[Optimizer]) -> None:
+    def inspect_step(self, _step: int, optimizers: Sequence[Optimizer]) -> None:
         """Runs at the gate of a step whose gradient norm is known not to be finite."""
         if not self._is_over:
-            self._report.look(self._report.batch_number, optimizers)
+            self._report.inspect_step(self._report.batch_number, optimizers)
 
     def taken(self, step: int) -> None:
         """Runs once that step was taken all the same: what comes after it tells nothing more."""

@@ -186,7 +186,7 @@ class Recording:
         self._journal.append(said)
         self._on_event(said)
 
-    def set_back(self, reason: str) -> None:
+    def rolled_back(self, reason: str) -> None:
         """The training was set back: from the next step on it is another attempt, and the detectors begin afresh."""
         self.settle()
         self.attempt += 1

@@ -30,7 +30,7 @@ def convolutional() -> nn.Sequential:
 
 def test_it_is_due_at_the_tenth_turn_and_then_at_every_hundredth() -> None:
     probe = ActivationProbe(unguarded)
-    assert [turn for turn in range(1, 301) if probe.due(turn)] == [10, 100, 200, 300]
+    assert [own_step for own_step in range(1, 301) if probe.due(own_step)] == [10, 100, 200, 300]
 
 
 def test_the_numbers_of_a_module_are_those_of_its_output() -> None:

@@ -123,8 +123,8 @@ def test_collapsed_heads_are_counted() -> None:
 
 def test_the_tenth_turn_and_every_so_many_are_looked_at() -> None:
     probe = AttentionProbe(25, 64, unguarded, lambda _: None)
-    assert [turn for turn in range(1, 80) if probe.due(turn)] == [10, 25, 50, 75]
-    assert not any(AttentionProbe(0, 64, unguarded, lambda _: None).due(turn) for turn in range(60))
+    assert [own_step for own_step in range(1, 80) if probe.due(own_step)] == [10, 25, 50, 75]
+    assert not any(AttentionProbe(0, 64, unguarded, lambda _: None).due(own_step) for own_step in range(60))
 
 
 def reentrant(layer: nn.Module, x: Tensor) -> Tensor:

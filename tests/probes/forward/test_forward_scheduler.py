@@ -33,12 +33,12 @@ class Looker:
         self.closed: list[bool] = []
         self.alive: Callable[[], bool] = lambda: False
 
-    def due(self, turn: int) -> bool:
-        self.turns.append(turn)
-        return turn % self.every == 0
+    def due(self, own_step: int) -> bool:
+        self.turns.append(own_step)
+        return own_step % self.every == 0
 
-    def next_due(self, turn: int) -> int:
-        return turn + 1
+    def next_due(self, own_step: int) -> int:
+        return own_step + 1
 
     def open(self, root: nn.Module, step: int, alive: Callable[[], bool]) -> None:
         self.steps.append(step)

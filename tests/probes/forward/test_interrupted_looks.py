@@ -63,11 +63,11 @@ class Reluctant:
     def __init__(self) -> None:
         self.closed: list[bool] = []
 
-    def due(self, turn: int) -> bool:
+    def due(self, own_step: int) -> bool:
         return True
 
-    def next_due(self, turn: int) -> int:
-        return turn + 1
+    def next_due(self, own_step: int) -> int:
+        return own_step + 1
 
     def open(self, root: nn.Module, step: int, alive: Callable[[], bool]) -> None:
         pass

@@ -11,8 +11,8 @@ from mlflow_stability.probes.tensors.memory_chunks import Piece, share_out
 SHAPES = st.lists(st.lists(st.integers(1, 6), min_size=0, max_size=3).map(tuple), min_size=1, max_size=12)
 
 
-def bytes_of(turn: list[Piece], tensors: list[torch.Tensor], item_bytes: int) -> int:
-    return sum(piece.of(tensors).numel() for piece in turn) * item_bytes
+def bytes_of(chunk: list[Piece], tensors: list[torch.Tensor], item_bytes: int) -> int:
+    return sum(piece.of(tensors).numel() for piece in chunk) * item_bytes
 
 
 @given(SHAPES, st.integers(1, 8), st.integers(1, 4), st.integers(0, 2000))
@@ -21,19 +21,19 @@ def test_every_value_has_one_turn_and_no_turn_is_more_than_the_budget(
 ) -> None:
     tensors = [torch.zeros(shape) for shape in shapes]
     layers = [number // in_a_layer for number in range(len(shapes))]
-    turns = share_out(shapes, [item_bytes] * len(shapes), layers, budget)
-    if turns is None:
+    chunks = share_out(shapes, [item_bytes] * len(shapes), layers, budget)
+    if chunks is None:
         assert any(prod(shape[1:]) * item_bytes > budget for shape in shapes)
         return
-    for turn in turns:
-        assert bytes_of(turn, tensors, item_bytes) <= budget
-        for piece in turn:
+    for chunk in chunks:
+        assert bytes_of(chunk, tensors, item_bytes) <= budget
+        for piece in chunk:
             piece.of(tensors).add_(1)
     assert all(bool((each == 1).all()) for each in tensors)
     for layer in set(layers):
         members = {column for column, each in enumerate(layers) if each == layer}
         if sum(tensors[column].numel() for column in members) * item_bytes <= budget:
-            assert sum(any(piece.column in members for piece in turn) for turn in turns) == 1
+            assert sum(any(piece.column in members for piece in chunk) for chunk in chunks) == 1
 
 
 def test_what_fits_in_is_one_turn() -> None:
@@ -41,5 +41,5 @@ def test_what_fits_in_is_one_turn() -> None:
 
 
 def test_a_tensor_that_does_not_fit_is_cut_by_its_first_dimension() -> None:
-    turns = share_out([(5, 4)], [4], ["a"], 32)
-    assert turns == [[Piece(0, 0, 2)], [Piece(0, 2, 4)], [Piece(0, 4, 5)]]
+    chunks = share_out([(5, 4)], [4], ["a"], 32)
+    assert chunks == [[Piece(0, 0, 2)], [Piece(0, 2, 4)], [Piece(0, 4, 5)]]

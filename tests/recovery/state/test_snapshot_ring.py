@@ -131,7 +131,7 @@ def test_the_state_to_go_back_to_lies_far_enough_before_the_onset(
 def test_after_going_back_newer_states_are_forgotten() -> None:
     ring = filled(0, 100, 200, snapshots=5)
     ring.add(fine(300), 1.0)
-    ring.gone_back(100)
+    ring.rolled_back(100)
     assert steps_of(ring) == [0, 100]
     assert ring.waiting is None
 

@@ -88,7 +88,7 @@ def test_of_a_row_of_broken_steps_the_first_is_told_of(tmp_path: Path) -> None:
     for step in range(4):
         model(broken())
         report.before_steps()
-        report.look(step, [])
+        report.inspect_step(step, [])
         report.report(step, told.append)
     report.stop()
     assert [(each.step, each.kind) for each in told] == [(0, KIND), (0, "nan_origin")]

@@ -21,7 +21,7 @@ from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.performance.training_pace import TrainingPace
-from mlflow_stability.probes.probe_scheduler import Probes, Survey
+from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.recording import Recording
@@ -40,12 +40,12 @@ class Watched:
         probe = FactsProbe(self.recording)
         pace = TrainingPace(guard, lambda: 0.0, None, [probe])
         probe.flops = pace.throughput.flops
-        survey = Survey(guard, Probes(by_step=[probe]), pace, 1)
+        scheduler = ProbeScheduler(guard, Probes(by_step=[probe]), pace, 1)
         self._meter = StepMeter(
             guard,
             lambda optimizer: self.recording,
             lambda recording, reading: recording.record(reading),
-            lambda recording: survey,
+            lambda recording: scheduler,
         )
         self._watch = TorchWatch(guard, self._meter)
         self._watch.install()
