@@ -54,7 +54,7 @@ def test_findings(
 def test_an_event_says_what_happened_with_numbers_and_what_to_try() -> None:
     (event,) = events_of([2.04, nan])
     assert event.severity is Severity.CRITICAL
-    assert event.message == "loss is NaN at step 2; the last finite value before it was 2.04."
+    assert event.message == "loss is NaN at step 2; last finite value 2.04."
     assert math.isnan(event.evidence["loss"])
     assert event.remedies
 

@@ -115,4 +115,4 @@ def and_others(layers: int) -> str:
     """What is said of the other layers with which the same is wrong."""
     if layers == 0:
         return ""
-    return f" The same holds for {layers} more layer{'s' if layers > 1 else ''}."
+    return f" The same in {layers} more layer{'s' if layers > 1 else ''}."

@@ -35,32 +35,32 @@ class Layers:
 
 @dataclass(frozen=True, slots=True)
 class DeadLayer(Detector):
-    """A layer gets no gradient at all.
+    """A layer gets no gradient.
 
     What it sees: a layer whose gradient norm is exactly zero in 5 measurements in a row over at least 400 steps, while
-    its weights stayed as they are, but for an even decay; a loss below a hundredth of where it began has been learnt,
-    and gives none. Of layers that are dead together the first found is named.
-    One finding until all get a gradient again.
+    its weights change by an even decay at most. Nothing is reported once the loss is below 1 % of its start: then small
+    gradients are normal. Of layers that are dead together the first found is named. The finding ends when all get a
+    gradient again.
 
-    Why it matters: the layer does not learn: it is disconnected from the loss, frozen by mistake, or all of its units
+    Why it matters: the layer does not learn. It is disconnected from the loss, frozen by mistake, or all of its units
     are dead.
 
-    What to try: look whether its output reaches the loss; look for `detach` and `no_grad`; look whether its units are
-    all inactive; lower the learning rate.
+    What to try: check that its output reaches the loss; look for `detach` and `no_grad`; check whether all of its units
+    are inactive; lower the learning rate.
 
-    When it is wrong: layers that take part in few batches: experts, heads of other tasks, embeddings of rare words. It
-    spoke in none of 117 healthy trainings of 39 kinds (96,000 measured values).
+    When it is wrong: layers that few batches use: experts, heads of other tasks, embeddings of rare words. No finding
+    in 117 healthy trainings of 39 kinds (96,000 measured values).
 
     Reference: Lu et al., Dying ReLU and initialization (arXiv:1903.06733)
     """
 
     rounds: int = 5
-    """In how many measurements in a row, ..."""
+    """Number of measurements in a row."""
     steps: int = 400
-    """... and over how many steps."""
+    """Minimum number of steps between the first and the last of them."""
     even: float = 0.1
-    """How far the growth of the weights' norm may differ from the one before, as a share of it: more is no decay, but
-    a gradient that came between two measurements."""
+    """Maximum change of the weight norm's growth, as a share of it. A larger change is no decay, but a gradient between
+    two measurements."""
 
     kind = "dead_layer"
     noun = "a dead layer"
@@ -70,7 +70,7 @@ class DeadLayer(Detector):
     across_places = True
     places = LAYERS
     remedies = (
-        "Look whether the layer's output reaches the loss.",
+        "Check that the layer's output reaches the loss.",
         "Look for a detach, a no_grad or frozen parameters.",
         "Look for units that are never active.",
     )
@@ -107,8 +107,8 @@ class DeadLayer(Detector):
             self,
             point,
             self.severities[-1],
-            f"The gradient of {point.place} has been zero in {layer.rounds} measurements, from step {layer.since} to "
-            f"step {point.step}.",
+            f"gradient norm of {point.place} 0 in {layer.rounds} measurements, step {layer.since} to step {point.step} "
+            f"(threshold {self.rounds} measurements over {self.steps} steps).",
             {"grad_norm": point.value, "measurements": float(layer.rounds)},
         )
 

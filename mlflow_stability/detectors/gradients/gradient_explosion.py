@@ -18,6 +18,7 @@ from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.detectors.engine.loss_fall import Beginning
 from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
 @dataclass(slots=True)
@@ -32,51 +33,50 @@ class Norms:
 
 @dataclass(frozen=True, slots=True)
 class GradientExplosion(Detector):
-    """The gradient norm leapt far above its own level.
+    """The gradient norm jumped far above its baseline.
 
-    What it sees: a norm, before clipping where that can be seen, at least 5.5 widths of its own noise and 8 times above
-    its level; or three in a row of at least 4 widths and 5 times, unless norms of 0 are usual. A heavy tail raises both
-    widths. The level is the run's own: a model whose healthy norm is 300 is not ill; and below a hundredth of where the
-    norm began nothing is an explosion. Critical from 1000 on, if that is 100 times its level. Where several trainings
-    take turns, as the halves of a GAN do, a norm rises as the other one learns: there 10 times are asked for. One
-    finding until the norm has been calm for 8 steps.
+    What it sees: a gradient norm, before clipping where possible, at least 5.5σ above its baseline and 8 times as high.
+    Or three norms in a row at least 4σ above it and 5 times as high, unless norms of 0 are usual. Heavy-tailed noise
+    raises both σ. The baseline is the run's own, so a healthy norm of 300 is fine. Norms below 1 % of the first norm
+    never count. Critical from 1000 on, if that is 100 times the baseline. In adversarial training, such as a GAN, the
+    ratio is 10. The finding ends after 8 steps below 4σ.
 
-    Why it matters: one such step can throw the weights far from where they were; the loss often follows a few steps
-    later, and with fp16 infinity does.
+    Why it matters: one such step can move the weights far away. The loss often follows a few steps later; in fp16,
+    infinity does.
 
-    What to try: clip the gradients at 1.0; lower the learning rate 2-5 times; look at the loss and the batch of this
-    step.
+    What to try: clip gradients at 1.0; lower the learning rate by a factor of 2 to 5; inspect the loss and the batch at
+    this step.
 
-    When it is wrong: recurrent networks and reinforcement learning, where single large norms belong to it and clipping
-    takes care of them. A row in none of 117 healthy trainings of 39 kinds.
+    When it is wrong: recurrent networks and reinforcement learning, where single large norms are normal and clipping
+    handles them. Three in a row were found in none of 117 healthy trainings of 39 kinds.
 
     Reference: Pascanu et al. (arXiv:1211.5063); GLM-130B (arXiv:2210.02414, 3)
     """
 
     threshold: float = 5.5
-    """The least z of the norm's logarithm."""
+    """Threshold in σ of the norm's logarithm above its baseline."""
     share_of_tail: float = 0.7
-    """The least z as a share of what the norm's own noise reaches once in 100,000 steps."""
+    """Factor on the σ that the norm's own noise reaches once in 100,000 steps; the higher threshold counts."""
     smallest_rise: float = 8.0
-    """The least norm as a multiple of its level."""
+    """Minimum ratio of the norm to its baseline."""
     row: int = 3
-    """So many norms in a row are enough if each of them has ..."""
+    """Number of norms in a row that are enough at the lower thresholds."""
     row_threshold: float = 4.0
-    """... this z, ..."""
+    """Threshold in σ for norms in a row."""
     row_share_of_tail: float = 0.33
-    """... this share of what the norm's own noise reaches once in 100,000 steps, ..."""
+    """The same as `share_of_tail` for norms in a row."""
     row_smallest_rise: float = 5.0
-    """... and is this multiple of its level."""
+    """Minimum ratio to the baseline for norms in a row."""
     smallest_rise_of_players: float = RISE
-    """The least multiple of the level, in a row or alone, where several trainings take turns."""
+    """Minimum ratio in adversarial training, such as a GAN."""
     critical_norm: float = 1000.0
-    """From which norm on it is critical, ..."""
+    """Norm from which it is critical, with `critical_rise`."""
     critical_rise: float = 100.0
-    """... if it is at least this multiple of the level."""
+    """Minimum ratio to the baseline for a critical finding."""
     calm_below: float = 4.0
-    """Below this z a step counts as calm."""
+    """A step below this σ counts as normal."""
     calm_steps: int = 8
-    """After how many calm steps in a row the trouble is over."""
+    """Number of normal steps in a row that end the finding."""
 
     kind = "gradient_explosion"
     noun = "a gradient explosion"
@@ -96,8 +96,8 @@ class GradientExplosion(Detector):
     }
     remedies = (
         "Clip gradients at 1.0.",
-        "Lower the learning rate 2-5 times.",
-        "Look at the loss and the batch of this step.",
+        "Lower the learning rate by a factor of 2 to 5.",
+        "Inspect the loss and the batch at this step.",
     )
     state_type = Norms
 
@@ -127,13 +127,13 @@ class GradientExplosion(Detector):
         severity = Severity.CRITICAL if huge else Severity.WARNING
         if not state.gate.speaks(severity):
             return state, None
-        row = f" in each of {state.high} steps in a row" if state.high >= self.row else ""
+        row = f" for {state.high} steps in a row" if state.high >= self.row else ""
         return state, finding(
             self,
             point,
             severity,
-            f"grad_norm is {point.value:.4g} at step {point.step}, {_times(point)} its level of {point.center:.4g}: "
-            f"{z:.1f} widths of its noise; the limit is {limit:.1f}{row}.",
+            f"gradient norm {point.value:.4g} at step {point.step}, {_times(point)} its baseline of "
+            f"{point.center:.4g}; {sigmas(z)} above it (threshold {limit:.3g}σ){row}.",
             {
                 "grad_norm": point.value,
                 "level": point.center,
@@ -149,29 +149,29 @@ def _times(point: Point) -> str:
 
 @dataclass(frozen=True, slots=True)
 class GradientExplosionClassic(Detector):
-    """The gradient norm is above 100, or three deviations above its last 100 values.
+    """The gradient norm is above 100, or three standard deviations above its mean.
 
-    What it sees: a norm above 100, or above the mean plus 3 standard deviations of the 100 before it, from the 21st
-    value on. Norms that are too high in a row are one finding.
+    What it sees: a norm above 100, or above the mean plus 3 standard deviations of the 100 values before it, from the
+    21st value on. High norms in a row are one finding.
 
-    Why it matters: one such step can throw the weights far from where they were.
+    Why it matters: one such step can move the weights far away.
 
-    What to try: clip the gradients at 1.0; lower the learning rate 2-5 times; look at the loss of this step.
+    What to try: clip gradients at 1.0; lower the learning rate by a factor of 2 to 5; inspect the loss at this step.
 
-    When it is wrong: often: norms are skewed, so that three deviations are reached every hundred steps, and there are
-    healthy models whose norm is always above 100. The rule without `:classic` was made for that.
+    When it is wrong: often. Norms are skewed, so that three deviations are reached every hundred steps, and some
+    healthy models always have a norm above 100. `gradient_explosion` without `:classic` avoids both.
 
     Reference: Pascanu et al. (arXiv:1211.5063)
     """
 
     largest: float = 100.0
-    """Above this norm it has exploded, whatever came before."""
+    """Norm above which it has exploded, whatever came before."""
     deviations: float = 3.0
-    """How many standard deviations above the mean are too high."""
+    """Threshold in standard deviations above the mean."""
     window: int = 100
-    """How many values the mean is of."""
+    """Number of values in the mean."""
     least_values: int = 20
-    """From how many values on the mean is asked."""
+    """Minimum number of values before the mean is used."""
 
     kind = "gradient_explosion"
     order = 410
@@ -181,8 +181,8 @@ class GradientExplosionClassic(Detector):
     places = WHOLE
     remedies = (
         "Clip gradients at 1.0.",
-        "Lower the learning rate 2-5 times.",
-        "Look at the loss and the batch of this step.",
+        "Lower the learning rate by a factor of 2 to 5.",
+        "Inspect the loss and the batch at this step.",
     )
     state_type = ClassicWindow
 
@@ -202,7 +202,7 @@ class GradientExplosionClassic(Detector):
                 self,
                 point,
                 Severity.WARNING,
-                f"grad_norm is {point.value:.4g} at step {point.step}; the limit is {limit:.4g}.",
+                f"gradient norm {point.value:.4g} at step {point.step} (threshold {limit:.4g}).",
                 {"grad_norm": point.value, "limit": limit},
             )
         state.run = state.run + 1 if high else 0

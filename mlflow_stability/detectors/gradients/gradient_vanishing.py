@@ -29,37 +29,37 @@ class Fading:
 
 @dataclass(frozen=True, slots=True)
 class GradientVanishing(Detector):
-    """The gradient norm has all but gone, and the loss has hardly fallen.
+    """The gradient norm is close to zero, and the loss has hardly fallen.
 
-    What it sees: a norm below 1e-5 for 10 steps, unless the loss has fallen to half of its start; or a norm below a
-    tenth of its start for 200 steps while the loss has fallen by less than 2 %. A loss below a hundredth of its first
-    value has been learnt: a tiny gradient belongs to it. A norm that was exactly 0 from the first step on counts after
-    200 steps in which the loss has not fallen: else it was not measured. One finding until the norm is back.
+    What it sees: a norm below 1e-5 for 10 steps, unless the loss has fallen to half of its start. Or a norm below 10 %
+    of its start for 200 steps while the loss has fallen by less than 2 %. A loss below 1 % of its first value is
+    learnt, and a tiny gradient is normal then. A norm of exactly 0 from the first step on counts after 200 steps
+    without progress; before that it may not be measured. The finding ends when the norm is back.
 
-    Why it matters: the weights no longer move; more steps change nothing.
+    Why it matters: the weights no longer change; more steps achieve nothing.
 
-    What to try: look at the initialisation; add residual connections; normalise before each block; raise the learning
+    What to try: check the initialisation; add residual connections; normalise before each block; raise the learning
     rate; look for saturated or dead units.
 
-    When it is wrong: losses that are scaled down by hand; norms that were recorded after clipping to a tiny value.
+    When it is wrong: losses that are scaled down by hand; norms that were logged after clipping to a tiny value.
 
     Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
     """
 
     smallest: float = 1e-5
-    """The norm below which it has vanished."""
+    """Gradient norm below which it has vanished."""
     steps: int = 10
-    """For how many steps in a row."""
+    """Number of steps in a row below `smallest`."""
     gained: float = 0.5
-    """A loss at or below this share of its start has done its work: a tiny gradient is natural then."""
+    """At or below this share of its start the loss is learnt, and a tiny gradient is normal."""
     share_of_start: float = 0.1
-    """The share of the norm at the start below which it has faded."""
+    """Share of the norm at the start below which it has faded."""
     faded_steps: int = 200
-    """For how many steps in a row."""
+    """Number of steps in a row below `share_of_start`."""
     stuck: float = 0.98
-    """The least share of the loss at the start at which a faded gradient counts."""
+    """Minimum share of the loss at the start for a faded gradient to count."""
     start: int = FIRST
-    """How many first values are the start; their median counts."""
+    """Number of first values that define the start; their median counts."""
 
     kind = "gradient_vanishing"
     noun = "vanishing gradients"
@@ -67,7 +67,7 @@ class GradientVanishing(Detector):
     quantities = ("loss", "grad_norm")
     places = WHOLE
     remedies = (
-        "Look at the initialisation.",
+        "Check the initialisation.",
         "Add residual connections, or normalise before each block.",
         "Raise the learning rate.",
         "Look for saturated or dead units.",
@@ -113,15 +113,15 @@ class GradientVanishing(Detector):
 
     def _vanished(self, state: Fading, point: Point) -> Event:
         evidence = {"grad_norm": point.value, "limit": self.smallest}
-        since = f"below {self.smallest:g} for {state.tiny} steps" if state.tiny >= self.steps else ""
+        since = f"below the threshold of {self.smallest:g} for {state.tiny} steps" if state.tiny >= self.steps else ""
         if not since and state.start_norm is not None:
             evidence["start"] = state.start_norm
-            since = f"below a share of {self.share_of_start:g} of its start ({state.start_norm:.3g})"
+            since = f"below {self.share_of_start:.0%} of its start ({state.start_norm:.3g})"
             since += f" for {state.faded} steps"
         share = state.fall.share()
         if share is not None:
             evidence["share_of_loss"] = share
-            since += f", and the loss is at {share:.0%} of its start"
+            since += f"; loss at {share:.0%} of its start"
         return finding(
-            self, point, Severity.WARNING, f"grad_norm is {point.value:.3g} at step {point.step}: {since}.", evidence
+            self, point, Severity.WARNING, f"gradient norm {point.value:.3g} at step {point.step}, {since}.", evidence
         )

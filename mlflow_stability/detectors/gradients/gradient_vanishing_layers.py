@@ -27,41 +27,41 @@ class Depths:
 class GradientVanishingLayers(Detector):
     """The gradient does not reach the first layers, and the loss has hardly fallen.
 
-    What it sees: in 5 measurements in a row a layer whose gradient norm is below 1e-7 but not zero, or a first layer
-    whose gradient norm is below a hundredth of the last one's; and a loss that has fallen by less than 2 % from its
-    start. Or, in a single measurement, a first layer and half of the front half of all layers below a ten-thousandth
-    of the largest; and a loss that has fallen by less than 10 %. What the model, or a module that holds the layers,
-    owns itself, such as learned positions, is no first layer. One finding until the gradient is there.
+    What it sees: in 5 measurements in a row, a layer whose gradient norm is below 1e-7 but not zero, or a first layer
+    below 1 % of the last layer's norm; and a loss that has fallen by less than 2 %. Or, in one measurement, a first
+    layer and half of the first half of the layers below 0.01 % of the largest norm; and a loss that has fallen by less
+    than 10 %. Parameters of the model itself, such as learned positions, are not a first layer. The finding ends when
+    the gradient is back.
 
-    Why it matters: the layers before that one stay as they were drawn; the model is as deep as what lies behind it.
+    Why it matters: the layers before that one keep their initial weights; only the layers behind it learn.
 
-    What to try: look at the initialisation; add residual connections; normalise before each block; use ReLU or GELU
+    What to try: check the initialisation; add residual connections; normalise before each block; use ReLU or GELU
     instead of sigmoid or tanh.
 
-    When it is wrong: a first layer whose weights get small gradients by design, such as a wide embedding; models in
-    which the first module by name is not the first in the forward pass. It spoke in none of 117 healthy trainings of 39
-    kinds (96,000 measured values).
+    When it is wrong: a first layer with small gradients by design, such as a wide embedding; models whose first module
+    by name is not the first in the forward pass. No finding in 117 healthy trainings of 39 kinds (96,000 measured
+    values).
 
     Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
     """
 
     smallest: float = 1e-7
-    """The norm of a layer below which it has vanished."""
+    """Gradient norm of a layer below which it has vanished."""
     share_of_last: float = 0.01
-    """The share of the last layer's norm below which the first one's has vanished."""
+    """Share of the last layer's norm below which the first layer's has vanished."""
     rounds: int = 5
-    """In how many measurements in a row."""
+    """Number of measurements in a row."""
     fewest: int = 3
-    """Of how many layers at least."""
+    """Minimum number of layers."""
     stuck: float = 0.98
-    """The least share of the loss at the start at which it counts."""
+    """Minimum share of the loss at the start for it to count."""
     start: int = FIRST
-    """How many first losses are the start; their median counts."""
+    """Number of first losses that define the start; their median counts."""
     lost: float = 1e-4
-    """The share of the largest norm below which the gradient is lost on its way. Layers whose branch is scaled to
-    next to nothing at first, as some residual networks do, are no such thing: their first layer gets its gradient."""
+    """Share of the largest norm below which the gradient is lost. Residual branches scaled to near zero at first do not
+    count: their first layer gets its gradient."""
     lost_stuck: float = 0.9
-    """The least share of the loss at the start at which that counts."""
+    """Minimum share of the loss at the start for `lost` to count."""
 
     kind = "gradient_vanishing"
     order = 140
@@ -70,7 +70,7 @@ class GradientVanishingLayers(Detector):
     across_places = True
     places = LAYERS
     remedies = (
-        "Look at the initialisation.",
+        "Check the initialisation.",
         "Add residual connections, or normalise before each block.",
         "Use ReLU or GELU instead of sigmoid or tanh.",
     )
@@ -100,13 +100,17 @@ class GradientVanishingLayers(Detector):
         if not state.streak.reaches(self.rounds, bad=(tiny or faded) and share >= self.stuck):
             return None
         where = tiniest if tiny else first
-        what = f"below {self.smallest:g}" if tiny else f"{first.value / last.value:.2g} of that of {last.place}"
+        what = (
+            f"below the threshold of {self.smallest:g}"
+            if tiny
+            else f"{first.value / last.value:.2g} of that of {last.place} (threshold {self.share_of_last:g})"
+        )
         return finding(
             self,
             where,
             self.severities[-1],
-            f"grad_norm of {where.place} is {where.value:.2g} at step {where.step}, {what}, in {self.rounds} "
-            f"measurements in a row, and the loss is at {share:.0%} of its start.",
+            f"gradient norm of {where.place} {where.value:.2g} at step {where.step}, {what}, in {self.rounds} "
+            f"measurements in a row; loss at {share:.0%} of its start.",
             {"grad_norm": where.value, "last": last.value, "share_of_loss": share},
         )
 
@@ -123,8 +127,8 @@ class GradientVanishingLayers(Detector):
             self,
             first,
             self.severities[-1],
-            f"The gradient is lost on its way to {first.place}: its norm is {first.value:.2g} there at step "
-            f"{first.step} and {most.value:.2g} in {most.place}, and the loss is at {share:.0%} of its start.",
+            f"gradient norm of {first.place} {first.value:.2g} at step {first.step}, of {most.place} {most.value:.2g} "
+            f"(threshold: a share of {self.lost:g}); loss at {share:.0%} of its start.",
             {"grad_norm": first.value, "greatest": most.value, "share_of_loss": share},
         )
 

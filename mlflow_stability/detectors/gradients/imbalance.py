@@ -28,28 +28,27 @@ class LayerGradients:
 class GradientImbalance(Detector):
     """Some layers get far larger gradients than others.
 
-    What it sees: gradient norms of layers that lie more than 1000 times apart, in 5 measurements in a row. Layers
-    without any gradient are another matter, and so is a loss below a hundredth of where it began. One finding until
-    they are closer.
+    What it sees: gradient norms of layers that differ by more than a factor of 1000, in 5 measurements in a row. Layers
+    without any gradient do not count, nor does a loss below 1 % of its start. The finding ends when they are closer.
 
-    Why it matters: one learning rate cannot suit all of them: where it is right for the large ones, the small ones
-    stand still.
+    Why it matters: one learning rate does not suit all of them. Where it is right for the large ones, the small ones
+    barely learn.
 
-    What to try: look at the initialisation; normalise before each block; add residual connections; an optimizer that
+    What to try: check the initialisation; normalise before each block; add residual connections; use an optimizer that
     adapts each layer's step (Adam, LAMB).
 
-    When it is wrong: models whose layers differ in size by design, with an optimizer that evens it out. It spoke in
-    none of 117 healthy trainings of 39 kinds (96,000 measured values); at 100 times it would have in 6.
+    When it is wrong: models whose layers differ in size by design, with an optimizer that evens it out. No finding in
+    117 healthy trainings of 39 kinds (96,000 measured values); a factor of 100 would give 6.
 
     Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
     """
 
     ratio: float = 1000.0
-    """How many times the largest norm of a layer may be above the smallest."""
+    """Maximum ratio of the largest to the smallest norm of a layer."""
     steps: int = 5
-    """In how many measurements in a row."""
+    """Number of measurements in a row."""
     fewest: int = 3
-    """Of how many layers at least."""
+    """Minimum number of layers."""
 
     kind = "gradient_imbalance"
     noun = "uneven gradients"
@@ -58,7 +57,7 @@ class GradientImbalance(Detector):
     across_places = True
     places = LAYERS
     remedies = (
-        "Look at the initialisation.",
+        "Check the initialisation.",
         "Normalise before each block, or add residual connections.",
         "Use an optimizer that adapts each layer's step.",
     )
@@ -79,8 +78,9 @@ class GradientImbalance(Detector):
             self,
             smallest,
             self.severities[-1],
-            f"Gradient norms of layers lie {largest.value / max(smallest.value, 5e-324):,.0f} times apart at step "
-            f"{smallest.step}: {largest.value:.2g} in {largest.place}, {smallest.value:.2g} in {smallest.place}.",
+            f"gradient norms of layers differ by a factor of {largest.value / max(smallest.value, 5e-324):,.0f} at "
+            f"step {smallest.step} (threshold {self.ratio:,.0f}): {largest.place} {largest.value:.2g}, "
+            f"{smallest.place} {smallest.value:.2g}.",
             {"largest": largest.value, "smallest": smallest.value, "layers": float(len(known))},
         )
 
@@ -101,28 +101,28 @@ class LayerWeights:
 class WeightImbalance(Detector):
     """The weights of some layers are far larger than those of others.
 
-    What it sees: weight norms of layers that lie more than 1000 times apart, in 5 measurements in a row. Weights that
-    are all zero do not count. One finding until they are closer.
+    What it sees: weight norms of layers that differ by more than a factor of 1000, in 5 measurements in a row. Weights
+    that are all zero do not count. The finding ends when they are closer.
 
-    Why it matters: one learning rate cannot suit weights that differ so much, and weight decay reaches only the large
+    Why it matters: one learning rate does not suit weights that differ so much, and weight decay affects only the large
     ones.
 
-    What to try: look at the initialisation; look for layers that grow without bound; an optimizer that adapts each
+    What to try: check the initialisation; look for layers that grow without bound; use an optimizer that adapts each
     layer's step (LAMB, Muon).
 
-    When it is wrong: layers that start at or near zero on purpose: adapters, gains of residual branches, single biases.
-    It spoke in none of 117 healthy trainings of 39 kinds, but gains that begin at a millionth and learn slowly stay
-    apart for long, so that it is no more than information.
+    When it is wrong: layers that start near zero on purpose: adapters, gains of residual branches, single biases. No
+    finding in 117 healthy trainings of 39 kinds. Gains that start at 1e-6 and learn slowly differ for long; therefore
+    it is INFO only.
 
     Reference: You et al., LAMB (arXiv:1904.00962)
     """
 
     ratio: float = 1000.0
-    """How many times the largest norm of a layer may be above the smallest."""
+    """Maximum ratio of the largest to the smallest norm of a layer."""
     rounds: int = 5
-    """In how many measurements in a row."""
+    """Number of measurements in a row."""
     fewest: int = 3
-    """Of how many layers at least."""
+    """Minimum number of layers."""
 
     kind = "weight_imbalance"
     noun = "uneven weights"
@@ -133,7 +133,7 @@ class WeightImbalance(Detector):
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Look at the initialisation.",
+        "Check the initialisation.",
         "Look for layers that grow without bound.",
         "Use an optimizer that adapts each layer's step.",
     )
@@ -152,7 +152,8 @@ class WeightImbalance(Detector):
             self,
             smallest,
             self.severities[-1],
-            f"Weight norms of layers lie {largest.value / max(smallest.value, 5e-324):,.0f} times apart at step "
-            f"{smallest.step}: {largest.value:.2g} in {largest.place}, {smallest.value:.2g} in {smallest.place}.",
+            f"weight norms of layers differ by a factor of {largest.value / max(smallest.value, 5e-324):,.0f} at step "
+            f"{smallest.step} (threshold {self.ratio:,.0f}): {largest.place} {largest.value:.2g}, {smallest.place} "
+            f"{smallest.value:.2g}.",
             {"largest": largest.value, "smallest": smallest.value, "layers": float(len(known))},
         )

@@ -27,32 +27,33 @@ class LayerNorms:
 
 @dataclass(frozen=True, slots=True)
 class LayerExplosion(Detector):
-    """The gradient of a layer leapt far above its own level.
+    """The gradient norm of a layer jumped far above its baseline.
 
-    What it sees: the gradient norm of a layer, at least 5.5 widths of its own noise and 8 times above its level; a
-    heavy tail raises the 5.5, and below a hundredth of where it began nothing is an explosion. Layers are measured now
-    and then, so that it finds an explosion that lasts, or that falls on a measurement. Of layers that leap together the
-    one that leapt most is named. One finding until 3 measurements have been calm.
+    What it sees: the gradient norm of a layer at least 5.5σ above its baseline and 8 times as high. Heavy-tailed noise
+    raises the 5.5σ, and norms below 1 % of the first norm never count. Layers are measured every few steps, so it finds
+    an explosion that lasts or that falls on a measurement. Of layers that jump together the largest jump is named. The
+    finding ends after 3 normal measurements.
 
-    Why it matters: it shows where an explosion of the whole gradient comes from, and one of a small layer before the
-    whole shows it.
+    Why it matters: it shows which layer makes the whole gradient explode, and finds a small layer before the whole norm
+    shows it.
 
-    What to try: look at this layer's weights and inputs; clip the gradients at 1.0; lower the learning rate 2-5 times.
+    What to try: inspect this layer's weights and inputs; clip gradients at 1.0; lower the learning rate by a factor of
+    2 to 5.
 
-    When it is wrong: layers that few batches reach, and layers that begin to learn late. It spoke in none of 117
-    healthy trainings of 39 kinds (96,000 measured values).
+    When it is wrong: layers that few batches reach, and layers that start to learn late. No finding in 117 healthy
+    trainings of 39 kinds (96,000 measured values).
 
     Reference: Pascanu et al. (arXiv:1211.5063); GLM-130B (arXiv:2210.02414, 3)
     """
 
     threshold: float = 5.5
-    """The least z of the norm's logarithm."""
+    """Threshold in σ of the norm's logarithm above its baseline."""
     share_of_tail: float = 0.7
-    """The least z as a share of what the norm's own noise reaches once in 100,000 measurements."""
+    """Factor on the σ that the norm's own noise reaches once in 100,000 measurements; the higher threshold counts."""
     smallest_rise: float = 8.0
-    """The least norm as a multiple of its level."""
+    """Minimum ratio of the norm to its baseline."""
     calm_rounds: int = 3
-    """After how many calm measurements in a row the trouble is over."""
+    """Number of normal measurements in a row that end the finding."""
 
     kind = "layer_explosion"
     noun = "an explosion of one layer"
@@ -68,9 +69,9 @@ class LayerExplosion(Detector):
         "smallest_rise": "power",
     }
     remedies = (
-        "Look at the weights and the inputs of this layer.",
+        "Inspect the weights and the inputs of this layer.",
         "Clip gradients at 1.0.",
-        "Lower the learning rate 2-5 times.",
+        "Lower the learning rate by a factor of 2 to 5.",
     )
     state_type = LayerNorms
 
@@ -90,13 +91,14 @@ class LayerExplosion(Detector):
         if not state.gate.speaks(self.severities[-1]):
             return state, None
         worst = max(leapt, key=lambda each: each.value / each.center)
-        others = f"; {len(leapt)} of {len(layers)} layers leapt together" if len(leapt) > 1 else ""
+        others = f"; {len(leapt)} of {len(layers)} layers jumped together" if len(leapt) > 1 else ""
         return state, finding(
             self,
             worst,
             self.severities[-1],
-            f"grad_norm of {worst.place} is {worst.value:.4g} at step {worst.step}, "
-            f"{worst.value / worst.center:,.0f} times its level of {worst.center:.4g}{others}.",
+            f"gradient norm of {worst.place} {worst.value:.4g} at step {worst.step}, "
+            f"{worst.value / worst.center:,.0f} times its baseline of {worst.center:.4g} (threshold "
+            f"{self.smallest_rise:g} times){others}.",
             {
                 "grad_norm": worst.value,
                 "level": worst.center,

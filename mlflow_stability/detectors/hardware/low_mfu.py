@@ -12,25 +12,24 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 @dataclass(frozen=True, slots=True)
 class LowMfu(Detector):
-    """The device does less than a third of what it could.
+    """The device runs at less than a third of its peak FLOPS.
 
-    What it sees: a model FLOPs utilisation below 0.3, 50 times in a row, on a device whose peak is known. One finding
-    until it is higher.
+    What it sees: a model FLOPs utilisation below 0.3, 50 times in a row, on a device whose peak is known. The finding
+    ends when it is higher.
 
-    Why it matters: most of what the device costs is spent on waiting.
+    Why it matters: most of the device's cost is spent on waiting.
 
-    What to try: larger batches; `torch.compile`; fused optimizers; more workers for the data; look at the profile of
-    a step.
+    What to try: use larger batches, `torch.compile`, fused optimizers, or more data-loader workers; profile a step.
 
-    When it is wrong: small models, which cannot fill a large device. How often that is, is not measured.
+    When it is wrong: small models, which cannot fill a large device. Its false-alarm rate is not measured.
 
     Reference: Chowdhery et al., PaLM (arXiv:2204.02311, appendix B)
     """
 
     lowest: float = 0.3
-    """The utilisation below which it is low."""
+    """Utilisation below which it is low."""
     steps: int = 50
-    """How many times in a row."""
+    """Number of low values in a row."""
 
     kind = "low_mfu"
     noun = "a low MFU"
@@ -39,9 +38,9 @@ class LowMfu(Detector):
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Take larger batches.",
+        "Use larger batches.",
         "Use torch.compile and a fused optimizer.",
-        "Give the data loader more workers.",
+        "Add data-loader workers.",
     )
     state_type = Streak
 
@@ -56,7 +55,7 @@ class LowMfu(Detector):
             self,
             point,
             Severity.INFO,
-            f"The model FLOPs utilisation is {point.value:.2f} at step {point.step}, below {self.lowest:g} for "
-            f"{state.length} measurements.",
+            f"model FLOPs utilisation {point.value:.2f} at step {point.step}, below the threshold of {self.lowest:g} "
+            f"for {state.length} measurements.",
             {"mfu": point.value, "limit": self.lowest},
         )

@@ -12,24 +12,25 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 @dataclass(frozen=True, slots=True)
 class MemoryPressure(Detector):
-    """The device's memory is nearly full.
+    """The device memory is nearly full.
 
-    What it sees: more than 95 % of the device's memory in use, 3 times in a row. One finding until it is less.
+    What it sees: more than 95 % of the device memory in use, 3 times in a row. The finding ends when it is less.
 
     Why it matters: the next longer batch ends the training; before that, the allocator slows it down.
 
-    What to try: a smaller batch with accumulation; activation checkpointing; `expandable_segments:True`.
+    What to try: use a smaller batch with gradient accumulation; use activation checkpointing; set
+    `expandable_segments:True`.
 
-    When it is wrong: frameworks that reserve all memory in advance and share it out themselves. How often that is, is
-    not measured: it depends on the device and on the allocator.
+    When it is wrong: frameworks that reserve all memory in advance. Its false-alarm rate is not measured: it depends on
+    the device and on the allocator.
 
     Reference: https://docs.pytorch.org/docs/stable/notes/cuda.html#memory-management
     """
 
     highest: float = 0.95
-    """The share of the memory above which it is nearly full."""
+    """Share of the memory above which it is nearly full."""
     steps: int = 3
-    """How many times in a row."""
+    """Number of high values in a row."""
 
     kind = "memory_pressure"
     noun = "memory pressure"
@@ -38,7 +39,7 @@ class MemoryPressure(Detector):
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Take a smaller batch and accumulate gradients.",
+        "Use a smaller batch and accumulate gradients.",
         "Use activation checkpointing.",
         "Set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True.",
     )
@@ -55,6 +56,6 @@ class MemoryPressure(Detector):
             self,
             point,
             Severity.INFO,
-            f"{point.value:.0%} of the device's memory is in use at step {point.step}.",
+            f"{point.value:.0%} of the device memory in use at step {point.step} (threshold {self.highest:.0%}).",
             {"memory_share": point.value, "limit": self.highest},
         )

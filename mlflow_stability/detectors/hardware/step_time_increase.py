@@ -12,26 +12,26 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 @dataclass(frozen=True, slots=True)
 class StepTimeIncrease(Detector):
-    """Steps take twice as long as they did.
+    """Steps take twice as long as usual.
 
     What it sees: 10 steps in a row that each take more than twice the usual time. Single long steps (a checkpoint, a
-    probe, an evaluation) and the first 32 are no finding. One finding until the time is back.
+    probe, an evaluation) and the first 32 steps do not count. The finding ends when the time is back.
 
-    Why it matters: the machine, the data or the network has become slower: the same result costs twice as much.
+    Why it matters: the machine, the data or the network has become slower; the same result costs twice as much.
 
-    What to try: look at the data loader; look at the device's clock and temperature; look for another process on the
+    What to try: profile the data loader; check the device clock and temperature; look for other processes on the
     machine; look for growing sequence lengths.
 
-    When it is wrong: batches that grow on purpose; a phase with more work in each step. On a machine shared with other
-    work it spoke in 10 of 117 healthy trainings, so that it is no more than information.
+    When it is wrong: batches that grow on purpose; a phase with more work per step. On a shared machine it was found in
+    10 of 117 healthy trainings; therefore it is INFO only.
 
     Reference: Jiang et al., MegaScale (arXiv:2402.15627)
     """
 
     smallest_rise: float = 2.0
-    """The least time as a multiple of the usual one."""
+    """Minimum ratio to the usual time."""
     steps: int = 10
-    """How many steps in a row."""
+    """Number of slow steps in a row."""
 
     kind = "step_time_increase"
     noun = "longer steps"
@@ -41,9 +41,9 @@ class StepTimeIncrease(Detector):
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Look at the data loader.",
-        "Look at the device's clock and temperature.",
-        "Look for another process on the machine.",
+        "Profile the data loader.",
+        "Check the device clock and temperature.",
+        "Look for other processes on the machine.",
     )
     state_type = Streak
 
@@ -58,6 +58,7 @@ class StepTimeIncrease(Detector):
             self,
             point,
             Severity.INFO,
-            f"Steps take {point.value:.3g} s at step {point.step}; {point.center:.3g} s was usual.",
+            f"step time {point.value:.3g} s at step {point.step}, {point.value / point.center:.3g} times the usual "
+            f"{point.center:.3g} s (threshold {self.smallest_rise:g} times).",
             {"step_time": point.value, "level": point.center},
         )

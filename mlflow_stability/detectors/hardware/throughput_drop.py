@@ -12,24 +12,24 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 @dataclass(frozen=True, slots=True)
 class ThroughputDrop(Detector):
-    """Half as many samples or tokens go through as before.
+    """The throughput fell below half of its usual value.
 
-    What it sees: 5 measurements in a row below half of the usual throughput. One finding until it is back.
+    What it sees: 5 measurements in a row below half of the usual throughput. The finding ends when it is back.
 
-    Why it matters: the same result costs twice as much; a slow data source or a throttled device is the usual reason.
+    Why it matters: the same result costs twice as much. A slow data source or a throttled device is the usual reason.
 
-    What to try: look at the data loader; look at the device's clock and temperature; look at the network.
+    What to try: profile the data loader; check the device clock and temperature; check the network.
 
-    When it is wrong: batches that become smaller or shorter on purpose. On a machine shared with other work it spoke in
-    6 of 117 healthy trainings, so that it is no more than information.
+    When it is wrong: batches that become smaller or shorter on purpose. On a shared machine it was found in 6 of 117
+    healthy trainings; therefore it is INFO only.
 
     Reference: Jiang et al., MegaScale (arXiv:2402.15627)
     """
 
     share: float = 0.5
-    """The share of the usual throughput below which it has dropped."""
+    """Share of the usual throughput below which it has dropped."""
     steps: int = 5
-    """How many times in a row."""
+    """Number of low values in a row."""
 
     kind = "throughput_drop"
     noun = "a drop in throughput"
@@ -40,9 +40,9 @@ class ThroughputDrop(Detector):
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Look at the data loader.",
-        "Look at the device's clock and temperature.",
-        "Look at the network.",
+        "Profile the data loader.",
+        "Check the device clock and temperature.",
+        "Check the network.",
     )
     state_type = Streak
 
@@ -57,6 +57,7 @@ class ThroughputDrop(Detector):
             self,
             point,
             Severity.INFO,
-            f"{point.quantity} is {point.value:.4g} at step {point.step}; {point.center:.4g} was usual.",
+            f"{point.quantity} {point.value:.4g} at step {point.step}, {point.value / point.center:.0%} of the usual "
+            f"{point.center:.4g} (threshold {self.share:.0%}).",
             {point.quantity: point.value, "level": point.center},
         )

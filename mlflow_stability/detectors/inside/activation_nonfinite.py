@@ -21,19 +21,19 @@ class Outputs:
 
 @dataclass(frozen=True, slots=True)
 class ActivationNonfinite(Detector):
-    """A module whose outputs were finite puts out NaN or infinity.
+    """A module started to output NaN or infinity.
 
-    What it sees: a module that puts out values that are not finite, and put out none when it was measured before. Of
-    modules that have it together the first found is named. One finding until all are finite again.
+    What it sees: a module whose outputs are not finite and were finite in the measurement before. Of modules found
+    together the first is named. The finding ends when all outputs are finite again.
 
-    Why it matters: the loss and the gradient can stay finite for as long as a mask or a selection hides these values,
-    and a product with zero does not hide a NaN.
+    Why it matters: loss and gradient stay finite as long as a mask or a selection hides these values. A product with
+    zero does not hide a NaN.
 
-    What to try: look for a softmax over a row that is masked as a whole, a logarithm or a division that is chosen
-    away behind it; compute it where it is defined only.
+    What to try: look for a softmax over a fully masked row, and for a logarithm or a division whose result is masked
+    afterwards. Compute it only where it is defined.
 
-    When it is wrong: a module that puts out minus infinity for what is not to be chosen, and does so for some batches
-    only; one that has done so from the start is left alone.
+    When it is wrong: a module that outputs minus infinity as a mask for some batches only. One that has done so from
+    the start is ignored.
 
     Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/autograd.html
     """
@@ -44,8 +44,8 @@ class ActivationNonfinite(Detector):
     quantities = ("activation_nonfinite",)
     across_places = True
     remedies = (
-        "Look for a softmax over a row that is masked as a whole, and for a logarithm or division by zero.",
-        "Compute it only where it is defined, instead of choosing the result away behind it.",
+        "Look for a softmax over a fully masked row, a logarithm of zero or a division by zero.",
+        "Compute it only where it is defined, instead of masking its result.",
     )
     state_type = Outputs
 
@@ -63,7 +63,7 @@ class ActivationNonfinite(Detector):
             self,
             point,
             self.severities[-1],
-            f"{point.place} puts out values that are not finite at step {point.step} ({point.value:.0f} of those "
-            f"looked at); at step {known} all of them were finite.",
+            f"non-finite outputs of {point.place} at step {point.step} ({point.value:.0f} of the sampled values); all "
+            f"finite at step {known}.",
             {"nonfinite_values": point.value},
         )

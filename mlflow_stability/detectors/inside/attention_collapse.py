@@ -29,46 +29,47 @@ class Looks:
 
 @dataclass(frozen=True, slots=True)
 class AttentionCollapse(Detector):
-    """The heads of a layer have come to look at one place alone.
+    """The attention heads of a layer attend to a single position.
 
-    What it sees: in 2 measurements in a row at least half of the heads of a layer with an entropy below 0.05 of what it
-    could be, or below a tenth of what it was at first. Heads that began below 0.1 are left out: some are made to look
-    at one place; but not where all heads of a layer are below 0.001 while the loss is no lower than 0.98 of its start.
-    A loss that has fallen to half of its start and is no higher than it was is what the heads were to learn.
-    The layer with the lowest entropy is named, each layer once until it looks around again.
+    What it sees: in 2 measurements in a row, at least half of the heads of a layer with an entropy below 5 % of its
+    maximum, or below 10 % of its first value. Heads that start below 10 % are ignored, since some attend to one
+    position by design. They count where all heads of a layer are below 0.1 % and the loss has not fallen by 2 %.
+    Nothing is reported where the loss has fallen to half of its start and is near its lowest. The layer with the lowest
+    entropy is named, each layer once until its entropy rises.
 
-    Why it matters: a softmax that is saturated has next to no gradient: queries and keys stop learning, and the loss
-    often rises soon after.
+    Why it matters: a saturated softmax has almost no gradient. Queries and keys stop learning, and the loss often rises
+    soon after.
 
-    What to try: normalise queries and keys (QK-norm); lower the learning rate, or lengthen the warm-up; clip the
-    weights of queries and keys (QK-clip); decay those weights.
+    What to try: normalise queries and keys (QK-norm); lower the learning rate, or lengthen the warm-up; clip the query
+    and key weights (QK-clip); add weight decay to them.
 
-    When it is wrong: tasks in which one look is all it takes, such as copying; models in which most heads rest on the
-    first token. It spoke in none of 21 healthy trainings of 7 kinds (4,900 values of heads).
+    When it is wrong: tasks that need a single position, such as copying; models in which most heads attend to the first
+    token. No finding in 21 healthy trainings of 7 kinds (4,900 values of heads).
 
     Reference: Zhai et al., Stabilizing Transformer Training by Preventing Attention Entropy Collapse (arXiv:2303.06296)
     """
 
     lowest: float = 0.05
-    """The share of the largest possible entropy below which a head looks at one place."""
+    """Share of the maximum entropy below which a head has collapsed."""
     share_of_start: float = 0.1
-    """The share of its own first entropy below which it does so, too."""
+    """Share of its first entropy below which a head has collapsed, too."""
     born: float = 0.1
-    """The first entropy below which a head is left out."""
+    """First entropy below which a head is ignored."""
     heads: float = 0.5
-    """Of which share of a layer's heads at least."""
+    """Minimum share of a layer's heads."""
     rounds: int = 2
-    """In how many measurements in a row."""
+    """Number of measurements in a row."""
     nothing: float = 0.001
-    """The entropy below which all heads of a layer, however they began, look at one place ..."""
+    """Entropy below which all heads of a layer count as collapsed, whatever their first entropy, if the loss is stuck.
+    """
     stuck: float = 0.98
-    """... where the loss is at this share of its start or above: of its first value and of the first 20."""
+    """Minimum share of the start at which the loss counts as stuck: of its first value and of the first 20."""
     gained: float = 0.5
-    """The share of its start at or below which a loss has fallen: what the heads learnt meanwhile is of use, ..."""
+    """Share of its start at or below which the loss has fallen, so that the heads are useful."""
     risen: float = 1.05
-    """... unless it is above so many times its lowest level."""
+    """Ratio to the lowest loss above which `gained` no longer applies."""
     start: int = 20
-    """How many first losses are the start; their median counts."""
+    """Number of first losses that define the start; their median counts."""
 
     kind = "attention_collapse"
     noun = "an attention collapse"
@@ -107,9 +108,9 @@ class AttentionCollapse(Detector):
             self,
             heads[0]._replace(place=layer),
             self.severities[-1],
-            f"{len(heads)} of {len(layers[layer])} heads of {layer} ({heads_in_words(each.place for each in heads)}) "
-            f"look at one place alone: their entropy is {entropy:.2g} of what it could be at step {heads[0].step}; it "
-            f"was {start:.2g}.{and_others(len(told) - 1)}",
+            f"attention entropy of {layer} {entropy:.2g} of its maximum at step {heads[0].step} (threshold "
+            f"{self.lowest:g}; first value {start:.2g}), in {len(heads)} of {len(layers[layer])} heads "
+            f"({heads_in_words(each.place for each in heads)}).{and_others(len(told) - 1)}",
             {"attention_entropy": entropy, "start": start, "heads": float(len(heads)), "layers": float(len(told))},
         )
 

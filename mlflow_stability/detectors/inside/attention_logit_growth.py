@@ -12,34 +12,34 @@ from mlflow_stability.vocabulary.result.event import Event
 
 @dataclass(frozen=True, slots=True)
 class AttentionLogitGrowth(Detector):
-    """The scores of attention have grown out of bounds.
+    """The attention logits have grown too large.
 
-    What it sees: in 2 measurements in a row a head whose largest score before the softmax is above 100 and twice what
-    it was at first, or ten times what it was at first and above 50. The head with the largest score is named, each
-    layer once until its scores are lower again.
+    What it sees: in 2 measurements in a row, a head whose largest logit before the softmax is above 100 and twice its
+    first value. Or one above 50 and ten times its first value. The head with the largest logit is named, each layer
+    once until its logits are lower.
 
-    Why it matters: scores that grow go on growing: the softmax saturates, gradients vanish or leap, and in half
-    precision the scores themselves overflow.
+    Why it matters: logits that grow keep growing. The softmax saturates, gradients vanish or jump, and in half
+    precision the logits overflow.
 
-    What to try: normalise queries and keys (QK-norm); clip their weights when scores are too large (QK-clip); lower the
-    learning rate, or lengthen the warm-up; decay the weights.
+    What to try: normalise queries and keys (QK-norm); clip their weights when logits are too large (QK-clip); lower the
+    learning rate, or lengthen the warm-up; add weight decay.
 
-    When it is wrong: models that do not divide scores by the root of their width, or that were trained to large scores
-    before. It spoke in none of 21 healthy trainings of 7 kinds (4,900 values of heads).
+    When it is wrong: models that do not divide logits by the square root of the head size, or that were trained to
+    large logits before. No finding in 21 healthy trainings of 7 kinds (4,900 values of heads).
 
     Reference: Wortsman et al., Small-scale proxies for large-scale Transformer instabilities (arXiv:2309.14322)
     """
 
     limit: float = 100.0
-    """A score above which it is out of bounds, ..."""
+    """Logit above which it is too large, with `more`."""
     more: float = 2.0
-    """... where it is so many times the first one."""
+    """Minimum ratio to the first value for `limit`."""
     growth: float = 10.0
-    """Or so many times the first one, ..."""
+    """Ratio to the first value above which it is too large, with `floor`."""
     floor: float = 50.0
-    """... where it is above this."""
+    """Minimum logit for `growth`."""
     rounds: int = 2
-    """In how many measurements in a row."""
+    """Number of measurements in a row."""
 
     kind = "attention_logit_growth"
     noun = "growing attention scores"
@@ -48,7 +48,7 @@ class AttentionLogitGrowth(Detector):
     across_places = True
     remedies = (
         "Normalise queries and keys (QK-norm).",
-        "Clip the weights of queries and keys when scores are too large (QK-clip).",
+        "Clip the weights of queries and keys when logits are too large (QK-clip).",
         "Lower the learning rate, or lengthen the warm-up.",
     )
     state_type = Heads
@@ -70,8 +70,8 @@ class AttentionLogitGrowth(Detector):
             self,
             head._replace(place=layer),
             self.severities[-1],
-            f"The largest score of head {head_of(head.place)} of {layer} is {head.value:.3g} at step {head.step}; it "
-            f"was {start:.3g}.{and_others(len(told) - 1)}",
+            f"largest attention logit of {layer}, head {head_of(head.place)}: {head.value:.3g} at step {head.step} "
+            f"(threshold {self.limit:g}; first value {start:.3g}).{and_others(len(told) - 1)}",
             {"attention_max_logit": head.value, "start": start, "layers": float(len(told))},
         )
 

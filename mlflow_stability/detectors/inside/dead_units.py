@@ -30,38 +30,37 @@ class Units:
 class DeadUnits(Detector):
     """Most units of a layer are never active.
 
-    What it sees: a layer of rectifiers (ReLU) of which more than half of the units, or channels, are exactly zero for
-    everything in the batch, in 3 measurements in a row. Where the loss has fallen to half of its start, the layer
-    learns with what is left of it: then nine tenths are asked for, as with a loss that can be negative, but not of a
-    layer that has lost half of its units from one measurement to the next; and a loss below a hundredth of its start
-    has been learnt, so that nothing is said. Of layers that have it together the first
-    found is named. One finding until all are better.
+    What it sees: a ReLU layer of which more than half of the units, or channels, are exactly zero for the whole batch,
+    in 3 measurements in a row. Where the loss has fallen to half of its start, or can be negative, 90 % is the
+    threshold instead. A layer that loses half of its units between two measurements keeps the threshold of 50 %.
+    Nothing is reported once the loss is below 1 % of its start. Of layers found together the first is named. The
+    finding ends when all are better.
 
-    Why it matters: a unit that is zero for every input gets no gradient and cannot come back by itself; the layer is as
-    wide as what is left of it.
+    Why it matters: a unit that is zero for every input gets no gradient and cannot recover. The layer is only as wide
+    as its active units.
 
-    What to try: lower the learning rate or warm it up; look at the initialisation and at biases that run away; use
-    LeakyReLU or GELU; normalise before the rectifier.
+    What to try: lower the learning rate or warm it up; check the initialisation and biases that drift; use LeakyReLU or
+    GELU; normalise before the ReLU.
 
     When it is wrong: layers that are sparse by design, such as sparse autoencoders or experts; small batches, in which
-    a unit that is rarely active is not met; calls of `relu` that are no module are not seen at all. It spoke in none of
-    42 healthy trainings of 14 kinds (1,353 shares measured every 100 steps, 13,530 every 10).
+    a rarely active unit stays zero. Functional calls of `relu` are not seen. No finding in 42 healthy trainings of 14
+    kinds (1,353 shares measured every 100 steps, 13,530 every 10).
 
     Reference: Lu et al., Dying ReLU and initialization (arXiv:1903.06733)
     """
 
     share: float = 0.5
-    """The share of units above which it counts."""
+    """Share of dead units above which it counts."""
     share_of_learning: float = 0.9
-    """The same while the loss falls: features that a few examples need are zero in most batches."""
+    """The same while the loss falls: features that few examples need are zero in most batches."""
     gained: float = 0.5
-    """The share of its start at or below which a loss has fallen."""
+    """Share of its start at or below which the loss has fallen."""
     lost_at_once: float = 0.5
-    """How much larger than in the measurements before a share must be for units to have died: those that a layer learns
-    to do without become more little by little. No layer of 64 healthy trainings lost so many at once
+    """Minimum increase of the share between two measurements for units to have died suddenly. Units that a layer stops
+    using increase slowly. No layer of 64 healthy trainings lost so many at once
     (`tests/benchmarks/healthy_trainings.py`)."""
     rounds: int = 3
-    """In how many measurements in a row."""
+    """Number of measurements in a row."""
 
     kind = "dead_units"
     noun = "dead units"
@@ -70,8 +69,8 @@ class DeadUnits(Detector):
     across_places = True
     remedies = (
         "Lower the learning rate, or warm it up longer.",
-        "Look at the initialisation, and at biases that run away.",
-        "Use LeakyReLU or GELU, or normalise before the rectifier.",
+        "Check the initialisation, and biases that drift.",
+        "Use LeakyReLU or GELU, or normalise before the ReLU.",
     )
     state_type = Units
 
@@ -96,8 +95,8 @@ class DeadUnits(Detector):
             self,
             point,
             self.severities[-1],
-            f"{point.value:.1%} of the units of {point.place} are zero for the whole batch at step {point.step}, and "
-            f"more than {limit:.0%} were in {self.rounds} measurements in a row.",
+            f"{point.value:.1%} of the units of {point.place} zero for the whole batch at step {point.step} (threshold "
+            f"{limit:.0%}, in {self.rounds} measurements in a row).",
             {"dead_share": point.value, "limit": limit},
         )
 

@@ -29,35 +29,34 @@ class Directions:
 
 @dataclass(frozen=True, slots=True)
 class RepresentationCollapse(Detector):
-    """Representations have shrunk to a few directions, or are all alike.
+    """The representations span few directions, or are nearly identical.
 
-    What it sees: a module that was asked for (`representations=`) whose effective rank is below a tenth of the largest
-    of its first 3, or whose outputs have a mean cosine similarity above 0.95; in 2 measurements in a row after
-    those 3. One finding until it has spread again for 10 measurements.
+    What it sees: a module given in `representations=` whose effective rank is below 10 % of the largest of its first 3
+    measurements, or whose outputs have a mean cosine similarity above 0.95; in 2 later measurements in a row. The
+    finding ends after 10 normal measurements.
 
-    Why it matters: what lies in few directions can tell few things apart, and self-supervised training that collapses
-    has a fine loss.
+    Why it matters: few directions distinguish few inputs. Self-supervised training that collapses still shows a good
+    loss.
 
-    What to try: look at the terms of the loss that keep representations apart (variance, contrast), at stop-gradients
-    and normalisation; lower the learning rate.
+    What to try: check the loss terms that keep representations apart (variance, contrast), stop-gradients and
+    normalisation; lower the learning rate.
 
-    When it is wrong: layers with one direction that all outputs share, as many language models have; layers right
-    before few classes, which need few directions. With every module of 42 healthy trainings of 14 kinds named (4,140
-    measurements every 100 steps) it spoke in 1, a GAN whose generator put out nearly one point for a while; measured
-    every 10 steps in 3, all of that GAN.
+    When it is wrong: layers with one direction that all outputs share, as in many language models; layers right before
+    few classes. With every module of 42 healthy trainings of 14 kinds (4,140 measurements every 100 steps) it was found
+    in 1, a GAN whose generator produced nearly one point for a while; measured every 10 steps in 3, all of that GAN.
 
     Reference: Garrido et al., RankMe (arXiv:2210.02885); Jing et al., Understanding dimensional collapse
     (arXiv:2110.09348)
     """
 
     share: float = 0.1
-    """The share of the first effective rank below which it has collapsed."""
+    """Share of the first effective rank below which it has collapsed."""
     starts: int = 3
-    """How many first measurements tell the rank that it began with; they are not judged themselves."""
+    """Number of first measurements that define the start; they are not judged."""
     cosine: float = 0.95
-    """The mean cosine similarity above which all outputs are alike."""
+    """Mean cosine similarity above which all outputs are nearly identical."""
     rounds: int = 2
-    """In how many measurements in a row."""
+    """Number of measurements in a row."""
 
     kind = "representation_collapse"
     noun = "a collapse of representations"
@@ -65,7 +64,7 @@ class RepresentationCollapse(Detector):
     order = 380
     quantities = ("effective_rank", "mean_cosine")
     remedies = (
-        "Look at the terms of the loss that keep representations apart, at stop-gradients and normalisation.",
+        "Check the loss terms that keep representations apart, stop-gradients and normalisation.",
         "Lower the learning rate.",
     )
     state_type = Directions
@@ -90,7 +89,7 @@ class RepresentationCollapse(Detector):
             self,
             point,
             self.severities[-1],
-            f"The representations{where} have an effective rank of {state.rank:.1f} at step {point.step}; it began at "
-            f"{state.start:.1f}. Their mean cosine similarity is {point.value:.2f}.",
+            f"effective rank{where} {state.rank:.1f} at step {point.step} (threshold {self.share:.0%} of its start of "
+            f"{state.start:.1f}); mean cosine similarity {point.value:.2f} (threshold {self.cosine:g}).",
             {"effective_rank": state.rank, "first": state.start, "mean_cosine": point.value},
         )

@@ -21,28 +21,27 @@ class Ends:
 
 @dataclass(frozen=True, slots=True)
 class SaturatedActivation(Detector):
-    """Most values of a tanh or sigmoid are pinned at its ends.
+    """Most outputs of a tanh or sigmoid are saturated.
 
-    What it sees: a module of tanh, sigmoid, or their hard and clipped kin of which more than half of the values lie
-    where it is flat (tanh beyond 0.999, sigmoid within 0.001 of 0 or 1), in 3 measurements in a row, unless the
-    loss is below a hundredth of where it began: what has been learnt may be sure. Of modules that have it together the
-    first found is named. One finding until all are better.
+    What it sees: a tanh, a sigmoid, or their hard variants with more than half of the values in the flat part (tanh
+    beyond 0.999, sigmoid within 0.001 of 0 or 1), in 3 measurements in a row. Nothing is reported once the loss is
+    below 1 % of its start. Of modules found together the first is named. The finding ends when all are better.
 
-    Why it matters: where an activation is flat, next to no gradient comes through.
+    Why it matters: in the flat part almost no gradient passes through.
 
-    What to try: look at the scale of the weights and inputs before it; lower the learning rate; normalise before it.
+    What to try: check the scale of the weights and inputs before it; lower the learning rate; normalise before it.
 
-    When it is wrong: an output that is meant to be sure, such as the last sigmoid of a classifier that has learnt its
-    task; gates that are meant to be open or closed. It spoke in none of 42 healthy trainings of 14 kinds (495 shares
-    measured every 100 steps, 4,950 every 10).
+    When it is wrong: an output that should be certain, such as the last sigmoid of a trained classifier; units that are
+    meant to be fully open or closed. No finding in 42 healthy trainings of 14 kinds (495 shares measured every 100
+    steps, 4,950 every 10).
 
     Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
     """
 
     share: float = 0.5
-    """The share of values above which it counts."""
+    """Share of saturated values above which it counts."""
     rounds: int = 3
-    """In how many measurements in a row."""
+    """Number of measurements in a row."""
 
     kind = "saturated_activation"
     noun = "saturated activations"
@@ -50,7 +49,7 @@ class SaturatedActivation(Detector):
     quantities = ("loss", "activation_saturation")
     across_places = True
     remedies = (
-        "Look at the scale of the weights and inputs before it.",
+        "Check the scale of the weights and inputs before it.",
         "Lower the learning rate.",
         "Normalise before the activation.",
     )
@@ -70,7 +69,7 @@ class SaturatedActivation(Detector):
             self,
             point,
             self.severities[-1],
-            f"{point.value:.1%} of what {point.place} puts out is pinned at its ends at step {point.step}, and more "
-            f"than {self.share:.0%} was in {self.rounds} measurements in a row.",
+            f"{point.value:.1%} of the outputs of {point.place} saturated at step {point.step} (threshold "
+            f"{self.share:.0%}, in {self.rounds} measurements in a row).",
             {"pinned_share": point.value, "limit": self.share},
         )

@@ -21,32 +21,32 @@ class Bits:
 
 @dataclass(frozen=True, slots=True)
 class SdrBitUsage(Detector):
-    """Sparse codes leave most of their bits unused.
+    """Most bits of the sparse codes are unused.
 
-    What it sees: a module with sparse binary codes of which fewer than half of the bits are ever on in the batch, or
-    whose bits are on so unevenly that the standard deviation of their duty cycles is more than 3 times their mean; in 3
-    measurements in a row, and only where evenly used bits would nearly all be met by as many different inputs. One
-    finding until more are used.
+    What it sees: a module with sparse binary codes of which fewer than half of the bits are ever on in the batch. Or
+    bits that are on so unevenly that the standard deviation of their duty cycles is more than 3 times their mean. In 3
+    measurements in a row, and only where evenly used bits would nearly all be on for as many different inputs. The
+    finding ends when more are used.
 
-    Why it matters: bits that are never on carry nothing and are seldom reached by a gradient; a few that are always on
-    make all codes alike.
+    Why it matters: bits that are never on carry no information and get little gradient. A few that are always on make
+    all codes similar.
 
-    What to try: regularise the duty cycles (boosting); look at the number of active bits and at the initialisation.
+    What to try: regularise the duty cycles (boosting); check the number of active bits and the initialisation.
 
-    When it is wrong: batches of one kind, which need few of the bits. It spoke in none of 12 healthy trainings of 4
-    kinds with sparse codes (138 measurements every 100 steps, 1,380 every 10).
+    When it is wrong: batches of one kind, which need few of the bits. No finding in 12 healthy trainings of 4 kinds
+    with sparse codes (138 measurements every 100 steps, 1,380 every 10).
 
     Reference: Cui, Ahmad and Hawkins, The HTM spatial pooler (https://doi.org/10.3389/fncom.2017.00111)
     """
 
     used: float = 0.5
-    """The share of bits below which too few are used."""
+    """Share of bits below which too few are used."""
     uneven: float = 3.0
-    """How large the deviation of the duty cycles is beside their mean, above which they are uneven."""
+    """Ratio of the standard deviation of the duty cycles to their mean above which they are uneven."""
     reached: float = 0.9
-    """The share of bits that evenly used ones would have been met by; below it nothing is judged."""
+    """Share of bits that evenly used ones would reach; below it nothing is judged."""
     rounds: int = 3
-    """In how many measurements in a row."""
+    """Number of measurements in a row."""
 
     kind = "sdr_bit_usage"
     noun = "unused bits of sparse codes"
@@ -61,7 +61,7 @@ class SdrBitUsage(Detector):
     )
     remedies = (
         "Regularise the duty cycles (boosting).",
-        "Look at the number of active bits and at the initialisation.",
+        "Check the number of active bits and the initialisation.",
     )
     state_type = Bits
 
@@ -83,7 +83,8 @@ class SdrBitUsage(Detector):
             self,
             point,
             self.severities[-1],
-            f"Only {usage:.1%} of the {width:.0f} bits{where} are ever on at step {point.step}, and the standard "
-            f"deviation of their duty cycles is {spread:.1f} times their mean. {state.reading.active_bits}",
+            f"{usage:.1%} of the {width:.0f} bits{where} ever on at step {point.step} (threshold {self.used:.0%}); "
+            f"standard deviation of their duty cycles {spread:.1f} times their mean (threshold {self.uneven:g}). "
+            f"{state.reading.active_bits}",
             {"sdr_bit_usage": usage, "unevenness": spread},
         )

@@ -26,28 +26,26 @@ class Patterns:
 class SdrCollapse(Detector):
     """Different inputs get the same sparse code.
 
-    What it sees: a module with sparse binary codes (at least 64 bits of which less than a quarter are on) whose codes
-    have fewer than 30 % unique patterns, in 2 measurements in a row. They are counted against the inputs of the batch
-    that differ, where those can be seen, for equal inputs may have equal codes; fewer than 32 are not judged. One
-    finding until there are more.
+    What it sees: a module with sparse binary codes (at least 64 bits, less than a quarter on) with fewer than 30 %
+    unique codes, in 2 measurements in a row. Codes are counted against the different inputs of the batch, where those
+    can be seen; fewer than 32 are not judged. The finding ends when there are more.
 
-    Why it matters: inputs that have one code cannot be told apart by anything behind it.
+    Why it matters: later layers cannot distinguish inputs that share one code.
 
-    What to try: raise the temperature two or three times; add a loss that tells tokens apart; use more bits.
+    What to try: raise the temperature by a factor of 2 to 3; add a loss that separates tokens; use more bits.
 
-    When it is wrong: inputs that differ in noise alone; codes that are meant to be few, as those of a codebook. It
-    spoke in none of 12 healthy trainings of 4 kinds with sparse codes (138 measurements every 100 steps, 1,380 every
-    10).
+    When it is wrong: inputs that differ in noise alone; codes that should be few, such as those of a codebook. No
+    finding in 12 healthy trainings of 4 kinds with sparse codes (138 measurements every 100 steps, 1,380 every 10).
 
     Reference: Ahmad and Hawkins, Properties of sparse distributed representations (arXiv:1503.07469)
     """
 
     unique: float = 0.3
-    """The share of unique patterns below which it is a collapse."""
+    """Share of unique codes below which it is a collapse."""
     rounds: int = 2
-    """In how many measurements in a row."""
+    """Number of measurements in a row."""
     fewest: int = 32
-    """Of how many different inputs at least."""
+    """Minimum number of different inputs."""
 
     kind = "sdr_collapse"
     noun = "a collapse of sparse codes"
@@ -56,8 +54,8 @@ class SdrCollapse(Detector):
     quantities = QUANTITIES
     severities = (Severity.CRITICAL,)
     remedies = (
-        "Raise the temperature two or three times.",
-        "Add a loss that tells tokens apart.",
+        "Raise the temperature by a factor of 2 to 3.",
+        "Add a loss that separates tokens.",
         "Use more bits.",
     )
     state_type = Patterns
@@ -76,7 +74,7 @@ class SdrCollapse(Detector):
             self,
             point,
             self.severities[-1],
-            f"Only {share:.1%} unique patterns{where} at step {point.step}: {reading.codes} for "
+            f"{share:.1%} unique codes{where} at step {point.step} (threshold {self.unique:.0%}): {reading.codes} for "
             f"{reading.different_inputs:,.0f} different inputs. {reading.active_bits}",
             {
                 "sdr_unique_ratio": share,
@@ -98,32 +96,32 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class SdrLowDiversity(Detector):
-    """Fewer and fewer inputs have a sparse code of their own.
+    """Fewer inputs get a sparse code of their own.
 
-    What it sees: a module with sparse binary codes whose share of unique patterns lies between 30 % and 60 % and a
-    tenth or more below its best, in 2 measurements in a row. Unique patterns are counted against the inputs of the
-    batch that differ, where those can be seen; fewer than 32 are not judged. One finding until there are more.
+    What it sees: a module with sparse binary codes whose share of unique codes is between 30 % and 60 %, and 10 % or
+    more below its best, in 2 measurements in a row. Unique codes are counted against the different inputs of the batch,
+    where those can be seen; fewer than 32 are not judged. The finding ends when there are more.
 
-    Why it matters: it is how a collapse begins.
+    Why it matters: a collapse starts this way.
 
-    What to try: raise the temperature; add a loss that tells tokens apart; use more bits.
+    What to try: raise the temperature; add a loss that separates tokens; use more bits.
 
-    When it is wrong: inputs that differ in noise alone, which a good code leaves out. It spoke in none of 12 healthy
-    trainings of 4 kinds with sparse codes (138 measurements every 100 steps, 1,380 every 10).
+    When it is wrong: inputs that differ in noise alone, which a good code ignores. No finding in 12 healthy trainings
+    of 4 kinds with sparse codes (138 measurements every 100 steps, 1,380 every 10).
 
     Reference: Ahmad and Hawkins, Properties of sparse distributed representations (arXiv:1503.07469)
     """
 
     lowest: float = 0.3
-    """The share of unique patterns below which it is a collapse, ..."""
+    """Share of unique codes below which it is a collapse instead."""
     highest: float = 0.6
-    """... and above which there are enough."""
+    """Share of unique codes above which there are enough."""
     fallen: float = 0.1
-    """How far below its best it must lie."""
+    """Minimum decrease below the best share."""
     rounds: int = 2
-    """In how many measurements in a row."""
+    """Number of measurements in a row."""
     fewest: int = 32
-    """Of how many different inputs at least."""
+    """Minimum number of different inputs."""
 
     kind = "sdr_low_diversity"
     noun = "sparse codes that become alike"
@@ -131,7 +129,7 @@ class SdrLowDiversity(Detector):
     quantities = QUANTITIES
     remedies = (
         "Raise the temperature.",
-        "Add a loss that tells tokens apart.",
+        "Add a loss that separates tokens.",
         "Use more bits.",
     )
     state_type = Course
@@ -152,8 +150,8 @@ class SdrLowDiversity(Detector):
             self,
             point,
             self.severities[-1],
-            f"{share:.1%} unique patterns{where} at step {point.step}, down from {state.best:.1%}: "
-            f"{reading.codes} for {reading.different_inputs:,.0f} different inputs. "
+            f"{share:.1%} unique codes{where} at step {point.step} (threshold {self.highest:.0%}), down from "
+            f"{state.best:.1%}: {reading.codes} for {reading.different_inputs:,.0f} different inputs. "
             f"{reading.active_bits}",
             {"sdr_unique_ratio": share, "best": state.best},
         )

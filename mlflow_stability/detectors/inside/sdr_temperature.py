@@ -20,28 +20,27 @@ class Heat:
 
 @dataclass(frozen=True, slots=True)
 class SdrTemperature(Detector):
-    """The temperature at which sparse codes are made has run away.
+    """The temperature of the sparse codes is out of range.
 
     What it sees: the temperature of a module with sparse binary codes below 0.001 or above 100, or more than ten times
-    above or below where it began. One finding until it is back.
+    above or below its first value. The finding ends when it is back.
 
-    Why it matters: with next to no temperature the choice of bits gets no gradient; with very much it is left to
-    chance.
+    Why it matters: at a very low temperature the choice of bits gets no gradient; at a very high one it is random.
 
-    What to try: bound the temperature; look at its schedule or at its learning rate.
+    What to try: bound the temperature; check its schedule or its learning rate.
 
-    When it is wrong: a schedule that is meant to lower the temperature by more than ten times. It spoke in none of 12
-    healthy trainings of 4 kinds with sparse codes (138 measurements every 100 steps, 1,380 every 10).
+    When it is wrong: a schedule that lowers the temperature by more than ten times on purpose. No finding in 12 healthy
+    trainings of 4 kinds with sparse codes (138 measurements every 100 steps, 1,380 every 10).
 
     Reference: Jang, Gu and Poole, Categorical reparameterization with Gumbel-softmax (arXiv:1611.01144)
     """
 
     lowest: float = 0.001
-    """The temperature below which it is too low."""
+    """Minimum temperature."""
     highest: float = 100.0
-    """The temperature above which it is too high."""
+    """Maximum temperature."""
     drift: float = 10.0
-    """How many times above or below its first value it may go."""
+    """Maximum factor above or below its first value."""
 
     kind = "sdr_temperature"
     noun = "a temperature that runs away"
@@ -50,7 +49,7 @@ class SdrTemperature(Detector):
     quantities = ("sdr_temperature",)
     remedies = (
         "Bound the temperature.",
-        "Look at its schedule, or at its learning rate.",
+        "Check its schedule, or its learning rate.",
     )
     state_type = Heat
 
@@ -65,12 +64,11 @@ class SdrTemperature(Detector):
         if not state.streak.reaches(1, bad=outside or drifted):
             return state, None
         where = f" of {point.place}" if point.place else ""
-        limits = f"{self.lowest:g} to {self.highest:g} is sound"
+        limits = f"allowed {self.lowest:g} to {self.highest:g}"
         return state, finding(
             self,
             point,
             self.severities[-1],
-            f"The temperature{where} is {point.value:.3g} at step {point.step}; it began at {state.first:.3g}, and "
-            f"{limits}.",
+            f"temperature{where} {point.value:.3g} at step {point.step} ({limits}; first value {state.first:.3g}).",
             {"temperature": point.value, "first": state.first},
         )

@@ -21,6 +21,7 @@ from mlflow_stability.detectors.engine.loss_fall import Beginning
 from mlflow_stability.detectors.engine.slow_rise import SlowRise
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import risen as rise_words
+from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
 @dataclass(slots=True)
@@ -39,50 +40,51 @@ class Course:
 
 @dataclass(frozen=True, slots=True)
 class Divergence(Detector):
-    """The loss left its level upwards and stayed away.
+    """The loss rose above its baseline and stayed there.
 
-    What it sees: 12 of the last 16 losses at least 4 widths of the noise and 10 % above their level. Also a slow rise:
-    the mean of 32 steps lies at least 4 % and 7 of its own errors above the lowest of the 512 steps before, and rises
-    on; noise that hangs together, and a long run, raise the 7. A slow rise is a warning, from 50 % on critical. Below a
-    hundredth of where the loss began nothing is a divergence. One finding until the loss has been back for 64 steps, or
-    its higher level has become the usual one.
+    What it sees: 12 of the last 16 losses at least 4σ and 10 % above their baseline. Also a slow rise: the mean of 32
+    steps lies at least 4 % and 7 standard errors above the lowest mean of the 512 steps before, and still rises.
+    Correlated noise and long runs raise that threshold of 7. A slow rise is a warning, from 50 % on critical. Losses
+    below 1 % of the first loss never count. The finding ends after 64 steps without a high loss, or when the higher
+    level has become the baseline.
 
-    Why it matters: a diverging run seldom comes back by itself, and every further step is lost.
+    Why it matters: a diverging run rarely recovers by itself, and every further step is wasted.
 
-    What to try: go back to a state before it; lower the learning rate 2-5 times; warm up longer; clip the gradients.
+    What to try: restart from a checkpoint before the divergence; lower the learning rate by a factor of 2 to 5;
+    lengthen the warm-up; clip gradients.
 
-    When it is wrong: harder data from some step on (a curriculum, a new mixture), a term of the loss that is switched
-    on. The 200 steps after a restart of the learning rate are left out. Losses that can be negative are judged by
-    leaps only, and at twice the width. Where several trainings take turns, as the halves of a GAN do, one's loss rises
-    as the other learns: there only losses 10 times above their level count.
+    When it is wrong: harder data from some step on (a curriculum, a new mixture), or a loss term that is switched on.
+    The 200 steps after a learning-rate restart are ignored. Losses that can be negative are judged by jumps only, at
+    twice the threshold. In adversarial training, such as a GAN, one loss rises as the other model learns: there only
+    losses at 10 times their baseline count.
 
     Reference: OPT-175B (arXiv:2205.01068, 2.5); Page, Continuous inspection schemes, Biometrika 41 (1954)
     """
 
     threshold: float = 4.0
-    """The z at which a single loss stands high."""
+    """Threshold of a single loss, in σ above its baseline."""
     threshold_of_differences: float = 8.0
-    """The same where the loss can be negative."""
+    """Threshold in σ where the loss can be negative."""
     high_steps: int = 12
-    """How many of the last `of_steps` losses must stand high."""
+    """How many of the last `of_steps` losses must be above the threshold."""
     of_steps: int = 16
-    """Among how many losses they are counted."""
+    """Number of recent losses that are counted."""
     smallest_rise: float = 1.10
-    """The least value of a high loss, as a multiple of the level."""
+    """Minimum ratio of a high loss to its baseline."""
     smallest_rise_of_players: float = RISE
-    """The same where several trainings take turns."""
+    """Minimum ratio in adversarial training, such as a GAN."""
     slow_threshold: float = 7.0
-    """The least slow rise, in errors of a mean of 32 steps."""
+    """Threshold of a slow rise, in standard errors of a mean of 32 steps."""
     slow_per_longer_run: float = 0.4
-    """By how much that is raised for each doubling of the run, from 500 steps on: a long run has more chances."""
+    """Increase of `slow_threshold` for each doubling of the run, from 500 steps on: a long run has more chances."""
     slow_per_correlation: float = 4.0
-    """By how much it is raised for each doubling of the mean's error by noise that hangs together, from 1.3 on."""
+    """Increase of `slow_threshold` for each doubling of the mean's error by correlated noise, from 1.3 on."""
     slow_smallest_rise: float = 1.04
-    """The least slow rise as a multiple of the level."""
+    """Minimum ratio of a slow rise to the lowest mean."""
     slow_critical_rise: float = 1.5
-    """From which multiple of the level on a slow rise is critical."""
+    """Ratio from which a slow rise is critical."""
     calm_steps: int = 64
-    """After how many steps without a high loss the trouble is over."""
+    """Number of steps without a high loss that end the finding."""
 
     kind = "divergence"
     noun = "a divergence"
@@ -99,9 +101,9 @@ class Divergence(Detector):
         "slow_smallest_rise": "power",
     }
     remedies = (
-        "Go back to a state from before it.",
-        "Lower the learning rate 2-5 times.",
-        "Warm the learning rate up longer.",
+        "Restart from a checkpoint before this step.",
+        "Lower the learning rate by a factor of 2 to 5.",
+        "Lengthen the learning-rate warm-up.",
         "Clip gradients at 1.0.",
     )
     state_type = Course
@@ -145,12 +147,13 @@ class Divergence(Detector):
         if not state.gate.speaks(Severity.CRITICAL):
             return None
         many = state.high.bit_count()
+        threshold = self.threshold if point.logarithmic else self.threshold_of_differences
         return finding(
             self,
             point,
             Severity.CRITICAL,
-            f"loss stood high in {many} of the last {self.of_steps} steps: {point.value:.4g} at step {point.step}, "
-            f"from a level of {point.center:.4g}.",
+            f"loss {point.value:.4g} at step {point.step}, {sigmas(point.z)} above its baseline of {point.center:.4g}; "
+            f"above the threshold ({threshold:g}σ) in {many} of the last {self.of_steps} steps.",
             {"loss": point.value, "level": point.center, "z": point.z, "high_steps": float(many)},
         )
 
@@ -186,7 +189,7 @@ class Divergence(Detector):
             self,
             point,
             severity,
-            f"loss has been rising slowly: {now:.4g} over the last 32 steps to step {point.step}, "
+            f"loss rose slowly: mean of the last 32 steps {now:.4g} at step {point.step}, "
             f"{rise_words(math.expm1(risen), f'{then:.4g}')}.",
             {"loss": now, "level": then, "rise": math.expm1(risen), **evidence},
         )
@@ -196,27 +199,28 @@ class Divergence(Detector):
 class DivergenceClassic(Detector):
     """The loss is twice the mean of its last 100 values, three times in a row.
 
-    What it sees: 3 losses in a row above 2.0 times the mean of the 100 before each, from the 21st value on. A run of
-    them is one finding.
+    What it sees: 3 losses in a row above 2.0 times the mean of the 100 values before each, from the 21st value on. A
+    run of such losses is one finding.
 
-    Why it matters: a diverging run seldom comes back by itself, and every further step is lost.
+    Why it matters: a diverging run rarely recovers by itself, and every further step is wasted.
 
-    What to try: go back to a state before it; lower the learning rate 2-5 times; warm up longer; clip the gradients.
+    What to try: restart from a checkpoint before the divergence; lower the learning rate by a factor of 2 to 5;
+    lengthen the warm-up; clip gradients.
 
-    When it is wrong: it says nothing to losses at or below zero, and nothing of a divergence that is slow or that ends
-    below twice the level, as most do.
+    When it is wrong: losses at or below zero are not judged. A slow divergence, or one below twice the mean, is missed;
+    most are.
 
     Reference: llm-foundry, KillLossSpike
     """
 
     divergence_threshold: float = 2.0
-    """The multiple of the mean above which a loss is too high."""
+    """Multiple of the mean above which a loss is too high."""
     consecutive_steps: int = 3
-    """How many in a row make a divergence."""
+    """Number of high losses in a row that make a divergence."""
     window: int = 100
-    """How many values the mean is of."""
+    """Number of values in the mean."""
     least_values: int = 20
-    """From how many values on anything is judged."""
+    """Minimum number of values before anything is judged."""
 
     kind = "divergence"
     order = 400
@@ -225,9 +229,9 @@ class DivergenceClassic(Detector):
     quantities = ("loss",)
     severities = (Severity.CRITICAL,)
     remedies = (
-        "Go back to a state from before it.",
-        "Lower the learning rate 2-5 times.",
-        "Warm the learning rate up longer.",
+        "Restart from a checkpoint before this step.",
+        "Lower the learning rate by a factor of 2 to 5.",
+        "Lengthen the learning-rate warm-up.",
         "Clip gradients at 1.0.",
     )
     state_type = ClassicWindow
@@ -246,8 +250,8 @@ class DivergenceClassic(Detector):
                     self,
                     point,
                     Severity.CRITICAL,
-                    f"loss is {point.value:.4g} at step {point.step} and has been above {self.divergence_threshold:g} "
-                    f"times the mean of the {len(state.values)} before ({mean:.4g}) for {state.run} steps.",
+                    f"loss {point.value:.4g} at step {point.step}; above {self.divergence_threshold:g} times the mean "
+                    f"of the {len(state.values)} values before ({mean:.4g}) for {state.run} steps.",
                     {"loss": point.value, "mean": mean, "steps": float(state.run)},
                 )
         state.take(point.value, self.window)

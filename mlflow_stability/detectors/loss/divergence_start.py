@@ -37,38 +37,38 @@ class Start:
 
 @dataclass(frozen=True, slots=True)
 class DivergenceStart(Detector):
-    """The training left the place where it began upwards: its first steps were far too large.
+    """The loss diverged in the first steps of the training.
 
-    What it sees: among the first 32 steps, a loss and a gradient norm that both stand at 3 times their first value or
-    more: 3 steps in a row after an update of 0.3 of the weights' norm, or 8 in a row after one of 0.05. Without
-    measured updates it says nothing, for with tiny batches a lucky first loss looks the same. Where several trainings
-    take turns, as the halves of a GAN do, 10 times are asked for.
+    What it sees: among the first 32 steps, a loss and a gradient norm at 3 times their first value or more. Either 3
+    such steps in a row after an update of 0.3 of the weight norm, or 8 in a row after an update of 0.05. Nothing is
+    reported without measured updates: with tiny batches a low first loss looks the same. In adversarial training, such
+    as a GAN, the ratio is 10.
 
-    Why it matters: no later step comes back from there, and only the initial weights are before it: the learning rate
-    is simply too high.
+    Why it matters: the run will not recover, and only the initial weights come before it. The learning rate is too
+    high.
 
-    What to try: lower the learning rate 3-10 times; warm it up over 1-5 % of the steps; clip the gradients.
+    What to try: lower the learning rate by a factor of 3 to 10; warm up over 1-5 % of the steps; clip gradients.
 
-    When it is wrong: a loss whose scale is turned up in the first steps on purpose. It spoke in none of 117 healthy
-    trainings of 39 kinds.
+    When it is wrong: a loss whose scale is raised on purpose in the first steps. No finding in 117 healthy trainings of
+    39 kinds.
 
     Reference: Wortsman et al., Small-scale proxies for large-scale training instabilities (arXiv:2309.14322)
     """
 
     steps: int = 32
-    """How many losses are the start; from then on the loss has a level of its own."""
+    """Number of losses that count as the start; later losses have a baseline."""
     smallest_rise: float = 3.0
-    """The least loss and gradient norm as a multiple of the first."""
+    """Minimum ratio of loss and gradient norm to their first values."""
     smallest_rise_of_players: float = RISE
-    """The same where several trainings take turns."""
+    """Minimum ratio in adversarial training, such as a GAN."""
     huge_update: float = 0.3
-    """After an update of this share of the weights ..."""
+    """Update, as a share of the weight norm, after which `huge_row` steps are enough."""
     huge_row: int = 3
-    """... so many steps in a row are enough, ..."""
+    """Number of high steps in a row after a huge update."""
     large_update: float = 0.05
-    """... and after one of this share ..."""
+    """Update, as a share of the weight norm, after which `large_row` steps are needed."""
     large_row: int = 8
-    """... so many."""
+    """Number of high steps in a row after a large update."""
 
     kind = "divergence"
     order = 50
@@ -78,8 +78,8 @@ class DivergenceStart(Detector):
     severities = (Severity.CRITICAL,)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
     remedies = (
-        "Lower the learning rate 3-10 times.",
-        "Warm the learning rate up over 1-5 % of the steps.",
+        "Lower the learning rate by a factor of 3 to 10.",
+        "Warm up the learning rate over 1-5 % of the steps.",
         "Clip gradients at 1.0.",
     )
     state_type = Start
@@ -93,7 +93,7 @@ class DivergenceStart(Detector):
     def _look(self, state: Start, point: Point, rise: float) -> Event | None:
         if point.quantity == "update_ratio":
             state.update = max(state.update, point.value)
-            return self._judged(state, point)
+            return self._judged(state, point, rise)
         if point.quantity == "loss":
             state.seen += 1
             state.over = state.seen > self.steps or (state.seen == 1 and point.value <= 0)
@@ -109,9 +109,9 @@ class DivergenceStart(Detector):
             return None
         state.row += 1
         state.onset = point.step if state.row == 1 else state.onset
-        return self._judged(state, point)
+        return self._judged(state, point, rise)
 
-    def _judged(self, state: Start, point: Point) -> Event | None:
+    def _judged(self, state: Start, point: Point, rise: float) -> Event | None:
         needed = self.huge_row if state.update >= self.huge_update else self.large_row
         if state.row < needed or state.update < self.large_update:
             return None
@@ -120,9 +120,9 @@ class DivergenceStart(Detector):
             self,
             point._replace(quantity="loss"),
             Severity.CRITICAL,
-            f"loss is {state.loss:.4g} at step {point.step} and stood far above its first value of "
-            f"{state.first_loss:.4g} in {state.row} steps in a row, after one step had changed the weights by "
-            f"{_share(state.update)}.",
+            f"loss {state.loss:.4g} at step {point.step}, {state.loss / state.first_loss:.3g} times its first value of "
+            f"{state.first_loss:.4g} (threshold {rise:g}) for {state.row} steps in a row, after one step changed the "
+            f"weights by {_share(state.update)}.",
             {
                 "loss": state.loss,
                 "level": state.first_loss,

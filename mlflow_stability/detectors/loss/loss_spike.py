@@ -18,6 +18,7 @@ from mlflow_stability.detectors.engine.finding_type import Moves
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import Beginning
 from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
 @dataclass(slots=True)
@@ -35,44 +36,45 @@ class Spikes:
 
 @dataclass(frozen=True, slots=True)
 class LossSpike(Detector):
-    """The loss leapt up from its own level.
+    """The loss jumped above its baseline.
 
-    What it sees: a loss at least 8 widths of its own noise above its level, or 6 where the gradient norm of the same
-    step stands out by 6 as well; and at least 5 % above it. Noise with a heavy tail raises both limits to what it
-    reaches once in 100,000 steps. Below a hundredth of where the loss began nothing is a spike; nor below a fifth, once
-    it is below a twentieth and leaps about by half of itself. Where several trainings take turns, as the halves of a
-    GAN do, only losses 10 times above their level count. One finding until the loss has been calm for 8 steps.
+    What it sees: a loss at least 8σ and 5 % above its baseline; 6σ are enough where the gradient norm of the same step
+    is also 6σ above its baseline. Heavy-tailed noise raises both thresholds to what that noise reaches once in 100,000
+    steps. Losses below 1 % of the first loss never count. Once a very noisy loss is below 5 % of its start, rises to
+    less than 20 % of it do not count. In adversarial training, such as a GAN, only losses at 10 times their baseline
+    count. The finding ends after 8 steps below 4σ.
 
-    Why it matters: most spikes pass, but a loss that leaps often, or that does not come back, has usually taken a step
-    that was too large; what was learnt before it can be lost.
+    Why it matters: most spikes pass. Frequent spikes, or one that does not recover, usually mean that a step was too
+    large; what was learnt before can be lost.
 
-    What to try: lower the learning rate 2-5 times; clip the gradients at 1.0; look at the batch; let the training be
-    set back to before it.
+    What to try: lower the learning rate by a factor of 2 to 5; clip gradients at 1.0; inspect the batch; enable
+    rollback=True.
 
-    When it is wrong: a batch of another kind on purpose (another task, longer sequences); a schedule that switches a
-    term of the loss on. The 200 steps after a restart of the learning rate are left out.
+    When it is wrong: a different batch on purpose (another task, longer sequences), or a schedule that switches on a
+    loss term. The 200 steps after a learning-rate restart are ignored.
 
     Reference: OLMo 2 (arXiv:2501.00656, 3.2); PaLM (arXiv:2204.02311, 5.1)
     """
 
     threshold: float = 8.0
-    """The least z of a loss alone."""
+    """Threshold of the loss alone, in σ above its baseline."""
     threshold_with_gradient: float = 6.0
-    """The least z of both, where loss and gradient norm stand out in the same step."""
+    """Threshold in σ where loss and gradient norm both exceed it in the same step."""
     threshold_of_differences: float = 12.0
-    """The least z of a loss alone, where the loss can be negative."""
+    """Threshold of the loss alone, in σ, where the loss can be negative."""
     share_of_tail: float = 1.0
-    """And the least z as a share of what the signal's own noise reaches once in 100,000 steps; 0: do not ask."""
+    """Factor on the σ that the loss's own noise reaches once in 100,000 steps; the higher threshold counts. 0 turns
+    this off."""
     smallest_rise: float = 1.05
-    """The least value as a multiple of the level; not asked of a loss that can be negative."""
+    """Minimum ratio of the loss to its baseline; unused where the loss can be negative."""
     smallest_rise_of_players: float = RISE
-    """The same where several trainings take turns."""
+    """Minimum ratio in adversarial training, such as a GAN."""
     critical_rise: float = 100.0
-    """From which multiple of the level on a spike is critical."""
+    """Ratio to the baseline from which a spike is critical."""
     calm_below: float = 4.0
-    """Below this z a step counts as calm."""
+    """A step below this σ counts as normal."""
     calm_steps: int = 8
-    """After how many calm steps in a row the trouble is over."""
+    """Number of normal steps in a row that end the finding."""
 
     kind = "loss_spike"
     noun = "a loss spike"
@@ -90,10 +92,10 @@ class LossSpike(Detector):
         "smallest_rise": "power",
     }
     remedies = (
-        "Lower the learning rate 2-5 times.",
+        "Lower the learning rate by a factor of 2 to 5.",
         "Clip gradients at 1.0.",
-        "Look at the batch of this step.",
-        "Let the training be set back to before the spike.",
+        "Inspect the batch at this step.",
+        "Enable rollback=True, or restart from a checkpoint before this step.",
     )
     state_type = Spikes
 
@@ -154,41 +156,41 @@ class LossSpike(Detector):
         also = ""
         if gradient_z is not None:
             evidence["grad_norm_z"] = gradient_z
-            limit, also = self._together(point), f", and the gradient norm at {gradient_z:.1f}"
+            limit, also = self._together(point), f"; gradient norm {sigmas(gradient_z)} above its baseline"
         evidence["limit"] = limit
         return finding(
             self,
             point,
             severity,
-            f"loss is {point.value:.4g} at step {point.step}, from a level of {point.center:.4g}: "
-            f"{point.z:.1f} widths of its noise{also}; the limit is {limit:.1f}.",
+            f"loss {point.value:.4g} at step {point.step}, {sigmas(point.z)} above its baseline of {point.center:.4g} "
+            f"(threshold {limit:.3g}σ){also}.",
             evidence,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class LossSpikeClassic(Detector):
-    """The loss lies three deviations above its last 100 values.
+    """The loss is three standard deviations above the mean of its last 100 values.
 
-    What it sees: a loss above the mean plus 3 standard deviations of the 100 before it, from the 21st value on. Losses
-    that are too high in a row are one finding.
+    What it sees: a loss above the mean plus 3 standard deviations of the 100 values before it, from the 21st value on.
+    High losses in a row are one finding.
 
-    Why it matters: most spikes pass, but a loss that leaps often has usually taken steps that were too large.
+    Why it matters: most spikes pass. Frequent spikes usually mean that the steps are too large.
 
-    What to try: lower the learning rate 2-5 times; clip the gradients at 1.0; look at the batch.
+    What to try: lower the learning rate by a factor of 2 to 5; clip gradients at 1.0; inspect the batch.
 
-    When it is wrong: often: plain noise is that high once in 700 steps, and each spike widens the deviation that the
-    next one is measured by. The rule without `:classic` was made for that.
+    When it is wrong: often. Normal noise is that high once in 700 steps, and each spike widens the deviation for the
+    next one. `loss_spike` without `:classic` avoids both.
 
     Reference: Shewhart, Economic control of quality of manufactured product (1931)
     """
 
     deviations: float = 3.0
-    """How many standard deviations above the mean are too high."""
+    """Threshold in standard deviations above the mean."""
     window: int = 100
-    """How many values the mean is of."""
+    """Number of values in the mean."""
     least_values: int = 20
-    """From how many values on anything is judged."""
+    """Minimum number of values before anything is judged."""
 
     kind = "loss_spike"
     order = 390
@@ -196,9 +198,9 @@ class LossSpikeClassic(Detector):
     rule = "classic"
     quantities = ("loss",)
     remedies = (
-        "Lower the learning rate 2-5 times.",
+        "Lower the learning rate by a factor of 2 to 5.",
         "Clip gradients at 1.0.",
-        "Look at the batch of this step.",
+        "Inspect the batch at this step.",
     )
     state_type = ClassicWindow
 
@@ -217,8 +219,8 @@ class LossSpikeClassic(Detector):
                     self,
                     point,
                     Severity.WARNING,
-                    f"loss is {point.value:.4g} at step {point.step}; the mean of the {len(state.values)} before is "
-                    f"{mean:.4g}, the limit {limit:.4g}.",
+                    f"loss {point.value:.4g} at step {point.step}, above the threshold of {limit:.4g} (mean of the "
+                    f"{len(state.values)} values before: {mean:.4g}).",
                     {"loss": point.value, "mean": mean, "limit": limit},
                 )
         state.run = state.run + 1 if high else 0

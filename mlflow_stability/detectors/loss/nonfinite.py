@@ -17,6 +17,7 @@ from dataclasses import dataclass, replace
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.text.phrases import infinite
 
 SKIPPED = "skipped_steps"
 LOSS = "loss"
@@ -52,21 +53,21 @@ def watch(state: NonFinite, point: Point, *, is_bad: bool) -> tuple[NonFinite, b
 def before(point: Point) -> str:
     """The half sentence about the last good value."""
     if point.before is None:
-        return "no finite value came before it"
-    return f"the last finite value before it was {point.before:.4g}"
+        return "no finite value before"
+    return f"last finite value {point.before:.4g}"
 
 
 @dataclass(frozen=True, slots=True)
 class NanDetected(Detector):
-    """A loss or a gradient norm became NaN.
+    """The loss or the gradient norm became NaN.
 
-    What it sees: the first NaN of the loss or of the gradient norm after finite values; one finding until all are
-    finite again. A gradient that a loss scaler threw away does not count.
+    What it sees: the first NaN of the loss or of the gradient norm after finite values. The finding ends when all are
+    finite again. Gradients that a loss scaler discarded do not count.
 
-    Why it matters: the next optimizer step writes NaN into every weight it touches, and no later step repairs that.
+    Why it matters: the next optimizer step writes NaN into every weight it updates, and no later step repairs that.
 
-    What to try: find the first module that puts out NaN; look at the inputs; lower the learning rate; clip the
-    gradients; train in bf16 instead of fp16.
+    What to try: find the first module whose output is NaN; inspect the inputs; lower the learning rate; clip gradients;
+    train in bf16 instead of fp16.
 
     When it is wrong: a script that passes NaN to ``backward`` on purpose, to mark a batch without targets.
 
@@ -81,8 +82,8 @@ class NanDetected(Detector):
     severities = (Severity.CRITICAL,)
     remedies = (
         "Find the first module whose output is NaN.",
-        "Look at the inputs of this step: empty targets, a division by zero, the logarithm of zero.",
-        "Lower the learning rate 2-5 times, or clip gradients at 1.0.",
+        "Inspect the inputs at this step: empty targets, division by zero, logarithm of zero.",
+        "Lower the learning rate by a factor of 2 to 5, or clip gradients at 1.0.",
         "Train in bf16 instead of fp16.",
     )
     state_type = NonFinite
@@ -105,16 +106,16 @@ class NanDetected(Detector):
 
 @dataclass(frozen=True, slots=True)
 class InfDetected(Detector):
-    """A loss or a gradient norm became infinite.
+    """The loss or the gradient norm became infinite.
 
-    What it sees: the first infinity of the loss or of the gradient norm after finite values; one finding until all are
-    finite again. A gradient that a loss scaler threw away does not count.
+    What it sees: the first infinity of the loss or of the gradient norm after finite values. The finding ends when all
+    are finite again. Gradients that a loss scaler discarded do not count.
 
-    Why it matters: an overflow comes before most NaNs: infinity minus infinity, or times zero, is NaN one operation
-    later, and then every weight.
+    Why it matters: an overflow precedes most NaNs. Infinity minus infinity, or times zero, is NaN one operation later,
+    and then in every weight.
 
-    What to try: lower the learning rate; clip the gradients; look for an exponential or a division without a bound;
-    train in bf16 instead of fp16, or with a lower loss scale.
+    What to try: lower the learning rate; clip gradients; find an unbounded exponential or division; train in bf16
+    instead of fp16, or with a lower loss scale.
 
     When it is wrong: a log-likelihood that is minus infinity on purpose for an impossible sample.
 
@@ -128,8 +129,8 @@ class InfDetected(Detector):
     places = WHOLE
     severities = (Severity.CRITICAL,)
     remedies = (
-        "Lower the learning rate 2-5 times, or clip gradients at 1.0.",
-        "Look for an exponential, a division or a logarithm without a bound in the first infinite module.",
+        "Lower the learning rate by a factor of 2 to 5, or clip gradients at 1.0.",
+        "Find an unbounded exponential, division or logarithm in the first infinite module.",
         "Train in bf16 instead of fp16, or start with a loss scale of 1024.",
     )
     state_type = NonFinite
@@ -145,6 +146,6 @@ class InfDetected(Detector):
             self,
             point,
             Severity.CRITICAL,
-            f"{point.quantity} is {point.value} at step {point.step}; {before(point)}.",
+            f"{point.quantity} is {infinite(point.value)} at step {point.step}; {before(point)}.",
             {point.quantity: point.value},
         )

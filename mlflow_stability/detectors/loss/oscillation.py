@@ -24,33 +24,32 @@ class Swings:
 
 @dataclass(frozen=True, slots=True)
 class Oscillation(Detector):
-    """The loss swings to and fro from step to step.
+    """The loss oscillates from step to step.
 
-    What it sees: among the last 256 losses more than 30 % are highest or lowest points between their neighbours, with
-    a usual swing of more than 5 % of the level, and each step undoes a good part of the one before (the change from
-    step to step is correlated at -0.7 or less; plain noise of mini-batches gives -0.5). One finding until it has
-    calmed down.
+    What it sees: more than 30 % of the last 256 losses are local maxima or minima, and the median change is more than 5
+    % of the loss. Each step undoes much of the one before: consecutive changes correlate at -0.7 or less (mini-batch
+    noise alone gives -0.5). The finding ends when the oscillation does.
 
-    Why it matters: the steps are so large that the weights jump across the valley instead of going down in it.
+    Why it matters: the steps are too large, so that the weights jump across the minimum.
 
-    What to try: lower the learning rate 2-5 times; raise the momentum's damping; larger batches.
+    What to try: lower the learning rate by a factor of 2 to 5; lower the momentum; use larger batches.
 
-    When it is wrong: data that alternates between two kinds of batches; two losses that are logged as one. It spoke in
-    none of 117 healthy trainings of 39 kinds (136,000 losses).
+    When it is wrong: data that alternates between two kinds of batches, or two losses logged as one. No finding in 117
+    healthy trainings of 39 kinds (136,000 losses).
 
     Reference: Cohen et al., Gradient descent at the edge of stability (arXiv:2103.00065)
     """
 
     window: int = 256
-    """How many losses are looked at."""
+    """Number of losses that are judged together."""
     every: int = 32
-    """After how many new ones."""
+    """Number of new losses between two judgements."""
     extremes: float = 0.3
-    """The least share of them that are highest or lowest points."""
+    """Minimum share of local maxima and minima."""
     swing: float = 0.05
-    """The least median change from step to step, as a share of the level."""
+    """Minimum median change from step to step, as a share of the loss."""
     undone: float = -0.7
-    """The highest correlation of one change with the next."""
+    """Maximum correlation of one change with the next."""
 
     kind = "oscillation"
     noun = "oscillation"
@@ -58,7 +57,7 @@ class Oscillation(Detector):
     quantities = ("loss",)
     severities = (Severity.INFO,)
     experimental = True
-    remedies = ("Lower the learning rate 2-5 times.", "Take larger batches.")
+    remedies = ("Lower the learning rate by a factor of 2 to 5.", "Use larger batches.")
 
     def begin(self) -> Swings:
         """Start afresh, knowing nothing."""
@@ -92,8 +91,8 @@ class Oscillation(Detector):
             self,
             point,
             Severity.INFO,
-            f"loss swings by {swing / level if level else math.inf:.0%} of its level from step to step up to step "
-            f"{point.step}; {turns:.0%} of the last {self.window} values are turning points.",
+            f"loss oscillates at step {point.step}: median change {swing / level if level else math.inf:.0%} of the "
+            f"loss (threshold {self.swing:.0%}); {turns:.0%} of the last {self.window} values are turning points.",
             {"swing": swing, "level": level, "turning_points": turns, "correlation": undone},
         )
 

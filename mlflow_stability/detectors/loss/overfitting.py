@@ -39,35 +39,34 @@ class Pair:
 class Overfitting(Detector):
     """The validation loss rises while the training loss still falls.
 
-    What it sees: three validation losses in a row at least 10 % above the best one, and by more than their noise makes
-    likely, while the training loss has fallen by 2 % since the best and is not what guessing costs. One finding until
+    What it sees: three validation losses in a row at least 10 % above the best one, and beyond their own noise.
+    Meanwhile the training loss has fallen by 2 % since the best one and is not at chance level. The finding ends when
     the validation loss is back.
 
-    Why it matters: from the best step on the model learns its training data by heart; what is kept from later steps is
-    worse.
+    Why it matters: from the best step on the model memorises its training data; later weights generalise worse.
 
-    What to try: keep the weights of the best step; stop there; more or augmented data; dropout; weight decay; a
+    What to try: keep the weights of the best step; stop there; use more or augmented data, dropout, weight decay, or a
     smaller model.
 
-    When it is wrong: validation data of another kind than the training data; accuracy can still rise while the
-    validation loss does.
+    When it is wrong: validation data that differs from the training data. Accuracy can still rise while the validation
+    loss rises.
 
     Reference: Prechelt, Early stopping - but when? (1998)
     """
 
     smallest_rise: float = 1.10
-    """The least validation loss as a multiple of the best one."""
+    """Minimum ratio of the validation loss to the best one."""
     in_a_row: int = 3
-    """How many validation losses in a row must be that high."""
+    """Number of validation losses in a row that must be that high."""
     beyond_noise: float = 3.2
-    """How many times the usual distance of a validation loss from the line through the two before it they must lie
-    above the best: 5.3 standard deviations of its noise."""
+    """Minimum distance above the best, as a multiple of the usual distance of a validation loss from the line through
+    the two before it. The default is 5.3σ of its noise."""
     few_bends: float = 3.0
-    """By how much that is raised, as a share, where only one such distance is known; half of it with two, and so on."""
+    """Relative increase of `beyond_noise` where only one such distance is known; half of it with two, and so on."""
     train_fell: float = 0.98
-    """The highest training loss as a share of what it was at the best validation loss."""
+    """Maximum training loss as a share of its value at the best validation loss."""
     over: float = 1.02
-    """At or below this multiple of the best validation loss the trouble is over."""
+    """At or below this multiple of the best validation loss the finding ends."""
 
     kind = "overfitting"
     noun = "overfitting"
@@ -77,7 +76,7 @@ class Overfitting(Detector):
     remedies = (
         "Keep the weights of the best validation loss, and stop there.",
         "Use more data, or augment it.",
-        "Add dropout or weight decay, or take a smaller model.",
+        "Add dropout or weight decay, or use a smaller model.",
     )
     state_type = Pair
 

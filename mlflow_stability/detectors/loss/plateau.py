@@ -34,43 +34,43 @@ class Level:
 
 @dataclass(frozen=True, slots=True)
 class Plateau(Detector):
-    """The loss stands where it began.
+    """The loss has not fallen since the start of the training.
 
-    What it sees: from 1000 steps on, a loss within 2 % of where it began that has not fallen; or one that gained less
-    than 10 % in all and has not fallen in the last 10,000 steps. Not to have fallen means: not clearly, and the noise
-    leaves no room for half a percent. A loss at the logarithm of a number of classes is named as chance level. A run
-    that gained more and then converged is no plateau. One finding until the loss has gained 10 %. Losses that can be
-    negative are not judged, nor those of trainings that take turns, as the halves of a GAN do. `diagnose`, which sees
-    the whole curve, judges shorter runs as well, from 15 points on.
+    What it sees: from 1000 steps on, a loss within 2 % of its start that has not fallen. Or a loss that fell by less
+    than 10 % in all and not in the last 10,000 steps. Not fallen means: no clear fall, and any fall hidden in the noise
+    is below 0.5 %. A loss at the logarithm of a number of classes is reported as chance level. A run that fell further
+    and then converged is no plateau. The finding ends when the loss has fallen by 10 %. Losses that can be negative and
+    adversarial training, such as a GAN, are not judged. `diagnose` sees the whole curve and also judges shorter runs,
+    from 15 points on.
 
     Why it matters: nothing is being learnt, and more steps of the same will not change that.
 
-    What to try: look whether labels and inputs belong together and are shuffled; try one batch until its loss is zero;
-    raise the learning rate, or lower it ten times; look for frozen parameters and dead units.
+    What to try: check that labels and inputs match and are shuffled; overfit one batch until its loss is near zero;
+    raise the learning rate, or lower it by a factor of 10; look for frozen parameters and dead units.
 
-    When it is wrong: losses that stand still by nature; a warm-up longer than 1000 steps.
+    When it is wrong: losses that do not fall by design; a warm-up longer than 1000 steps.
 
     Reference: https://karpathy.github.io/2019/04/25/recipe/
     """
 
     first_steps: int = 20
-    """How many first losses are the start."""
+    """Number of first losses that define the start."""
     least_steps: int = 1000
-    """From how many steps on anything is judged."""
+    """Minimum number of steps before anything is judged."""
     stretch: int = 100
-    """How many steps make one mean; the last two are compared with those before."""
+    """Number of steps in one mean; the last two means are compared with those before."""
     stuck_gain: float = 0.02
-    """The gain since the start below which a loss stands where it began."""
+    """Relative fall since the start below which the loss is stuck at its start."""
     small_gain: float = 0.10
-    """The gain since the start below which a loss that has stood still for long is stuck."""
+    """Relative fall since the start below which a loss without progress for `long_steps` is stuck."""
     long_steps: int = 10_000
-    """How long that is."""
+    """Number of steps without progress for `small_gain`."""
     fall: float = 0.005
-    """The least fall, as a share of the level, that is a fall."""
+    """Minimum relative fall that counts as progress."""
     errors: float = 3.0
-    """How many standard errors of the fall the noise is given room for."""
+    """Standard errors of the fall that are allowed for noise."""
     chance_within: float = 0.005
-    """How near to the logarithm of a number of classes a loss must be to be named so, as a share."""
+    """Maximum relative distance to the logarithm of a number of classes for chance level."""
 
     kind = "plateau"
     noun = "a plateau"
@@ -84,9 +84,9 @@ class Plateau(Detector):
         "fall": "inverse",
     }
     remedies = (
-        "Look whether labels and inputs belong together and are shuffled.",
-        "Train on one batch until its loss is near zero; if that fails, the model or the loss is broken.",
-        "Raise the learning rate, or lower it ten times.",
+        "Check that labels match inputs and are shuffled.",
+        "Overfit one batch until its loss is near zero; if that fails, the model or the loss is broken.",
+        "Raise the learning rate, or lower it by a factor of 10.",
         "Look for frozen parameters and dead units.",
     )
 
@@ -127,12 +127,12 @@ class Plateau(Detector):
             return None
         state.said = True
         classes = classes_of(recent, self.chance_within)
-        chance = f", the chance level of {classes:,} classes" if classes else ""
+        chance = f", chance level for {classes:,} classes" if classes else ""
         return finding(
             self,
             point,
             Severity.WARNING,
-            f"loss is {recent:.4g} at step {point.step}{chance}: it began at {start:.4g} and has not fallen "
+            f"loss {recent:.4g} at step {point.step}{chance}; it started at {start:.4g} and has not fallen "
             f"in the last {len(means) * self.stretch:,} steps.",
             {"loss": recent, "start": start, "gain": gain, **({"classes": float(classes)} if classes else {})},
         )

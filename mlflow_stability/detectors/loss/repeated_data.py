@@ -41,39 +41,38 @@ class Roughness:
 
 @dataclass(frozen=True, slots=True)
 class RepeatedData(Detector):
-    """The loss has lost its noise: every step seems to see the same batch.
+    """The loss has lost its noise: every step seems to use the same batch.
 
-    What it sees: a loss whose changes differ from each other by less than a quarter of the usual, in 16 steps in a row,
-    and that hardly turns back in them, where the loss used to go up and down from batch to batch. Values that repeat
-    exactly, as rounded ones do, do not count, and of losses at or below zero nothing is said. Of a log only single
-    steps that we recorded are judged, for the points of others may be means over many. One finding until it has been
-    rough for 16 steps.
+    What it sees: 16 steps in a row whose changes differ from each other by less than a quarter of the usual difference,
+    with few turning points. Before, the loss went up and down from batch to batch. Exact repetitions, as in rounded
+    values, and losses at or below zero are not judged. Other logs are not judged, since their points may be means over
+    many steps. The finding ends after 16 noisy steps.
 
-    Why it matters: what comes in does not change any more, and the model learns one batch by heart while the loss looks
-    better and better; or the model does not look at what comes in.
+    Why it matters: the input no longer changes, and the model memorises one batch while the loss looks better and
+    better. Or the output no longer depends on the input.
 
-    What to try: look at the data loader: a worker that hangs, an iterator that is made anew in every step, a sampler
-    without shuffling; compare two batches; look whether the output depends on the input.
+    What to try: check the data loader: a worker that hangs, an iterator created anew in every step, a sampler without
+    shuffling. Compare two batches. Check that the output depends on the input.
 
-    When it is wrong: a change from small batches to the whole data set. With dropout it stays silent: there the loss
-    keeps some noise even on the same batch. It spoke in none of 117 healthy trainings of 39 kinds (136,000 losses).
+    When it is wrong: a change from small batches to the whole data set. With dropout nothing is found: the loss stays
+    noisy even on one batch. No finding in 117 healthy trainings of 39 kinds (136,000 losses).
 
     Reference: Karpathy, A recipe for training neural networks (https://karpathy.github.io/2019/04/25/recipe/)
     """
 
     share: float = 0.25
-    """The share of the usual difference between two changes below which the curve is smooth."""
+    """Share of the usual difference between two changes below which the curve is smooth."""
     row: int = 16
-    """For how many steps in a row it must be."""
+    """Number of smooth steps in a row."""
     first_steps: int = 128
-    """After how many losses the usual is known."""
+    """Number of losses before the usual noise is known."""
     least_turns: float = 0.3
-    """The least usual share of changes that turn back: a curve that was smooth from the beginning has none to lose."""
+    """Minimum usual share of turning points: a curve that was smooth from the start is not judged."""
 
     most_turns: int = 4
-    """In a smooth row at most so many changes turn back: noise that has only become less turns in two of three."""
+    """Maximum number of turning points in the smooth steps: noise that is only smaller turns in two of three steps."""
     noisiest: float = 0.2
-    """Above this usual difference, as a share of the loss, nothing is said: a loss that leapt about has calmed down."""
+    """Usual difference, as a share of the loss, above which nothing is reported: a very noisy loss has settled."""
 
     kind = "repeated_data"
     noun = "repeated data"
@@ -81,8 +80,8 @@ class RepeatedData(Detector):
     quantities = ("loss",)
     places = WHOLE
     remedies = (
-        "Look whether the data loader gives the same batch again and again.",
-        "Look whether the output of the model depends on its input.",
+        "Check whether the data loader returns the same batch repeatedly.",
+        "Check that the output of the model depends on its input.",
     )
     state_type = Roughness
 
@@ -130,7 +129,7 @@ class RepeatedData(Detector):
             self,
             point,
             Severity.WARNING,
-            f"loss has been smooth for {state.row} steps to step {point.step}: one change differs from the next by "
-            f"less than {self.share * state.bend:.1%} of the loss; {state.bend:.1%} was usual from batch to batch.",
+            f"loss without noise for {state.row} steps to step {point.step}: consecutive changes differ by less than "
+            f"{self.share * state.bend:.1%} of the loss; {state.bend:.1%} was usual from batch to batch.",
             {"loss": point.value, "usual": state.bend, "steps": float(state.row)},
         )

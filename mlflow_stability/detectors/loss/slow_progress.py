@@ -21,29 +21,29 @@ class Progress:
 
 @dataclass(frozen=True, slots=True)
 class SlowProgress(Detector):
-    """The loss has hardly fallen since the run began.
+    """The loss has fallen by less than 1 % since the start of the run.
 
-    What it sees: after 1000 steps and every 1000 from then on, a mean of 100 losses less than 1 % below the first 20.
-    One finding until it has gained more.
+    What it sees: every 1000 steps, a mean of 100 losses less than 1 % below the mean of the first 20. The finding ends
+    when the loss has fallen further.
 
-    Why it matters: either there is little left to learn, or the training does not learn.
+    Why it matters: either little is left to learn, or the training does not learn.
 
-    What to try: raise the learning rate; look whether the right parameters are trained.
+    What to try: raise the learning rate; check that the right parameters are trained.
 
-    When it is wrong: a fine-tuning that starts near its end; losses that do not measure progress. It spoke in 6 of 117
+    When it is wrong: fine-tuning that starts near its end; losses that do not measure progress. Found in 6 of 117
     healthy trainings, all of them a GAN or Q-learning.
 
     Reference: https://github.com/google-research/tuning_playbook
     """
 
     least_gain: float = 0.01
-    """The share of the first losses that must be gained."""
+    """Minimum relative fall since the start."""
     first_steps: int = 20
-    """How many losses are the first."""
+    """Number of first losses that define the start."""
     every: int = 1000
-    """After how many losses it is looked at."""
+    """Number of losses between two judgements."""
     recent_steps: int = 100
-    """How many losses the mean is of."""
+    """Number of losses in the recent mean."""
 
     kind = "slow_progress"
     noun = "slow progress"
@@ -53,7 +53,7 @@ class SlowProgress(Detector):
     experimental = True
     remedies = (
         "Raise the learning rate.",
-        "Look whether the right parameters are trained.",
+        "Check that the right parameters are trained.",
     )
     state_type = Progress
 
@@ -80,6 +80,7 @@ class SlowProgress(Detector):
             self,
             point,
             Severity.INFO,
-            f"loss is {now:.4g} at step {point.step}; it began at {start:.4g}, {state.seen:,} steps before.",
+            f"loss {now:.4g} at step {point.step}, {1 - now / start:.1%} below its start of {start:.4g} "
+            f"{state.seen:,} steps ago (threshold {self.least_gain:.0%}).",
             {"loss": now, "start": start, "gain": 1 - now / start},
         )

@@ -12,28 +12,28 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 @dataclass(frozen=True, slots=True)
 class AdamRmsHigh(Detector):
-    """The gradients outran what Adam remembers of them.
+    """The gradients are larger than Adam's second moment expects.
 
-    What it sees: an AdamW RMS (root mean square of gradient over its remembered size) above 1 and twice its own
-    level. One finding until it is lower.
+    What it sees: an AdamW RMS (root mean square of the gradient divided by its second-moment estimate) above 1 and
+    above twice its baseline. The finding ends when it is lower.
 
-    Why it matters: the second moment underestimates the gradient, so the step is too large; a loss spike is known to
-    follow 1-8 steps later.
+    Why it matters: the second moment underestimates the gradient, so the step is too large. A loss spike often follows
+    1-8 steps later.
 
-    What to try: lower beta2 to 0.95-0.98; clip the updates (StableAdamW); clip the gradients at 1.0.
+    What to try: lower beta2 to 0.95-0.98; clip the updates (StableAdamW); clip gradients at 1.0.
 
-    When it is wrong: early steps and small layers exceed 1 without harm. Measured at every step it spoke in 38 of 117
-    healthy trainings, 29 times in 1000 values, so that it is no more than information.
+    When it is wrong: early steps and small layers exceed 1 without harm. Measured at every step it was found in 38 of
+    117 healthy trainings, 29 times in 1000 values; therefore it is INFO only.
 
     Reference: Wortsman et al., Stable and low-precision training (arXiv:2304.13013)
     """
 
     highest: float = 1.0
-    """The RMS above which it is high, ..."""
+    """AdamW RMS above which it is high."""
     smallest_rise: float = 2.0
-    """... if it is at least this multiple of its level."""
+    """Minimum ratio to its baseline."""
     steps: int = 1
-    """How many times in a row."""
+    """Number of high values in a row."""
 
     kind = "adam_rms_high"
     noun = "a high AdamW RMS"
@@ -62,6 +62,7 @@ class AdamRmsHigh(Detector):
             self,
             point,
             Severity.INFO,
-            f"The AdamW RMS is {point.value:.3g} at step {point.step}, from a level of {point.center:.3g}.",
+            f"AdamW RMS {point.value:.3g} at step {point.step} (threshold {self.highest:g}); baseline "
+            f"{point.center:.3g}.",
             {"adam_rms": point.value, "level": point.center},
         )

@@ -33,33 +33,33 @@ class Rates:
 
 @dataclass(frozen=True, slots=True)
 class LearningRateJump(Detector):
-    """The learning rate leapt to where it has never been.
+    """The learning rate jumped above its highest value so far.
 
-    What it sees: a learning rate that grows 1.5-fold in one step, beyond the highest that there was. Before it has
-    gone down for the first time it may still be warming up: then only 5-fold counts, and only if the next step does not
-    go on as a linear warm-up from near zero does. Restarts (cosine with warm restarts, cycles) come back to the highest
-    rate and no further, so they are no jump; nor is a fall. Groups that leap in the same step are one finding.
+    What it sees: a learning rate that grows by a factor of 1.5 in one step, beyond its highest value so far. Before it
+    has decreased for the first time it may still be warming up: then only a factor of 5 counts, unless the next step
+    continues a linear warm-up from near zero. Restarts (cosine with warm restarts, cyclic schedules) return to the
+    highest rate and do not count; nor does a decrease. Groups that jump in the same step are one finding.
 
-    Why it matters: the schedule, or a resumed run that lost its schedule, has put the training where nobody tested it;
-    what follows in the loss has its cause here.
+    Why it matters: the schedule, or a resumed run that lost its schedule, uses a rate that nobody tested. Later changes
+    in the loss have their cause here.
 
-    What to try: look at the schedule, above all its behaviour at the end and after a resume; warm up to the new rate
-    over some hundred steps.
+    What to try: check the schedule, above all at its end and after a resume; warm up to the new rate over some hundred
+    steps.
 
-    When it is wrong: a warm-up whose first stair is more than five times lower than the second; a rate set by hand on
-    purpose.
+    When it is wrong: a warm-up whose first stage is more than five times lower than the second; a rate that was set by
+    hand on purpose.
 
     Reference: Goyal et al. (arXiv:1706.02677, 2.2); SGDR (arXiv:1608.03983)
     """
 
     smallest_rise: float = LEAST_RISE
-    """The least growth in one step, once the rate has gone down before."""
+    """Minimum factor in one step once the rate has decreased before."""
     smallest_rise_in_warm_up: float = 5.0
-    """The least growth in one step before that."""
+    """Minimum factor in one step before that."""
     same_pace: float = 0.5
-    """The least share of a leap that the next step must rise by for both to be one linear warm-up."""
+    """Minimum share of a jump by which the next step must rise for both to be one linear warm-up."""
     beyond_highest: float = NOT_BEYOND
-    """How far beyond the highest rate so far, as a multiple."""
+    """Minimum ratio to the highest rate so far."""
 
     kind = "learning_rate_jump"
     noun = "a learning rate jump"
@@ -68,7 +68,7 @@ class LearningRateJump(Detector):
     quantities = ("learning_rate",)
     across_places = True
     remedies = (
-        "Look at the learning rate's schedule, above all at its end and after a resume.",
+        "Check the learning-rate schedule, above all at its end and after a resume.",
         "Warm up to the new rate over some hundred steps.",
     )
     state_type = Rates
@@ -106,7 +106,7 @@ class LearningRateJump(Detector):
             self,
             point,
             Severity.WARNING,
-            f"The learning rate leapt from {last:.3g} to {point.value:.3g} at step {point.step}; "
-            f"the highest before was {highest:.3g}.",
+            f"learning rate jumped from {last:.3g} to {point.value:.3g} at step {point.step}; highest before: "
+            f"{highest:.3g}.",
             {"learning_rate": point.value, "before": last, "highest_before": highest},
         )

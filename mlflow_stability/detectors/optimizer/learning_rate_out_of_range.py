@@ -22,28 +22,28 @@ class Range:
 
 @dataclass(frozen=True, slots=True)
 class LearningRateOutOfRange(Detector):
-    """The learning rate is one that hardly any training with Adam uses.
+    """The learning rate is outside the usual range for Adam.
 
-    What it sees: a rate above 0.01 for 20 steps, or one that never rose above 1e-8 in the first 1000 steps. One finding
-    a parameter group. The end of a schedule, where the rate goes to zero, does not count.
+    What it sees: a rate above 0.01 for 20 steps, or one that never exceeded 1e-8 in the first 1000 steps. One finding
+    per parameter group. The end of a schedule, where the rate goes to zero, does not count.
 
-    Why it matters: a rate that is off by powers of ten is most often a slip in a configuration.
+    Why it matters: a rate that is off by powers of ten is usually a configuration error.
 
-    What to try: look at the configuration; for Adam 1e-5 to 1e-3 is usual.
+    What to try: check the configuration; for Adam 1e-5 to 1e-3 is usual.
 
-    When it is wrong: other optimizers than the Adam family: plain SGD takes 0.1, Muon 0.02, Adafactor its own.
+    When it is wrong: optimizers other than the Adam family: SGD uses 0.1, Muon 0.02, Adafactor its own.
 
     Reference: https://github.com/google-research/tuning_playbook
     """
 
     highest: float = 1e-2
-    """The rate above which it is unusually high."""
+    """Learning rate above which it is unusually high."""
     high_steps: int = 20
-    """For how many steps."""
+    """Number of high steps in a row."""
     lowest: float = 1e-8
-    """The rate that it must have reached ..."""
+    """Learning rate that must be reached within `low_steps`."""
     low_steps: int = 1000
-    """... in so many first steps."""
+    """Number of first steps for `lowest`."""
 
     kind = "learning_rate_out_of_range"
     noun = "a learning rate out of range"
@@ -54,8 +54,8 @@ class LearningRateOutOfRange(Detector):
     severities = (Severity.INFO,)
     experimental = True
     remedies = (
-        "Look at the learning rate in the configuration; for Adam 1e-5 to 1e-3 is usual.",
-        "Look at the schedule.",
+        "Check the learning rate in the configuration; for Adam 1e-5 to 1e-3 is usual.",
+        "Check the learning-rate schedule.",
     )
     state_type = Range
 
@@ -78,6 +78,6 @@ class LearningRateOutOfRange(Detector):
             self,
             point,
             Severity.INFO,
-            f"The learning rate is {rate:.3g} at step {point.step}, {what}.",
+            f"learning rate {rate:.3g} at step {point.step}, {what}.",
             {"learning_rate": rate, "limit": limit},
         )

@@ -26,30 +26,30 @@ class Scale:
 
 @dataclass(frozen=True, slots=True)
 class LossScaleCollapse(Detector):
-    """The loss scale fell to its floor, or fell again and again without growing.
+    """The fp16 loss scale fell to its minimum, or kept falling.
 
-    What it sees: a scale that fell to 1 or below, or that was lowered 5 times without having grown in between. While
-    the scaler searches for its first scale (until one has held for 50 steps), only the floor counts. One finding until
-    the scale grows again.
+    What it sees: a scale that fell to 1 or below, or that was lowered 5 times without growing in between. While the
+    scaler searches for its first scale (until one has held for 50 steps), only the minimum counts. The finding ends
+    when the scale grows again.
 
-    Why it matters: every fall is a step that was thrown away because a gradient was infinite; at the floor the
-    gradients themselves overflow, and training goes on with hardly any step taken.
+    Why it matters: every decrease is a step that was skipped because a gradient was infinite. At the minimum the
+    gradients themselves overflow, and almost no step is applied.
 
     What to try: train in bf16; start with a scale of 1024 and let it grow by 1.5 every 200 steps; lower the learning
-    rate; clip the gradients; look for the module that overflows.
+    rate; clip gradients; find the module that overflows.
 
-    When it is wrong: a scaler that was given a scale of 1 on purpose and grows it; DeepSpeed with hysteresis lowers
-    its scale later than it overflows.
+    When it is wrong: a scaler that was given a scale of 1 on purpose and grows it; DeepSpeed with hysteresis lowers its
+    scale later than the overflow.
 
     Reference: Micikevicius et al., Mixed precision training (arXiv:1710.03740); DeepSpeed, loss_scaler.py
     """
 
     floor: float = 1.0
-    """At or below this scale there is nothing left to lower."""
+    """Minimum loss scale; at or below it nothing is left to lower."""
     falls: int = 5
-    """How often the scale may fall without growing in between; the last of them is reported."""
+    """Number of decreases without growth in between."""
     settled_after: int = 50
-    """For how many steps the first scale must hold until the search for it is over."""
+    """Number of steps the first scale must hold until the search for it is over."""
 
     kind = "loss_scale_collapse"
     noun = "a collapse of the loss scale"
@@ -61,7 +61,7 @@ class LossScaleCollapse(Detector):
         "Train in bf16 instead of fp16.",
         "Start with a loss scale of 1024 that grows by 1.5 every 200 steps.",
         "Lower the learning rate, or clip gradients at 1.0.",
-        "Look for the module whose output overflows.",
+        "Find the module whose output overflows.",
     )
     state_type = Scale
 
@@ -85,11 +85,15 @@ class LossScaleCollapse(Detector):
         if state.said or not (at_floor or state.falls >= self.falls):
             return state, None
         state.said = True
-        why = "its floor" if at_floor else f"lowered {state.falls} times without growing"
+        why = (
+            f"at its minimum (threshold {self.floor:g})"
+            if at_floor
+            else f"lowered {state.falls} times without growing (threshold {self.falls})"
+        )
         return state, finding(
             self,
             point,
             Severity.CRITICAL,
-            f"The loss scale is {scale:g} at step {point.step}: {why}, from {state.highest:g} at its highest.",
+            f"loss scale {scale:g} at step {point.step}, {why}; highest before: {state.highest:g}.",
             {"loss_scale": scale, "highest": state.highest, "falls": float(state.falls)},
         )

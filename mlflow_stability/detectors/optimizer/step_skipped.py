@@ -29,17 +29,16 @@ class Skipping:
 
 @dataclass(frozen=True, slots=True)
 class StepSkipped(Detector):
-    """Optimizer steps were thrown away, more than a loss scaler needs.
+    """More optimizer steps were skipped than a loss scaler needs.
 
-    What it sees: a step skipped without a loss scaler; with one, 3 skipped among 300, after its search for a first
-    scale is over (50 steps without a skip): a scaler that grows its scale every 2000 steps skips one then, and that is
-    its normal work. Critical when more than 5 % of 300 steps are skipped. One finding until 300 steps go by without.
+    What it sees: a step skipped without a loss scaler. With a scaler, 3 skipped steps among 300, after its search for a
+    first scale is over (50 steps without a skip): a scaler that grows its scale every 2000 steps skips one then, which
+    is normal. Critical when more than 5 % of 300 steps are skipped. The finding ends after 300 steps without a skip.
 
-    Why it matters: a skipped step learns nothing, yet the learning rate's schedule goes on and the data is used up; a
-    run that skips most of its steps shows a calm loss and stands still.
+    Why it matters: a skipped step learns nothing, yet the schedule continues and the data is used up. A run that skips
+    most steps shows a flat loss.
 
-    What to try: train in bf16; start with a loss scale of 1024; lower the learning rate; look at the batches that were
-    skipped.
+    What to try: train in bf16; start with a loss scale of 1024; lower the learning rate; inspect the skipped batches.
 
     When it is wrong: a very short growth interval of the scaler makes skips more frequent on purpose.
 
@@ -47,13 +46,13 @@ class StepSkipped(Detector):
     """
 
     of_steps: int = 300
-    """Among how many steps skips are counted."""
+    """Number of recent steps in which skips are counted."""
     scaler_skips: int = 3
-    """How many of them make a warning where a loss scaler is at work."""
+    """Number of skips that make a warning with a loss scaler."""
     critical_share: float = 0.05
-    """Above which share it is critical."""
+    """Share of skipped steps above which it is critical."""
     settled_after: int = 50
-    """How many steps without a skip end a scaler's search for its first scale."""
+    """Number of steps without a skip that end the scaler's search for its first scale."""
 
     kind = "step_skipped"
     noun = "skipped steps"
@@ -64,7 +63,7 @@ class StepSkipped(Detector):
         "Train in bf16 instead of fp16.",
         "Start with a loss scale of 1024 that grows by 1.5 every 200 steps.",
         "Lower the learning rate.",
-        "Look at the batches of the skipped steps.",
+        "Inspect the batches of the skipped steps.",
     )
     state_type = Skipping
 
@@ -99,10 +98,11 @@ class StepSkipped(Detector):
         if severity <= state.said:
             return state, None
         state.said = severity
+        allowed = f" (threshold {self.scaler_skips})" if state.scaled else ""
         return state, finding(
             self,
             point,
             severity,
-            f"{many} of the last {self.of_steps} optimizer steps were skipped, the latest at step {point.step}.",
+            f"{many} of the last {self.of_steps} optimizer steps skipped, the latest at step {point.step}{allowed}.",
             {"skipped_of_recent": float(many), "skipped_steps": point.value},
         )

@@ -26,31 +26,30 @@ class Ratios:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRatioHigh(Detector):
-    """The updates are large beside the weights.
+    """The updates are large relative to the weights.
 
-    What it sees: updates of more than a tenth of the weights' norm, of the whole model in 3 measurements in a row, or
-    of a layer in 10, after the first 10 steps. One finding until all are smaller.
+    What it sees: updates above 0.1 of the weight norm, of the whole model in 3 measurements in a row, or of a layer in
+    10, after the first 10 steps. The finding ends when all are smaller.
 
-    Why it matters: a step that changes weights by a tenth leaves little of what they held; healthy training is nearer
-    to a thousandth.
+    Why it matters: such a step overwrites much of what the weights hold. About 0.001 is healthy.
 
-    What to try: lower the learning rate 5-10 times; warm up longer.
+    What to try: lower the learning rate by a factor of 5 to 10; lengthen the warm-up.
 
-    When it is wrong: the first steps of a training, and weights that start at zero. It spoke in none of 117 healthy
-    trainings of 39 kinds with layers measured every 100 steps, and every 10 in 3, all of one kind: tables of rare rows
+    When it is wrong: the first steps of a training, and weights that start at zero. No finding in 117 healthy trainings
+    of 39 kinds with layers measured every 100 steps. Measured every 10 steps, 3 findings, all in tables of rare rows
     under Adagrad.
 
     Reference: https://karpathy.github.io/2019/04/25/recipe/; You et al., LAMB (arXiv:1904.00962)
     """
 
     highest: float = 0.1
-    """The ratio of update to weights above which it is high."""
+    """Ratio of update norm to weight norm above which it is high."""
     rounds: int = 3
-    """In how many measurements of the whole model in a row, ..."""
+    """Number of measurements of the whole model in a row."""
     rounds_of_layer: int = 10
-    """... or of a layer."""
+    """Number of measurements of a layer in a row."""
     first_steps: int = 10
-    """How many first steps do not count: weights that start at or near zero move far in them."""
+    """Number of first steps that are ignored: weights that start near zero change much in them."""
 
     kind = "update_ratio_high"
     noun = "large updates"
@@ -58,8 +57,8 @@ class UpdateRatioHigh(Detector):
     quantities = ("update_ratio",)
     across_places = True
     remedies = (
-        "Lower the learning rate 5-10 times.",
-        "Warm the learning rate up longer.",
+        "Lower the learning rate by a factor of 5 to 10.",
+        "Lengthen the learning-rate warm-up.",
     )
     state_type = Ratios
 
@@ -80,15 +79,15 @@ class UpdateRatioHigh(Detector):
             self,
             point,
             self.severities[-1],
-            f"Updates{where} are {point.value:.2g} of the weights at step {point.step}; {self.highest:g} is high, "
-            f"{_usual(point.step)}.",
+            f"update ratio{where} {point.value:.2g} at step {point.step} (threshold {self.highest:g}; "
+            f"{_usual(point.step)}).",
             {"update_ratio": point.value, "limit": self.highest},
         )
 
 
 def _usual(step: int) -> str:
     low, high = ("1e-3", "1e-2") if step <= 1000 else ("1e-4", "1e-3") if step <= 10_000 else ("1e-5", "1e-4")
-    return f"{low} to {high} is common by then"
+    return f"{low} to {high} is common at this step"
 
 
 @dataclass(slots=True)
@@ -107,28 +106,28 @@ class UpdateRatioLowRatios:
 
 @dataclass(frozen=True, slots=True)
 class UpdateRatioLow(Detector):
-    """The updates are too small to matter.
+    """The updates are too small to change the weights.
 
-    What it sees: updates of less than a ten-millionth of the weights' norm, of the whole model or of a layer, in 5
-    measurements in a row, while the learning rate is at least a hundredth of its highest and the loss at least a
-    hundredth of where it began. A layer that was not updated at all does not count. One finding until all are larger.
+    What it sees: updates below 1e-7 of the weight norm, of the whole model or of a layer, in 5 measurements in a row.
+    Only while the learning rate is at least 1 % of its highest and the loss at least 1 % of its start. A layer that was
+    not updated at all does not count. The finding ends when all are larger.
 
-    Why it matters: such updates are lost in the rounding of most number formats: in bf16 they change nothing at all.
+    Why it matters: such updates are lost to rounding in most number formats; in bf16 they change nothing.
 
-    What to try: raise the learning rate 5-10 times; keep the weights in fp32; look for frozen parameters.
+    What to try: raise the learning rate by a factor of 5 to 10; keep the weights in fp32; look for frozen parameters.
 
-    When it is wrong: the end of a schedule that goes to zero. It spoke in none of 117 healthy trainings of 39 kinds
-    (110,000 measured values).
+    When it is wrong: the end of a schedule that goes to zero. No finding in 117 healthy trainings of 39 kinds (110,000
+    measured values).
 
     Reference: Zamirai et al., Revisiting BFloat16 training (arXiv:2010.06192)
     """
 
     lowest: float = 1e-7
-    """The ratio of update to weights below which it is low."""
+    """Ratio of update norm to weight norm below which it is low."""
     rounds: int = 5
-    """In how many measurements in a row."""
+    """Number of measurements in a row."""
     share_of_rate: float = 0.01
-    """Below this share of its highest, the learning rate is meant to be small, and so are updates."""
+    """Share of the highest learning rate below which small updates are expected."""
 
     kind = "update_ratio_low"
     noun = "tiny updates"
@@ -136,7 +135,7 @@ class UpdateRatioLow(Detector):
     quantities = ("loss", "learning_rate", "update_ratio")
     across_places = True
     remedies = (
-        "Raise the learning rate 5-10 times.",
+        "Raise the learning rate by a factor of 5 to 10.",
         "Keep the weights in fp32.",
         "Look for frozen parameters.",
     )
@@ -166,6 +165,6 @@ class UpdateRatioLow(Detector):
             self,
             point,
             self.severities[-1],
-            f"Updates{where} are {point.value:.2g} of the weights at step {point.step}; {self.lowest:g} is low.",
+            f"update ratio{where} {point.value:.2g} at step {point.step} (threshold {self.lowest:g}).",
             {"update_ratio": point.value, "limit": self.lowest},
         )

@@ -16,25 +16,25 @@ from mlflow_stability.vocabulary.result.event import Event
 
 @dataclass(frozen=True, slots=True)
 class WeightSpike(Detector):
-    """The norm of the weights leapt.
+    """The weight norm jumped above its baseline.
 
-    What it sees: a norm of the weights, of the whole model or of a layer, 10 times above its level. Of layers that leap
-    together the first is named. One finding until all are back.
+    What it sees: a weight norm, of the whole model or of a layer, at 10 times its baseline. Of layers that jump
+    together the first is named. The finding ends when all are back.
 
-    Why it matters: weights hardly move in a step; ten-fold means that an update went wrong, or that something else
-    wrote into them.
+    Why it matters: weights change little in one step. A factor of ten means a wrong update, or other code that wrote to
+    them.
 
-    What to try: go back to a state from before it; look at the update and the gradient of this step; lower the
+    What to try: restart from a checkpoint before it; inspect the update and the gradient norm at this step; lower the
     learning rate.
 
-    When it is wrong: weights that start at or near zero; weights that are loaded or reset in mid-training. It spoke in
-    none of 117 healthy trainings of 39 kinds (110,000 measured values).
+    When it is wrong: weights that start near zero; weights that are loaded or reset during training. No finding in 117
+    healthy trainings of 39 kinds (110,000 measured values).
 
     Reference: Molybog et al., A theory on Adam instability (arXiv:2304.09871)
     """
 
     smallest_rise: float = 10.0
-    """The least norm as a multiple of its level."""
+    """Minimum ratio of the norm to its baseline."""
 
     kind = "weight_spike"
     noun = "a weight spike"
@@ -45,8 +45,8 @@ class WeightSpike(Detector):
     across_places = True
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
     remedies = (
-        "Go back to a state from before it.",
-        "Look at the gradient norm and the update of this step.",
+        "Restart from a checkpoint before this step.",
+        "Inspect the gradient norm and the update at this step.",
         "Lower the learning rate.",
     )
     state_type = StreakByPlace
@@ -62,6 +62,7 @@ class WeightSpike(Detector):
             self,
             point,
             self.severities[-1],
-            f"The norm of {whose} is {point.value:.4g} at step {point.step}, from a level of {point.center:.4g}.",
+            f"norm of {whose} {point.value:.4g} at step {point.step}, {point.value / point.center:.3g} times its "
+            f"baseline of {point.center:.4g} (threshold {self.smallest_rise:g} times).",
             {"param_norm": point.value, "level": point.center},
         )

@@ -1,7 +1,6 @@
-"""What the autopilot says of itself: that it went back, gave up, looked at a batch, could not keep a checkpoint.
+"""Findings that the autopilot reports: rollbacks, broken batches, the origin of a NaN, failed checkpoints.
 
-Nothing here looks at points. The words stand here, in the sections of every judgement, so that each is explained in the
-same way; a rollback belongs to the training's story as much as a spike does.
+They are reported, not detected; each is documented here in the same sections as every detector.
 """
 
 from __future__ import annotations
@@ -14,15 +13,16 @@ from mlflow_stability.vocabulary.result.event import Severity
 
 @dataclass(frozen=True, slots=True)
 class Rollback(FindingType):
-    """The training was set back to a good state and went on.
+    """The training was rolled back to an earlier state and continued.
 
-    What it sees: what `autolog(rollback=True)` did: the reason, the step of the state, the steps lost, the time taken.
+    What it sees: every rollback of `autolog(rollback=True)`, with its reason, the step it returned to, the lost steps
+    and the time it took.
 
-    Why it matters: the steps between are lost, and what led to it may come again.
+    Why it matters: the steps in between are lost, and their cause may return.
 
-    What to try: watch the next 1000 steps; mend the cause that the diagnosis names.
+    What to try: watch the next 1000 steps; fix the cause that the diagnosis names.
 
-    When it is wrong: a finding that was a false alarm leads back too; the policy says which findings do.
+    When it is wrong: a false alarm causes a rollback, too; the policy defines which findings do.
 
     Reference: Chowdhery et al., PaLM (arXiv:2204.02311, 5.1)
     """
@@ -32,24 +32,24 @@ class Rollback(FindingType):
     plural = "rollbacks"
     order = 1050
     severities = (Severity.INFO,)
-    remedies = ("Watch the next 1000 steps.", "Mend the cause.")
+    remedies = ("Watch the next 1000 steps.", "Fix the cause.")
 
 
 @dataclass(frozen=True, slots=True)
 class GiveUp(FindingType):
-    """The autopilot does not go back any more.
+    """The autopilot stopped rolling back.
 
-    What it sees: trouble that came again after as many rollbacks as the policy allows, or with no good state before it;
-    a return that failed, here or in another process of the training: then all keep the weights that they have, and
+    What it sees: trouble that returned after as many rollbacks as the policy allows, or without a good state before it.
+    Or a rollback that failed, here or in another process of the training: then all processes keep their weights, and
     none tries again.
 
-    Why it matters: the training will not recover by itself. It is stopped where rollbacks were tried and did not help,
-    unless `on_give_up="continue"`; else broken steps are only skipped from here on.
+    Why it matters: the training will not recover by itself. It is stopped where rollbacks did not help, unless
+    `on_give_up="continue"`; otherwise non-finite steps are only skipped from here on.
 
-    What to try: stop it; mend the cause, most often the learning rate; go on from the last good checkpoint. After a
-    return that failed: build models and optimizers once, and let all processes hold the same ones.
+    What to try: stop it; fix the cause, most often the learning rate; restart from the last good checkpoint. After a
+    failed rollback: build models and optimizers once, and give all processes the same ones.
 
-    When it is wrong: a cause that passes by itself a little later than the policy waits.
+    When it is wrong: a cause that ends by itself a little later than the policy waits.
 
     Reference: the fields `max_rollbacks` and `on_give_up` of `RollbackPolicy`
     """
@@ -59,23 +59,23 @@ class GiveUp(FindingType):
     order = 1060
     severities = (Severity.WARNING, Severity.CRITICAL)
     remedies = (
-        "Lower the learning rate 2-5 times.",
-        "Go on from the last good checkpoint.",
+        "Lower the learning rate by a factor of 2 to 5.",
+        "Restart from the last good checkpoint.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class BrokenBatch(FindingType):
-    """The batch of a skipped step was looked at, and run once more.
+    """The batch of a skipped step was inspected and run again.
 
-    What it sees: shapes, ranges, what is not finite and token statistics of the batch, and whether the same batch gives
+    What it sees: shapes, ranges, non-finite values and token statistics of the batch, and whether the same batch gives
     a finite result the second time.
 
-    Why it matters: a result that is finite the second time points at the hardware, one that is not at data or numerics.
+    Why it matters: a finite result the second time indicates the hardware; a non-finite one indicates data or numerics.
 
-    What to try: open the saved batch; look at the rows whose values are not finite or far out of range.
+    What to try: open the saved batch; inspect rows with non-finite or out-of-range values.
 
-    When it is wrong: labels that only the script's own loss function gets are not in the batch that was seen.
+    When it is wrong: labels that only the script's own loss function receives are not in the recorded batch.
 
     Reference: Megatron-LM's rerun state machine
     """
@@ -90,19 +90,19 @@ class BrokenBatch(FindingType):
 
 @dataclass(frozen=True, slots=True)
 class NanOrigin(FindingType):
-    """The first number that is not finite was found, with the module and the operation that made it.
+    """The operation that produced the first non-finite value was found.
 
-    What it sees: the batch of a step that broke is run once more, forward, and backward where the forward pass is
-    sound, and every operation is watched. It tells an input, a weight, the optimizer, an operation with the script's
-    own line and the range of what went into it, and the loss function. With the guard, each row of broken steps is
-    looked at; without it the first broken step of a training on the host.
+    What it sees: the batch of the broken step is run again, forward, and backward where the forward pass is finite, and
+    every operation is checked. The result is an input, a weight, the optimizer, an operation with its source line and
+    input range, or the loss function. With the guard, each series of broken steps is checked; without it, the first
+    broken step of a training on the CPU.
 
-    Why it matters: a NaN spreads to the whole model within a step, and hides where it came from.
+    Why it matters: a NaN spreads to the whole model within one step, which hides its origin.
 
-    What to try: keep what goes into that operation within its range; look at the saved batch.
+    What to try: keep the inputs of that operation within its range; inspect the saved batch.
 
-    When it is wrong: what the script computes outside of its model is seen only by what came back from it, and so the
-    operation of a loss function is inferred; a model that draws from generators of its own runs differently again.
+    When it is wrong: computations outside the model are seen only through what they return, so the operation of a loss
+    function is inferred. A model with random generators of its own runs differently the second time.
 
     Reference: torch.autograd.detect_anomaly, which finds the operation of a backward pass by running it all slowly
     """
@@ -113,8 +113,8 @@ class NanOrigin(FindingType):
     order = 1080
     severities = (Severity.INFO,)
     remedies = (
-        "Keep what goes into this operation within its range.",
-        "Look at the saved batch.",
+        "Keep the inputs of this operation within its range.",
+        "Inspect the saved batch.",
     )
 
 
@@ -122,16 +122,16 @@ class NanOrigin(FindingType):
 class CheckpointFailed(FindingType):
     """A checkpoint could not be written.
 
-    What it sees: an error of the disk while a checkpoint was being written; the older ones are not touched. Once, at
-    the start: a state that is split over several processes (FSDP, `DTensor`, `ZeroRedundancyOptimizer`), of which a
-    file would hold a part; no checkpoint is written of it, and going back from memory works as ever.
+    What it sees: a disk error while a checkpoint was written; older ones are not touched. Once, at the start: a state
+    that is sharded over several processes (FSDP, `DTensor`, `ZeroRedundancyOptimizer`), of which a file would hold a
+    part. No checkpoint of it is written; rollbacks from memory work as usual.
 
-    Why it matters: going back further than memory reaches, and going on after a crash, need checkpoints.
+    Why it matters: rolling back further than memory reaches, and resuming after a crash, need checkpoints.
 
-    What to try: free some space; give another directory; of a split state save checkpoints yourself, with
+    What to try: free disk space; set another directory; save checkpoints of a sharded state with
     `torch.distributed.checkpoint` from all processes.
 
-    When it is wrong: a network file system that was away for a moment.
+    When it is wrong: a network file system that was unavailable for a moment.
 
     Reference: https://man7.org/linux/man-pages/man2/fsync.2.html
     """
@@ -140,18 +140,18 @@ class CheckpointFailed(FindingType):
     noun = "a checkpoint that failed"
     plural = "checkpoints that failed"
     order = 1090
-    remedies = ("Free some space there, or give another directory.",)
+    remedies = ("Free disk space there, or set another directory.",)
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointNotFinite(FindingType):
-    """A state was not written, because it is not finite.
+    """A checkpoint was not written because the state is not finite.
 
-    What it sees: NaN or infinity in weights, buffers or the optimizer's state when a checkpoint was due.
+    What it sees: NaN or infinity in weights, buffers or the optimizer state when a checkpoint was due.
 
-    Why it matters: a poisoned checkpoint that takes the place of a good one ends a training for good.
+    Why it matters: a non-finite checkpoint that replaces a good one makes the training unrecoverable.
 
-    What to try: look what became non-finite first; the checkpoints from before are there.
+    What to try: find what became non-finite first; the earlier checkpoints are kept.
 
     When it is wrong: models that keep infinities in buffers from some step on.
 
@@ -162,7 +162,7 @@ class CheckpointNotFinite(FindingType):
     noun = "a state that is not finite"
     plural = "states that are not finite"
     order = 1100
-    remedies = ("Look what became non-finite first.",)
+    remedies = ("Find what became non-finite first.",)
 
 
 AUTOPILOT_KINDS: tuple[

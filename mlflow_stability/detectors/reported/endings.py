@@ -1,7 +1,7 @@
-"""The kinds of trouble that are seen from outside of the series: how a training stops, or hangs.
+"""Findings about how a training process ends or hangs.
 
-Nothing here looks at points. The courier and the session see these; what is known of each kind stands here, in the
-same words and sections as that of every judgement, so that it is explained in the same way.
+They are reported by the courier and the session, not detected; each is documented here in the same sections as every
+detector.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from mlflow_stability.vocabulary.result.event import Severity
 
 @dataclass(frozen=True, slots=True)
 class Stall(FindingType):
-    """The training hangs: no step has come for a long time.
+    """The training hangs: no step for a long time.
 
-    What it sees: no step for 10 times the usual time of one, and for 60 seconds at least, while the process lives.
+    What it sees: no step for 10 times the usual step time, and for at least 60 seconds, while the process lives.
 
-    Why it matters: a hung training pays for its machines and does nothing; nobody notices until somebody looks.
+    Why it matters: a hung training occupies its machines and achieves nothing.
 
-    What to try: look where it waits (py-spy dump); look for a rank that died, a data loader worker that died, a full
-    disk, a file system that is away.
+    What to try: find where it waits (py-spy dump); check for a dead rank, a dead data-loader worker, a full disk, an
+    unavailable file system.
 
     When it is wrong: long evaluations or checkpoints between two steps.
 
@@ -34,23 +34,23 @@ class Stall(FindingType):
     order = 1010
     severities = (Severity.CRITICAL,)
     remedies = (
-        "Look where it waits: py-spy dump --pid PID.",
-        "Look for a rank or a data loader worker that has died.",
-        "Look at the disk and the network file system.",
+        "Find where it waits: py-spy dump --pid PID.",
+        "Check for a dead rank or a dead data-loader worker.",
+        "Check the disk and the network file system.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Crashed(FindingType):
-    """The training ended with an exception, or with an exit status that says so.
+    """The training ended with an exception or a non-zero exit status.
 
-    What it sees: an exception that nobody caught, or `sys.exit` with a status other than 0.
+    What it sees: an uncaught exception, or `sys.exit` with a status other than 0.
 
-    Why it matters: the run did not reach its end; what it had learnt since the last checkpoint is gone.
+    Why it matters: the run did not finish; everything since the last checkpoint is lost.
 
-    What to try: read the last line of the traceback; go on from the last good checkpoint.
+    What to try: read the last line of the traceback; restart from the last good checkpoint.
 
-    When it is wrong: scripts that leave by an exception on purpose, such as one that stops a search early.
+    When it is wrong: scripts that end with an exception on purpose, such as one that stops a search early.
 
     Reference: https://docs.python.org/3/library/sys.html#sys.excepthook
     """
@@ -62,20 +62,20 @@ class Crashed(FindingType):
     severities = (Severity.CRITICAL,)
     remedies = (
         "Read the last line of the traceback.",
-        "Go on from the last good checkpoint.",
+        "Restart from the last good checkpoint.",
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Killed(FindingType):
-    """The training was killed from outside.
+    """The training process was killed.
 
-    What it sees: a process that is gone without a word, or that a signal ended.
+    What it sees: a process that disappeared, or that a signal ended.
 
-    Why it matters: the run did not reach its end; its last steps are recorded, but nobody says why it stopped.
+    Why it matters: the run did not finish. Its last steps are recorded, but not the reason.
 
-    What to try: look at the job's time limit; look at the kernel's log for the out-of-memory killer; ask the
-    scheduler whether the node was taken back.
+    What to try: check the job's time limit; check the kernel log for the out-of-memory killer; check whether the
+    scheduler preempted the node.
 
     When it is wrong: somebody stopped it on purpose.
 
@@ -88,8 +88,8 @@ class Killed(FindingType):
     order = 1030
     severities = (Severity.CRITICAL,)
     remedies = (
-        "Look at the job's time limit and at the scheduler's log.",
-        "Look at the kernel's log for the out-of-memory killer.",
+        "Check the job's time limit and the scheduler's log.",
+        "Check the kernel log for the out-of-memory killer.",
     )
 
 
@@ -97,14 +97,14 @@ class Killed(FindingType):
 class OutOfMemory(FindingType):
     """The training ran out of memory, on the device or on the host.
 
-    What it sees: an error of the allocator that nobody caught, or a process that the kernel killed for its memory.
+    What it sees: an uncaught allocator error, or a process that the kernel killed for its memory.
 
-    Why it matters: the run did not reach its end, and the same batch will end it again.
+    Why it matters: the run did not finish, and the same batch will end it again.
 
-    What to try: a smaller batch with accumulation; activation checkpointing; shorter sequences; look for tensors that
-    are kept from step to step, such as losses summed up without `.item()`.
+    What to try: use a smaller batch with gradient accumulation; use activation checkpointing; use shorter sequences;
+    look for tensors that are kept from step to step, such as losses summed without `.item()`.
 
-    When it is wrong: a guess from the words of an error, where the error is of the script's own making.
+    When it is wrong: an error whose words suggest it, but that the script itself raised.
 
     Reference: https://docs.pytorch.org/docs/stable/notes/faq.html
     """
@@ -114,7 +114,7 @@ class OutOfMemory(FindingType):
     order = 1040
     severities = (Severity.CRITICAL,)
     remedies = (
-        "Take a smaller batch and accumulate gradients.",
+        "Use a smaller batch and accumulate gradients.",
         "Use activation checkpointing, or shorter sequences.",
         "Look for tensors that are kept from step to step.",
     )

@@ -1,7 +1,6 @@
-"""What a recording says of the representations of a training once it is over.
+"""The summary of representations that a recording reports at its end.
 
-Nothing here looks at points. The words stand here, in the sections of every judgement, so that each is explained in the
-same way.
+It is reported, not detected, and documented here in the same sections as every detector.
 """
 
 from __future__ import annotations
@@ -14,16 +13,17 @@ from mlflow_stability.vocabulary.result.event import Severity
 
 @dataclass(frozen=True, slots=True)
 class RepresentationSummary(FindingType):
-    """The representations of a module, summed up at the end of the training.
+    """The representations of a module, summarised at the end of the training.
 
-    What it sees: once for each module whose representations were measured: averages over all measurements, what they
-    were at the end, how often it was warned of, and a verdict.
+    What it sees: once for each measured module: means over all measurements, the last values, the number of warnings,
+    and a verdict.
 
-    Why it matters: a collapse that came and went, or that was there all along, is easily missed in single findings.
+    Why it matters: a collapse that came and went, or that was there from the start, is easily missed in single
+    findings.
 
-    What to try: look at the findings of the same module, which say when it began.
+    What to try: read the findings of the same module, which say when it started.
 
-    When it is wrong: a training that ended before there were three measurements has hardly anything to sum up.
+    When it is wrong: a training that ended before there were three measurements has too little to summarise.
 
     Reference: Ahmad and Hawkins, Properties of sparse distributed representations (arXiv:1503.07469)
     """
@@ -33,7 +33,7 @@ class RepresentationSummary(FindingType):
     plural = "summaries of representations"
     order = 1150
     severities = (Severity.INFO,)
-    remedies = ("Look at the findings of the same module, which say when it began.",)
+    remedies = ("Read the findings of the same module, which say when it started.",)
 
 
 REPRESENTATION_KINDS: tuple[type[RepresentationSummary], ...] = (RepresentationSummary,)

@@ -32,8 +32,10 @@ IN_FP16 = "If it trains in fp16: "
 CLIPPING = re.compile(r"\b(?P<clip>[Cc]lip gradients) at 1\.0")
 USUAL_NORM = 1.0
 """The norm that gradients are told to be clipped at."""
-GOING_BACK = re.compile(r"^(?:Go back to |Let the training be set back )")
-LAST_CHECKPOINT = re.compile(r"^(?P<on>Go on from the last good checkpoint)\.")
+GOING_BACK = re.compile(r"^(?:Restart from a checkpoint before |Enable rollback=True)")
+THIS_STEP = re.compile(r"\bat this step\b")
+"""In the remedy of an episode, the step it started at."""
+LAST_CHECKPOINT = re.compile(r"^(?P<on>Restart from the last good checkpoint)\.")
 CHECKPOINTS_TAG = "stability.checkpoints"
 """Where a recording says in which folder it keeps checkpoints."""
 FIRST_STEPS = 10
@@ -43,7 +45,7 @@ BREAKING = NON_FINITE | {"activation_nonfinite", "loss_scale_collapse", "step_sk
 LOOKING = frozenset(
     {
         *NanDetected.remedies[:2],
-        next(each for each in InfDetected.remedies if each.startswith("Look for")),
+        next(each for each in InfDetected.remedies if each.startswith("Find an unbounded")),
         *ActivationNonfinite.remedies,
     }
 )
@@ -110,7 +112,7 @@ def _worded(remedy: str, episode: Episode, facts: Facts) -> str:
     if limit is not None:
         at = USUAL_NORM if limit > USUAL_NORM else limit / 2
         remedy = CLIPPING.sub(rf"\g<clip> at {at:.3g} instead of {limit:.3g}", remedy)
-    return remedy
+    return THIS_STEP.sub(f"at step {episode.start}", remedy)
 
 
 def _if_in_fp16(remedy: str) -> str:

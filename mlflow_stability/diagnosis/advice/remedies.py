@@ -24,13 +24,13 @@ from mlflow_stability.vocabulary.text.phrases import capitalised
 
 TOPICS = (
     re.compile(r"^lower the learning rate\b"),
-    re.compile(r"^(?:warm (?:the learning rate )?up|lengthen the warm-up)\b"),
+    re.compile(r"^(?:warm up the learning rate|lengthen the (?:learning-rate )?warm-up)\b"),
     re.compile(r"^clip gradients\b"),
     re.compile(r"^raise the learning rate\b"),
-    re.compile(r"^(?:let the training|enable rollback|(?:go back|restart|resume) .*\b(?:state|weights|checkpoint)\b)"),
-    re.compile(r"^(?:look at|inspect) (?:the loss and )?the batch (?:of|at) (?:this )?step\b"),
-    re.compile(r"^(?:open|look at|inspect) the saved batch\b"),
-    re.compile(r"^look at (?:the|its|the learning rate's) schedule\b"),
+    re.compile(r"^(?:enable rollback|restart from .*\bcheckpoint\b)"),
+    re.compile(r"^inspect (?:the loss and )?the batch at (?:this )?step\b"),
+    re.compile(r"^(?:open|inspect) the saved batch\b"),
+    re.compile(r"^check (?:the|its|the learning-rate) schedule\b"),
     re.compile(r"^(?:if it trains in fp16: )?(?:train in bf16 instead|start with a loss scale)\b"),
     re.compile(r"^raise the temperature\b"),
     re.compile(r"^clip (?:the )?updates\b"),
@@ -40,11 +40,13 @@ TOPICS = (
     re.compile(r"^use activation checkpointing\b"),
     re.compile(r"^lower (?:adam's )?beta2\b"),
     re.compile(r"^look for (?:a detach, a no_grad or )?frozen parameters\b"),
-    re.compile(r"^keep what goes into this operation\b"),
+    re.compile(r"^keep (?:the inputs of|what goes into) this operation\b"),
 )
 """What is said in many ways."""
 ALTERNATIVE = re.compile(r"^(?P<one>.+), or (?P<other>clip gradients .+)$")
 """Two remedies in one, of which the second stands by itself."""
+_TARGET = re.compile(r"(?<!\d) to (?:about )?\d")
+"""A value to go to; ``2 to 5`` is a range."""
 RAISES = re.compile(r"^raise the learning rate\b", re.IGNORECASE)
 AGAINST_CAUSE = {
     "learning_rate_too_high": RAISES,
@@ -86,7 +88,7 @@ def _topic(remedy: str) -> int | None:
 
 def _exactness(remedy: str) -> int:
     """2: names a value to go to; 1: says by how much; 0: says only what to do."""
-    return 2 if " to " in remedy and any(map(str.isdigit, remedy)) else int(any(map(str.isdigit, remedy)))
+    return 2 if _TARGET.search(remedy) else int(any(map(str.isdigit, remedy)))
 
 
 AGAINST: dict[str, tuple[str, ...]] = {each.name: each.remedies for each in CAUSES}

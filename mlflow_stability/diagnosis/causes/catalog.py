@@ -51,7 +51,7 @@ CAUSES: tuple[CauseDocumentation, ...] = (
         "One of: the first updates changed the weights by a tenth of their norm or more; the rate was rising and the "
         "highest so far; it was above 0.01 with the Adam family; it was above 0.1 and nothing was learned at it.",
         "A rise that happens to end where a bad batch comes; an architecture that is made for large rates.",
-        ("Lower the learning rate 2-5 times.",),
+        ("Lower the learning rate by a factor of 2 to 5.",),
     ),
     CauseDocumentation(
         "learning_rate_too_low",
@@ -66,7 +66,7 @@ CAUSES: tuple[CauseDocumentation, ...] = (
         "It began in the first twentieth of the run, at the highest rate; or the first updates moved the weights by "
         "more than 2 % of their norm and the loss rose on them.",
         "Bad initial weights, or a rate that would be too high after a warm-up as well.",
-        ("Warm the learning rate up over 1-5 % of the steps.",),
+        ("Warm up the learning rate over 1-5 % of the steps.",),
     ),
     CauseDocumentation(
         "bad_batch",
@@ -74,7 +74,7 @@ CAUSES: tuple[CauseDocumentation, ...] = (
         "The loss leapt within one step out of a training that was sound, or a spike of at most three points came back "
         "by itself; or the batch itself was not finite; or the step was skipped and the next batches were as usual.",
         "One step at an unstable point looks the same where gradient norm and learning rate are not logged.",
-        ("Look at the batch of this step.",),
+        ("Inspect the batch at this step.",),
     ),
     CauseDocumentation(
         "overflow",
@@ -139,7 +139,7 @@ CAUSES: tuple[CauseDocumentation, ...] = (
         "An operation of the model is not defined for what went into it.",
         "The broken step was run again, and modest finite numbers went into the operation that broke.",
         "Inputs that should never have come there.",
-        ("Keep what goes into this operation within its range: clamp it, or add a small number.",),
+        ("Keep the inputs of this operation within its range: clamp them, or add a small number.",),
     ),
     CauseDocumentation(
         "tensor_from_outside",
@@ -153,7 +153,7 @@ CAUSES: tuple[CauseDocumentation, ...] = (
         "The state of the optimizer was not finite, or absurd.",
         "The weights broke in an update whose gradients were finite.",
         "Weights that something else wrote into.",
-        ("Go back to a state from before.", "Lower beta2 or clip gradients; give eps a larger value."),
+        ("Restart from a checkpoint before this step.", "Lower beta2 or clip gradients; give eps a larger value."),
     ),
     CauseDocumentation(
         "damaged_weights",
@@ -162,7 +162,7 @@ CAUSES: tuple[CauseDocumentation, ...] = (
         "modest batch.",
         "A first bad update that was not recorded.",
         (
-            "Go back to weights and optimizer state from before.",
+            "Restart from a checkpoint before this step.",
             "Look at what writes into weights besides the optimizer, and at the memory of the device.",
         ),
     ),
@@ -179,7 +179,7 @@ CAUSES: tuple[CauseDocumentation, ...] = (
         "Their norm fell below 0.7 of itself from one measurement to the next. Not named where the weight decay is 0, "
         "and never across a rollback.",
         "Weights that the script itself scales or replaces.",
-        ("Lower the weight decay.", "Go back to weights from before."),
+        ("Lower the weight decay.", "Restart from a checkpoint before this step."),
     ),
     CauseDocumentation(
         "optimizer_lag",
@@ -225,21 +225,21 @@ CAUSES: tuple[CauseDocumentation, ...] = (
         "Attention logits had grown so large that attention sees one place only.",
         "The largest logit of a layer rose above 100 and to twice what it was, or above 50 and to ten times that.",
         "Logits follow a learning rate that is too high; it is asked first.",
-        ("Normalise queries and keys, or clip them.", "Lower the learning rate 2-5 times."),
+        ("Normalise queries and keys, or clip them.", "Lower the learning rate by a factor of 2 to 5."),
     ),
     CauseDocumentation(
         "attention_collapse",
         "The attention of a layer had collapsed to one place.",
         "Its entropy fell from above 0.1 to below 0.05 of the highest possible.",
         "Heads that look at one place by design.",
-        ("Normalise queries and keys, or clip them.", "Lower the learning rate 2-5 times."),
+        ("Normalise queries and keys, or clip them.", "Lower the learning rate by a factor of 2 to 5."),
     ),
     CauseDocumentation(
         "sdr_collapse",
         "Sparse codes had become alike.",
         "Fewer than 30 % of the patterns were unique, or of the bits ever on.",
         "Few different inputs.",
-        ("Raise the temperature 2-3 times.", "Add a loss that tells tokens apart.", "Enlarge the code."),
+        ("Raise the temperature by a factor of 2 to 3.", "Add a loss that separates tokens.", "Use more bits."),
     ),
     CauseDocumentation(
         "saturated_activation",

@@ -5,7 +5,7 @@ Makes a sentence from a phrase.
 In: a phrase that may begin with a name from a program. Out: the same with a capital where a sentence has one.
 Guarantees: identifiers, URLs, paths, numbers and abbreviations are left as they are written.
 
-How far a value rose, as people say it: in percent, and in times where a percentage would be a row of digits.
+How far a value rose: in percent, and as a factor where a percentage would have four digits or more.
 """
 
 from __future__ import annotations
@@ -38,8 +38,22 @@ def sentence(phrase: str) -> str:
     return capitalised(phrase) + ("" if phrase.endswith((".", "!", "?", "…")) else ".")
 
 
+MOST_SIGMAS = 1000.0
+"""A larger z is reported as above this."""
+
+
+def sigmas(z: float) -> str:
+    """A z as text: ``18.8σ``; ``over 1000σ``."""
+    return f"{z:.1f}σ" if z <= MOST_SIGMAS else f"over {MOST_SIGMAS:g}σ"
+
+
+def infinite(value: float) -> str:
+    """``infinite``, or ``-infinite``."""
+    return "infinite" if value > 0 else "-infinite"
+
+
 MOST_IN_PERCENT = 10.0
-"""From eleven times on, nobody reads percents."""
+"""A rise above this share is given as a factor."""
 
 
 def risen(share: float, level: str) -> str:

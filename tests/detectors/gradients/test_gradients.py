@@ -56,7 +56,7 @@ def test_three_high_norms_in_a_row_are_an_explosion_before_one_alone_would_be() 
     assert judged("gradient_explosion", grad_norm=at(norms, 600, 0.0) + np.where(np.arange(800) == 600, 6.5, 0.0)) == []
     (event,) = judged("gradient_explosion", grad_norm=rising)
     assert (event.step, event.severity) == (602, Severity.WARNING)
-    assert "in each of 3 steps in a row" in event.message
+    assert "for 3 steps in a row" in event.message
 
 
 def test_layers_are_left_to_the_judgements_of_layers() -> None:

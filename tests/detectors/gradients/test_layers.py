@@ -33,11 +33,11 @@ steady = np.exp(noise(3, 800, 0.2))
 loss = 2.0 + noise(4, 800, 0.01)
 
 
-def test_the_layer_that_leapt_most_is_named_one_step_after_its_measurement() -> None:
+def test_the_layer_with_the_largest_jump_is_named_one_step_after_its_measurement() -> None:
     layers = layered("grad_norm", low=at(steady, 500, 20.0, 2), middle=at(steady, 500, 400.0, 2), high=steady)
     (event,) = judged("layer_explosion", loss=loss, **layers)
     assert (event.step, event.place, event.severity) == (500, "middle", Severity.WARNING)
-    assert "2 of 3 layers leapt together" in event.message
+    assert "2 of 3 layers jumped together" in event.message
 
 
 def test_an_explosion_of_layers_is_over_after_three_calm_measurements() -> None:
@@ -66,7 +66,7 @@ def test_a_gradient_that_is_lost_over_the_front_half_is_said_at_the_first_measur
     losses = 2.3 * np.linspace(1, 0.95, 2001)
     (event,) = every_hundred("gradient_vanishing:layers", loss=losses, **layers)
     assert (event.step, event.place) == (100, "first")
-    assert "lost on its way to first" in event.message
+    assert "gradient norm of first" in event.message
 
 
 def test_what_a_model_or_what_holds_the_layers_owns_itself_is_no_first_layer() -> None:
@@ -99,7 +99,7 @@ def test_gradients_that_lie_far_apart_are_named() -> None:
     layers = layered("grad_norm", **{f"block_{n}": np.full(21, 10.0**-n) for n in range(5)})
     (event,) = every_hundred("gradient_imbalance", loss=np.full(2001, 2.0), **layers)
     assert (event.step, event.place, event.severity) == (500, "block_4", Severity.WARNING)
-    assert "10,000 times apart" in event.message
+    assert "by a factor of 10,000" in event.message
     layers.pop("grad_norm@block_4")
     assert every_hundred("gradient_imbalance", loss=np.full(2001, 2.0), **layers) == []
 

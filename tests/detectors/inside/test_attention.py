@@ -42,7 +42,7 @@ NARROW = [0.95, 0.6, 0.02, 0.01, 0.01, 0.01]
 def test_a_layer_of_which_half_the_heads_look_at_one_place_is_named_once() -> None:
     (event,) = collapse(a__head_0=WIDE, a__head_1=NARROW, a__head_2=NARROW, a__head_3=WIDE, b__head_0=WIDE)
     assert (event.step, event.kind, event.place) == (400, "attention_collapse", "a")
-    assert "2 of 4 heads of a (heads 1 and 2) look at one place alone" in event.message
+    assert "in 2 of 4 heads (heads 1 and 2)" in event.message
     assert event.evidence == {"attention_entropy": 0.01, "start": 0.95, "heads": 2.0, "layers": 1.0}
 
 
@@ -62,7 +62,7 @@ def test_a_whole_layer_that_never_looked_around_is_named_where_the_loss_stands()
     never = {"a.head_0": [1e-10, 0, 1e-9, 0, 0, 0], "a.head_1": [0.0] * 6, "b.head_0": WIDE, "b.head_1": [0.0] * 6}
     (event,) = judged("attention_entropy", never)
     assert (event.step, event.place) == (300, "a")
-    assert "2 of 2 heads of a" in event.message
+    assert "in 2 of 2 heads" in event.message
     assert judged("attention_entropy", never, falls=1e-3) == []
 
 
@@ -75,7 +75,7 @@ def test_layers_that_collapse_together_are_one_finding_and_later_ones_another() 
     late = [0.95, 0.95, 0.95, 0.95, 0.01, 0.01]
     events = collapse(a__head_0=NARROW, b__head_0=[0.95, 0.5, 0.01, 0.001, 0.001, 0.001], c__head_0=late)
     assert [(each.step, each.place, each.evidence["layers"]) for each in events] == [(400, "b", 2.0), (600, "c", 1.0)]
-    assert "The same holds for 1 more layer." in events[0].message
+    assert "The same in 1 more layer." in events[0].message
 
 
 def test_a_layer_that_recovers_and_collapses_again_is_named_again() -> None:
@@ -90,7 +90,7 @@ def test_broken_values_are_not_narrow() -> None:
 def test_scores_above_a_hundred_are_out_of_bounds() -> None:
     (event,) = growth(a__head_0=[40, 60, 101, 120, 150, 160], a__head_1=[2, 2, 2, 2, 2, 2])
     assert (event.step, event.kind, event.place) == (400, "attention_logit_growth", "a")
-    assert "The largest score of head 0 of a is 120 at step 400; it was 40." in event.message
+    assert "largest attention logit of a, head 0: 120 at step 400 (threshold 100; first value 40)." in event.message
 
 
 def test_scores_that_were_large_from_the_start_are_healthy() -> None:

@@ -24,10 +24,10 @@ def test_a_spike_is_one_finding_at_its_first_step(factor: float, steps: int) -> 
 
 def test_it_says_what_happened_with_numbers() -> None:
     (event,) = judged("loss_spike", loss=at(np.full(300, 2.0), 250, 3.0))
-    assert event.message == ("loss is 6 at step 250, from a level of 2: 549.3 widths of its noise; the limit is 12.0.")
+    assert event.message == "loss 6 at step 250, 549.3σ above its baseline of 2 (threshold 12σ)."
     assert event.evidence["loss"] == 6.0
     assert event.evidence["level"] == pytest.approx(2.0)
-    assert event.remedies[0] == "Lower the learning rate 2-5 times."
+    assert event.remedies[0] == "Lower the learning rate by a factor of 2 to 5."
 
 
 def test_a_hundred_fold_spike_is_critical_and_is_said_after_a_smaller_one() -> None:

@@ -14,7 +14,7 @@ def test_a_loss_at_chance_is_a_plateau_and_is_named() -> None:
     (event,) = judged("plateau", loss=math.log(10) + noise(1, 3000, 0.02))
     assert (event.severity, event.evidence["classes"]) == (Severity.WARNING, 10)
     assert 999 <= event.step < 2000
-    assert "the chance level of 10 classes" in event.message
+    assert "chance level for 10 classes" in event.message
 
 
 def test_the_nearest_number_of_classes_that_people_use_is_named() -> None:

@@ -97,7 +97,7 @@ def test_where_the_operation_is_known_only_what_helps_against_it_is_said() -> No
         "activation_nonfinite",
         Severity.WARNING,
         "head puts out values that are not finite.",
-        remedies=("Look for a softmax over a row that is masked as a whole, and for a logarithm or division by zero.",),
+        remedies=("Look for a softmax over a fully masked row, a logarithm of zero or a division by zero.",),
     )
     assert diagnosis_of(broken(NAN, outputs, exact, params=FLOAT32)).remedies == ("Keep the divisor away from zero.",)
 

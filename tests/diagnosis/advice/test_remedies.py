@@ -16,34 +16,34 @@ def test_of_several_ways_to_lower_the_learning_rate_the_most_exact_stays_in_the_
     assert one_of_each(
         (
             "Lower the learning rate, or lengthen the warm-up.",
-            "Look at the batch.",
-            "Lower the learning rate 2-5 times.",
+            "Inspect the batch.",
+            "Lower the learning rate by a factor of 2 to 5.",
             "Lower the learning rate to about 0.002, 44 times less.",
-            "Lower the learning rate 5-10 times.",
+            "Lower the learning rate by a factor of 5 to 10.",
         )
-    ) == ("Lower the learning rate to about 0.002, 44 times less.", "Look at the batch.")
+    ) == ("Lower the learning rate to about 0.002, 44 times less.", "Inspect the batch.")
 
 
 def test_of_two_remedies_in_one_the_one_that_was_given_is_left_out() -> None:
-    both = "Lower the learning rate 2-5 times, or clip gradients at 1.0."
-    assert one_of_each([both, "Look at the batch."]) == (both, "Look at the batch.")
+    both = "Lower the learning rate by a factor of 2 to 5, or clip gradients at 1.0."
+    assert one_of_each([both, "Inspect the batch."]) == (both, "Inspect the batch.")
     assert one_of_each(["Lower the learning rate to 0.1.", both]) == (
         "Lower the learning rate to 0.1.",
         "Clip gradients at 1.0.",
     )
     assert one_of_each([both, "Clip gradients at 1.0."]) == (
-        "Lower the learning rate 2-5 times.",
+        "Lower the learning rate by a factor of 2 to 5.",
         "Clip gradients at 1.0.",
     )
 
 
 def test_a_warm_up_is_advised_once() -> None:
-    warm = "Warm the learning rate up over 1-5 % of the steps."
-    assert one_of_each(["Warm the learning rate up longer.", warm]) == (warm,)
+    warm = "Warm up the learning rate over 1-5 % of the steps."
+    assert one_of_each(["Lengthen the learning-rate warm-up.", warm]) == (warm,)
 
 
 def test_what_would_make_the_cause_worse_is_left_out() -> None:
-    raising = ("Raise the learning rate, or lower it ten times.", "Look for dead units.")
+    raising = ("Raise the learning rate, or lower it by a factor of 10.", "Look for dead units.")
     assert one_of_each(raising, "learning_rate_too_high") == raising[1:]
     assert one_of_each(raising, "guessing") == raising
 
@@ -53,7 +53,7 @@ def test_other_remedies_stay_as_they_are() -> None:
         "Lower beta2 or clip gradients; give eps a larger value.",
         "Lower the weight decay.",
         "Clip gradients at 1.0.",
-        "Clip the weights of queries and keys when scores are too large (QK-clip).",
+        "Clip the weights of queries and keys when logits are too large (QK-clip).",
     )
     assert one_of_each(others) == others
 
@@ -80,15 +80,21 @@ def test_of_every_finding_and_cause_there_is_no_remedy_is_told_twice_in_one_repo
 @pytest.mark.parametrize(
     ("first", "second"),
     [
-        ("Go back to a state from before it.", "Go back to weights from before."),
-        ("Restart from a checkpoint before step 402.", "Let the training be set back to before the spike."),
-        ("Look at the batch of this step.", "Look at the loss and the batch of this step."),
+        ("Restart from a checkpoint before this step.", "Restart from the last good checkpoint."),
+        (
+            "Restart from a checkpoint before step 402.",
+            "Enable rollback=True, or restart from a checkpoint before this step.",
+        ),
+        ("Inspect the batch at this step.", "Inspect the loss and the batch at this step."),
         ("Train in bf16 instead of fp16.", "Start with a loss scale of 1024 that grows by 1.5 every 200 steps."),
         (
             "Add residual connections, or normalise before each block.",
             "Normalise before each block, or add residual connections.",
         ),
-        ("Look at the schedule.", "Look at the learning rate's schedule, above all at its end and after a resume."),
+        (
+            "Check its schedule, or its learning rate.",
+            "Check the learning-rate schedule, above all at its end and after a resume.",
+        ),
     ],
 )
 def test_two_ways_of_saying_the_same_are_one_remedy(first: str, second: str) -> None:
