@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
-from mlflow_stability.probes.objects.model_discovery import OneWalk
+from mlflow_stability.probes.objects.model_discovery import ObjectScan
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics, Table
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
@@ -77,7 +77,7 @@ class ProbeScheduler:
         self._pass_over = pace.pass_over
         self._forward = probes.forward
         self._layers = Layers()
-        self._walk = OneWalk(Module, LRScheduler, GradScaler)
+        self._walk = ObjectScan(Module, LRScheduler, GradScaler)
         self._before_steps = tuple(probes.before_steps)
         self._step_began, self._step_ended = pace.step_began, pace.step_ended
         self._split = pace.clock.split

@@ -86,14 +86,14 @@ def not_restored_event(decision: Decision, step: int, why: str, *, returns: int,
     )
 
 
-def what_to_change(birth: Event | None = None, *, overflowed_in_half: bool = False) -> tuple[str, ...]:
+def what_to_change(origin: Event | None = None, *, overflowed_in_half: bool = False) -> tuple[str, ...]:
     """What goes against trouble that going back does not end, most useful first.
 
     Where it is known in which operation the first bad number was born, what goes against that; of the loss function it
     is not known whether it was an overflow.
     """
-    half = IN_HALF if overflowed_in_half and (birth is None or "from.loss" in birth.evidence) else ()
-    return (*half, *(() if birth is None else birth.remedies), *IN_GENERAL)
+    half = IN_HALF if overflowed_in_half and (origin is None or "from.loss" in origin.evidence) else ()
+    return (*half, *(() if origin is None else origin.remedies), *IN_GENERAL)
 
 
 def give_up_event(

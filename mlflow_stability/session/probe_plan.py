@@ -18,7 +18,7 @@ from mlflow_stability.probes.parameters.layer_norms import LayerNorms
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
 from mlflow_stability.probes.parameters.momentum_norm import MomentumNorm
 from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
-from mlflow_stability.probes.parameters.weight_updates import RealUpdates
+from mlflow_stability.probes.parameters.weight_updates import WeightUpdates
 from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
@@ -44,13 +44,13 @@ def probe_scheduler_of(settings: Settings, guard: PartGuard, recording: Recordin
     batches, broken = held_batches(settings, guard, recording)
     holders = [] if batches is None else [batches]
     looks = _forward_probes(settings, guard, recording, lambda: pace.models)
-    forward = ForwardScheduler(guard, looks, recording.step + 1, recording.tell)
+    forward = ForwardScheduler(guard, looks, recording.step + 1, recording.emit)
     probes = Probes(
         by_step=[facts],
         before_steps=[] if batches is None else [batches.before_steps],
         by_own_step=[
             LayerNorms(NORMS_EVERY, layers),
-            RealUpdates(NORMS_EVERY, layers, budget),
+            WeightUpdates(NORMS_EVERY, layers, budget),
             MomentumNorm(NORMS_EVERY, layers),
             AdamRms(1 if every_step else layers, layers, budget),
             GradientExtremes(layers),

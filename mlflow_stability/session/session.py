@@ -50,7 +50,7 @@ class Session:
         """The `AutopilotLifecycle`, where an autopilot was asked for: else its part of the package is not even
         imported.
         """
-        self._binding = RunBinding(settings, self._guard, self._tell, self._warn, self._settle)
+        self._binding = RunBinding(settings, self._guard, self._emit, self._warn, self._settle)
         self._meter = self._new_meter()
         self._unseen = UnseenTraining(lambda message: self._warn("%s", message))
         self._watch = self._new_watch()
@@ -278,7 +278,7 @@ class Session:
             error,
         )
         if part == "cycles" and self._lifecycle is not None:
-            self._lifecycle.let_go()
+            self._lifecycle.release()
         recording = self._binding.recording
         if recording is not None and not recording.closed:
             recording.note("degraded", f"{part}: {type(error).__name__}: {error} (step {recording.step})"[:1000])
@@ -293,7 +293,7 @@ class Session:
                 "; ".join(dict.fromkeys(lacking.values())),
             )
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         if event.severity >= Severity.WARNING:
             advice = f" {event.remedies[0]}" if event.remedies else ""
             self._warn("%s: %s%s", event.kind, event.message, advice)

@@ -21,7 +21,7 @@ from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.parameters.momentum_norm import MomentumNorm
 from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
-from mlflow_stability.probes.parameters.weight_updates import RealUpdates
+from mlflow_stability.probes.parameters.weight_updates import WeightUpdates
 from mlflow_stability.probes.probe import StepView
 from mlflow_stability.probes.probe_scheduler import Probe
 
@@ -97,7 +97,7 @@ CASES: list[tuple[Probe, int]] = [
     (LayerNorms(1, 1), 0),
     (MomentumNorm(1, 1), 0),
     (GradientExtremes(1), 0),
-    (RealUpdates(1, 1, BUDGET), BUDGET),
+    (WeightUpdates(1, 1, BUDGET), BUDGET),
     (AdamRms(1, 1, BUDGET), BUDGET),
     (WeightExtremes(1, BUDGET), BUDGET),
     (LayerStatistics(1, 1), BUDGET),
@@ -111,7 +111,7 @@ def test_a_probe_takes_no_more_memory_than_its_budget(probe: Probe, budget: int,
     peak = peak_of(lambda: run(probe, training, layers))
     assert peak <= budget + SCALARS
     assert peak > 2000 * 4, "something must have been measured"
-    if isinstance(probe, RealUpdates | AdamRms | WeightExtremes):
+    if isinstance(probe, WeightUpdates | AdamRms | WeightExtremes):
         assert peak > budget / 2, "copies must have been counted"
 
 

@@ -17,7 +17,7 @@ from mlflow_stability.probes.parameters.extreme_values import GradientExtremes, 
 from mlflow_stability.probes.parameters.layer_norms import LayerNorms
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
 from mlflow_stability.probes.parameters.momentum_norm import MomentumNorm
-from mlflow_stability.probes.parameters.weight_updates import RealUpdates
+from mlflow_stability.probes.parameters.weight_updates import WeightUpdates
 from mlflow_stability.probes.performance.memory import Memory
 from mlflow_stability.probes.performance.progress import Progress
 from mlflow_stability.probes.performance.throughput import Throughput
@@ -28,7 +28,7 @@ from mlflow_stability.probes.representations.representation_probe import Represe
 
 PERIODIC: list[Callable[[], Any]] = [
     lambda: LayerNorms(10, 25),
-    lambda: RealUpdates(10, 25),
+    lambda: WeightUpdates(10, 25),
     lambda: MomentumNorm(10, 7),
     lambda: AdamRms(30, 25),
     lambda: GradientExtremes(25),

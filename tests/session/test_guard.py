@@ -13,7 +13,7 @@ import pytest
 import torch
 from session.interrupting import Moments, thread_state
 
-from mlflow_stability.probes.hooks.untracked_ops import aside
+from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.session.guard import FORGIVEN, PartGuard
 
 
@@ -204,7 +204,7 @@ def test_a_part_that_ctrl_c_has_torn_and_cannot_forget_is_forgiven_a_few_times()
 
 
 def computes_aside() -> float:
-    with aside(), torch.no_grad():
+    with untracked(), torch.no_grad():
         return float(torch.ones(2).sum())
 
 
@@ -232,7 +232,7 @@ def test_at_any_moment_at_which_ctrl_c_comes_torch_is_left_as_it_was() -> None:
 def test_an_error_of_ours_leaves_torch_as_it_was_as_well() -> None:
     def body() -> None:
         torch.set_grad_enabled(False)
-        aside().__enter__()
+        untracked().__enter__()
         broken()
 
     guard = PartGuard(strict=False, on_failure=Failures())

@@ -16,7 +16,7 @@ from mlflow_stability.cli.kit.options import tracking_uri_option
 from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
 from mlflow_stability.errors import RunNotFoundError, SettingsError
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta, read_meta, step_of_name
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import Shelved, damage_of
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import StoredCheckpoint, damage_of
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
 
@@ -82,7 +82,7 @@ def _looked_at(checkpoints: RunCheckpoints, names: list[str], verify: bool, down
             else:
                 with notes.status(f"{name}: {megabytes(meta.size)}"):
                     folder = checkpoints.download(name, download or Path(room))
-                trouble = damage_of(Shelved(folder, meta.step, meta))
+                trouble = damage_of(StoredCheckpoint(folder, meta.step, meta))
                 yield _Kept(name, meta, trouble, folder if download is not None else None)
 
 

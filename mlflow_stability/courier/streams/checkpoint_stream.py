@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mlflow_stability.courier.streams.link_or_copy import link_or_copy
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import Shelved, damage_of, listing
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import StoredCheckpoint, damage_of, listing
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
 
@@ -56,7 +56,7 @@ class CheckpointStream:
         self.done = over
         return False
 
-    def _send(self, checkpoint: Shelved) -> None:
+    def _send(self, checkpoint: StoredCheckpoint) -> None:
         """Send what lies there now: a copy of it, for the training may take it away meanwhile."""
         assert self._sent is not None
         name = checkpoint.folder.name
@@ -65,7 +65,7 @@ class CheckpointStream:
                 copy = Path(room, name)
                 # The state is never written again in place, and `meta.json` is replaced whole: a link will do.
                 shutil.copytree(checkpoint.folder, copy, copy_function=link_or_copy)
-                if damage_of(Shelved(copy, checkpoint.step, checkpoint.meta)):
+                if damage_of(StoredCheckpoint(copy, checkpoint.step, checkpoint.meta)):
                     self._sent.add(name)  # damaged on the disk: nothing that anybody could use
                     return
                 self._checkpoints.upload(copy)

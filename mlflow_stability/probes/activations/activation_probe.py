@@ -34,7 +34,7 @@ from mlflow_stability.probes.activations.activation_samples import (
 from mlflow_stability.probes.activations.activation_statistics import ALWAYS, QUANTITIES, statistics_of
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.module_hooks import PassHooks
-from mlflow_stability.probes.hooks.untracked_ops import aside, is_measurable
+from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, next_sampled_step
 from mlflow_stability.probes.tensors.device_numbers import on_device
@@ -127,7 +127,7 @@ class ActivationProbe:
         by_device: dict[torch.device, list[str]] = {}
         for name, (_, sample) in found.items():
             by_device.setdefault(sample.values.device, []).append(name)
-        with aside():
+        with untracked():
             return [self._block(device, names, found) for device, names in by_device.items()]
 
     def finish(self) -> None:
@@ -139,7 +139,7 @@ class ActivationProbe:
         if known is None or known[0] in self._found or not self._alive():
             return
         name, nature = known
-        with aside():
+        with untracked():
             tensor = output_tensor(output)
             if tensor is None or not tensor.is_floating_point():
                 return

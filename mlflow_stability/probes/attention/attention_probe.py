@@ -29,7 +29,7 @@ from torch.nn import Module
 
 from mlflow_stability.probes.attention.attention_scores import Scores
 from mlflow_stability.probes.attention.attention_statistics import first_weights, head_numbers
-from mlflow_stability.probes.attention.attention_tracer import AttentionSight
+from mlflow_stability.probes.attention.attention_tracer import AttentionTracer
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, next_sampled_step
@@ -143,7 +143,7 @@ class AttentionProbe:
         self._guard = partial(guard, self.part)
         self._keep = keep
         """Takes each map when it has arrived at the host, in the order in which they were measured."""
-        self._sight: AttentionSight | None = None
+        self._tracer: AttentionTracer | None = None
         self._root: Module | None = None
         self._step = 0
         self._now: list[_Layer] = []
@@ -172,14 +172,14 @@ class AttentionProbe:
         self._root, self._step, self._now = root, step, []
         names = {id(module): name for name, module in self._places.inside(root)}
         names[id(root)] = type(unwrapped(root)).__name__
-        self._sight = AttentionSight(root, names, alive, self._guard, self)
-        self._sight.open()
+        self._tracer = AttentionTracer(root, names, alive, self._guard, self)
+        self._tracer.open()
 
     def close(self, whole: bool) -> None:
         """The pass is over; what was seen in one that raised is forgotten."""
-        if self._sight is not None:
-            self._sight.close()  # before it is let go: Ctrl-C in the middle of this leaves it to be closed once more
-        self._sight = self._root = None
+        if self._tracer is not None:
+            self._tracer.close()  # before it is let go: Ctrl-C in the middle of this leaves it to be closed once more
+        self._tracer = self._root = None
         now, self._now = self._now, []
         if whole:
             self._seen += now

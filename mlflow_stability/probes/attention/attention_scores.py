@@ -104,7 +104,7 @@ class ProductScores:
 
 
 @dataclass(frozen=True, slots=True)
-class GivenScores:
+class ScriptScores:
     """Scores that a model computed itself, masks included."""
 
     scores: Tensor
@@ -182,10 +182,10 @@ def scores_of_call(
     return ProductScores(query, key, scale, masks, diagonal, rounded_to)
 
 
-def scores_of_softmax(heads: int, scores: Tensor) -> GivenScores:
+def scores_of_softmax(heads: int, scores: Tensor) -> ScriptScores:
     """Scores of a model's own softmax."""
     lead = tuple(scores.shape[:-2])
-    return GivenScores(_four(scores, lead, heads if scores.dim() == 3 else 1))
+    return ScriptScores(_four(scores, lead, heads if scores.dim() == 3 else 1))
 
 
 def heads_of(modules: Sequence[Module], rows: int) -> int:

@@ -20,14 +20,14 @@ from mlflow_stability.probes.attention.attention_modules import AttentionModules
 from mlflow_stability.probes.attention.attention_projection import scores_of_function, scores_of_layer, scores_of_module
 from mlflow_stability.probes.attention.attention_scores import Scores, heads_of, scores_of_call, scores_of_softmax
 from mlflow_stability.probes.attention.attention_softmax import SOFTMAX, SoftmaxTrail
-from mlflow_stability.probes.hooks.untracked_ops import aside, is_measurable
+from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.probes.rerun.forward_rerun import runs_again
 
 _CROSS = ("cross", "encoder_attn", "encdec", "multihead_attn")
 """What modules are called whose queries and keys are of different sequences, of the same length or not."""
 
 
-class AttentionListener(Protocol):
+class AttentionObserver(Protocol):
     """Who wants to know; called in the middle of the forward pass, aside from it."""
 
     def measure(self, scores: Scores, cross: bool) -> Any:
@@ -37,7 +37,7 @@ class AttentionListener(Protocol):
         """What was measured is an attention of this module."""
 
 
-class AttentionSight:
+class AttentionTracer:
     """One forward pass."""
 
     def __init__(
@@ -46,9 +46,9 @@ class AttentionSight:
         names: Mapping[int, str],
         alive: Callable[[], bool],
         guard: Callable[[Callable[..., Any]], Callable[..., Any]],
-        listener: AttentionListener,
+        observer: AttentionObserver,
     ) -> None:
-        self._listener = listener
+        self._listener = observer
         self._trail = SoftmaxTrail()
         self._mode = AttentionMode(guard(self._look), guard(self._answer_flex), alive)
         self._places = AttentionModules(root, names, self._mode, alive, guard(self._hidden), guard)
@@ -68,19 +68,19 @@ class AttentionSight:
             query = args[0] if args else kwargs["query"]
             heads = heads_of(self._places.innermost()[:2], len(query)) if query.dim() == 3 else 1
             rounded_to = _autocast_type(query)
-            with aside():
+            with untracked():
                 scores = scores_of_call(heads, rounded_to, *args, **kwargs)
                 self._found(scores)
         elif func is functional.multi_head_attention_forward:
             query, key = (args[at] if len(args) > at else kwargs[name] for at, name in enumerate(("query", "key")))
             if is_measurable(query) and is_measurable(key):
-                with aside():
+                with untracked():
                     self._found(scores_of_function(args, kwargs), cross=query is not key)
         elif func in SOFTMAX:
-            with aside():
+            with untracked():
                 self._trail.begins(args, kwargs, result, self._candidate)
         elif self._trail.waiting and isinstance(result, Tensor):
-            with aside():
+            with untracked():
                 measured = self._trail.went_by(func, args, kwargs, result)
             if measured is not None:
                 self._listener.found(measured, self._places.name())
@@ -91,7 +91,7 @@ class AttentionSight:
         return self._listener.measure(given, self._is_cross(given))
 
     def _hidden(self, module: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        with aside():
+        with untracked():
             if isinstance(module, nn.MultiheadAttention):
                 query, key = (args[at] if len(args) > at else kwargs[name] for at, name in enumerate(("query", "key")))
                 self._found(scores_of_module(module, args, kwargs), cross=query is not key)
@@ -103,7 +103,7 @@ class AttentionSight:
             return None
         from mlflow_stability.probes.attention.attention_flex import output_of_flex, scores_of_flex
 
-        with aside():
+        with untracked():
             scores = scores_of_flex(args, _autocast_type(args[0]))
             self._found(scores)
             return output_of_flex(args, scores) if runs_again() else None

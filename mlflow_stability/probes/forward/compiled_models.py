@@ -45,18 +45,18 @@ _COMPILING = ("compile", "dynamo_optimize")
 _TRACING = ("make_traced_module", "function_from_trace", "function_from_trace_with_dict", "graph_by_tracing")
 """Likewise, what begins to compile and to trace."""
 
-StepBack = Callable[[bool], None]
+OnCompiled = Callable[[bool], None]
 """Takes whether it is for the compiler; else for a trace."""
 
 
-class CompileRetreat:
+class CompiledCodeWatch:
     """On during one pass. Several are on at once: torch is patched for the first, and put right after the last."""
 
-    _on: list[CompileRetreat] = []  # noqa: RUF012 # one list for all of them
+    _on: list[CompiledCodeWatch] = []  # noqa: RUF012 # one list for all of them
     _handles = HookHandles()
 
-    def __init__(self, step_back: StepBack) -> None:
-        self._step_back = step_back
+    def __init__(self, on_compiled: OnCompiled) -> None:
+        self._on_compiled = on_compiled
 
     def put_on(self) -> None:
         """Begin."""
@@ -79,27 +79,27 @@ class CompileRetreat:
             self._handles.remove()
 
     @classmethod
-    def all_step_back(cls, compiled: bool) -> None:
+    def announce_compiled(cls, compiled: bool) -> None:
         """Have everybody step back, the last one first."""
         for each in reversed(cls._on[:]):
-            each._step_back(compiled)
+            each._on_compiled(compiled)
 
 
 def _before_region(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     caller = sys._getframe(2)  # this one, the patch, and who asks for dynamo
     context = caller.f_locals.get("self", sys)
     if getattr(context, "callback", sys) is not None:  # `torch.compiler.disable` asks with None
-        CompileRetreat.all_step_back(True)
+        CompiledCodeWatch.announce_compiled(True)
     return original(*args, **kwargs)
 
 
 def _before_compiling(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    CompileRetreat.all_step_back(True)
+    CompiledCodeWatch.announce_compiled(True)
     return original(*args, **kwargs)
 
 
 def _before_tracing(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-    CompileRetreat.all_step_back(False)
+    CompiledCodeWatch.announce_compiled(False)
     return original(*args, **kwargs)
 
 

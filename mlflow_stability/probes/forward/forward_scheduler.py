@@ -20,10 +20,16 @@ from typing import Any, Protocol
 from torch.nn import Module
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.compiled_models import CompileRetreat, compiled, depth_of, ran_compiled, too_deep
-from mlflow_stability.probes.forward.forward_watch import ForwardListener
+from mlflow_stability.probes.forward.compiled_models import (
+    CompiledCodeWatch,
+    compiled,
+    depth_of,
+    ran_compiled,
+    too_deep,
+)
+from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.forward.unmeasured_parts import not_looked_into
-from mlflow_stability.probes.hooks.running_calls import PassAlive
+from mlflow_stability.probes.hooks.running_calls import RunningPass
 from mlflow_stability.probes.probe import Guard, StepView
 from mlflow_stability.probes.rerun.forward_rerun import SecondPass, unwrapped
 from mlflow_stability.vocabulary.result.event import Event
@@ -95,7 +101,7 @@ class _Model:
         """Who had to step back, and looks at the next pass instead."""
 
 
-class ForwardScheduler(ForwardListener):
+class ForwardScheduler(ForwardObserver):
     """A listener to forward passes, and a probe of a survey, that leads forward probes."""
 
     part = "probes of forward passes"
@@ -105,11 +111,11 @@ class ForwardScheduler(ForwardListener):
         guard: Guard,
         probes: Sequence[ForwardProbe],
         first_step: int,
-        tell: Callable[[Event], None] = lambda _: None,
+        emit: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self._guarded_probes = tuple(_GuardedProbe(each, guard) for each in probes)
         self._close = guard("end of probes of forward passes", self._close_all)
-        self._retreat = CompileRetreat(self._step_back)
+        self._compiled_code = CompiledCodeWatch(self._on_compiled)
         self._again = guard("end of probes of forward passes", lambda guarded: guarded.close(False))
         self._second_pass = SecondPass()
         self._models: dict[int, _Model] = {}
@@ -125,9 +131,9 @@ class ForwardScheduler(ForwardListener):
         """The model they look into."""
         self._broken: list[_GuardedProbe] = []
         """Were open in a pass that raised."""
-        self._alive: PassAlive | None = None
+        self._alive: RunningPass | None = None
         """Of the pass that is being looked into."""
-        self._tell = guard(self.part, tell)
+        self._emit = guard(self.part, emit)
         self._told: set[str] = set()
         """Why models are not looked into, as it was told."""
         self._run_second_pass = guard(self.part, self._look_at_second_pass)
@@ -160,9 +166,9 @@ class ForwardScheduler(ForwardListener):
         if compiled(root) != "no":
             self._run_second_pass(due, root, args, kwargs)
         else:
-            self._alive = PassAlive(root)
+            self._alive = RunningPass(root)
             self._root = weakref.ref(root)
-            self._retreat.put_on()
+            self._compiled_code.put_on()
             self._open_for(due, root, self._alive)
         return True
 
@@ -229,7 +235,7 @@ class ForwardScheduler(ForwardListener):
             self._open.append(each)  # first, so that one that fails half-way is closed with the others
             each.open(root, self.step, alive)
 
-    def _step_back(self, is_compiled: bool) -> None:
+    def _on_compiled(self, is_compiled: bool) -> None:
         """Something compiled runs, or is made or traced, in the middle of the pass: not with us in it."""
         root = None if self._root is None else self._root()
         if root is not None and is_compiled:
@@ -239,7 +245,7 @@ class ForwardScheduler(ForwardListener):
             self._close(False)
 
     def _close_all(self, whole: bool) -> None:
-        self._retreat.take_off()
+        self._compiled_code.take_off()
         while self._open:
             guarded = self._open[-1]  # as with brackets; one that Ctrl-C keeps open is closed again later
             guarded.looked |= whole
@@ -252,7 +258,7 @@ class ForwardScheduler(ForwardListener):
 
     def _settle(self) -> None:
         """Nothing of an earlier pass is left."""
-        self._retreat.take_off()
+        self._compiled_code.take_off()
         if self._open:
             self._close(False)
         while self._broken:
@@ -276,7 +282,7 @@ class ForwardScheduler(ForwardListener):
     def _not_looked_into(self, root: Module, why: str) -> None:
         if why not in self._told and len(self._told) < MOST_TOLD:
             self._told.add(why)
-            self._tell(not_looked_into(type(unwrapped(root)).__name__, why, self.step))
+            self._emit(not_looked_into(type(unwrapped(root)).__name__, why, self.step))
 
 
 class _GuardedProbe:

@@ -33,7 +33,7 @@ MOST_SEARCHES = 8
 """A script that makes an optimizer for every sample has no model that could be followed."""
 
 
-class ForwardListener:
+class ForwardObserver:
     """Who wants to know; what a listener leaves as it is here is not called."""
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
@@ -56,16 +56,16 @@ class ForwardWatch:
     """The hooks on the models of one training."""
 
     def __init__(
-        self, guard: Guard, listeners: Sequence[ForwardListener], mark: Callable[[int], None] = lambda _: None
+        self, guard: Guard, observers: Sequence[ForwardObserver], mark: Callable[[int], None] = lambda _: None
     ) -> None:
         self._mark = mark
         """Takes down when passes begin and end, when all others know."""
-        self._began = tuple([(each.forward_began, _taken(each, "forward_ended")) for each in listeners])
+        self._began = tuple([(each.forward_began, _taken(each, "forward_ended")) for each in observers])
         self._to_end: list[Callable[[], None]] = []
         """Who is to be told of the end of the pass that is open."""
-        self._gave = _overriding("forward_gave", listeners)
-        self._did_fail = _overriding("forward_failed", listeners)
-        self._evaluated = _overriding("evaluated", listeners)
+        self._gave = _overriding("forward_gave", observers)
+        self._did_fail = _overriding("forward_failed", observers)
+        self._evaluated = _overriding("evaluated", observers)
         self._before = guard("forward passes", self._begins)
         self._after = guard("forward passes", self._ends)
         self._failed = guard("forward passes", self._fails)
@@ -182,8 +182,8 @@ class ForwardWatch:
             self._uncalled.pop(id(root), None)
         to_end = self._to_end
         to_end.clear()
-        for tell, ended in self._began:
-            if tell(root, args, kwargs) is not False and ended is not None:
+        for emit, ended in self._began:
+            if emit(root, args, kwargs) is not False and ended is not None:
                 to_end.append(ended)
         self._mark(_BEGAN)
 
@@ -193,20 +193,20 @@ class ForwardWatch:
         if self._open == id(root) and not (self._within and running_calls(self._open) > 1):
             for take in self._gave:
                 take(outputs)
-            for tell in self._to_end:
-                tell()
+            for emit in self._to_end:
+                emit()
             self._mark(_ENDED)
             self._open = 0  # after the rest: where Ctrl-C comes before, the next call has them give it up
         elif not self._open and not self._in_backward:
-            for tell in self._evaluated:
-                tell()
+            for emit in self._evaluated:
+                emit()
             self._mark(_EVALUATED)
 
     def _give_up(self) -> None:
         """The pass that is open has not ended as it should, or will not be heard to end."""
         if self._open:
-            for tell in self._did_fail:
-                tell()
+            for emit in self._did_fail:
+                emit()
             self._open = 0
 
     def _fails(self, root: Module) -> None:
@@ -228,15 +228,15 @@ class ForwardWatch:
                 each.put_on()
 
 
-def _overriding(name: str, listeners: Sequence[ForwardListener]) -> tuple[Callable[..., Any], ...]:
+def _overriding(name: str, observers: Sequence[ForwardObserver]) -> tuple[Callable[..., Any], ...]:
     """What the listeners take."""
-    return tuple([taken for each in listeners if (taken := _taken(each, name)) is not None])
+    return tuple([taken for each in observers if (taken := _taken(each, name)) is not None])
 
 
-def _taken(listener: ForwardListener, name: str) -> Callable[..., Any] | None:
+def _taken(observer: ForwardObserver, name: str) -> Callable[..., Any] | None:
     """How a listener is told something; None where it does not want to be."""
-    found: Callable[..., Any] = getattr(listener, name)
-    return None if getattr(found, "__func__", None) is getattr(ForwardListener, name) else found
+    found: Callable[..., Any] = getattr(observer, name)
+    return None if getattr(found, "__func__", None) is getattr(ForwardObserver, name) else found
 
 
 def _those_inside(root: Module) -> list[Module]:

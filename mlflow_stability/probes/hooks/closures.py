@@ -36,7 +36,7 @@ def _names_closure(kind: Any) -> bool:
 def watched_closure(closure: Any, around: Around) -> Any:
     """The closure, with every evaluation inside `around`."""
     if not isinstance(closure, FunctionType):
-        return _Stand(closure, around)
+        return _ClosureProxy(closure, around)
     first = True
 
     @functools.wraps(closure)
@@ -49,7 +49,7 @@ def watched_closure(closure: Any, around: Around) -> Any:
     return watched
 
 
-class _Stand:
+class _ClosureProxy:
     """In the place of a closure that is an object."""
 
     def __init__(self, closure: Any, around: Around) -> None:

@@ -40,7 +40,7 @@ def running_calls(identity: int) -> int:
 _CALL: CodeType = Module._call_impl.__code__
 
 
-class PassAlive:
+class RunningPass:
     """Whether the call of a module that is going on now still is."""
 
     __slots__ = ("_frame",)

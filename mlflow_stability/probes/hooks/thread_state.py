@@ -1,7 +1,7 @@
 """Puts right what torch keeps for a thread when an exception, such as Ctrl-C, has ended our code in the middle of it.
 
 In: what torch kept when our code began. Out: the same again: whether gradients are recorded, which modes are on, and
-whatever `aside` has turned off. Promised: nothing is changed where all is as it was; to put right twice does no harm.
+whatever `untracked` has turned off. Guarantees: nothing is changed where all is as it was; repeating it does no harm.
 
 Ctrl-C comes between any two lines, also within `__enter__` and `__exit__` of what is written in Python, as
 `torch.no_grad` is: a `with` alone does not undo what it began.

@@ -21,7 +21,7 @@ _OPERATIONS = ("Python", "PythonTLSSnapshot")
 """What leads an operation to modes; torch passes by what is excluded."""
 
 
-class aside:  # noqa: N801 # it is used as `contextlib.suppress` is
+class untracked:  # noqa: N801 # it is used as `contextlib.suppress` is
     """Inside, operations are nobody's business but ours."""
 
     __slots__ = ("_autocast", "_begun", "_functions", "_gradients", "_operations")

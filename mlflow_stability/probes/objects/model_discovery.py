@@ -29,7 +29,7 @@ def models_of(optimizers: Sequence[Optimizer]) -> list[Module]:
     return covering(outermost(modules), places_of(optimizers))
 
 
-class OneWalk:
+class ObjectScan:
     """Inside it, whoever asks for these kinds of objects is answered from one walk: nothing is made meanwhile."""
 
     def __init__(self, *kinds: type) -> None:
@@ -56,7 +56,7 @@ class OneWalk:
         return [self._found[kind] for kind in kinds]
 
 
-_walks: list[OneWalk] = []
+_walks: list[ObjectScan] = []
 
 
 def living(*kinds: type) -> list[list[Any]]:

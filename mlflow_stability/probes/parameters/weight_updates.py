@@ -35,7 +35,7 @@ from mlflow_stability.probes.tensors.tensor_sums import squares
 NEVER = -1
 
 
-class UpdateRotation:
+class UpdateChunks:
     """The turns of one optimizer."""
 
     def __init__(self, chunks: Sequence[Sequence[Piece]], columns: int, device: torch.device) -> None:
@@ -108,7 +108,7 @@ FIRST = (1, 2, 4)
 """Steps at which the whole model is measured as well: a learning rate that is far too high shows at once."""
 
 
-class RealUpdates:
+class WeightUpdates:
     """The weights before and after."""
 
     part = "real updates"
@@ -121,8 +121,8 @@ class RealUpdates:
         self.budget_bytes = budget_bytes
         """How many bytes copies may take; None: one hundredth of the device's memory, at most 256 MiB."""
         self._parts = PartsByOptimizer()
-        self._rotations: dict[HeldLayers, UpdateRotation | None] = {}
-        self._now: list[UpdateRotation] = []
+        self._rotations: dict[HeldLayers, UpdateChunks | None] = {}
+        self._now: list[UpdateChunks] = []
         self._before: _Before | None = None
         self._wanted_since = NEVER
         self._given: dict[LayerLayout, list[int]] = {}
@@ -196,7 +196,7 @@ class RealUpdates:
                 blocks.append(joined.layout.block(QUANTITIES, _values(sums).view(2, -1), ready))
         return blocks
 
-    def _rotation(self, held: HeldLayers, parameters: Sequence[Tensor]) -> UpdateRotation | None:
+    def _rotation(self, held: HeldLayers, parameters: Sequence[Tensor]) -> UpdateChunks | None:
         """The turns of what an optimizer holds; None where a single row of a tensor is more than the budget."""
         if held not in self._rotations:
             if len(self._rotations) >= MOST_OPTIMIZERS:
@@ -205,10 +205,10 @@ class RealUpdates:
             budget = copy_budget(device) if self.budget_bytes is None else self.budget_bytes
             shapes = [tuple(each.shape) for each in parameters]
             chunks = share_out(shapes, [bytes_of_copy(each) for each in parameters], held.names, budget)
-            self._rotations[held] = None if chunks is None else UpdateRotation(chunks, len(parameters), device)
+            self._rotations[held] = None if chunks is None else UpdateChunks(chunks, len(parameters), device)
         return self._rotations[held]
 
-    def _ready(self, joined: Joined, rotations: Sequence[UpdateRotation], step: int) -> tuple[int, ...]:
+    def _ready(self, joined: Joined, rotations: Sequence[UpdateChunks], step: int) -> tuple[int, ...]:
         """The layers that are wanted, measured now, and of which every piece was measured since they were given."""
         layout = joined.layout
         given = self._given.get(layout)

@@ -34,7 +34,7 @@ from torch.nn import Module
 from torch.nn.parameter import is_lazy
 from torch.utils.flop_counter import flop_registry
 
-from mlflow_stability.probes.forward.compiled_models import CompileRetreat, compiled, too_deep
+from mlflow_stability.probes.forward.compiled_models import CompiledCodeWatch, compiled, too_deep
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.hook_handles import HookHandles
 from mlflow_stability.probes.objects.model_discovery import parameters_in
@@ -117,7 +117,7 @@ class FlopCounter(torch_api.TorchDispatchMode):  # type: ignore[misc]
         """Where it ended before its time, what the rest was."""
         self._off = False
         self._on = False
-        self._retreat = CompileRetreat(self._give_up)
+        self._compiled_code = CompiledCodeWatch(self._give_up)
         self._tensors = FragileTensors(self._stepped_aside)
 
     def enter(self) -> bool:
@@ -125,7 +125,7 @@ class FlopCounter(torch_api.TorchDispatchMode):  # type: ignore[misc]
         torch_api.need("current_dispatch_mode", "HigherOrderOperator")
         if torch_api.current_dispatch_mode() is not None:
             return False
-        self._retreat.put_on()
+        self._compiled_code.put_on()
         self._tensors.put_on()
         self._on = True
         self.__enter__()
@@ -134,7 +134,7 @@ class FlopCounter(torch_api.TorchDispatchMode):  # type: ignore[misc]
     def leave(self) -> None:
         """End. A mode that the script has left on top of this one keeps it where it is; it does nothing then."""
         self._off = True
-        self._retreat.take_off()
+        self._compiled_code.take_off()
         self._tensors.take_off()
         if self._on and torch_api.current_dispatch_mode() is self:
             self.__exit__(None, None, None)

@@ -21,7 +21,7 @@ from torch.nn import Module
 from torch.nn.parallel import DistributedDataParallel
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.forward_watch import ForwardListener
+from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.objects.module_names import WRAPPERS
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.performance.batch_shape import batch_shape
@@ -55,7 +55,7 @@ FIRST_COUNT = 4
 """After so many steps operations are counted: the first ones are often unlike the rest."""
 
 
-class Throughput(ForwardListener):
+class Throughput(ForwardObserver):
     """The rates of one training."""
 
     part = "throughput"

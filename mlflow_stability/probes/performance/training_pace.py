@@ -12,7 +12,7 @@ from functools import partial
 from torch.nn import Module
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.forward_watch import ForwardListener, ForwardWatch
+from mlflow_stability.probes.forward.forward_watch import ForwardObserver, ForwardWatch
 from mlflow_stability.probes.performance.memory import Memory
 from mlflow_stability.probes.performance.progress import Progress
 from mlflow_stability.probes.performance.step_timing import EVERY, Mark, StepClock
@@ -31,13 +31,13 @@ class TrainingPace:
         guard: Guard,
         own_seconds: Callable[[], float],
         tokens_per_step: float | None = None,
-        listeners: Sequence[ForwardListener] = (),
+        observers: Sequence[ForwardObserver] = (),
     ) -> None:
         # Whoever runs a pass a second time does so before operations and seconds are counted.
         self.throughput = Throughput(tokens_per_step)
         self.clock = StepClock(own_seconds)
         """Who measures how long the parts of a step take."""
-        self._watch = ForwardWatch(guard, (*listeners, self.throughput), self.clock.mark)
+        self._watch = ForwardWatch(guard, (*observers, self.throughput), self.clock.mark)
         self.before_others: tuple[Probe, ...] = (_Finder(self._watch), self.throughput, Memory(), Progress())
         """Probes to be called before any other."""
         self.after_others: tuple[Probe, ...] = (self.clock,)

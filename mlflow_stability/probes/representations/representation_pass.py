@@ -17,7 +17,7 @@ from torch.nn import Embedding, Module
 
 from mlflow_stability.probes.activations.activation_probe import output_tensor
 from mlflow_stability.probes.activations.activation_samples import axis_of, nature_of
-from mlflow_stability.probes.hooks.untracked_ops import aside
+from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.representations.representation_codes import (
     are_codes,
     bits_of,
@@ -82,7 +82,7 @@ class RepresentationPass:
             return
         self._seen.add(name)
         learning = torch.is_grad_enabled()
-        with aside():
+        with untracked():
             tensor, given = output_tensor(output), output_tensor(args)
             if tensor is not None and not self._is_taken(name, tensor):
                 self._measure(name, module, tensor, learning)

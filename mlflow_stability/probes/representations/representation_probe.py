@@ -18,7 +18,7 @@ from torch.nn import Module
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.module_hooks import PassHooks
-from mlflow_stability.probes.hooks.untracked_ops import aside
+from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, next_sampled_step
 from mlflow_stability.probes.representations.representation_pass import RepresentationPass
@@ -104,12 +104,12 @@ class RepresentationProbe:
                 self._ended.append(self._pass)
         self._pass = None
         if whole and max(self._looks.values(), default=0) >= LOOKS:  # by now every model was met
-            self._tell_missing()
+            self._emit_missing()
 
     def blocks(self) -> Sequence[Block]:
         """What was measured, a block for each module."""
         ended, self._ended = self._ended, []
-        with aside():
+        with untracked():
             for each in ended:
                 self._learn(each)
             return [self._block(name, *numbers) for each in ended for name, numbers in each.numbers()]
@@ -117,9 +117,9 @@ class RepresentationProbe:
     def finish(self) -> None:
         """Say which of the names no model had, where that was not said before; let go of what nobody has asked for."""
         self._ended.clear()
-        self._tell_missing()
+        self._emit_missing()
 
-    def _tell_missing(self) -> None:
+    def _emit_missing(self) -> None:
         missing, self.names = (
             [each for each in self.names if each not in self.met],
             tuple(each for each in self.names if each in self.met),

@@ -104,9 +104,9 @@ def kept(state: ReachableState, written: WrittenTensors) -> Iterator[None]:
         yield
     finally:
         try:
-            written.put_back()
+            written.restore()
         finally:
-            written.moved |= state.put_back()
+            written.moved |= state.restore()
 
 
 @contextlib.contextmanager

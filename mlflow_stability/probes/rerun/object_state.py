@@ -21,15 +21,15 @@ _NOTHING = object()
 _SIMPLE = (bool, int, float, complex, str, bytes, type(None), torch.dtype, torch.device, torch.Size)
 
 
-class Note(Protocol):
+class SavedObject(Protocol):
     """What one object held."""
 
-    def put_back(self) -> bool:
+    def restore(self) -> bool:
         """Have it hold that again; whether it held anything else."""
         ...
 
 
-class ContainerNote:
+class SavedContainer:
     """A list, a dictionary, a set or a row, with what was in it."""
 
     def __init__(self, container: Any) -> None:
@@ -37,7 +37,7 @@ class ContainerNote:
         self._kind = kind_of(container)
         self._before = _contents(self._kind, container)
 
-    def put_back(self) -> bool:
+    def restore(self) -> bool:
         """Have it hold that again."""
         container, kind, before = self._container, self._kind, self._before
         now = _contents(kind, container)
@@ -59,7 +59,7 @@ class ContainerNote:
         return changed
 
 
-class AttributesNote:
+class SavedAttributes:
     """The attributes of an object, as its dictionary has them."""
 
     def __init__(self, attributes: dict[str, Any], left_out: frozenset[str] = frozenset()) -> None:
@@ -71,7 +71,7 @@ class AttributesNote:
         """What was noted."""
         return self._before
 
-    def put_back(self) -> bool:
+    def restore(self) -> bool:
         """Give it those attributes again."""
         now, changed = self._now, False
         for name in [each for each in now if each not in self._left_out and each not in self._before]:
@@ -85,7 +85,7 @@ class AttributesNote:
         return changed
 
 
-class SavedContainer:
+class SavedVariable:
     """One place that holds an object: a variable of a module or of a function, a slot, an attribute of a class."""
 
     def __init__(self, read: Callable[[], Any], write: Callable[[Any], None], clear: Callable[[], None]) -> None:
@@ -93,7 +93,7 @@ class SavedContainer:
         self.before = self._value()
         """What was in it."""
 
-    def put_back(self) -> bool:
+    def restore(self) -> bool:
         """Have it hold that again."""
         now = self._value()
         if now is self.before:
@@ -111,32 +111,32 @@ class SavedContainer:
             return _NOTHING
 
 
-def cell_note(cell: CellType) -> SavedContainer:
+def saved_cell(cell: CellType) -> SavedVariable:
     """A variable of an outer function."""
-    return SavedContainer(
+    return SavedVariable(
         lambda: cell.cell_contents, lambda value: setattr(cell, "cell_contents", value), lambda: _empty(cell)
     )
 
 
-def variable_note(variables: dict[str, Any], name: str) -> SavedContainer:
+def saved_variable(variables: dict[str, Any], name: str) -> SavedVariable:
     """A variable of a module."""
-    return SavedContainer(
+    return SavedVariable(
         lambda: variables[name],
         lambda value: variables.__setitem__(name, value),
         lambda: variables.__delitem__(name),
     )
 
 
-def slot_note(owner: Any, slot: Any) -> SavedContainer:
+def saved_slot(owner: Any, slot: Any) -> SavedVariable:
     """A slot of an object."""
-    return SavedContainer(
+    return SavedVariable(
         lambda: slot.__get__(owner), lambda value: slot.__set__(owner, value), lambda: slot.__delete__(owner)
     )
 
 
-def class_note(owner: type, name: str) -> SavedContainer:
+def saved_class(owner: type, name: str) -> SavedVariable:
     """An attribute of a class itself."""
-    return SavedContainer(
+    return SavedVariable(
         lambda: vars(owner)[name],
         lambda value: type.__setattr__(owner, name, value),
         lambda: type.__delattr__(owner, name),
@@ -150,7 +150,7 @@ class SavedGenerator:
         self._read, self._write, self._same = read, write, same
         self._before = read()
 
-    def put_back(self) -> bool:
+    def restore(self) -> bool:
         """Have it draw the same numbers again."""
         if self._same(self._read(), self._before):
             return False
@@ -158,13 +158,13 @@ class SavedGenerator:
         return True
 
 
-class ArrayNote:
+class SavedArray:
     """An array of numpy."""
 
     def __init__(self, array: Any) -> None:
         self._array, self._before = array, array.copy()
 
-    def put_back(self) -> bool:
+    def restore(self) -> bool:
         """Have it hold the same numbers again."""
         if self._array.shape == self._before.shape and self._array.tobytes() == self._before.tobytes():
             return False
@@ -172,7 +172,7 @@ class ArrayNote:
         return True
 
 
-class TensorNote:
+class SavedTensor:
     """A tensor, of which a script can exchange the memory, and whether it wants a gradient; not its numbers."""
 
     def __init__(self, tensor: Tensor) -> None:
@@ -180,7 +180,7 @@ class TensorNote:
         self._data = tensor.detach() if tensor.is_inference() else tensor.data
         self._wants = tensor.requires_grad
 
-    def put_back(self) -> bool:
+    def restore(self) -> bool:
         """Give it its own memory again."""
         tensor, data, changed = self._tensor, self._data, False
         if tensor.is_leaf and tensor.requires_grad != self._wants:

@@ -24,14 +24,14 @@ from torch.nn import Module
 from torch.nn.modules import module as torch_module
 
 from mlflow_stability.probes.rerun.object_state import (
-    ArrayNote,
-    AttributesNote,
-    ContainerNote,
-    Note,
+    SavedArray,
+    SavedAttributes,
+    SavedContainer,
     SavedGenerator,
-    TensorNote,
+    SavedObject,
+    SavedTensor,
     kind_of,
-    slot_note,
+    saved_slot,
 )
 from mlflow_stability.probes.rerun.opaque_types import is_plain, slots_of, what_is_hidden
 from mlflow_stability.probes.rerun.script_variables import Found, ScriptCode
@@ -59,7 +59,7 @@ class ReachableState:
         """Why it cannot all be put back; empty: it can."""
         self._with_hooks = with_hooks
         self._code = ScriptCode()
-        self._notes: list[Note] = self._code.notes
+        self._notes: list[SavedObject] = self._code.notes
         self._seen: dict[int, Any] = {}
         self._room = MOST_ARRAY_BYTES
         self._items = 0
@@ -76,13 +76,13 @@ class ReachableState:
         """Whether the script's code writes down anything that another call may read, or asks for the time."""
         return self._code.remembers
 
-    def put_back(self) -> bool:
+    def restore(self) -> bool:
         """Everything is as it was; whether anything was not."""
         try:
-            return any([each.put_back() for each in self._notes])  # noqa: C419 # all of them, not only up to the first
+            return any([each.restore() for each in self._notes])  # noqa: C419 # all of them, not only up to the first
         except BaseException:  # Ctrl-C, say: not half of it
             for each in self._notes:
-                each.put_back()
+                each.restore()
             raise
 
     def _walk(self) -> None:
@@ -117,7 +117,7 @@ class ReachableState:
         elif issubclass(kind, staticmethod | classmethod):
             self._next.append((value.__func__, path))
         elif issubclass(kind, Tensor):
-            self._notes.append(TensorNote(value))
+            self._notes.append(SavedTensor(value))
         elif not self._dice(value, kind, path) and not self._array(value, kind, path):
             self._object(value, kind, path)
 
@@ -133,7 +133,7 @@ class ReachableState:
                 self.refusal = f"it holds more than {MOST_ITEMS:,} things"
                 return
             if not issubclass(kind, tuple | frozenset):
-                self._notes.append(ContainerNote(value))
+                self._notes.append(SavedContainer(value))
             self._next += _inside(container, value, path)
         if issubclass(kind, functools.partial):
             self._next += [(value.func, path), (value.args, path), (value.keywords, path)]
@@ -142,14 +142,14 @@ class ReachableState:
         else:
             self._attributes(value, path)
             for slot in slots_of(kind):
-                note = slot_note(value, slot)
+                note = saved_slot(value, slot)
                 self._notes.append(note)
                 self._next.append((note.before, f"{path}.{slot.__name__}"))
         self._next += self._code.of_class(kind)
 
     def _attributes(self, value: Any, path: str, left_out: frozenset[str] = frozenset()) -> None:
         with contextlib.suppress(AttributeError):  # it has slots alone
-            note = AttributesNote(object.__getattribute__(value, "__dict__"), left_out)
+            note = SavedAttributes(object.__getattribute__(value, "__dict__"), left_out)
             self._notes.append(note)
             self._next += [(each, f"{path}.{name}") for name, each in note.values.items() if not is_plain(type(each))]
 
@@ -162,7 +162,7 @@ class ReachableState:
         for table in _TABLES:
             held = inside.get(table)
             if isinstance(held, dict):
-                self._notes.append(ContainerNote(held))
+                self._notes.append(SavedContainer(held))
                 self._next += [(each, f"{path}.{name}") for name, each in held.items() if each is not None]
         self._hooks(inside, "", path)
 
@@ -203,7 +203,7 @@ class ReachableState:
             elif self._room < 0:
                 self.refusal = f"{path} is an array of {value.nbytes:,} bytes"
             else:
-                self._notes.append(ArrayNote(value))
+                self._notes.append(SavedArray(value))
         return True
 
 

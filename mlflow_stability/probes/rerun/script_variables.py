@@ -22,7 +22,13 @@ from typing import Any, TypeAlias
 
 from torch.nn import Module
 
-from mlflow_stability.probes.rerun.object_state import AttributesNote, Note, cell_note, class_note, variable_note
+from mlflow_stability.probes.rerun.object_state import (
+    SavedAttributes,
+    SavedObject,
+    saved_cell,
+    saved_class,
+    saved_variable,
+)
 from mlflow_stability.probes.rerun.opaque_types import OURS, is_library, is_of_script
 
 OUTSIDE = frozenset(
@@ -93,7 +99,7 @@ class ScriptCode:
     """The functions and classes that were met so far."""
 
     def __init__(self) -> None:
-        self.notes: list[Note] = []
+        self.notes: list[SavedObject] = []
         self.names = set(_ALWAYS_RUN)
         """What any of them mentions."""
         self.remembers = False
@@ -113,11 +119,11 @@ class ScriptCode:
             return [(original, function.__name__)]
         title = function.__qualname__.rpartition("<locals>.")[2]
         installed = is_library(function.__code__.co_filename)
-        attributes = AttributesNote(vars(function))
+        attributes = SavedAttributes(vars(function))
         self.notes.append(attributes)
         found: Found = [(each, f"{title}.{name}") for name, each in attributes.values.items()]
         for variable, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=True):
-            note = cell_note(cell)
+            note = saved_cell(cell)
             if not installed:
                 self.notes.append(note)
             if not installed or isinstance(note.before, _LIVELY):
@@ -138,7 +144,7 @@ class ScriptCode:
             for name, value in list(vars(each).items()):
                 descriptor = isinstance(value, types.MemberDescriptorType | types.GetSetDescriptorType)
                 if not descriptor and not name.startswith(("__", "_abc_")) and not _functions_of(value):
-                    self.notes.append(class_note(each, name))
+                    self.notes.append(saved_class(each, name))
                     found.append((value, f"{each.__name__}.{name}"))
         return found
 
@@ -170,7 +176,7 @@ class ScriptCode:
                     if _is_of_script(value) and not any(vars(value) is each for each, _ in modules):
                         modules.append((vars(value), names))
                     continue
-                self.notes.append(variable_note(inside, name))
+                self.notes.append(saved_variable(inside, name))
                 found.append((value, f"{name}, which {title} uses,"))
         return found
 

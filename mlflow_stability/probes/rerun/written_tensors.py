@@ -76,7 +76,7 @@ class WrittenTensors:
             self._made |= {key for each in made if (key := storage_of(each)) is not None and key not in known}
         return result
 
-    def put_back(self) -> None:
+    def restore(self) -> None:
         """Everything is as it was before the run."""
         with torch_api.DisableTorchDispatch(), torch.no_grad():
             for whole, copy in self._copies.values():

@@ -28,7 +28,7 @@ _CLIPPED_BELOW = 0.9999
 """A norm that is this much of what it was before: rounding alone does not do it."""
 
 
-class RunningNumbers:
+class RollingStatistics:
     """The last steps of one recording."""
 
     def __init__(self, every: int) -> None:

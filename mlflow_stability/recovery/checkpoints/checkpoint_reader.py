@@ -22,7 +22,7 @@ Which = Literal["last_good", "best", "newest"] | int
 
 
 @dataclass(frozen=True, slots=True)
-class Shelved:
+class StoredCheckpoint:
     """A checkpoint as it lies there."""
 
     folder: Path
@@ -40,21 +40,21 @@ class Shelved:
 class Found:
     """The checkpoint to use, and what has to be said about the choice."""
 
-    checkpoint: Shelved
+    checkpoint: StoredCheckpoint
     messages: tuple[str, ...]
 
 
-def listing(directory: Path) -> list[Shelved]:
+def listing(directory: Path) -> list[StoredCheckpoint]:
     """The checkpoints of a directory, oldest first, damaged ones among them."""
     found = []
     for folder in directory.iterdir() if directory.is_dir() else ():
         step = step_of_name(folder.name)
         if step is not None and folder.is_dir():
-            found.append(Shelved(folder, step, _meta_of(folder)))
+            found.append(StoredCheckpoint(folder, step, _meta_of(folder)))
     return sorted(found, key=lambda each: (each.step, each.folder.name))
 
 
-def damage_of(checkpoint: Shelved) -> str:
+def damage_of(checkpoint: StoredCheckpoint) -> str:
     """In what a checkpoint is damaged; empty where it is complete and its hash is right."""
     meta, state = checkpoint.meta, checkpoint.folder / STATE
     if meta is None:
@@ -74,26 +74,26 @@ def damage_of(checkpoint: Shelved) -> str:
     return ""
 
 
-def newest_complete(directory: Path) -> Shelved | None:
+def newest_complete(directory: Path) -> StoredCheckpoint | None:
     """The newest checkpoint that is whole; None where there is none."""
     return next((each for each in reversed(listing(directory)) if not damage_of(each)), None)
 
 
 def find(directory: Path, which: Which = "last_good") -> Found:
     """The checkpoint that was asked for, or the next older one that is whole."""
-    shelf = listing(directory)
-    if not shelf:
+    stored = listing(directory)
+    if not stored:
         raise CheckpointsRefused(f"There is no checkpoint in {directory}.")
     damaged: list[str] = []
-    for each in _in_order(shelf, which):
+    for each in _in_order(stored, which):
         damage = damage_of(each)
         if not damage:
-            passed = [other for other in shelf if other.meta is None and other.step > each.step]
+            passed = [other for other in stored if other.meta is None and other.step > each.step]
             known = [f"{other.folder.name} is damaged ({damage_of(other)})" for other in reversed(passed)]
             return Found(each, _messages(list(dict.fromkeys(damaged + known)), each, which))
         damaged.append(f"{each.folder.name} is damaged ({damage})")
     if not damaged:
-        steps = ", ".join(str(each.step) for each in shelf)
+        steps = ", ".join(str(each.step) for each in stored)
         raise CheckpointsRefused(f"There is no checkpoint of step {which} or before in {directory}; there are {steps}.")
     raise CheckpointsRefused(f"No checkpoint in {directory} can be used: {'; '.join(damaged)}.")
 
@@ -107,9 +107,9 @@ def sha256_of(path: Path) -> str:
     return found.hexdigest()
 
 
-def _in_order(shelf: Sequence[Shelved], which: Which) -> list[Shelved]:
+def _in_order(stored: Sequence[StoredCheckpoint], which: Which) -> list[StoredCheckpoint]:
     """The checkpoints as they should be tried: good ones first where a good one is wanted."""
-    newest = list(reversed(shelf))
+    newest = list(reversed(stored))
     if isinstance(which, int):
         return [each for each in newest if each.step <= which]
     if which == "newest":
@@ -121,7 +121,7 @@ def _in_order(shelf: Sequence[Shelved], which: Which) -> list[Shelved]:
     return good + rest
 
 
-def _messages(damaged: Sequence[str], used: Shelved, which: Which) -> tuple[str, ...]:
+def _messages(damaged: Sequence[str], used: StoredCheckpoint, which: Which) -> tuple[str, ...]:
     said = [f"{each}; step {used.step} is used instead." for each in damaged]
     if isinstance(which, int) and which != used.step and not damaged:
         said.append(f"There is no checkpoint of step {which}; step {used.step} is used instead.")
@@ -130,7 +130,7 @@ def _messages(damaged: Sequence[str], used: Shelved, which: Which) -> tuple[str,
     return tuple(said)
 
 
-def _loss(checkpoint: Shelved) -> float:
+def _loss(checkpoint: StoredCheckpoint) -> float:
     loss = math.nan if checkpoint.meta is None else checkpoint.meta.loss
     return math.inf if math.isnan(loss) else loss
 

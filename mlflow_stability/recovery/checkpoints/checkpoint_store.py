@@ -23,7 +23,7 @@ from pathlib import Path
 
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import META, STATE, CheckpointMeta
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import Shelved, damage_of, listing
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import StoredCheckpoint, damage_of, listing
 from mlflow_stability.recovery.checkpoints.directory_owner import DirectoryOwner
 from mlflow_stability.recovery.checkpoints.state_file import write_state
 from mlflow_stability.recovery.state.state_copy import StateCopy
@@ -85,7 +85,7 @@ class CheckpointStore:
             _sync(draft)
             final = self.directory / meta.name
             if final.exists():
-                if not damage_of(Shelved(final, meta.step, meta)):
+                if not damage_of(StoredCheckpoint(final, meta.step, meta)):
                     return meta
                 self._delete(final)
             draft.rename(final)
@@ -111,7 +111,7 @@ class CheckpointStore:
             if not each.is_good:
                 self._delete(each.folder)
 
-    def listing(self) -> list[Shelved]:
+    def listing(self) -> list[StoredCheckpoint]:
         """What is there, oldest first."""
         return listing(self.directory)
 
@@ -119,7 +119,7 @@ class CheckpointStore:
         """Leave the directory to the run's next process."""
         self._owner.release()
 
-    def _of_step(self, step: int) -> list[Shelved]:
+    def _of_step(self, step: int) -> list[StoredCheckpoint]:
         return [each for each in self.listing() if each.step == step]
 
     def _prune(self) -> None:

@@ -18,7 +18,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from mlflow_stability.journal.layout import make_root
 from mlflow_stability.recovery.checkpoints import resume
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import read_meta
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import Shelved, Which, damage_of
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import StoredCheckpoint, Which, damage_of
 from mlflow_stability.recovery.checkpoints.resume import Fetch, Resumed
 from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
@@ -84,6 +84,6 @@ def fetched_from_run(run_id: str, which: Which) -> Path:
                 found.append((meta, name))
     order = sorted(found, key=lambda each: (each[0].loss if which == "best" else 0.0, -each[0].step))
     for meta, name in order:
-        if not damage_of(Shelved(checkpoints.download(name, place), meta.step, meta)):
+        if not damage_of(StoredCheckpoint(checkpoints.download(name, place), meta.step, meta)):
             break
     return place

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import Module
 
-from mlflow_stability.probes.forward.forward_watch import ForwardListener
+from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.rerun.written_tensors import version_of
 from mlflow_stability.recovery.nan_origin.nested_tensors import tensors_in
 
@@ -67,7 +67,7 @@ class CapturedBatch:
 
 
 @dataclass(frozen=True, slots=True)
-class LossSeen:
+class CapturedLoss:
     """What backward was called on."""
 
     value: Tensor
@@ -75,7 +75,7 @@ class LossSeen:
     """Where it stands in the graph of gradients."""
 
 
-class BatchCapture(ForwardListener):
+class BatchCapture(ForwardObserver):
     """A listener to forward passes that remembers those of the last step."""
 
     def __init__(
@@ -97,7 +97,7 @@ class BatchCapture(ForwardListener):
         self._open: CapturedBatch | None = None
         self.step = 0
         """Which step the next pass belongs to; set at the first gate of the step before."""
-        self.loss: LossSeen | None = None
+        self.loss: CapturedLoss | None = None
         """What backward was called on last, until its step is at its gate: its graph holds on to the weights."""
         self._known: tuple[weakref.ref[Module], torch.device] | None = None
         """The model that was called last, and where it is."""
@@ -112,7 +112,7 @@ class BatchCapture(ForwardListener):
     def backward_began(self, tensors: Any) -> None:
         """Runs before a backward pass."""
         loss = tensors if isinstance(tensors, Tensor) else tensors[0] if len(tensors) == 1 else None
-        self.loss = None if loss is None else LossSeen(loss.detach(), loss.grad_fn)
+        self.loss = None if loss is None else CapturedLoss(loss.detach(), loss.grad_fn)
 
     def let_loss_go(self) -> None:
         """Runs once nobody needs it any more."""

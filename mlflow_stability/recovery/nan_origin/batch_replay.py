@@ -28,7 +28,7 @@ from mlflow_stability.probes.hooks.script_errors import raised_by_script
 from mlflow_stability.probes.rerun.forward_rerun import kept, mode_of_script, random_numbers_kept, unwrapped
 from mlflow_stability.probes.rerun.reachable_state import ReachableState
 from mlflow_stability.probes.rerun.written_tensors import MOST_SECONDS, NotRunAgain, WrittenTensors
-from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, LossSeen
+from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss
 from mlflow_stability.recovery.nan_origin.batch_rerun import Replay, Rerun, sound
 from mlflow_stability.recovery.nan_origin.nan_trace import is_finite
 from mlflow_stability.recovery.nan_origin.stand_in_weights import unheard
@@ -44,7 +44,7 @@ NOT_COMPILED = "but it ran without the compiler, whose numbers are a little othe
 
 def replay_step(
     passes: Sequence[CapturedBatch],
-    loss: LossSeen | None = None,
+    loss: CapturedLoss | None = None,
     optimizers: Sequence[Optimizer] = (),
     seconds: float = MOST_SECONDS,
 ) -> tuple[CapturedBatch, Replay]:
@@ -60,7 +60,7 @@ def replay_step(
         if first is not None and time.perf_counter() > until:
             break
         found = replay_batch(each, loss if each is passes[-1] else None, optimizers, until - time.perf_counter())
-        if found.birth is not None:
+        if found.origin is not None:
             return each, found
         first = first or (each, found)
     if first is None:
@@ -70,7 +70,7 @@ def replay_step(
 
 def replay_batch(
     batch: CapturedBatch,
-    loss: LossSeen | None = None,
+    loss: CapturedLoss | None = None,
     optimizers: Sequence[Optimizer] = (),
     seconds: float = MOST_SECONDS,
 ) -> Replay:

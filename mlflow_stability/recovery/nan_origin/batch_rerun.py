@@ -19,12 +19,12 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.rerun.written_tensors import WrittenTensors
-from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, LossSeen
+from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor, inputs_of
 from mlflow_stability.recovery.nan_origin.code_location import ModulePath
-from mlflow_stability.recovery.nan_origin.nan_trace import Birth, NanTrace, is_finite
+from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, NanTrace, is_finite
 from mlflow_stability.recovery.nan_origin.nested_tensors import tensors_in
-from mlflow_stability.recovery.nan_origin.origin_checks import loss_operations, suspects, weight_birth
+from mlflow_stability.recovery.nan_origin.origin_checks import loss_operations, nonfinite_weight, suspects
 from mlflow_stability.recovery.nan_origin.stand_in_weights import apart, shadowed
 
 Conclusion = Literal["data or numerics", "weights", "hardware", "after the model", "cannot tell"]
@@ -41,7 +41,7 @@ class Replay:
     """Whether all that came out of the model is finite this time; None: it could not be run."""
     first_broken: str = ""
     """The first module whose output is not finite this time."""
-    birth: Birth | None = None
+    origin: NanOrigin | None = None
     """Where the first number that is not finite was born; None where it is not known."""
 
 
@@ -52,7 +52,7 @@ class Rerun:
         self,
         model: Module,
         batch: CapturedBatch,
-        loss: LossSeen | None,
+        loss: CapturedLoss | None,
         optimizers: Sequence[Optimizer],
         written: WrittenTensors,
     ) -> None:
@@ -76,20 +76,20 @@ class Rerun:
             outputs = self._forward(was_finite)
             broken = next((each for each in outputs if not sound(each)), None)
             if broken is not None:
-                return self._not_finite_again(self._trace.birth_of(broken), broken_weights)
+                return self._not_finite_again(self._trace.origin_of(broken), broken_weights)
             if not was_finite:
                 message = "The same batch with the same random numbers is finite this time: look at the hardware first."
                 return Replay("hardware", message, True)
             gradients = [_sum(batch.gradients.get(number, [])) for number in range(len(outputs))]
             if any(each is not None and not is_finite(each) for each in gradients):
                 return self._after_the_model(outputs)
-            birth, real = self._backward(outputs, gradients)
-        if birth is not None:
+            origin, real = self._backward(outputs, gradients)
+        if origin is not None:
             passed = "gradient" if real else "gradient of ones in place of the real one"
             said = (
                 f"The forward pass is finite, and the backward pass of the same batch, from a finite {passed}, is not."
             )
-            return Replay("data or numerics", said, True, birth=birth)
+            return Replay("data or numerics", said, True, origin=origin)
         return self._sound_again()
 
     def _own_buffers(self) -> None:
@@ -100,22 +100,22 @@ class Rerun:
 
     def _begin_with_what_is_broken(self, weights: dict[str, Tensor]) -> list[str]:
         """Inputs, weights and buffers that are not finite; gives the names of the weights."""
-        births: list[tuple[Tensor, Birth]] = []
+        origins: list[tuple[Tensor, NanOrigin]] = []
         broken: list[str] = []
         for name, stand_in in Module.named_parameters(self._model):
             if _has_numbers(stand_in) and not is_finite(stand_in):
-                births.append((stand_in, weight_birth(name, stand_in, self._optimizers, weights.get(name))))
+                origins.append((stand_in, nonfinite_weight(name, stand_in, self._optimizers, weights.get(name))))
                 broken.append(name)
         for name, buffer in Module.named_buffers(self._model):
             if _has_numbers(buffer) and not is_finite(buffer):
                 facts = facts_of_tensor(name, buffer)
                 module, _, own = name.rpartition(".")
-                births.append((buffer, Birth("buffer", module, own, name=name, output=facts, meant=not facts.nan)))
+                origins.append((buffer, NanOrigin("buffer", module, own, name=name, output=facts, meant=not facts.nan)))
         for name, each in inputs_of(self._batch):
             if _has_numbers(each) and not is_finite(each):
                 facts = facts_of_tensor(name, each)
-                births.append((each, Birth("input", name=name, output=facts, meant=_only_rules_out(each))))
-        self._trace.begins_with(births)
+                origins.append((each, NanOrigin("input", name=name, output=facts, meant=_only_rules_out(each))))
+        self._trace.begins_with(origins)
         return broken
 
     def _forward(self, with_gradients: bool) -> list[Tensor]:
@@ -132,7 +132,7 @@ class Rerun:
         self._first_broken = found[0] if found else ""
         return [each for each in tensors_in(outputs) if each.is_floating_point() or each.is_complex()]
 
-    def _backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> tuple[Birth | None, bool]:
+    def _backward(self, outputs: Sequence[Tensor], gradients: Sequence[Tensor | None]) -> tuple[NanOrigin | None, bool]:
         """Where the backward pass breaks; and whether it began with the gradient that really came back."""
         real = any(each is not None for each in gradients)
         start = [
@@ -143,11 +143,11 @@ class Rerun:
         weights = [each for each in Module.parameters(self._model) if each.requires_grad]
         if not start or not weights:
             return None, real
-        births: list[Birth] = []
+        origins: list[NanOrigin] = []
 
         def look(gradient: Tensor) -> Tensor:
             if not is_finite(gradient):
-                births.append(self._trace.birth_of(gradient) or Birth("backward"))
+                origins.append(self._trace.origin_of(gradient) or NanOrigin("backward"))
             return gradient.new_zeros(()).expand_as(gradient)  # of the gradients themselves none is kept
 
         for each in weights:
@@ -157,28 +157,28 @@ class Rerun:
                 [each for each, _ in start], weights, [each for _, each in start], allow_unused=True
             )
         )
-        return min(births, key=lambda each: each.number, default=None), real
+        return min(origins, key=lambda each: each.number, default=None), real
 
-    def _not_finite_again(self, birth: Birth | None, broken_weights: Sequence[str]) -> Replay:
+    def _not_finite_again(self, origin: NanOrigin | None, broken_weights: Sequence[str]) -> Replay:
         first = self._first_broken
-        if birth is not None and birth.source in ("weight", "optimizer"):
+        if origin is not None and origin.source in ("weight", "optimizer"):
             more = len(broken_weights) - 1
-            weight = birth.output.name if birth.output is not None else broken_weights[0]
+            weight = origin.output.name if origin.output is not None else broken_weights[0]
             others = "" if not more else f", and so are {more} more"
             said = f"The weights were broken already: {weight} is not finite{others}."
-            return Replay("weights", said, False, first, birth)
+            return Replay("weights", said, False, first, origin)
         broken_input = next((name for name, each in inputs_of(self._batch) if not is_finite(each)), None)
         where = f"from {first} on" if first else "in its output"
         what = f"Its input {broken_input} is not finite." if broken_input else "Its inputs are finite."
         message = f"The same batch is not finite again, {where}. {what}"
-        return Replay("data or numerics", message, False, first, birth)
+        return Replay("data or numerics", message, False, first, origin)
 
     def _after_the_model(self, outputs: Sequence[Tensor]) -> Replay:
         loss = self._loss
         operations = () if loss is None else loss_operations(loss.node, self._batch.nodes)
         breaking = suspects(operations)
         broken = loss is not None and not is_finite(loss.value)
-        birth = Birth(
+        origin = NanOrigin(
             "loss",
             operation=", ".join(breaking or operations),
             name="loss" if broken else "gradient" if loss is not None else "",
@@ -188,7 +188,7 @@ class Rerun:
             "The model's output was finite both times, and what the loss function sent back to it was not: look at the "
             "labels and the loss function."
         )
-        return Replay("after the model", message, True, birth=birth)
+        return Replay("after the model", message, True, origin=origin)
 
     def _sound_again(self) -> Replay:
         if not self._batch.all_outputs:

@@ -1,6 +1,6 @@
 """Says in words and numbers where the first number that is not finite was born.
 
-In: a birth. Out: the event ``nan_origin``: its place is the module, its message the operation with the user's own line
+In: a origin. Out: the event ``nan_origin``: its place is the module, its message the operation with the user's own line
 and what went into it. Promised: one sentence that stands for itself.
 
 Its evidence holds ``from.SOURCE`` = 1, SOURCE being ``input``, ``weight``, ``buffer``, ``optimizer``, ``forward``,
@@ -11,13 +11,13 @@ Its evidence holds ``from.SOURCE`` = 1, SOURCE being ``input``, ``weight``, ``bu
 
 Says what to change where the first number that is not finite was born.
 
-In: a birth. Out: sentences, most useful first: by the operation where it is known, else by where it happened.
+In: a origin. Out: sentences, most useful first: by the operation where it is known, else by where it happened.
 """
 
 from __future__ import annotations
 
 from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts
-from mlflow_stability.recovery.nan_origin.nan_trace import Birth
+from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin
 from mlflow_stability.recovery.nan_origin.origin_checks import overflowed
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -61,23 +61,23 @@ _OF: dict[str, tuple[str, ...]] = {
 }
 
 
-def remedies_against(birth: Birth) -> tuple[str, ...]:
+def remedies_against(origin: NanOrigin) -> tuple[str, ...]:
     """What to change."""
-    names = birth.operation.split(", ") if birth.source in ("forward", "backward", "loss") else []
-    if overflowed(birth):
-        return _OF[names[0]] if _OF.get(names[0]) == _EXPONENTIAL else _against_overflow(birth)
-    if any(map(_normalises, names)) and any(each.inf for each in birth.inputs):
+    names = origin.operation.split(", ") if origin.source in ("forward", "backward", "loss") else []
+    if overflowed(origin):
+        return _OF[names[0]] if _OF.get(names[0]) == _EXPONENTIAL else _against_overflow(origin)
+    if any(map(_normalises, names)) and any(each.inf for each in origin.inputs):
         return _MASK
     found = tuple(dict.fromkeys(said for name in names for said in _OF.get(name, ())))
-    return found or REMEDIES[birth.source]
+    return found or REMEDIES[origin.source]
 
 
-def _against_overflow(birth: Birth) -> tuple[str, ...]:
-    dtype = "" if birth.output is None else birth.output.dtype
+def _against_overflow(origin: NanOrigin) -> tuple[str, ...]:
+    dtype = "" if origin.output is None else origin.output.dtype
     smaller = "Normalise or scale down what goes into this operation"
     if dtype != "float16":
         return (f"{smaller}, and look for what let it grow so large.",)
-    if birth.source == "backward":
+    if origin.source == "backward":
         return ("Lower the loss scale.", "Train in bf16 instead of fp16.")
     return ("Train in bf16 instead of fp16.", f"{smaller}, or compute it in float32.")
 
@@ -90,44 +90,44 @@ KIND = "nan_origin"
 _LARGEST = {"float16": "65504", "bfloat16": "3.4e38", "float32": "3.4e38", "float64": "1.8e308"}
 
 
-def origin_event(step: int, birth: Birth, layer: str) -> Event:
+def origin_event(step: int, origin: NanOrigin, layer: str) -> Event:
     """The event; `layer` is how the recording calls the module."""
-    evidence = {f"from.{birth.source}": 1.0}
-    for what, facts in (("input", birth.inputs[0] if birth.inputs else None), ("output", birth.output)):
+    evidence = {f"from.{origin.source}": 1.0}
+    for what, facts in (("input", origin.inputs[0] if origin.inputs else None), ("output", origin.output)):
         if facts is None:
             continue
         evidence[f"{what}.nan"], evidence[f"{what}.inf"] = float(facts.nan), float(facts.inf)
         if facts.least is not None and facts.greatest is not None:
             evidence[f"{what}.least"], evidence[f"{what}.greatest"] = facts.least, facts.greatest
-    if birth.source in ("forward", "backward", "loss"):
-        evidence |= {f"operation.{name}": 1.0 for name in birth.operation.split(", ") if name}
-    if birth.output is not None:
-        evidence[f"dtype.{birth.output.dtype}"] = 1.0
-        if birth.source in ("forward", "backward"):
-            evidence["overflow"] = float(overflowed(birth))
-    message = f"Step {step}: {origin_sentence(birth, layer)}"
-    return Event(step, KIND, Severity.INFO, message, layer, evidence, remedies_against(birth))
+    if origin.source in ("forward", "backward", "loss"):
+        evidence |= {f"operation.{name}": 1.0 for name in origin.operation.split(", ") if name}
+    if origin.output is not None:
+        evidence[f"dtype.{origin.output.dtype}"] = 1.0
+        if origin.source in ("forward", "backward"):
+            evidence["overflow"] = float(overflowed(origin))
+    message = f"Step {step}: {origin_sentence(origin, layer)}"
+    return Event(step, KIND, Severity.INFO, message, layer, evidence, remedies_against(origin))
 
 
-def origin_sentence(birth: Birth, layer: str) -> str:
+def origin_sentence(origin: NanOrigin, layer: str) -> str:
     """Where the first number that is not finite was born."""
-    source = birth.source
+    source = origin.source
     if source == "input":
-        return f"the batch itself was not finite: {_holds(birth)}{_in(birth, layer, ', which met it first')}."
+        return f"the batch itself was not finite: {_holds(origin)}{_in(origin, layer, ', which met it first')}."
     if source in ("weight", "buffer"):
-        return f"a {source} of {layer} was not finite: {_holds(birth)}. No optimizer's numbers explain it."
+        return f"a {source} of {layer} was not finite: {_holds(origin)}. No optimizer's numbers explain it."
     if source == "optimizer":
-        return f"{_optimizer(birth)}: {_holds(birth)}."
+        return f"{_optimizer(origin)}: {_holds(origin)}."
     if source == "loss":
-        return _loss(birth)
+        return _loss(origin)
     if source == "backward":
-        what = f"the gradient of {birth.operation}" if birth.operation else "the backward pass"
+        what = f"the gradient of {origin.operation}" if origin.operation else "the backward pass"
     elif source == "elsewhere":
-        what = f"a tensor that {birth.operation} takes from outside of the batch and the model's weights"
+        what = f"a tensor that {origin.operation} takes from outside of the batch and the model's weights"
     else:
-        what = birth.operation
-    later = f" {birth.nan_by} made a NaN of it." if birth.nan_by else ""
-    return f"the first number that is not finite comes from {what}{_in(birth, layer)}{_made(birth)}.{later}"
+        what = origin.operation
+    later = f" {origin.nan_by} made a NaN of it." if origin.nan_by else ""
+    return f"the first number that is not finite comes from {what}{_in(origin, layer)}{_made(origin)}.{later}"
 
 
 def in_words(facts: TensorFacts) -> str:
@@ -141,37 +141,39 @@ def in_words(facts: TensorFacts) -> str:
     return words
 
 
-def _in(birth: Birth, layer: str, more: str = "") -> str:
+def _in(origin: NanOrigin, layer: str, more: str = "") -> str:
     module = f" in {layer}{more}" if layer else ""
-    return f"{module} ({birth.line})" if birth.line else module
+    return f"{module} ({origin.line})" if origin.line else module
 
 
-def _made(birth: Birth) -> str:
-    if not birth.inputs:
+def _made(origin: NanOrigin) -> str:
+    if not origin.inputs:
         return ""
-    given = " and ".join(f"{'' if each.name == 'input' else each.name + ', '}{in_words(each)}" for each in birth.inputs)
-    if birth.output is None:
+    given = " and ".join(
+        f"{'' if each.name == 'input' else each.name + ', '}{in_words(each)}" for each in origin.inputs
+    )
+    if origin.output is None:
         return f", from {given}"
-    made = f", which made {_count(birth.output)} of {given}"
-    return f"{made}; {birth.output.dtype} ends at {_LARGEST[birth.output.dtype]}" if overflowed(birth) else made
+    made = f", which made {_count(origin.output)} of {given}"
+    return f"{made}; {origin.output.dtype} ends at {_LARGEST[origin.output.dtype]}" if overflowed(origin) else made
 
 
-def _holds(birth: Birth) -> str:
-    facts = birth.output
-    return birth.name if facts is None else f"{facts.name} is {in_words(facts)}"
+def _holds(origin: NanOrigin) -> str:
+    facts = origin.output
+    return origin.name if facts is None else f"{facts.name} is {in_words(facts)}"
 
 
-def _optimizer(birth: Birth) -> str:
-    if birth.name == "update":
-        return f"{birth.operation} itself wrote a weight that is not finite, and from the state it is in would again"
-    return f"{birth.operation} wrote a weight that is not finite, for its {birth.name} is not"
+def _optimizer(origin: NanOrigin) -> str:
+    if origin.name == "update":
+        return f"{origin.operation} itself wrote a weight that is not finite, and from the state it is in would again"
+    return f"{origin.operation} wrote a weight that is not finite, for its {origin.name} is not"
 
 
-def _loss(birth: Birth) -> str:
-    gave = f", which gave {in_words(birth.inputs[0])}" if birth.inputs else ""
+def _loss(origin: NanOrigin) -> str:
+    gave = f", which gave {in_words(origin.inputs[0])}" if origin.inputs else ""
     what = {"loss": "the loss is not finite", "gradient": "the loss is finite, and its gradient is not"}
-    said = what.get(birth.name, "what came back from the loss is not finite")
-    of = f": {birth.operation} can do that" if birth.operation else ""
+    said = what.get(origin.name, "what came back from the loss is not finite")
+    of = f": {origin.operation} can do that" if origin.operation else ""
     return f"the first number that is not finite comes from the loss function, not from the model{gave}; {said}{of}."
 
 

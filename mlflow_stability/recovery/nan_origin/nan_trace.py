@@ -35,7 +35,7 @@ operation of the forward or the backward pass made it; the script's own loss fun
 
 
 @dataclass(frozen=True, slots=True)
-class Birth:
+class NanOrigin:
     """A number that is not finite, where all before it were."""
 
     source: Source
@@ -63,7 +63,7 @@ class Birth:
         """Whether it was a NaN at birth, or has become one."""
         return bool(self.nan_by) or (self.output is not None and self.output.nan > 0)
 
-    def turned_nan(self, operation: str) -> Birth:
+    def turned_nan(self, operation: str) -> NanOrigin:
         """The same, once an operation made a NaN of the infinity."""
         return self if self.nan_by or self.output is None or self.output.nan else replace(self, nan_by=operation)
 
@@ -91,7 +91,7 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         super().__init__()
         self._path = path
         self._written = written
-        self._bad: dict[int, Birth] = {}
+        self._bad: dict[int, NanOrigin] = {}
         """By storage; a storage that is used anew is written to by an operation that is seen."""
         self._places: dict[int, _Place] = {}
         """By the number of the node in the graph of gradients that the operation made."""
@@ -102,14 +102,14 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         """Nothing is compiled while this is on, and to load the compiler for that would take seconds."""
         return False
 
-    def begins_with(self, births: Sequence[tuple[Tensor, Birth]]) -> None:
+    def begins_with(self, origins: Sequence[tuple[Tensor, NanOrigin]]) -> None:
         """These tensors are not finite before anything is run."""
-        for tensor, birth in births:
+        for tensor, origin in origins:
             key = storage_of(tensor)
             if key is not None:
-                self._bad[key] = birth
+                self._bad[key] = origin
 
-    def birth_of(self, tensor: Tensor) -> Birth | None:
+    def origin_of(self, tensor: Tensor) -> NanOrigin | None:
         """Where the trouble in this tensor was born; None where it is not known."""
         key = storage_of(tensor)
         return None if key is None else self._bad.get(key)
@@ -141,10 +141,10 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
                 if key not in known or _is_whole(each):
                     self._bad.pop(key, None)
             else:
-                self._bad[key] = self._birth(name, inputs, before, each, node, (args, kwargs))
+                self._bad[key] = self._origin(name, inputs, before, each, node, (args, kwargs))
         return result
 
-    def _birth(
+    def _origin(
         self,
         name: str,
         inputs: Sequence[Tensor],
@@ -152,18 +152,18 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
         output: Tensor,
         node: Any,
         called_with: tuple[Sequence[Any], Mapping[str, Any]],
-    ) -> Birth:
+    ) -> NanOrigin:
         """What is wrong with this output: born here, or with an input of the operation that was wrong already."""
         floating = [each for each in inputs if _has_numbers(each)]
         if before is None:  # once something is NaN nearly all that follows is: it is not looked at any closer
             for tensor in floating:
-                known = self.birth_of(tensor)
+                known = self.origin_of(tensor)
                 if known is not None and known.is_nan and not known.meant and not is_finite(tensor):
                     return known
         facts = facts_of_tensor("output", output)
         entered = _facts(inputs) if before is None else before
         place = self._place(node)
-        here = Birth(
+        here = NanOrigin(
             source="forward" if node is None else "backward",
             module=place.module,
             operation=word_of(name if node is None else node.name()),
@@ -172,15 +172,15 @@ class NanTrace(torch_api.TorchDispatchMode):  # type: ignore[misc]
             output=facts,
         )
         parents = [
-            (seen, self.birth_of(tensor) or replace(here, source="elsewhere", meant=not seen.nan))
+            (seen, self.origin_of(tensor) or replace(here, source="elsewhere", meant=not seen.nan))
             for tensor, seen in zip(floating, entered, strict=True)
             if seen.nan or seen.inf
         ]
         made_nan = bool(facts.nan) and not any(seen.nan for seen, _ in parents)
-        accidents = [birth for _, birth in parents if not birth.meant]
+        accidents = [origin for _, origin in parents if not origin.meant]
         if accidents:
-            birth = next((birth for seen, birth in parents if seen.nan and not birth.meant), accidents[0])
-            return birth.turned_nan(here.operation) if made_nan else birth
+            origin = next((origin for seen, origin in parents if seen.nan and not origin.meant), accidents[0])
+            return origin.turned_nan(here.operation) if made_nan else origin
         if parents and not made_nan:
             return parents[0][1]
         self._count += 1

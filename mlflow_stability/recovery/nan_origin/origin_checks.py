@@ -26,19 +26,19 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts, facts_of_tensor
-from mlflow_stability.recovery.nan_origin.nan_trace import Birth, is_finite, word_of
+from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, is_finite, word_of
 
 MOST_BYTES = 64 * 2**20
 """What an optimizer would do to a larger weight is not tried."""
 
 
-def weight_birth(
+def nonfinite_weight(
     name: str, stand_in: Tensor, optimizers: Sequence[Optimizer], parameter: Tensor | None = None
-) -> Birth:
+) -> NanOrigin:
     """Why this weight is not finite; `parameter` is the one that the optimizers know."""
     module, _, own = name.rpartition(".")
     facts = facts_of_tensor(name, stand_in)
-    broken = Birth("weight", module, own, name=name, output=facts)
+    broken = NanOrigin("weight", module, own, name=name, output=facts)
     for optimizer in optimizers:
         group = _group_of(optimizer, parameter)
         if parameter is None or group is None:
@@ -46,14 +46,16 @@ def weight_birth(
         kind = type(optimizer).__name__
         for key, value in _numbers(optimizer.state.get(parameter, {})):
             if not is_finite(value):
-                return Birth("optimizer", module, kind, name=key, inputs=(facts_of_tensor(key, value),), output=facts)
+                return NanOrigin(
+                    "optimizer", module, kind, name=key, inputs=(facts_of_tensor(key, value),), output=facts
+                )
         rate = torch.as_tensor(group.get("lr", 0.0), dtype=torch.float64)
         if not is_finite(rate.double()):
-            return Birth(
+            return NanOrigin(
                 "optimizer", module, kind, name="lr", inputs=(facts_of_tensor("lr", rate.double()),), output=facts
             )
         if _would_break(optimizer, group, parameter):
-            return Birth("optimizer", module, kind, name="update", output=facts)
+            return NanOrigin("optimizer", module, kind, name="update", output=facts)
     return broken
 
 
@@ -140,18 +142,18 @@ HIGHEST_POWER = 4
 """Numbers are raised to a power up to this; numbers whose power of that much is finite did not overflow."""
 
 
-def overflowed(birth: Birth) -> bool:
+def overflowed(origin: NanOrigin) -> bool:
     """Whether large finite numbers went in, and what should have come out is larger than the type can hold."""
-    made, name = birth.output, birth.operation
+    made, name = origin.output, origin.operation
     limit = None if made is None else LARGEST.get(made.dtype)
-    if made is None or limit is None or birth.source not in ("forward", "backward"):
+    if made is None or limit is None or origin.source not in ("forward", "backward"):
         return False
-    largest = _largest(birth.inputs)
+    largest = _largest(origin.inputs)
     if made.nan:  # infinity minus infinity within one operation
-        return name not in BREAKING and not any(each.inf for each in birth.inputs) and largest > math.sqrt(limit)
+        return name not in BREAKING and not any(each.inf for each in origin.inputs) and largest > math.sqrt(limit)
     if name in DIVIDING:
-        by_zero = len(birth.inputs) > 1 and _meets_zero(birth.inputs[1])
-        return not by_zero and _largest(birth.inputs[:1]) > math.sqrt(limit)
+        by_zero = len(origin.inputs) > 1 and _meets_zero(origin.inputs[1])
+        return not by_zero and _largest(origin.inputs[:1]) > math.sqrt(limit)
     if name == "pow":
         return largest > math.pow(limit, 1 / HIGHEST_POWER)
     return bool(made.inf) and name not in POLES

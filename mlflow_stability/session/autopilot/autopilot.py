@@ -19,9 +19,9 @@ from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.decisions import Decision
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
 from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
-from mlflow_stability.session.autopilot.rollback_controller import RollbackController, RollbackRecord
+from mlflow_stability.session.autopilot.rollback_controller import RollbackController, RollbackExecutor
 from mlflow_stability.session.autopilot.snapshot_manager import KnownParts, SnapshotManager
-from mlflow_stability.session.autopilot.step_evaluator import Listener
+from mlflow_stability.session.autopilot.step_evaluator import StepEvaluator
 from mlflow_stability.session.autopilot.step_modifier import StepFacts, StepModifier
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.measured.observation import StepReading
@@ -49,22 +49,22 @@ class Autopilot:
         self._snapshots = SnapshotManager(
             plan.policy, context.guard, context.open_directory, self.step + 1, self._consensus.is_alone
         )
-        self._controller = RollbackController(plan.policy, self._modifier, self._snapshots, self._tell)
+        self._controller = RollbackController(plan.policy, self._modifier, self._snapshots, self._emit)
         guard, self._batches = context.guard, context.batches
-        self._listener = Listener(
-            plan, self._modifier, self._controller, context.batches, self._tell, recording is not None
+        self._evaluator = StepEvaluator(
+            plan, self._modifier, self._controller, context.batches, self._emit, recording is not None
         )
         self._capture: StepCapture | None = None
         self._facts: StepFacts | None = None
         self._pending: deque[StepFacts] = deque()
         self._rates: dict[int, tuple[float, ...]] = {}
         self._scaler: Any = None
-        self._rollback = RollbackRecord(self._controller, self._consensus, context, recording, self._tell)
+        self._rollback = RollbackExecutor(self._controller, self._consensus, context, recording, self._emit)
         self._meet = guard("the training's parts", self._parts_met)
         self._judge = guard("the guard", self._modifier.judge)
         self._shape = guard("clipping and easing", self._modifier.shape)
         self._swallow = guard("the guard", self._modifier.swallowed)
-        self._put_back = guard("putting back", self._modifier.step_ending)
+        self._restore = guard("putting back", self._modifier.step_ending)
         self._before_closure = guard("the guard", self._modifier.guard.before_closure)
         self._evaluated = guard("the guard", self._modifier.guard.evaluated_again)
         self._snapshot = guard("snapshots", self._keep_state)
@@ -72,7 +72,7 @@ class Autopilot:
         self._begin_states = guard("snapshots", self._snapshots.take_initial)
         self._prove = guard("snapshots", self._snapshots.prove)
         self._decide = guard("decisions", self._decided)
-        self._settle_scale = guard("the loss scale", self._listener.settle_scale)
+        self._settle_scale = guard("the loss scale", self._evaluator.settle_scale)
         self._look_for_stale = guard("rollback", self._controller.stale.is_stale)
 
     def before_backward(self, tensors: Any) -> None:
@@ -110,7 +110,7 @@ class Autopilot:
         if self._batches is not None:
             self._batches.judged(facts.skipped_by, facts.flag is not None, self._parts.optimizers())
         if votes:
-            self._consensus.hear("the guard" in self._context.guard.off, self.step)
+            self._consensus.receive("the guard" in self._context.guard.off, self.step)
             self._modifier.guards = self._modifier.guards and not self._consensus.somebody_off
         self._shape(optimizer, facts, norm)
         self._rates.update(facts.rates)
@@ -124,7 +124,7 @@ class Autopilot:
 
     def step_ending(self, optimizer: Optimizer) -> bool:
         """Runs right after a step; whether it was skipped."""
-        skipped = bool(self._put_back(optimizer))
+        skipped = bool(self._restore(optimizer))
         if skipped and self._facts is not None and self._capture is not None:
             self._facts.skipped_by = "guard"
             self._capture.found_inf.append(torch.ones((), dtype=torch.float32))
@@ -169,7 +169,7 @@ class Autopilot:
         parts = self._parts.alive()
         if parts is None or self._recording is None:
             return False
-        return self._snapshots.write_now(parts, self.step, self._listener.loss, self._rates)
+        return self._snapshots.write_now(parts, self.step, self._evaluator.loss, self._rates)
 
     def roll_back(self) -> bool:
         """Go back to the newest good state, between two steps; False where there is none.
@@ -184,16 +184,16 @@ class Autopilot:
             return True
         return self._roll_back(decision)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Put back whatever is hidden or written at the moment: nobody watches any more."""
         for optimizer in self._parts.optimizers():
-            self._put_back(optimizer)
+            self._restore(optimizer)
 
     def close(self, seconds: float) -> None:
         """The recording ends: what is being written may arrive."""
-        self.let_go()
+        self.release()
         self._snapshots.close(seconds)
-        self._tell_of_checkpoints()
+        self._emit_checkpoint_events()
         if self._batches is not None:
             self._batches.stop()
 
@@ -217,8 +217,8 @@ class Autopilot:
                 self._begin_states(parts, self.step - began)
 
     def _decided(self, facts: StepFacts, reading: StepReading, events: Sequence[Event]) -> None:
-        orders = self._listener.hear(facts, reading, events, self._parts.alive())
-        self._tell_of_checkpoints()
+        orders = self._evaluator.evaluate(facts, reading, events, self._parts.alive())
+        self._emit_checkpoint_events()
         if not self._rollback.is_running:
             self._consensus.give(orders)
 
@@ -249,7 +249,7 @@ class Autopilot:
         ring, disk = (orders.snapshot, orders.checkpoint) if not self._consensus.is_alone else self._due()
         disk = disk and self._recording is not None
         if ring or disk:
-            self._snapshots.take(parts, self.step, self._listener.loss, self._rates, ring=ring, disk=disk)
+            self._snapshots.take(parts, self.step, self._evaluator.loss, self._rates, ring=ring, disk=disk)
 
     def _due(self) -> tuple[bool, bool]:
         parts = self._parts.alive()
@@ -260,13 +260,13 @@ class Autopilot:
     def _roll_back(self, decision: Decision) -> bool:
         gone = self._rollback.run(decision, self.step, self._parts.alive())
         self._was_rolled_back = self._was_rolled_back or gone
-        self._listener.forget_row()
+        self._evaluator.forget_row()
         return gone
 
-    def _tell_of_checkpoints(self) -> None:
+    def _emit_checkpoint_events(self) -> None:
         for event in self._snapshots.events():
-            self._tell(event)
+            self._emit(event)
 
-    def _tell(self, event: Event) -> None:
+    def _emit(self, event: Event) -> None:
         if self._recording is not None and not self._recording.closed:
-            self._recording.tell(event)
+            self._recording.emit(event)

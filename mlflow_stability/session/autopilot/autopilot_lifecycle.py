@@ -68,10 +68,10 @@ class AutopilotLifecycle:
         if self._control is not None and self._recording is recording:
             self._control.on_reading(step, events)
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """Put back whatever is hidden or written at the moment."""
         if self._control is not None:
-            self._control.let_go()
+            self._control.release()
 
     def close(self) -> None:
         """Nothing is flown any more."""

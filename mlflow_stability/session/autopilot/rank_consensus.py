@@ -99,7 +99,7 @@ class RankVote:
         self._numbers = [0.0] * FIELDS
         return True
 
-    def say(self, orders: Orders, step: int) -> None:
+    def set_orders(self, orders: Orders, step: int) -> None:
         """What the first process has to say with its next vote."""
         self._numbers = orders.as_numbers(step)
 
@@ -109,7 +109,7 @@ class RankVote:
             return flag
         return flag.new_full((), self._exchange(flag.item(), is_off=False))
 
-    def heard(self, is_off: bool, step: int) -> Orders:
+    def received(self, is_off: bool, step: int) -> Orders:
         """The orders of this cycle; sends now where nothing was asked about its gradients."""
         if self._received is None:
             self._exchange(0.0, is_off)
@@ -153,7 +153,7 @@ class RankConsensus:
         self._decides = decides
         self._orders = Orders()
         """To be carried out when this step is over."""
-        self._to_say = Orders()
+        self._to_send = Orders()
         """To be sent to all processes, this one among them, at the next gate."""
 
     @property
@@ -171,7 +171,7 @@ class RankConsensus:
         if self._vote is None:
             self._orders = self._orders.joined(orders)
         elif self._decides:
-            self._to_say = self._to_say.joined(orders)
+            self._to_send = self._to_send.joined(orders)
 
     def take(self) -> Orders:
         """What is to be done now."""
@@ -184,24 +184,24 @@ class RankConsensus:
 
     def forget(self) -> None:
         """The training was set back: what was decided of its steps is void."""
-        self._orders, self._to_say = Orders(), Orders()
+        self._orders, self._to_send = Orders(), Orders()
 
     def announce(self, capture: object, step: int, due: Callable[[], tuple[bool, bool]]) -> bool:
         """Runs before the vote of a cycle; False where there is none, or it was held. `due`: what to keep, if asked."""
         if self._vote is None or not self._vote.begins(capture):
             return False
         if self._decides:
-            if not self._to_say.trouble and self._to_say.rollback is None:
-                self._to_say.snapshot, self._to_say.checkpoint = due()
-            self._vote.say(self._to_say, step)
+            if not self._to_send.trouble and self._to_send.rollback is None:
+                self._to_send.snapshot, self._to_send.checkpoint = due()
+            self._vote.set_orders(self._to_send, step)
         return True
 
-    def hear(self, is_off: bool, step: int) -> None:
+    def receive(self, is_off: bool, step: int) -> None:
         """Runs after it: the orders are the same everywhere, but their reason is known only where they came from."""
         if self._vote is None:
             return
-        mine, self._to_say = self._to_say, Orders()
-        self._orders = self._vote.heard(is_off, step)
+        mine, self._to_send = self._to_send, Orders()
+        self._orders = self._vote.received(is_off, step)
         if mine.rollback is not None:
             self._orders.rollback = mine.rollback
         self._orders.ending = mine.ending or self._orders.ending

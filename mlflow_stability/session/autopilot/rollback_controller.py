@@ -63,7 +63,7 @@ HARMFUL = frozenset(
 
 
 @dataclass(frozen=True, slots=True)
-class StepNews:
+class StepOutcome:
     """What is known of a step once it was read."""
 
     step: int
@@ -91,17 +91,17 @@ class RollbackController:
     """The decisions about one training, and what they do."""
 
     def __init__(
-        self, policy: RollbackPolicy, modifier: StepModifier, snapshots: SnapshotManager, tell: Callable[[Event], None]
+        self, policy: RollbackPolicy, modifier: StepModifier, snapshots: SnapshotManager, emit: Callable[[Event], None]
     ) -> None:
         self._policy = policy
         self._modifier = modifier
         self._snapshots = snapshots
-        self._tell = tell
+        self._emit = emit
         self._past = Past()
         self._return: _Return | None = None
         """The one that is being made."""
         self.stale = StaleGraphs()
-        self.birth: Event | None = None
+        self.origin: Event | None = None
         """Where the last number that is not finite was born, where that was found."""
 
     @property
@@ -114,20 +114,22 @@ class RollbackController:
         """How many times the training was set back."""
         return len(self._past.returns)
 
-    def orders_after(self, news: StepNews, parts: TrainingParts | None) -> Orders:
+    def orders_after(self, outcome: StepOutcome, parts: TrainingParts | None) -> Orders:
         """Decide what to do after a step, and tell of it where we give up."""
         orders = Orders()
-        suspicious = bool(news.events or news.skipped_by or news.broken_taken or self._past.waiting is not None)
+        suspicious = bool(
+            outcome.events or outcome.skipped_by or outcome.broken_taken or self._past.waiting is not None
+        )
         suspicious = suspicious or self._past.limit is not None
-        broken = news.skipped_by == "guard" or news.broken_taken
+        broken = outcome.skipped_by == "guard" or outcome.broken_taken
         late = (
-            news.broken_taken and self._policy.guard is not True
+            outcome.broken_taken and self._policy.guard is not True
         )  # what it did to the weights is known without a look
         situation = Situation(
-            news.step,
-            news.events,
-            news.loss,
-            news.skips_in_a_row,
+            outcome.step,
+            outcome.events,
+            outcome.loss,
+            outcome.skips_in_a_row,
             late,
             not (broken and not late and self._policy.rollback and parts is not None) or weights_finite(parts),
             self._snapshots.good(with_disk=suspicious and self._policy.rollback),
@@ -136,11 +138,11 @@ class RollbackController:
         if decision.action == "rollback":
             orders.rollback = decision
         elif decision.action == "give_up":
-            overflowed_in_half = news.skipped_by == "scaler" or (broken and _in_half(parts))
-            self._give_up(decision, news.step, orders, overflowed_in_half)
-        harmed = any(each.kind in HARMFUL and each.severity >= Severity.WARNING for each in news.events)
+            overflowed_in_half = outcome.skipped_by == "scaler" or (broken and _in_half(parts))
+            self._give_up(decision, outcome.step, orders, overflowed_in_half)
+        harmed = any(each.kind in HARMFUL and each.severity >= Severity.WARNING for each in outcome.events)
         orders.trouble = harmed or broken or decision.action != "nothing"
-        orders.healthy = not orders.trouble and not news.skipped_by and not news.asked_for
+        orders.healthy = not orders.trouble and not outcome.skipped_by and not outcome.asked_for
         return orders
 
     def by_hand(self, step: int) -> Decision | None:
@@ -223,11 +225,11 @@ class RollbackController:
 
     def _give_up(self, decision: Decision, step: int, orders: Orders, overflowed_in_half: bool) -> None:
         ends = decision.final and (self.ends_training or (self._policy.on_give_up is None and decision.in_vain))
-        birth = self.birth if self.birth is not None and self.birth.step >= decision.onset else None
-        remedies = what_to_change(birth, overflowed_in_half=overflowed_in_half)
+        origin = self.origin if self.origin is not None and self.origin.step >= decision.onset else None
+        remedies = what_to_change(origin, overflowed_in_half=overflowed_in_half)
         told = give_up_event(decision, step, attempt=0, returns=self.returns, ends=ends, remedies=remedies)
-        self._tell(told)
-        if self._snapshots.aside is not None and self._snapshots.aside.step == decision.target:
+        self._emit(told)
+        if self._snapshots.untracked is not None and self._snapshots.untracked.step == decision.target:
             in_vain = self._past.returns[-1].to
             reason = f"Going back to step {in_vain} did not help; the weights are again those from before it."
             orders.rollback = Decision("rollback", reason, decision.onset, target=decision.target, easing_steps=1)
@@ -259,7 +261,7 @@ def weights_finite(parts: TrainingParts) -> bool:
 PART = "rollback"
 
 
-class RollbackRecord:
+class RollbackExecutor:
     """The way back of one training."""
 
     def __init__(
@@ -268,14 +270,14 @@ class RollbackRecord:
         consensus: RankConsensus,
         context: AutopilotContext,
         recording: Recording | None,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
     ) -> None:
         guard = context.guard
         self._controller = controller
         self._consensus = consensus
         self._off = guard.off
         self._recording = recording
-        self._tell = tell
+        self._emit = emit
         self._settle = context.settle
         self.is_running = False
         """What is decided meanwhile is void."""
@@ -319,12 +321,12 @@ class RollbackRecord:
         event = self._controller.rolled_back(decision, step, 1 if recording is None else recording.attempt + 1)
         self._consensus.forget()
         if recording is not None:
-            self._tell(event)
+            self._emit(event)
             recording.rolled_back(decision.reason)
 
     def _forgone(self, decision: Decision, step: int, all_whole: bool) -> None:
         why = self._off.get(PART, "another process of this training could not")
-        self._tell(self._controller.forgo(decision, step, why, all_whole))
+        self._emit(self._controller.forgo(decision, step, why, all_whole))
         self._consensus.forget()
         if self._controller.ends_training:
             raise TrainingDiverged(f"Training was ended at step {step}: it could not be set back ({why}).")

@@ -71,7 +71,7 @@ class SnapshotManager:
         self.ring = SnapshotRing(policy)
         self.directory: Path | None = None
         """Where the checkpoints are; None before the first is due."""
-        self.aside: StateCopy | None = None
+        self.untracked: StateCopy | None = None
         """What the training was before it was set back, until a step is healthy again; None where there was no room."""
         self._rates: dict[int, Rates] = {}
         self._early: tuple[StateCopy, float, bool, bool] | None = None
@@ -92,7 +92,7 @@ class SnapshotManager:
         self._split = what_splits(parts)
         self.ring.clear()
         self._rates.clear()
-        self._early = self._nbytes = self.aside = None
+        self._early = self._nbytes = self.untracked = None
 
     def take_initial(self, parts: TrainingParts, step: int) -> None:
         """Copy the state as it is before the first step: the last resort."""
@@ -151,7 +151,7 @@ class SnapshotManager:
             if self._cadence is not None:
                 self._cadence.trouble()
         elif orders.healthy:
-            self.aside = None
+            self.untracked = None
             self.ring.healthy(step)
             if self._cadence is not None:
                 self._cadence.healthy(step)
@@ -171,15 +171,15 @@ class SnapshotManager:
 
     def set_aside(self, parts: TrainingParts, step: int) -> None:
         """Keep what the training is now, for going back may fail, or not help."""
-        self.aside = None
+        self.untracked = None
         if free_memory() > ROOM * bytes_of_state(parts):
             with contextlib.suppress(MemoryError, RuntimeError):  # torch has its own words for it; it is no condition
-                self.aside = copy_state(parts, step)
+                self.untracked = copy_state(parts, step)
 
     def state_of(self, step: int) -> StateCopy:
         """The state of a step, from memory or else from the disk; nobody else reads it now."""
-        if self.aside is not None and self.aside.step == step:
-            return self.aside
+        if self.untracked is not None and self.untracked.step == step:
+            return self.untracked
         if self._writer is not None and self._writer.writing == step and not self._writer.drain(WRITE_SECONDS):
             raise TimeoutError(f"the state of step {step} is still being written after {WRITE_SECONDS:g} s")
         for each in self.ring.good:

@@ -18,14 +18,14 @@ from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.recovery.stop_conditions import check_stop
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
 from mlflow_stability.session.autopilot.rank_consensus import Orders
-from mlflow_stability.session.autopilot.rollback_controller import RollbackController, StepNews
+from mlflow_stability.session.autopilot.rollback_controller import RollbackController, StepOutcome
 from mlflow_stability.session.autopilot.step_modifier import ReadStep, StepFacts, StepModifier, read_step
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event
 
 
-class Listener:
+class StepEvaluator:
     """The ear of one training."""
 
     def __init__(
@@ -34,14 +34,14 @@ class Listener:
         modifier: StepModifier,
         controller: RollbackController,
         batches: BatchReport | None,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         decides: bool,
     ) -> None:
         self._plan = plan
         self._modifier = modifier
         self._controller = controller
         self._batches = batches
-        self._tell = tell
+        self._emit = emit
         self._decides = decides
         """Whether this process decides; of several that train together only one does."""
         self._skips = SkipCount(plan.policy)
@@ -50,7 +50,7 @@ class Listener:
         self.loss = math.nan
         """The last finite loss."""
 
-    def hear(
+    def evaluate(
         self, facts: StepFacts, reading: StepReading, events: Sequence[Event], parts: TrainingParts | None
     ) -> Orders:
         """Take in a step."""
@@ -66,21 +66,21 @@ class Listener:
             return Orders()
         if seen.skipped_by == "guard" and self._batches is not None:
             optimizers = () if parts is None else parts.optimizers
-            self._batches.report(reading.step, self._tell_of_batch, optimizers, facts.batch_number)
-        news = StepNews(
+            self._batches.report(reading.step, self._emit_batch_event, optimizers, facts.batch_number)
+        outcome = StepOutcome(
             reading.step, tuple(events), seen.loss, seen.skipped_by, facts.asked_for, in_a_row, seen.broken_taken
         )
-        orders = self._controller.orders_after(news, parts)
+        orders = self._controller.orders_after(outcome, parts)
         try:
             check_stop(self._plan.stop_on, reading, skipped=seen.skipped_by == "scaler")
         except TrainingDiverged as diverged:
             orders.ending = diverged
         return orders
 
-    def _tell_of_batch(self, event: Event) -> None:
+    def _emit_batch_event(self, event: Event) -> None:
         if event.kind == NAN_ORIGIN:
-            self._controller.birth = event
-        self._tell(event)
+            self._controller.origin = event
+        self._emit(event)
 
     def settle_scale(self, scaler: Any) -> None:
         """Runs between the end of a step and the next `scale`: bring down a loss scale that is too high."""
@@ -102,5 +102,5 @@ class Listener:
         said = {each.kind for each in events}
         for event in row.events:
             if event.kind not in said:  # else the panel has said so of the same step
-                self._tell(event)
+                self._emit(event)
         return row.in_a_row

@@ -17,7 +17,7 @@ from typing import Any
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.forward.forward_watch import ForwardListener
+from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.objects.model_discovery import models_of
 from mlflow_stability.probes.objects.module_names import names_of_modules
 from mlflow_stability.probes.probe import Guard
@@ -54,7 +54,7 @@ NOT_AGAIN = "What the other processes had is not looked at, and the batch was no
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class BrokenBatch:
     """What was seen of a step that broke."""
 
     batch_number: int
@@ -66,7 +66,7 @@ class Finding:
     """What the recording calls the module in which it began."""
 
 
-class BatchReport(ForwardListener):
+class BatchReport(ForwardObserver):
     """The batches of one training, and what was told of those that broke; it listens to forward passes and gates."""
 
     def __init__(
@@ -88,7 +88,7 @@ class BatchReport(ForwardListener):
         self._batch_at = self._step_seconds = 0.0
         """When the last step came to its gate, and how long it took."""
         self._announced = False
-        self._finding: Finding | None = None
+        self._finding: BrokenBatch | None = None
         self.batch_number = -1
         """How many cycles came to their gates before the last: what batches are told apart by, for trainings side by
         side have several in a step."""
@@ -145,18 +145,18 @@ class BatchReport(ForwardListener):
         if self._of_several:
             # Another forward pass of this process alone would wait for ever for the others wherever one meets them:
             # gathering split weights, say, or the statistics of a batch norm that is shared.
-            self._finding = Finding(batch_number, passes[-1], facts_of(passes[-1]), None)
+            self._finding = BrokenBatch(batch_number, passes[-1], facts_of(passes[-1]), None)
             return
         began = time.perf_counter()
         longest = max(MOST_OF_ONE, MOST_STEPS_OF_ONE * self._step_seconds)
         batch, replay = replay_step(passes, self._capture.loss, optimizers, min(longest, MOST_SECONDS - self._seconds))
-        self._finding = Finding(batch_number, batch, facts_of(batch), replay, _layer(batch, replay, optimizers))
+        self._finding = BrokenBatch(batch_number, batch, facts_of(batch), replay, _layer(batch, replay, optimizers))
         self._seconds += time.perf_counter() - began
 
     def _report(
         self,
         step: int,
-        tell: Callable[[Event], None],
+        emit: Callable[[Event], None],
         optimizers: Sequence[Optimizer] = (),
         batch_number: int | None = None,
     ) -> None:
@@ -177,9 +177,9 @@ class BatchReport(ForwardListener):
         where = self._kept(finding.batch, step) if self._reports <= MOST_FILES else ""
         whose = " in the first process" if self._of_several else ""
         message = f"The batch of step {step}{whose}: {said}. {again}{where}"
-        tell(Event(step, KIND, Severity.INFO, message, evidence=evidence))
-        if finding.replay is not None and finding.replay.birth is not None:
-            tell(origin_event(step, finding.replay.birth, finding.layer))
+        emit(Event(step, KIND, Severity.INFO, message, evidence=evidence))
+        if finding.replay is not None and finding.replay.origin is not None:
+            emit(origin_event(step, finding.replay.origin, finding.layer))
 
     def _kept(self, batch: CapturedBatch, step: int) -> str:
         """Keep its tensors; gives the sentence that says where."""
@@ -197,17 +197,17 @@ class BatchReport(ForwardListener):
 
 def _layer(batch: CapturedBatch, replay: Replay, optimizers: Sequence[Optimizer]) -> str:
     """What the recording calls the module in which the trouble began; the loss function is in none."""
-    root, birth = batch.root(), replay.birth
-    if root is None or birth is None or birth.source == "loss":
+    root, origin = batch.root(), replay.origin
+    if root is None or origin is None or origin.source == "loss":
         return ""
     model = unwrapped(root)
-    name = replay.first_broken if birth.source == "input" else birth.module
+    name = replay.first_broken if origin.source == "input" else origin.module
     module: Module = dict(Module.named_modules(model, remove_duplicate=False)).get(name, model)
     models = models_of(optimizers) or [root]
     return names_of_modules(models).get(id(module)) or names_of_modules([root])[id(module)]
 
 
-def _evidence(finding: Finding) -> dict[str, float]:
+def _evidence(finding: BrokenBatch) -> dict[str, float]:
     """What was seen, in numbers, for whoever asks why."""
     found = {f"not_finite.{each.name}": float(each.nan + each.inf) for each in finding.facts if each.nan + each.inf}
     for each in finding.facts[:MOST_TENSORS]:

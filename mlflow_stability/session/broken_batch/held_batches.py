@@ -64,5 +64,5 @@ class FirstBrokenStep:
         """Runs once that step was taken all the same: what comes after it tells nothing more."""
         if not self._is_over:
             self._is_over = True
-            self._report.report(step, self._recording.tell)
+            self._report.report(step, self._recording.emit)
             self._report.stop()

@@ -26,7 +26,7 @@ IDLE_SECONDS = 0.5
 """What waits at two looks of the thread, so far apart, is judged by it."""
 
 
-class LateJudge:
+class DeferredDetection:
     """The steps of one recording that wait to be judged."""
 
     def __init__(self, judge: Callable[[StepReading], list[Event]]) -> None:
@@ -99,7 +99,7 @@ class LateJudge:
             return None
 
 
-_live: WeakSet[LateJudge] = WeakSet()
+_live: WeakSet[DeferredDetection] = WeakSet()
 
 
 def _before_fork() -> None:

@@ -25,11 +25,11 @@ from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.step.reading import COPIED, UNCLIPPED, ProbeReading
-from mlflow_stability.probes.step.rolling_statistics import RunningNumbers
+from mlflow_stability.probes.step.rolling_statistics import RollingStatistics
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.recording.deferred_detection import LateJudge
-from mlflow_stability.session.recording.representation_summary import RepresentationAccount
+from mlflow_stability.session.recording.deferred_detection import DeferredDetection
+from mlflow_stability.session.recording.representation_summary import RepresentationTotals
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
 from mlflow_stability.vocabulary.measured.observation import StepReading
@@ -46,7 +46,7 @@ NO_LOSS = (
 )
 
 
-class LossAccount:
+class LossCount:
     """The losses of one recording."""
 
     def __init__(self) -> None:
@@ -128,18 +128,18 @@ class Recording:
         self._last: StepReading | None = None
         self._journal = JournalWriter(folder, opening)
         self._panel = Panel(detectors)
-        self._representations = RepresentationAccount()
-        self._losses = LossAccount()
-        self._running = RunningNumbers(opening.log_every_n_steps)
+        self._representations = RepresentationTotals()
+        self._losses = LossCount()
+        self._running = RollingStatistics(opening.log_every_n_steps)
         self._guard = guard
-        self._late = None if judge_at_once else LateJudge(self._panel_judges)
+        self._late = None if judge_at_once else DeferredDetection(self._panel_judges)
         """Who has steps judged where nobody waits for it."""
         self._judge = guard("detectors", self._panel_judges if self._late is None else self._late.take)
         self._settle = guard("detectors", self._nothing_waits if self._late is None else self._late.settle)
         self._keep_table = guard("layer tables", self._table)
-        self._tell_sums = guard("summary of representations", self._tell_of_representations)
+        self._tell_sums = guard("summary of representations", self._emit_representation_events)
         self._account = guard("losses", self._account_for_losses)
-        self._account_at_end = guard("losses", self._tell_of_losses)
+        self._account_at_end = guard("losses", self._emit_loss_events)
         self._on_event = on_event
         self._cost_since: tuple[float, float] | None = None
         self._norm_bases: dict[str, list[str]] = {}
@@ -180,7 +180,7 @@ class Recording:
             self._keep_table(table, numbers)
         return step, events or []
 
-    def tell(self, event: Event) -> None:
+    def emit(self, event: Event) -> None:
         """Keep what was said by one who acts: judging the record again does not find it, and so it is marked."""
         said = replace(event, judged=False, attempt=self.attempt, time=event.time or time.time())
         self._journal.append(said)
@@ -258,16 +258,16 @@ class Recording:
     def _nothing_waits() -> None:
         """Every step was judged at once."""
 
-    def _tell_of_representations(self) -> None:
+    def _emit_representation_events(self) -> None:
         for event in self._representations.events(self.step):
-            self.tell(event)
+            self.emit(event)
 
     def _account_for_losses(self, reading: ProbeReading) -> None:
-        self._tell_of_losses(self._losses.take(self.step, reading))
+        self._emit_loss_events(self._losses.take(self.step, reading))
 
-    def _tell_of_losses(self, events: Sequence[Event]) -> None:
+    def _emit_loss_events(self, events: Sequence[Event]) -> None:
         for event in events:
-            self.tell(event)
+            self.emit(event)
             if event.place == "loss":
                 self.note("loss", NO_LOSS)
                 self.say(f"{event.message} {event.remedies[0]}")

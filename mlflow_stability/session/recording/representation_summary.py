@@ -53,7 +53,7 @@ class _Module:
         return self.sums[quantity] / self.counts[quantity] if self.counts[quantity] else 0.0
 
 
-class RepresentationAccount:
+class RepresentationTotals:
     """The representations of one recording."""
 
     def __init__(self) -> None:

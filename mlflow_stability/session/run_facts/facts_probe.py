@@ -18,14 +18,14 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.detectors.reported.setup import NotMeasured
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.forward_watch import ForwardListener
+from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.objects.model_discovery import covering, living, outermost, places_of
 from mlflow_stability.probes.performance.batch_shape import batch_words
 from mlflow_stability.probes.performance.flop_totals import FlopTotals
 from mlflow_stability.probes.probe import StepView, next_multiple
 from mlflow_stability.probes.run_facts import autocast_now
 from mlflow_stability.session.recording import Recording
-from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, FactsWatch
+from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, SettingChanges
 from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
 
 FIRST_STEPS = 32
@@ -43,7 +43,7 @@ def parts_of(optimizers: Sequence[Optimizer]) -> Found:
     return covering(outermost(modules), places_of(optimizers)), schedulers, used
 
 
-class FactsProbe(ForwardListener):
+class FactsProbe(ForwardObserver):
     """A probe that measures nothing and knows a training by its parts."""
 
     part = "facts about the run"
@@ -52,7 +52,7 @@ class FactsProbe(ForwardListener):
         self._recording = recording
         self._find = find
         self._facts = TrainingFacts(recording.opening.world_size)
-        self._watch = FactsWatch()
+        self._watch = SettingChanges()
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._models: list[weakref.ref[Module]] = []
         self._schedulers: list[weakref.ref[LRScheduler]] = []
@@ -92,7 +92,7 @@ class FactsProbe(ForwardListener):
         if look:
             self._looked_at = view.step
             for event in self._watch.look(view.step, training):
-                self._recording.tell(event)
+                self._recording.emit(event)
                 if event.kind == NotMeasured.kind:
                     self._recording.say(f"{event.message} {event.remedies[0]}")
             self._words_due = True

@@ -39,7 +39,7 @@ class _Setting:
     told: int = 0
 
 
-class FactsWatch:
+class SettingChanges:
     """The eye on one recording's training."""
 
     def __init__(self) -> None:

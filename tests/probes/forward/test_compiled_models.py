@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from mlflow_stability.probes.activations.activation_probe import ActivationProbe
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
-from mlflow_stability.probes.forward.compiled_models import CompileRetreat
+from mlflow_stability.probes.forward.compiled_models import CompiledCodeWatch
 from mlflow_stability.probes.forward.forward_scheduler import ForwardProbe, ForwardScheduler
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 
@@ -117,7 +117,7 @@ def test_a_part_that_is_traced_in_the_middle_has_the_operations_of_the_script_al
 def test_torch_is_afterwards_as_it_was() -> None:
     before = torch.compile, torch._dynamo.optimize, torch.jit._trace.make_module
     calls: list[str] = []
-    retreat = CompileRetreat(lambda compiled: calls.append("back" if compiled else "traced"))
+    retreat = CompiledCodeWatch(lambda compiled: calls.append("back" if compiled else "traced"))
     retreat.put_on()
     torch.compile(lambda x: x + 1, backend="eager")
     retreat.take_off()

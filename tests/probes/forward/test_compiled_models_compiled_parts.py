@@ -203,10 +203,10 @@ def test_what_is_kept_from_the_compiler_does_not_end_a_look() -> None:
 def test_several_who_look_leave_torch_as_it_was_in_whatever_order_they_end() -> None:
     before = torch.compile, torch._dynamo.eval_frame.set_eval_frame
     first, second = FlopCounter(), FlopCounter()
-    first._retreat.put_on()
-    second._retreat.put_on()
-    first._retreat.take_off()
+    first._compiled_code.put_on()
+    second._compiled_code.put_on()
+    first._compiled_code.take_off()
     assert torch.compile is not before[0]
-    second._retreat.take_off()
+    second._compiled_code.take_off()
     assert torch.compile is before[0]
     assert torch._dynamo.eval_frame.set_eval_frame is before[1]

@@ -61,10 +61,10 @@ class Looker:
 class Loop:
     """A training by hand: what a survey would do, without one."""
 
-    def __init__(self, model: nn.Module, probe: Looker, tell: Callable[[Event], None] = lambda _: None) -> None:
+    def __init__(self, model: nn.Module, probe: Looker, emit: Callable[[Event], None] = lambda _: None) -> None:
         self.model = model
         self.optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-        self.turns = ForwardScheduler(lambda _part, body: body, [probe], 1, tell)
+        self.turns = ForwardScheduler(lambda _part, body: body, [probe], 1, emit)
         self.watch = ForwardWatch(lambda _part, body: body, [self.turns])
         self.watch.before_step(self.optimizer)
         self.step = 0

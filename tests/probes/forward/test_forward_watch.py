@@ -13,7 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 from torch.optim import SGD
 from torch.utils.checkpoint import checkpoint
 
-from mlflow_stability.probes.forward.forward_watch import ForwardListener, ForwardWatch
+from mlflow_stability.probes.forward.forward_watch import ForwardObserver, ForwardWatch
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
 
 pytestmark = [
@@ -22,7 +22,7 @@ pytestmark = [
 ]
 
 
-class Heard(ForwardListener):
+class Heard(ForwardObserver):
     """Takes down every call."""
 
     def __init__(self) -> None:

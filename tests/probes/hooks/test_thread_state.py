@@ -12,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from mlflow_stability.probes.attention.attention_mode import AttentionMode
 from mlflow_stability.probes.hooks import thread_state
-from mlflow_stability.probes.hooks.untracked_ops import aside
+from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.performance.flop_count import FlopCounter
 
 
@@ -38,7 +38,7 @@ def test_what_was_changed_is_put_right_and_what_was_not_is_left_alone() -> None:
     with Silent() as theirs, torch.no_grad():
         before = thread_state.noted()
         torch.set_grad_enabled(True)
-        aside().__enter__()
+        untracked().__enter__()
         torch._C._pop_torch_function_stack()
         ours = FlopCounter()
         assert ours.enter()
@@ -106,7 +106,7 @@ def test_a_mode_that_another_thread_takes_off_hands_calls_on_and_goes_in_its_own
 def test_aside_nothing_is_recorded_counted_or_rounded_and_all_is_as_before_behind_it() -> None:
     weight = torch.ones(2, 2, requires_grad=True)
     with torch.autocast("cpu"), FlopCounterMode(display=False) as counter:
-        with aside():
+        with untracked():
             product = weight @ weight
         assert (product.dtype, product.requires_grad, counter.get_total_flops()) == (torch.float32, False, 0)
         product = weight @ weight

@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import nn
 
-from mlflow_stability.probes.objects.model_discovery import OneWalk, living, models_of
+from mlflow_stability.probes.objects.model_discovery import ObjectScan, living, models_of
 
 
 def test_the_outermost_module_that_owns_the_parameters_is_found() -> None:
@@ -21,7 +21,7 @@ def test_inside_one_walk_objects_are_gone_through_once(monkeypatch: pytest.Monke
     walks = []
     original = gc.get_objects
     monkeypatch.setattr(gc, "get_objects", lambda: walks.append(1) or original())
-    with OneWalk(nn.Module, torch.optim.Optimizer):
+    with ObjectScan(nn.Module, torch.optim.Optimizer):
         first, second = living(nn.Module), living(nn.Module)
         living(torch.optim.Optimizer)
     assert first[0] is second[0]
@@ -32,13 +32,13 @@ def test_inside_one_walk_objects_are_gone_through_once(monkeypatch: pytest.Monke
 
 def test_what_the_walk_does_not_look_for_is_looked_for_on_its_own() -> None:
     optimizer = torch.optim.SGD([nn.Parameter(torch.zeros(1))], lr=0.1)
-    with OneWalk(nn.Module):
+    with ObjectScan(nn.Module):
         (found,) = living(torch.optim.Optimizer)
     assert any(each is optimizer for each in found)
 
 
 def test_a_model_made_after_a_walk_is_found_by_the_next() -> None:
-    with OneWalk(nn.Module):
+    with ObjectScan(nn.Module):
         living(nn.Module)
     model = nn.Linear(1, 1)
     assert models_of([torch.optim.SGD(model.parameters(), lr=0.1)]) == [model]

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from torch.amp import GradScaler
 from torch.optim import LBFGS, SGD, Adagrad, AdamW, Muon, Optimizer
 
-from mlflow_stability.probes.parameters.weight_updates import RealUpdates
+from mlflow_stability.probes.parameters.weight_updates import WeightUpdates
 from mlflow_stability.probes.probe import StepView
 
 Weights = dict[int, Tensor]
@@ -45,7 +45,7 @@ MAKERS: dict[str, Callable[[nn.Module], list[Optimizer]]] = {
 def test_updates_are_what_the_weights_really_did(name: str, dtype: torch.dtype) -> None:
     model = net(dtype=dtype)
     optimizers = MAKERS[name](model)
-    measured = Measured(optimizers, [RealUpdates(1, 1)])
+    measured = Measured(optimizers, [WeightUpdates(1, 1)])
     for seed in range(4):
         model.zero_grad()
         backward(model, seed)
@@ -58,7 +58,7 @@ def test_updates_are_what_the_weights_really_did(name: str, dtype: torch.dtype) 
 def test_a_closure_may_be_evaluated_many_times() -> None:
     model = net()
     optimizer = LBFGS(model.parameters(), lr=0.1, max_iter=4)
-    measured = Measured([optimizer], [RealUpdates(1, 1)])
+    measured = Measured([optimizer], [WeightUpdates(1, 1)])
     before = weights_of(model)
 
     def closure() -> Tensor:
@@ -75,7 +75,7 @@ def test_under_a_loss_scaler_a_step_counts_only_when_it_was_taken(fused: bool) -
     model = net()
     optimizer = AdamW(model.parameters(), lr=0.01, fused=fused)
     scaler = GradScaler("cpu", init_scale=1024.0)
-    measured = Measured([optimizer], [RealUpdates(1, 1)])
+    measured = Measured([optimizer], [WeightUpdates(1, 1)])
     for seed, broken in enumerate((False, True, False)):
         optimizer.zero_grad()
         backward(model, seed, scale=scaler.get_scale())
@@ -95,7 +95,7 @@ def test_under_a_loss_scaler_a_step_counts_only_when_it_was_taken(fused: bool) -
 def test_a_step_that_is_known_to_be_skipped_says_nothing() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1)
-    probe, measured = RealUpdates(1, 1), Measured([], [])
+    probe, measured = WeightUpdates(1, 1), Measured([], [])
     probe.before_step(StepView(optimizer, 0, measured.layers))
     probe.after_step(StepView(optimizer, 0, measured.layers, skipped=True))
     assert probe.blocks(0) == ()
@@ -103,7 +103,7 @@ def test_a_step_that_is_known_to_be_skipped_says_nothing() -> None:
 
 def in_turns(model: nn.Module, optimizer: Optimizer, budget: int, steps: int, layers_every: int = 1) -> list[Row]:
     """One row for each step, checked as far as it goes."""
-    measured = Measured([optimizer], [RealUpdates(1, layers_every, budget)])
+    measured = Measured([optimizer], [WeightUpdates(1, layers_every, budget)])
     rows = []
     for seed in range(steps):
         optimizer.zero_grad()
@@ -142,7 +142,7 @@ def test_a_layer_that_is_wanted_comes_at_its_next_turn_and_then_not_until_it_is_
 def test_a_layer_larger_than_the_budget_is_measured_in_slices() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=0.0)  # nothing moves, so that slices of several steps can be compared
-    measured = Measured([optimizer], [RealUpdates(1, 1, 4 * 40)])
+    measured = Measured([optimizer], [WeightUpdates(1, 1, 4 * 40)])
     rows = []
     for seed in range(60):
         backward(model, seed)
@@ -158,7 +158,7 @@ def test_a_layer_larger_than_the_budget_is_measured_in_slices() -> None:
 def test_what_does_not_fit_at_all_is_not_measured() -> None:
     model = net()
     optimizer = SGD(model.parameters(), lr=0.1)
-    measured = Measured([optimizer], [RealUpdates(1, 1, 8)])
+    measured = Measured([optimizer], [WeightUpdates(1, 1, 8)])
     backward(model, 0)
     optimizer.step()
     assert measured.end() == {}
@@ -169,7 +169,7 @@ def test_measuring_changes_neither_weights_nor_dice() -> None:
     for watched in (True, False):
         model = net()
         optimizer = AdamW(model.parameters(), lr=0.01)
-        measured = Measured([optimizer], [RealUpdates(1, 1)] if watched else [])
+        measured = Measured([optimizer], [WeightUpdates(1, 1)] if watched else [])
         for seed in range(3):
             optimizer.zero_grad()
             backward(model, seed)

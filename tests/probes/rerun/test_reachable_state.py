@@ -151,20 +151,20 @@ def test_every_kind_of_container_holds_the_same_objects_in_the_same_order_again(
     model.late = 1  # type: ignore[assignment]
     model.training = False
     del model.kept
-    assert state.put_back()
+    assert state.restore()
     assert repr(kept) == before
     assert kept["dict"]["b"] is inner
     assert model.kept is kept  # type: ignore[comparison-overlap]
     assert model.training
     assert not hasattr(model, "late")
-    assert not state.put_back()
+    assert not state.restore()
 
 
 def test_a_number_that_is_written_again_is_no_change() -> None:
     model = Plain(scale=0.5, shape=(1, 2))
     state = state_of(model)
     model.scale, model.shape = float("0.5"), (1, int("2"))  # type: ignore[assignment]
-    assert not state.put_back()
+    assert not state.restore()
 
 
 nested = st.recursive(
@@ -191,7 +191,7 @@ def test_whatever_is_done_to_nested_containers_is_undone(kept: Any, other: Any, 
             value["new"] = other
 
     spoil(kept)
-    state.put_back()
+    state.restore()
     assert repr(kept) == before
     assert model.kept is kept
 
@@ -207,7 +207,7 @@ def test_modules_buffers_and_memory_that_were_exchanged_are_put_back() -> None:
     model.inside = nn.Linear(3, 3)
     model.mean = torch.ones(2)
     model.add_module("late", nn.ReLU())
-    assert state.put_back()
+    assert state.restore()
     assert model.inside is inside
     assert model.mean is mean
     assert torch.equal(weight, numbers)

@@ -47,7 +47,7 @@ def test_whatever_writes_to_a_tensor_is_undone(write: Callable[[Tensor], None]) 
     with Undoing(written):
         write(tensor)
     assert not torch.equal(tensor, before)
-    written.put_back()
+    written.restore()
     assert torch.equal(tensor, before)
     assert (tensor._version, tensor.requires_grad, tensor.is_leaf) == (version, False, True)
     assert written.moved
@@ -64,7 +64,7 @@ def test_a_generator_of_the_scripts_own_draws_the_same_numbers_again() -> None:
     dice, written = torch.Generator().manual_seed(3), WrittenTensors()
     with Undoing(written):
         first = torch.rand(4, generator=dice)
-    written.put_back()
+    written.restore()
     assert torch.equal(torch.rand(4, generator=dice), first)
 
 

@@ -16,13 +16,13 @@ from mlflow_stability.probes.parameters.layer_norms import LayerNorms
 from mlflow_stability.probes.parameters.layer_statistics import LayerStatistics
 from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.parameters.momentum_norm import MomentumNorm
-from mlflow_stability.probes.parameters.weight_updates import RealUpdates
+from mlflow_stability.probes.parameters.weight_updates import WeightUpdates
 from mlflow_stability.probes.probe import StepView
 from mlflow_stability.session.guard import PartGuard
 
 KINDS: list[Callable[[], Any]] = [
     lambda: LayerNorms(1, 1),
-    lambda: RealUpdates(1, 1),
+    lambda: WeightUpdates(1, 1),
     lambda: MomentumNorm(1, 1),
     lambda: AdamRms(1, 1),
     lambda: GradientExtremes(1),

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from session.interrupting import Moments
 
-from mlflow_stability.probes.step.rolling_statistics import RunningNumbers
+from mlflow_stability.probes.step.rolling_statistics import RollingStatistics
 from mlflow_stability.vocabulary.measured.signal import Signal
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("grad_norm_clipped"))
@@ -17,7 +17,7 @@ SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("grad_norm_clipped"))
 def test_every_number_is_that_of_the_last_hundred_steps() -> None:
     rng = np.random.default_rng(0)
     losses, norms = 3 + 0.1 * rng.standard_normal(250), rng.lognormal(size=250)
-    numbers = RunningNumbers(every=10)
+    numbers = RollingStatistics(every=10)
     for step in range(1, 251):
         norm = norms[step - 1]
         said = numbers.take(step, SIGNALS, (losses[step - 1], norm, min(norm, 1.0)))
@@ -32,13 +32,13 @@ def test_every_number_is_that_of_the_last_hundred_steps() -> None:
 
 
 def test_nothing_is_said_between_and_of_too_few_steps() -> None:
-    numbers = RunningNumbers(every=4)
+    numbers = RollingStatistics(every=4)
     said = [numbers.take(step, SIGNALS[:1], (1.0,)) for step in range(1, 13)]
     assert [step for step, each in enumerate(said, start=1) if each] == [12]
 
 
 def test_values_that_are_not_finite_are_left_out() -> None:
-    numbers = RunningNumbers(every=20)
+    numbers = RollingStatistics(every=20)
     for step in range(1, 21):
         said = numbers.take(step, SIGNALS[:2], (math.nan if step % 4 == 0 else 2.0, math.inf if step == 9 else 1.0))
     assert dict(said)[Signal("loss_ema")] == pytest.approx(2.0)
@@ -46,7 +46,7 @@ def test_values_that_are_not_finite_are_left_out() -> None:
 
 
 def test_trainings_side_by_side_are_kept_apart() -> None:
-    numbers = RunningNumbers(every=10)
+    numbers = RollingStatistics(every=10)
     first, second = (Signal("loss"),), (Signal("loss", "track_1"),)
     said: list[tuple[Signal, float]] = []
     for step in range(1, 41):
@@ -57,7 +57,7 @@ def test_trainings_side_by_side_are_kept_apart() -> None:
 
 
 def test_after_a_reset_the_steps_before_count_no_more() -> None:
-    numbers = RunningNumbers(every=10)
+    numbers = RollingStatistics(every=10)
     for step in range(1, 31):
         numbers.take(step, SIGNALS[:1], (100.0,))
     numbers.reset()
@@ -71,7 +71,7 @@ def test_of_a_step_that_ctrl_c_ends_half_way_all_is_known_or_nothing_or_what_was
     for at in range(1, 100):
         if not interrupted:
             break
-        numbers, took, missed, fresh = (RunningNumbers(every=1) for _ in range(4))
+        numbers, took, missed, fresh = (RollingStatistics(every=1) for _ in range(4))
         for step in range(1, 30):
             for each in (numbers, took, missed):
                 each.take(step, SIGNALS, (1.0, 2.0, 2.0))

@@ -169,9 +169,9 @@ def test_a_complex_number_that_is_not_finite_is_seen_where_it_is_born() -> None:
             result: Tensor = self.out(torch.view_as_real(found / (found * 0)).flatten(1))
             return result
 
-    birth = replayed(Complex(), torch.ones(2, 4)).birth
-    assert birth is not None
-    assert (birth.operation, birth.module) == ("div", "")
+    origin = replayed(Complex(), torch.ones(2, 4)).origin
+    assert origin is not None
+    assert (origin.operation, origin.module) == ("div", "")
 
 
 def test_an_output_that_was_finite_both_times_points_behind_the_model(net: Net) -> None:

@@ -40,26 +40,26 @@ def replayed(plant: Plant) -> Replay:
 def test_the_place_where_the_first_bad_number_was_born_is_named(make: Callable[[], Plant]) -> None:
     plant = make()
     found = replayed(plant)
-    birth = found.birth
-    assert birth is not None, found
-    module = found.first_broken if birth.source == "input" else birth.module
-    assert (birth.source, module, birth.operation) == (plant.source, plant.module, plant.operation)
-    assert plant.line in birth.line
+    origin = found.origin
+    assert origin is not None, found
+    module = found.first_broken if origin.source == "input" else origin.module
+    assert (origin.source, module, origin.operation) == (plant.source, plant.module, plant.operation)
+    assert plant.line in origin.line
 
 
 @pytest.mark.parametrize("make", [each for each in PLANTS if each().source == "loss"], ids=lambda each: each.__name__)
 def test_a_birth_in_the_loss_function_is_a_sentence_that_stands_for_itself(make: Callable[[], Plant]) -> None:
-    birth = replayed(make()).birth
-    assert birth is not None
-    said = origin_event(LAST, birth, "").message
+    origin = replayed(make()).origin
+    assert origin is not None
+    said = origin_event(LAST, origin, "").message
     assert said.startswith(f"Step {LAST}: the first number that is not finite comes from the loss function, not from")
-    assert f"; the loss is not finite: {birth.operation} can do that." in said
+    assert f"; the loss is not finite: {origin.operation} can do that." in said
 
 
 def test_the_event_says_it_with_the_users_own_line_and_numbers() -> None:
-    birth = replayed(a_logarithm()).birth
-    assert birth is not None
-    event = origin_event(LAST, birth, "between")
+    origin = replayed(a_logarithm()).origin
+    assert origin is not None
+    event = origin_event(LAST, origin, "between")
     assert "comes from log in between (planted.py:" in event.message
     assert "which made 24 NaN of float32 6x4 from -1.9 to -0.09295" in event.message
     assert (event.kind, event.place) == ("nan_origin", "between")
@@ -77,12 +77,12 @@ def test_an_infinity_that_is_meant_is_no_birth() -> None:
 
     plant = Plant(Net(Step(attend), nn.Identity()), "forward", "between", "log", batch=last(torch.zeros_like))
     found = replayed(plant)
-    assert found.birth is not None
-    assert (found.birth.operation, found.birth.nan_by) == ("log", "")
+    assert found.origin is not None
+    assert (found.origin.operation, found.origin.nan_by) == ("log", "")
 
 
 def test_an_overflow_is_named_rather_than_the_nan_it_led_to() -> None:
-    found = replayed(an_overflow()).birth
+    found = replayed(an_overflow()).origin
     assert found is not None
     assert (found.operation, found.nan_by) == ("mm", "addmm")
     assert "float16 ends at 65504" in origin_event(LAST, found, "between").message
@@ -106,7 +106,7 @@ class Recurrent(nn.Module):
 
 
 def test_the_way_back_through_recurrent_modules_and_checkpoints_is_followed() -> None:
-    found = replayed(Plant(Recurrent(), "backward", "", "sqrt", batch=last(torch.zeros_like))).birth
+    found = replayed(Plant(Recurrent(), "backward", "", "sqrt", batch=last(torch.zeros_like))).origin
     assert found is not None
     assert (found.source, found.operation) == ("backward", "sqrt")
     assert "Recurrent.forward" in found.line
@@ -121,8 +121,8 @@ def test_the_pass_of_a_step_that_broke_is_the_one_that_is_run_again() -> None:
         model(batch).square().mean().backward()
     batch, found = replay_step(capture.passes(0))
     assert torch.equal(batch.args[0], -sound)
-    assert found.birth is not None
-    assert found.birth.operation == "log"
+    assert found.origin is not None
+    assert found.origin.operation == "log"
 
 
 @pytest.mark.parametrize("make", PLANTS, ids=lambda each: each.__name__)

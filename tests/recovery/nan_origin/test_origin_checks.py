@@ -9,18 +9,20 @@ from torch import Tensor
 
 from mlflow_stability.recovery.nan_origin.batch_facts import facts_of_tensor
 from mlflow_stability.recovery.nan_origin.nan_report import origin_event
-from mlflow_stability.recovery.nan_origin.nan_trace import Birth, Source
+from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, Source
 from mlflow_stability.recovery.nan_origin.origin_checks import overflowed
 
 SMALL, ZERO = torch.tensor([0.0, 1.0, 2.0]), torch.tensor([0.0, 0.0, 0.0])
 HUGE, HALF = torch.tensor([-3e38, 1.0, 2e38]), torch.tensor([-300.0, 1.0, 4e4]).half()
 
 
-def born(name: str, do: Callable[..., Tensor], *given: Tensor, source: Source = "forward") -> Birth:
+def born(name: str, do: Callable[..., Tensor], *given: Tensor, source: Source = "forward") -> NanOrigin:
     """The birth in a real operation."""
     output = facts_of_tensor("output", do(*given))
     assert output.nan + output.inf
-    return Birth(source, operation=name, inputs=tuple(facts_of_tensor("input", each) for each in given), output=output)
+    return NanOrigin(
+        source, operation=name, inputs=tuple(facts_of_tensor("input", each) for each in given), output=output
+    )
 
 
 @pytest.mark.parametrize(
@@ -46,9 +48,9 @@ def born(name: str, do: Callable[..., Tensor], *given: Tensor, source: Source = 
 def test_where_an_operation_is_not_defined_nothing_overflowed(
     name: str, do: Callable[..., Tensor], given: tuple[Tensor, ...]
 ) -> None:
-    birth = born(name, do, *given)
-    assert not overflowed(birth)
-    event = origin_event(7, birth, "head")
+    origin = born(name, do, *given)
+    assert not overflowed(origin)
+    event = origin_event(7, origin, "head")
     assert event.evidence["overflow"] == 0.0
     assert event.evidence[f"operation.{name}"] == 1.0
     assert "ends at" not in event.message
@@ -72,9 +74,9 @@ def test_where_an_operation_is_not_defined_nothing_overflowed(
 def test_where_large_numbers_exceed_what_the_type_can_hold_it_is_an_overflow(
     name: str, do: Callable[..., Tensor], given: tuple[Tensor, ...], limit: str
 ) -> None:
-    birth = born(name, do, *given)
-    assert overflowed(birth)
-    assert origin_event(7, birth, "head").message.endswith(f"; {limit}.")
+    origin = born(name, do, *given)
+    assert overflowed(origin)
+    assert origin_event(7, origin, "head").message.endswith(f"; {limit}.")
 
 
 @pytest.mark.parametrize(
@@ -97,11 +99,11 @@ def test_what_to_do_is_told_by_the_operation(
 
 
 def test_gradients_that_overflow_in_half_precision_ask_for_a_lower_loss_scale() -> None:
-    birth = born("mm", torch.mul, HALF, HALF, source="backward")
-    assert origin_event(7, birth, "head").remedies == ("Lower the loss scale.", "Train in bf16 instead of fp16.")
+    origin = born("mm", torch.mul, HALF, HALF, source="backward")
+    assert origin_event(7, origin, "head").remedies == ("Lower the loss scale.", "Train in bf16 instead of fp16.")
 
 
 def test_of_a_loss_function_each_operation_that_can_do_it_is_named() -> None:
-    event = origin_event(7, Birth("loss", operation="log, div", name="loss"), "")
+    event = origin_event(7, NanOrigin("loss", operation="log, div", name="loss"), "")
     assert {"operation.log", "operation.div"} <= event.evidence.keys()
     assert [each.split()[2] for each in event.remedies] == ["goes", "take", "divisor"]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import pytest
 
-from mlflow_stability.session.recording.deferred_detection import MOST, SECONDS, LateJudge
+from mlflow_stability.session.recording.deferred_detection import MOST, SECONDS, DeferredDetection
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -42,7 +42,7 @@ def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
 
 def test_fast_steps_are_judged_many_at_a_time_in_their_order() -> None:
     judged = Judged()
-    late = LateJudge(judged)
+    late = DeferredDetection(judged)
     for step in range(1, MOST + 1):
         assert late.take(reading(step, 100 + step / 1000)) == []
     assert judged.steps == [1], "the first has waited for long enough, as far as anybody knows"
@@ -53,7 +53,7 @@ def test_fast_steps_are_judged_many_at_a_time_in_their_order() -> None:
 
 def test_slow_steps_are_judged_one_by_one() -> None:
     judged = Judged()
-    late = LateJudge(judged)
+    late = DeferredDetection(judged)
     for step in range(1, 6):
         late.take(reading(step, 100 + step * SECONDS))
         assert judged.steps[-1] == step
@@ -63,7 +63,7 @@ def test_slow_steps_are_judged_one_by_one() -> None:
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_what_is_not_finite_is_judged_at_once_with_all_before_it(value: float) -> None:
     judged = Judged()
-    late = LateJudge(judged)
+    late = DeferredDetection(judged)
     for step in range(1, 5):
         late.take(reading(step, 100 + step / 1000))
     late.take(reading(5, 100.005, value))
@@ -72,7 +72,7 @@ def test_what_is_not_finite_is_judged_at_once_with_all_before_it(value: float) -
 
 
 def test_what_is_found_in_a_step_that_waited_is_given_when_it_is_judged() -> None:
-    late = LateJudge(Judged())
+    late = DeferredDetection(Judged())
     late.take(reading(1, 100.0))
     assert late.take(reading(2, 100.001, 50.0)) == []
     assert [each.step for each in late.settle()] == [2]
@@ -81,7 +81,7 @@ def test_what_is_found_in_a_step_that_waited_is_given_when_it_is_judged() -> Non
 
 def test_a_training_that_stands_still_has_its_last_steps_judged_within_two_seconds() -> None:
     judged = Judged()
-    late = LateJudge(judged)
+    late = DeferredDetection(judged)
     late.take(reading(1, 100.0))
     late.take(reading(2, 100.001))
     began = time.monotonic()
@@ -92,7 +92,7 @@ def test_a_training_that_stands_still_has_its_last_steps_judged_within_two_secon
 
 
 def test_no_thread_is_left_when_it_is_stopped_and_none_while_the_process_forks() -> None:
-    late = LateJudge(Judged())
+    late = DeferredDetection(Judged())
     late.take(reading(1, 100.0))
     late.take(reading(2, 100.001))
     before = threading.active_count()
@@ -116,7 +116,7 @@ def test_an_error_while_the_training_stands_still_is_raised_where_it_comes_next(
             raise ValueError("broken")
         return []
 
-    late = LateJudge(judge)
+    late = DeferredDetection(judge)
     late.take(reading(1, 100.0))
     late.take(reading(2, 100.001))
     assert failing.wait(10)

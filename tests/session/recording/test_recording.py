@@ -17,7 +17,7 @@ from torch.optim import SGD
 import mlflow_stability
 from mlflow_stability.journal.record import Record
 from mlflow_stability.probes.step.reading import ProbeReading
-from mlflow_stability.session.recording.recording import TELL_EVERY, LossAccount
+from mlflow_stability.session.recording.recording import TELL_EVERY, LossCount
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.milestone import Note
@@ -96,7 +96,7 @@ def test_a_training_with_a_loss_says_nothing(tmp_path: Path) -> None:
 
 
 def test_discarded_losses_are_counted_and_told_of_seldom() -> None:
-    account = LossAccount()
+    account = LossCount()
     told = []
     for step in range(1, 251):
         discarded = (math.nan,) if step % 2 else ()

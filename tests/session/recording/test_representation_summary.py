@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from mlflow_stability.detectors.catalog import documentation, named
 from mlflow_stability.detectors.panel import Panel
-from mlflow_stability.session.recording.representation_summary import VERDICTS, RepresentationAccount
+from mlflow_stability.session.recording.representation_summary import VERDICTS, RepresentationTotals
 from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
 
 CODES = {
@@ -19,7 +19,7 @@ CODES = {
 
 def summed_up(shares: list[float], place: str = "encoder") -> list[Event]:
     """A training whose codes have these shares of unique patterns, measured every hundred steps."""
-    account, panel = RepresentationAccount(), Panel(named(VERDICTS))
+    account, panel = RepresentationTotals(), Panel(named(VERDICTS))
     signals = tuple(Signal(each, place) for each in (*CODES, "sdr_unique_ratio"))
     for number, share in enumerate(shares, start=1):
         for step in (StepReading(100 * number - 1, (Signal("loss"),), (2.0,)),):
@@ -52,7 +52,7 @@ def test_a_collapse_is_the_verdict_with_its_first_step_and_the_number_of_warning
 
 
 def test_other_representations_are_told_by_their_ranks() -> None:
-    account = RepresentationAccount()
+    account = RepresentationTotals()
     signals = tuple(Signal(each, "body") for each in ("effective_rank", "stable_rank", "mean_cosine"))
     for step, rank in ((100, 20.0), (200, 10.0)):
         account.take(StepReading(step, signals, (rank, 4.0, 0.25)))
@@ -61,7 +61,7 @@ def test_other_representations_are_told_by_their_ranks() -> None:
 
 
 def test_a_training_without_representations_has_nothing_to_sum_up() -> None:
-    account = RepresentationAccount()
+    account = RepresentationTotals()
     account.take(StepReading(1, (Signal("loss"), Signal("grad_norm", "a")), (1.0, 1.0)))
     account.count(Event(1, "sdr_collapse", Severity.CRITICAL, "", place="elsewhere"))
     assert account.events(1) == []

@@ -10,7 +10,7 @@ import torch
 from torch import nn
 from torch.optim import SGD, AdamW, lr_scheduler
 
-from mlflow_stability.session.run_facts.setting_changes import MOST_TOLD, FactsWatch
+from mlflow_stability.session.run_facts.setting_changes import MOST_TOLD, SettingChanges
 from mlflow_stability.session.run_facts.training_facts import MOST_FACTS, TrainingFacts, TrainingView
 from mlflow_stability.vocabulary import Event, Severity
 
@@ -20,7 +20,7 @@ def view(lr: float = 0.1) -> TrainingView:
     return TrainingView([AdamW(model.parameters(), lr=lr)], [model], micro_batches=2)
 
 
-def told(watch: FactsWatch, seen: TrainingView, *steps: int) -> list[Event]:
+def told(watch: SettingChanges, seen: TrainingView, *steps: int) -> list[Event]:
     return [event for step in steps for event in watch.look(step, seen) if event.kind == "configuration_changed"]
 
 
@@ -78,7 +78,7 @@ def test_there_are_never_more_facts_than_a_run_can_bear() -> None:
 
 
 def test_a_setting_that_was_changed_is_told_once_with_both_numbers() -> None:
-    watch, seen = FactsWatch(), view()
+    watch, seen = SettingChanges(), view()
     assert told(watch, seen, 10, 20) == []
     seen.optimizers[0].param_groups[0]["weight_decay"] = 0.5
     (event,) = told(watch, seen, 30, 40, 50)
@@ -88,7 +88,7 @@ def test_a_setting_that_was_changed_is_told_once_with_both_numbers() -> None:
 
 
 def test_the_small_batch_at_the_end_of_an_epoch_is_no_change() -> None:
-    watch, seen = FactsWatch(), replace(view(), batch="float32[8, 4]")
+    watch, seen = SettingChanges(), replace(view(), batch="float32[8, 4]")
     last = replace(seen, batch="float32[3, 4]", micro_batches=1)
     assert [told(watch, each, step * 10) for step, each in enumerate([seen, last, seen, seen, last, seen])] == [[]] * 6
     (shape,) = told(watch, replace(seen, batch="float32[16, 4]"), 100, 110)
@@ -98,7 +98,7 @@ def test_the_small_batch_at_the_end_of_an_epoch_is_no_change() -> None:
 
 
 def test_frozen_parameters_and_a_further_group_are_told() -> None:
-    watch, seen = FactsWatch(), view()
+    watch, seen = SettingChanges(), view()
     told(watch, seen, 10)
     seen.models[0][0].requires_grad_(False)
     (event,) = told(watch, seen, 20, 30)
@@ -112,7 +112,7 @@ def test_frozen_parameters_and_a_further_group_are_told() -> None:
 
 
 def test_neither_the_learning_rate_nor_what_a_schedule_turns_at_every_step_is_told() -> None:
-    watch, seen = FactsWatch(), view()
+    watch, seen = SettingChanges(), view()
     scheduler = lr_scheduler.OneCycleLR(seen.optimizers[0], max_lr=1.0, total_steps=200)
     events = []
     for step in range(1, 200):
@@ -124,7 +124,7 @@ def test_neither_the_learning_rate_nor_what_a_schedule_turns_at_every_step_is_to
 
 
 def test_what_changes_for_ever_is_told_a_few_times() -> None:
-    watch, seen = FactsWatch(), view()
+    watch, seen = SettingChanges(), view()
     events = []
     for look in range(100):
         seen.optimizers[0].param_groups[0]["eps"] = 10.0 ** -(5 + look // 2 % 5)
@@ -136,7 +136,7 @@ def test_what_changes_for_ever_is_told_a_few_times() -> None:
 def test_a_model_is_looked_over_once() -> None:
     model = nn.Sequential(nn.Linear(2, 2), nn.LayerNorm(2, eps=1e-12))
     seen = TrainingView([SGD(model.parameters(), lr=0.1)], [model])
-    watch = FactsWatch()
+    watch = SettingChanges()
     assert [each.kind for each in watch.look(10, seen)] == ["model_lint"]
     assert watch.look(20, seen) == []
 
@@ -147,6 +147,6 @@ def test_looking_draws_nothing_and_leaves_gradients_alone() -> None:
     before = [each.grad.clone() for each in seen.models[0].parameters()]
     state = torch.random.get_rng_state()
     TrainingFacts().collect(seen)
-    FactsWatch().look(10, seen)
+    SettingChanges().look(10, seen)
     assert torch.equal(torch.random.get_rng_state(), state)
     assert all(torch.equal(a, b.grad) for a, b in zip(before, seen.models[0].parameters(), strict=True))
