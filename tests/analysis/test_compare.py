@@ -312,7 +312,7 @@ def test_a_script_without_a_guard_around_its_main_part_can_compare_many(sqlite_u
     script = Path("script.py")
     script.write_text(
         "import os; os.cpu_count = lambda: 2\n"
-        "from mlflow_stability.analysis import cards; cards.STARTING = 0.0\n"
+        "from mlflow_stability.analysis.cards import cards; cards.STARTING = 0.0\n"
         "import mlflow_stability\n"
         f"print(mlflow_stability.compare({runs!r}, tracking_uri={sqlite_uri!r}, remember=False).summary)\n"
     )

@@ -6,7 +6,6 @@ import shutil
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import psutil
@@ -14,6 +13,7 @@ import pytest
 from analysis.logs import falling, write_log
 from analysis.test_pair import recorded
 from architecture.repository import ROOT
+from courier.staging import wait_until
 from servers.troubled_server import TroubledServer
 
 from mlflow_stability.analysis.cards.one_card import cards_at
@@ -77,12 +77,10 @@ def test_a_process_that_works_for_one_that_is_gone_ends_in_the_middle_of_a_run(
     )
     assert worker.stdin is not None
     assert worker.stdout is not None
-    settings = {"tracking_uri": troubled_server.url, "detectors": None}
+    settings = {"tracking_uri": troubled_server.url, "detectors": None, "curves": ["", ""]}
     worker.stdin.write(f"{json.dumps(settings)}\n{json.dumps([0, '0123456789abcdef' * 2])}\n".encode())
     worker.stdin.flush()
-    until = time.monotonic() + 60
-    while not any("/runs/get" in path for path in troubled_server.requests) and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_until(lambda: any("/runs/get" in path for path in troubled_server.requests))
     worker.stdin.close()
     try:
         worker.wait(timeout=60)
@@ -104,9 +102,7 @@ def test_what_a_process_had_fetched_is_gone_when_it_is_ended_in_the_middle_of_a_
     monkeypatch.setattr(tempfile, "tempdir", str(room))
     reading = cards_from_processes([logs[0], run_id], 1, troubled_server.url, None)
     assert next(reading)[0] == 0
-    until = time.monotonic() + 60
-    while not any(path.endswith(".parquet") for path in troubled_server.requests) and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_until(lambda: any(path.endswith(".parquet") for path in troubled_server.requests))
     assert [each for each in room.rglob("*") if each.is_dir()]
     reading.close()
     assert list(room.iterdir()) == []

@@ -117,7 +117,7 @@ def test_ctrl_c_shows_what_is_done(sqlite_uri: str) -> None:
     runs = [store_run(sqlite_uri, falling(number)) for number in range(3)]
     code = (
         "import os, signal, sys\n"
-        "from mlflow_stability.cli import reading_progress\n"
+        "from mlflow_stability.cli.kit import reading_progress\n"
         "from mlflow_stability.cli.main import run\n"
         "shown = reading_progress.ReadingProgress.show\n"
         "def show(self, done, total, failed):\n"
@@ -143,7 +143,7 @@ def test_nothing_is_left_running_after_ctrl_c_on_many(sqlite_uri: str) -> None:
     code = (
         "import os, sys\n"
         "os.cpu_count = lambda: 2\n"
-        "from mlflow_stability.analysis import cards; cards.STARTING = 0.0\n"
+        "from mlflow_stability.analysis.cards import cards; cards.STARTING = 0.0\n"
         "from mlflow_stability.cli.main import run\n"
         "sys.exit(run(sys.argv[1:]))\n"
     )
