@@ -10,7 +10,6 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
-from importlib.util import find_spec
 from itertools import pairwise
 from pathlib import Path
 
@@ -30,10 +29,9 @@ def page() -> str:
 
 
 def _definition(name: str) -> Definition:
-    spec = find_spec(mlflow_stability.PUBLIC[name])
-    assert spec is not None
-    assert spec.origin is not None
-    tree = ast.parse(Path(spec.origin).read_text(encoding="utf-8"))
+    # By its path: `importlib.util.find_spec` imports the packages around a module, and with them torch.
+    file = Path(mlflow_stability.__file__).parent.joinpath(*mlflow_stability.PUBLIC[name].split(".")[1:])
+    tree = ast.parse(file.with_suffix(".py").read_text(encoding="utf-8"))
     return next(node for node in tree.body if isinstance(node, Definition) and node.name == name)
 
 

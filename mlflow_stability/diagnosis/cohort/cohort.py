@@ -53,7 +53,7 @@ def _tree(found: Found) -> Tree | None:
     asked = [each for each in found.features if each.name in named or not named]
     if not asked or found.watched is None:
         return None
-    from mlflow_stability.diagnosis.associations import tree_of
+    from mlflow_stability.diagnosis.associations.instability_tree import tree_of
 
     return tree_of(asked, found.watched)
 
