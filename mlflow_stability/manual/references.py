@@ -11,7 +11,7 @@ from collections.abc import Iterator
 
 from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, documentation, name_of
 from mlflow_stability.detectors.kind_documentation import FindingDocumentation
-from mlflow_stability.diagnosis.causes.catalog import CAUSES
+from mlflow_stability.diagnosis.causes.catalog import causes as every_cause
 from mlflow_stability.diagnosis.rules.registry import RULES
 from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.event import Severity
@@ -55,7 +55,7 @@ def causes() -> str:
         "",
         INTRODUCTION_TO_CAUSES,
     ]
-    for each in CAUSES:
+    for each in every_cause().values():
         lines += ["", f"## {each.name}", "", each.meaning, ""]
         lines += [f"**What is seen of it:** {each.evidence}", "", f"**When it is wrong:** {each.wrong}", ""]
         lines += ["**What to do:**", "", *(f"{number}. {remedy}" for number, remedy in enumerate(each.remedies, 1))]

@@ -17,13 +17,14 @@ from mlflow_stability.cli.kit.finding_types import (
 from mlflow_stability.cli.kit.output import present
 from mlflow_stability.detectors.catalog import KINDS, documentation
 from mlflow_stability.detectors.kind_documentation import FindingDocumentation
-from mlflow_stability.diagnosis.causes.catalog import BY_NAME, CAUSES, CauseDocumentation
+from mlflow_stability.diagnosis.causes.catalog import causes
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation
 from mlflow_stability.diagnosis.rules.registry import RULES
 from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 
 Rows = Iterator[tuple[Text, Text]]
-EXPLAINED_CAUSES_ALONE = frozenset(BY_NAME) - frozenset(KINDS)
+EXPLAINED_CAUSES_ALONE = frozenset(causes()) - frozenset(KINDS)
 """Causes that are no kinds of findings as well."""
 
 
@@ -43,9 +44,11 @@ def _list_all(out: TerminalWriter) -> None:
     out.section("Kinds", _listed(out, usual), space=False)
     out.section("Rules that look beside them", _listed(out, [documentation(each) for each in RULES_BESIDE]))
     out.section("Rules that look on request", _listed(out, [documentation(each) for each in RULES_ON_REQUEST]))
-    causes = [each for each in CAUSES if each.name not in KINDS]
-    out.section("Causes", ((out.text(each.name), out.text(each.meaning)) for each in causes))
-    out.paragraph("Kinds that are causes, too", ", ".join(each.name for each in CAUSES if each.name in KINDS))
+    alone = [each for each in causes().values() if each.name not in KINDS]
+    out.section("Causes", ((out.text(each.name), out.text(each.meaning)) for each in alone))
+    out.paragraph(
+        "Kinds that are causes, too", ", ".join(each.name for each in causes().values() if each.name in KINDS)
+    )
     out.paragraph("More", "`mlflow-stability explain KIND` says everything about one.")
 
 
@@ -57,7 +60,7 @@ def _listed(out: TerminalWriter, found: list[FindingDocumentation]) -> Rows:
 
 def _explain_name(out: TerminalWriter, name: str) -> None:
     """A kind or a rule, a cause, or both of one name."""
-    cause = BY_NAME.get(name)
+    cause = causes().get(name)
     if name not in EXPLAINED_CAUSES_ALONE:
         _explain(out, documentation(name))
     if cause is not None:

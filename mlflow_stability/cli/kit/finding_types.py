@@ -9,14 +9,14 @@ import click
 from click.shell_completion import CompletionItem
 
 from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, name_of
-from mlflow_stability.diagnosis.causes.catalog import BY_NAME
+from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.reports.escape import plain
 
 RULES_ON_REQUEST = tuple(name_of(each) for each in ON_REQUEST)
 """The names of rules that look only when they are asked for."""
 RULES_BESIDE = tuple(name_of(each) for each in DETECTORS if each.rule)
 """The names of rules that look beside the usual one of their kind: ``divergence:start``."""
-CAUSES = tuple(BY_NAME)
+CAUSES = tuple(causes())
 EXPLAINED = tuple(dict.fromkeys((*KINDS, *RULES_BESIDE, *RULES_ON_REQUEST, *CAUSES)))
 """Every name that a report may print of a finding, a rule or a cause."""
 

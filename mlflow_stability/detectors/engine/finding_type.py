@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from enum import Enum
 from typing import ClassVar, Literal
 
 from mlflow_stability.vocabulary.result.event import Severity
@@ -15,6 +16,26 @@ from mlflow_stability.vocabulary.result.event import Severity
 Moves = Literal["times", "power", "inverse"]
 """How a threshold follows the sensitivity: ``times`` for σ, nats and shares that a value must exceed; ``power`` for a
 value as a multiple of a level; ``inverse`` for what a value must stay below."""
+
+
+class Symptom(Enum):
+    """What a finding looks like to who asks why it came about; each check of causes says for which it is asked."""
+
+    NONE = "none"
+    """Nobody asks for its cause."""
+    NON_FINITE = "non-finite"
+    RISING = "rising"
+    VANISHING = "vanishing"
+    STUCK = "stuck"
+    DEAD_LAYER = "dead layer"
+    LEARNING_RATE = "learning rate"
+    LARGE_UPDATES = "large updates"
+    REPEATED_DATA = "repeated data"
+    OVERFITTING = "overfitting"
+    INSIDE = "inside"
+    ENDED = "ended"
+
+
 LAST = 10_000
 """Where a type stands that does not say where."""
 
@@ -37,6 +58,8 @@ class FindingType:
     """Whether it is not relied upon yet; such findings are never above INFO, and change no verdict."""
     remedies: ClassVar[tuple[str, ...]] = ()
     """What to try, most likely first."""
+    symptom: ClassVar[Symptom] = Symptom.NONE
+    """By which its cause is looked for."""
     order: ClassVar[int] = LAST
     """Where it stands among the others: detectors look, and types are listed, from the lowest on, then by name."""
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {}

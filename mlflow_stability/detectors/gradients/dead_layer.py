@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.engine.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -65,6 +66,7 @@ class DeadLayer(Detector):
     kind = "dead_layer"
     noun = "a dead layer"
     plural = "dead layers"
+    symptom = Symptom.DEAD_LAYER
     order = 170
     quantities = ("loss", "param_norm", "grad_norm")
     across_places = True

@@ -15,7 +15,7 @@ from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Moves
+from mlflow_stability.detectors.engine.finding_type import Moves, Symptom
 from mlflow_stability.detectors.engine.loss_fall import Beginning
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
@@ -81,6 +81,7 @@ class GradientExplosion(Detector):
     kind = "gradient_explosion"
     noun = "a gradient explosion"
     plural = "gradient explosions"
+    symptom = Symptom.RISING
     order = 60
     quantities = ("grad_norm",)
     compared = ("grad_norm",)

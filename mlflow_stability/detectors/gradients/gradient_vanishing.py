@@ -7,6 +7,7 @@ from statistics import median
 
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.loss_fall import FIRST, Beginning, LossFall
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -63,6 +64,7 @@ class GradientVanishing(Detector):
 
     kind = "gradient_vanishing"
     noun = "vanishing gradients"
+    symptom = Symptom.VANISHING
     order = 70
     quantities = ("loss", "grad_norm")
     places = WHOLE

@@ -9,6 +9,7 @@ from statistics import fmean, median
 
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.layer_values import Heads, and_others, heads_in_words
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result.event import Event
@@ -74,6 +75,7 @@ class AttentionCollapse(Detector):
     kind = "attention_collapse"
     noun = "an attention collapse"
     plural = "attention collapses"
+    symptom = Symptom.INSIDE
     order = 290
     quantities = ("loss", "attention_entropy")
     across_places = True

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.layer_values import Heads, and_others, head_of
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -43,6 +44,7 @@ class AttentionLogitGrowth(Detector):
 
     kind = "attention_logit_growth"
     noun = "growing attention scores"
+    symptom = Symptom.INSIDE
     order = 300
     quantities = ("loss", "attention_max_logit")
     across_places = True

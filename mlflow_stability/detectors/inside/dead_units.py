@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -64,6 +65,7 @@ class DeadUnits(Detector):
 
     kind = "dead_units"
     noun = "dead units"
+    symptom = Symptom.INSIDE
     order = 310
     quantities = ("loss", "activation_dead")
     across_places = True

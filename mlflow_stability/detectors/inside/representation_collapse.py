@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -61,6 +62,7 @@ class RepresentationCollapse(Detector):
     kind = "representation_collapse"
     noun = "a collapse of representations"
     plural = "collapses of representations"
+    symptom = Symptom.INSIDE
     order = 380
     quantities = ("effective_rank", "mean_cosine")
     remedies = (

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -45,6 +46,7 @@ class SaturatedActivation(Detector):
 
     kind = "saturated_activation"
     noun = "saturated activations"
+    symptom = Symptom.INSIDE
     order = 320
     quantities = ("loss", "activation_saturation")
     across_places = True

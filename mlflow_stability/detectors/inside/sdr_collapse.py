@@ -11,6 +11,7 @@ from mlflow_stability.detectors.engine.code_reading import QUANTITIES, CodeReadi
 from mlflow_stability.detectors.engine.debounce import Streak
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -50,6 +51,7 @@ class SdrCollapse(Detector):
     kind = "sdr_collapse"
     noun = "a collapse of sparse codes"
     plural = "collapses of sparse codes"
+    symptom = Symptom.INSIDE
     order = 340
     quantities = QUANTITIES
     severities = (Severity.CRITICAL,)

@@ -15,7 +15,7 @@ from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Moves
+from mlflow_stability.detectors.engine.finding_type import Moves, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import Beginning
 from mlflow_stability.detectors.engine.slow_rise import SlowRise
@@ -89,6 +89,7 @@ class Divergence(Detector):
     kind = "divergence"
     noun = "a divergence"
     plural = "divergences"
+    symptom = Symptom.RISING
     order = 40
     quantities = ("loss", "learning_rate")
     compared = ("loss",)

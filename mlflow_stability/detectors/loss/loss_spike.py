@@ -14,7 +14,7 @@ from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Moves
+from mlflow_stability.detectors.engine.finding_type import Moves, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import Beginning
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -79,6 +79,7 @@ class LossSpike(Detector):
     kind = "loss_spike"
     noun = "a loss spike"
     plural = "loss spikes"
+    symptom = Symptom.RISING
     order = 30
     quantities = ("loss", "grad_norm", "learning_rate")
     compared = ("loss", "grad_norm")

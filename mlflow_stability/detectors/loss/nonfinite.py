@@ -16,6 +16,7 @@ from dataclasses import dataclass, replace
 
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import infinite
 
@@ -76,6 +77,7 @@ class NanDetected(Detector):
 
     kind = "nan_detected"
     noun = "NaN"
+    symptom = Symptom.NON_FINITE
     order = 10
     quantities = ("skipped_steps", "loss", "grad_norm")
     places = WHOLE
@@ -124,6 +126,7 @@ class InfDetected(Detector):
 
     kind = "inf_detected"
     noun = "infinity"
+    symptom = Symptom.NON_FINITE
     order = 20
     quantities = ("skipped_steps", "loss", "grad_norm")
     places = WHOLE

@@ -11,7 +11,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.engine.chance import stays_at_chance
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Moves
+from mlflow_stability.detectors.engine.finding_type import Moves, Symptom
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import above
 
@@ -70,6 +70,7 @@ class Overfitting(Detector):
 
     kind = "overfitting"
     noun = "overfitting"
+    symptom = Symptom.OVERFITTING
     order = 90
     quantities = ("loss", "val_loss")
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power", "beyond_noise": "times"}

@@ -13,7 +13,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.engine.chance import classes_of
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Moves
+from mlflow_stability.detectors.engine.finding_type import Moves, Symptom
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -75,6 +75,7 @@ class Plateau(Detector):
     kind = "plateau"
     noun = "a plateau"
     plural = "plateaus"
+    symptom = Symptom.STUCK
     order = 80
     quantities = ("loss",)
     compared = ("loss",)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 _MEMORY = 1 / 128
@@ -76,6 +77,7 @@ class RepeatedData(Detector):
 
     kind = "repeated_data"
     noun = "repeated data"
+    symptom = Symptom.REPEATED_DATA
     order = 130
     quantities = ("loss",)
     places = WHOLE

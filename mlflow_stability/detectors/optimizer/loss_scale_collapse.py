@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -54,6 +55,7 @@ class LossScaleCollapse(Detector):
     kind = "loss_scale_collapse"
     noun = "a collapse of the loss scale"
     plural = "collapses of the loss scale"
+    symptom = Symptom.NON_FINITE
     order = 100
     quantities = ("loss_scale",)
     severities = (Severity.CRITICAL,)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -56,6 +57,7 @@ class StepSkipped(Detector):
 
     kind = "step_skipped"
     noun = "skipped steps"
+    symptom = Symptom.NON_FINITE
     order = 110
     quantities = ("skipped_steps", "loss_scale")
     severities = (Severity.WARNING, Severity.CRITICAL)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result.event import Event
@@ -53,6 +54,7 @@ class UpdateRatioHigh(Detector):
 
     kind = "update_ratio_high"
     noun = "large updates"
+    symptom = Symptom.LARGE_UPDATES
     order = 180
     quantities = ("update_ratio",)
     across_places = True

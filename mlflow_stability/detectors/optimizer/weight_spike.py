@@ -9,7 +9,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Moves
+from mlflow_stability.detectors.engine.finding_type import Moves, Symptom
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -39,6 +39,7 @@ class WeightSpike(Detector):
     kind = "weight_spike"
     noun = "a weight spike"
     plural = "weight spikes"
+    symptom = Symptom.LARGE_UPDATES
     order = 210
     quantities = ("param_norm",)
     compared = ("param_norm",)

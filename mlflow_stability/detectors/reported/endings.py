@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlflow_stability.detectors.engine.finding_type import FindingType
+from mlflow_stability.detectors.engine.finding_type import FindingType, Symptom
 from mlflow_stability.vocabulary.result.event import Severity
 
 
@@ -31,6 +31,7 @@ class Stall(FindingType):
     kind = "stall"
     noun = "a stall"
     plural = "stalls"
+    symptom = Symptom.ENDED
     order = 1010
     severities = (Severity.CRITICAL,)
     remedies = (
@@ -58,6 +59,7 @@ class Crashed(FindingType):
     kind = "crashed"
     noun = "a crash"
     plural = "crashes"
+    symptom = Symptom.ENDED
     order = 1020
     severities = (Severity.CRITICAL,)
     remedies = (
@@ -85,6 +87,7 @@ class Killed(FindingType):
     kind = "killed"
     noun = "a kill"
     plural = "kills"
+    symptom = Symptom.ENDED
     order = 1030
     severities = (Severity.CRITICAL,)
     remedies = (
@@ -111,6 +114,7 @@ class OutOfMemory(FindingType):
 
     kind = "out_of_memory"
     noun = "a lack of memory"
+    symptom = Symptom.ENDED
     order = 1040
     severities = (Severity.CRITICAL,)
     remedies = (

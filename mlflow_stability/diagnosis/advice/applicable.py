@@ -16,10 +16,10 @@ from dataclasses import dataclass, replace
 
 from mlflow_stability.detectors.inside.activation_nonfinite import ActivationNonfinite
 from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
-from mlflow_stability.diagnosis.advice.recorded_settings import RecordedSettings, settings_of
-from mlflow_stability.diagnosis.advice.remedies import AGAINST
+from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR
 from mlflow_stability.diagnosis.findings.attempt_span import FOR_EVER, RunAttempts, attempts_of_run
+from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.run.run_history import RunHistory
@@ -51,18 +51,6 @@ LOOKING = frozenset(
 )
 """What to look for where nobody knows yet what broke."""
 CALMER = re.compile(r"^(?:Lower the learning rate|Clip gradients)")
-NOT_BY_SIZE = frozenset(
-    {
-        "bad_batch",
-        "damaged_weights",
-        "gradient_non_finite",
-        "hardware",
-        "invalid_operation",
-        "loss_function",
-        "tensor_from_outside",
-    }
-)
-"""Causes that smaller updates do nothing about."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +72,7 @@ def with_fitting_remedies(episodes: Sequence[Episode], history: RunHistory) -> t
     def fitted(episode: Episode) -> Episode:
         cause = episode.cause
         if cause is not None:
-            against = cause.remedies or AGAINST.get(cause.name, ())
+            against = cause.remedies or causes()[cause.name].remedies
             cause = replace(cause, remedies=_fitting(against, episode, facts))
         remedies = _fitting(_left_to_do(episode, episodes), episode, facts)
         return replace(episode, remedies=remedies, cause=cause)
@@ -137,7 +125,7 @@ def _left_to_do(episode: Episode, episodes: Sequence[Episode]) -> tuple[str, ...
         return episode.remedies
     cause = _cause_near(episode, episodes)
     found = _was_found(episode, episodes)
-    useless = [] if cause is None or cause.name not in NOT_BY_SIZE else [CALMER]
+    useless = [] if cause is None or causes()[cause.name].helped_by_smaller_updates else [CALMER]
     if useless and cause is not None and cause.name != "gradient_non_finite":  # which another type may well mend
         useless.append(OF_HALF_PRECISION)
     left = [each for each in episode.remedies if not any(one.search(each) for one in useless)]

@@ -15,7 +15,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 
-from mlflow_stability.diagnosis.causes.catalog import CAUSES
+from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.verdict import deciding_of
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.episode import Episode
@@ -47,19 +47,12 @@ ALTERNATIVE = re.compile(r"^(?P<one>.+), or (?P<other>clip gradients .+)$")
 """Two remedies in one, of which the second stands by itself."""
 _TARGET = re.compile(r"(?<!\d) to (?:about )?\d")
 """A value to go to; ``2 to 5`` is a range."""
-RAISES = re.compile(r"^raise the learning rate\b", re.IGNORECASE)
-AGAINST_CAUSE = {
-    "learning_rate_too_high": RAISES,
-    "learning_rate_jump": RAISES,
-    "no_warm_up": RAISES,
-    "learning_rate_too_low": re.compile(r"^lower the learning rate\b", re.IGNORECASE),
-}
-"""What must not be said beside a cause, as it would make it worse."""
 
 
 def one_of_each(remedies: Iterable[str], cause: str = "") -> tuple[str, ...]:
     """The remedies without repetitions, in their order."""
-    worse = AGAINST_CAUSE.get(cause)
+    known = causes().get(cause)
+    worse = None if known is None else known.made_worse_by
     asked = [each for each in dict.fromkeys(remedies) if worse is None or not worse.search(each)]
     kept: list[str] = []
     for each in [part for remedy in asked for part in _parts(remedy, asked)]:
@@ -89,10 +82,6 @@ def _topic(remedy: str) -> int | None:
 def _exactness(remedy: str) -> int:
     """2: names a value to go to; 1: says by how much; 0: says only what to do."""
     return 2 if _TARGET.search(remedy) else int(any(map(str.isdigit, remedy)))
-
-
-AGAINST: dict[str, tuple[str, ...]] = {each.name: each.remedies for each in CAUSES}
-"""What goes against each cause."""
 
 
 def remedies_of(episodes: Sequence[Episode], cause: Cause | None, outcome: str) -> tuple[str, ...]:

@@ -7,29 +7,17 @@ never a guess.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlflow_stability.diagnosis.advice import AGAINST, RecordedSettings, excluded, settings_of
-from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Look, is_not, not_seen
+from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.diagnosis.causes.catalog import causes, checks_of, excluded, symptoms
+from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Check, Look, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, surroundings_of
-from mlflow_stability.diagnosis.causes.course import (
-    chance_look,
-    deaf_look,
-    end_look,
-    memorising_look,
-    repeated_data_look,
-)
-from mlflow_stability.diagnosis.causes.gradient import accumulation_look, explosion_look, growth_look, vanishing_look
-from mlflow_stability.diagnosis.causes.inside import inside_look
-from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_look, rate_too_high_look, rate_too_low_look
-from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR, hardware_look, one_step_look, origin_look, said_of
-from mlflow_stability.diagnosis.causes.numeric import gradient_first_look, loss_scale_look, overflow_look
-from mlflow_stability.diagnosis.causes.one_batch import bad_batch_look
-from mlflow_stability.diagnosis.causes.step_size import first_steps_look
-from mlflow_stability.diagnosis.causes.weights import damage_look, decay_look, setting_look
+from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR, said_of
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
+from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
 from mlflow_stability.diagnosis.verdict import deciding_of, noun_of
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.episode import Episode
@@ -37,81 +25,6 @@ from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.run_card import OF_THE_PROCESS
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
-NON_FINITE = (
-    loss_scale_look,
-    learning_rate_look,
-    hardware_look,
-    one_step_look,
-    decay_look,
-    explosion_look,
-    damage_look,
-    inside_look,
-    origin_look,
-    gradient_first_look,
-    overflow_look,
-    setting_look,
-)
-RISING = (
-    learning_rate_look,
-    bad_batch_look,
-    decay_look,
-    accumulation_look,
-    explosion_look,
-    inside_look,
-    setting_look,
-    growth_look,
-)
-STUCK = (first_steps_look, vanishing_look, rate_too_low_look, rate_too_high_look, inside_look, chance_look)
-UPDATES = (learning_rate_look, decay_look, setting_look)
-LOOKS: dict[str, tuple[Callable[[Surroundings], Look], ...]] = {
-    "nan_detected": NON_FINITE,
-    "inf_detected": NON_FINITE,
-    "activation_nonfinite": NON_FINITE,
-    "loss_scale_collapse": NON_FINITE,
-    "step_skipped": NON_FINITE,
-    "divergence": RISING,
-    "loss_spike": RISING,
-    "gradient_explosion": RISING,
-    "gradient_vanishing": (first_steps_look, vanishing_look, rate_too_low_look, inside_look, setting_look),
-    "plateau": STUCK,
-    "dead_layer": (setting_look, inside_look, vanishing_look),
-    "learning_rate_jump": (learning_rate_look,),
-    "update_ratio_high": UPDATES,
-    "weight_spike": UPDATES,
-    "repeated_data": (repeated_data_look, vanishing_look, inside_look, deaf_look),
-    "overfitting": (memorising_look,),
-    "attention_collapse": (learning_rate_look, inside_look),
-    "attention_logit_growth": (learning_rate_look, inside_look),
-    "dead_units": (learning_rate_look, inside_look),
-    "saturated_activation": (learning_rate_look, inside_look),
-    "representation_collapse": (learning_rate_look, inside_look),
-    "sdr_collapse": (learning_rate_look, inside_look),
-    "out_of_memory": (end_look,),
-    "killed": (end_look,),
-    "crashed": (end_look,),
-    "stall": (end_look,),
-}
-"""For each kind where to look, in the order in which causes of the same certainty are believed."""
-FINDS: dict[Callable[[Surroundings], Look], frozenset[str]] = {
-    accumulation_look: frozenset({"gradients_not_cleared"}),
-    bad_batch_look: frozenset({"bad_batch"}),
-    damage_look: frozenset({"damaged_weights"}),
-    decay_look: frozenset({"weight_decay"}),
-    explosion_look: frozenset({"gradient_explosion"}),
-    gradient_first_look: frozenset({"gradient_non_finite"}),
-    growth_look: frozenset({"gradient_explosion"}),
-    hardware_look: frozenset({"hardware"}),
-    learning_rate_look: frozenset({"learning_rate_jump", "learning_rate_too_high", "no_warm_up"}),
-    loss_scale_look: frozenset({"fp16_scale"}),
-    one_step_look: frozenset({"bad_batch"}),
-    overflow_look: frozenset({"fp16_scale", "overflow"}),
-    rate_too_high_look: frozenset({"learning_rate_too_high", "no_warm_up"}),
-    rate_too_low_look: frozenset({"learning_rate_too_low"}),
-    repeated_data_look: frozenset({"repeated_data"}),
-    setting_look: frozenset({"configuration_changed"}),
-    vanishing_look: frozenset({"vanishing_gradients"}),
-}
-"""Which causes a look can find: where another one has found the same, it says nothing against it."""
 SAME_TROUBLE = 0.05
 """Episodes that began within this share of the run before another one are where it came from, ..."""
 SAME_POINTS = 64
@@ -124,8 +37,8 @@ def with_causes(episodes: Sequence[Episode], history: RunHistory, curves: RunCur
     """The same episodes, each that is above INFO with its likeliest cause."""
     attempts = attempts_of_run(history)
     looked = [Looked(each, looks_at(each, history, curves, attempts)) for each in explainable(episodes)]
-    causes = {id(one.episode): _cause_of(one, looked, history, curves, attempts) for one in looked}
-    return tuple(replace(each, cause=causes.get(id(each))) for each in episodes)
+    found = {id(one.episode): _cause_of(one, looked, history, curves, attempts) for one in looked}
+    return tuple(replace(each, cause=found.get(id(each))) for each in episodes)
 
 
 def deciding_cause(
@@ -144,7 +57,7 @@ def deciding_cause(
 
 def explainable(episodes: Sequence[Episode]) -> list[Episode]:
     """The episodes whose causes are looked for."""
-    return [each for each in episodes if each.severity >= Severity.WARNING and each.kind in LOOKS]
+    return [each for each in episodes if each.severity >= Severity.WARNING and each.kind in symptoms()]
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,29 +90,30 @@ def _cause_of(
     source, cause = min(found, key=order)
     first = min((each.episode for each in trouble), key=lambda each: each.start)
     cause = _with_birth(cause, surroundings_of(first, history, curves, attempts), source.episode)
-    asked = LOOKS[source.episode.kind]
+    asked = checks_of(source.episode.kind)
     ruled_out = _said([look.ruled_out for look in source.looks], asked, cause)
     not_checked = _said([look.unseen for look in source.looks], asked, cause)
     kind, step = one.episode.kind, one.episode.start
     return replace(cause, ruled_out=ruled_out, not_checked=not_checked, kind=kind, step=step)
 
 
-def _said(results: Sequence[str], asked: Sequence[Callable[[Surroundings], Look]], cause: Cause) -> tuple[str, ...]:
+def _said(results: Sequence[str], asked: Sequence[Check], cause: Cause) -> tuple[str, ...]:
     """What looks ended in, once each, without what would deny the cause that was found."""
     pairs = zip(asked, results, strict=True)
-    return tuple(dict.fromkeys(said for look, said in pairs if said and cause.name not in FINDS.get(look, ())))
+    return tuple(dict.fromkeys(said for check, said in pairs if said and cause.name not in check.finds))
 
 
 def _with_birth(cause: Cause, around: Surroundings, explained: Episode) -> Cause:
     """The cause, with where a NaN was born meanwhile and what goes against that, if it does not say so."""
-    last = max(explained.end, explained.start + NEAR) if LOOKS[explained.kind] in (NON_FINITE, RISING) else -1
+    breaks = symptoms()[explained.kind] in (Symptom.NON_FINITE, Symptom.RISING)
+    last = max(explained.end, explained.start + NEAR) if breaks else -1
     since = around.episode.start - NEAR
     first = next((each for each in around.said(KIND) if since <= each.step <= last), None)
     said = "" if first is None else said_of(first.message)
     if first is None or any(said in one for one in (cause.statement, *cause.evidence)):
         return cause
     born = f"At step {first.step} {said[:1].lower()}{said[1:]}"
-    against = (*(cause.remedies or AGAINST.get(cause.name, ())), *first.remedies)
+    against = (*(cause.remedies or causes()[cause.name].remedies), *first.remedies)
     return replace(cause, evidence=(*cause.evidence, born), remedies=against)
 
 
@@ -235,7 +149,7 @@ def looks_at(
     """All that is looked at for one episode."""
     around = surroundings_of(episode, history, curves, attempts)
     settings = settings_of(history)
-    return [admitted(look(around), around, settings) for look in LOOKS.get(episode.kind, ())]
+    return [admitted(check.look(around), around, settings) for check in checks_of(episode.kind)]
 
 
 def admitted(look: Look, around: Surroundings, settings: RecordedSettings) -> Look:

@@ -5,9 +5,13 @@ A look that has no data, or whose data allow either, ends in the third; "ruled o
 
 from __future__ import annotations
 
+import re
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mlflow_stability.diagnosis.causes.catalog import BY_NAME
+from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.diagnosis.causes.context import Surroundings
+from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
 from mlflow_stability.vocabulary.result.cause import Cause
 
 CERTAINTIES = ("certain", "likely", "possible")
@@ -25,6 +29,39 @@ class Look:
     """What was not logged, or does not tell, so that nothing can be said."""
 
 
+@dataclass(frozen=True, slots=True)
+class CauseDocumentation:
+    """What is to be said of one cause."""
+
+    name: str
+    """The word for programs, as `Cause.name` has it."""
+    meaning: str
+    """What has happened, in one sentence."""
+    evidence: str
+    """What is seen of it, and by which numbers it is told."""
+    wrong: str
+    """When another cause looks the same."""
+    remedies: tuple[str, ...]
+    """What goes against it, most useful first."""
+    made_worse_by: re.Pattern[str] | None = None
+    """Remedies that must not stand beside it, as they would make it worse."""
+    helped_by_smaller_updates: bool = True
+    """Whether a lower learning rate, or clipping, does anything about it."""
+    excluded_by: Callable[[RecordedSettings], str] | None = None
+    """By which recorded setting it is excluded, as a sentence; an empty one: by none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One place to look for causes."""
+
+    look: Callable[[Surroundings], Look]
+    asked: Mapping[Symptom, int]
+    """For which symptoms, and where among the others: of causes of the same certainty the first is believed."""
+    finds: frozenset[str] = frozenset()
+    """Which causes it can find: where another check has found the same, it says nothing against it."""
+
+
 def is_it(
     name: str,
     statement: str,
@@ -35,8 +72,6 @@ def is_it(
     remedies: tuple[str, ...] = (),
 ) -> Look:
     """This is the cause; ``since``: the step from which on its evidence is seen, None for what has none of its own."""
-    if name not in BY_NAME:
-        raise ValueError(f"The cause {name!r} is not in the catalog, so nobody could look up what it means.")
     said = tuple(each for each in evidence if each)
     return Look(Cause(name, statement, said, certainty=certainty, place=place, since=since, remedies=remedies))
 

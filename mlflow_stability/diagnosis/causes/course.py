@@ -9,7 +9,12 @@ import math
 
 import numpy as np
 
-from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.loss.overfitting import Overfitting
+from mlflow_stability.detectors.loss.plateau import Plateau
+from mlflow_stability.detectors.loss.repeated_data import RepeatedData
+from mlflow_stability.detectors.reported.endings import WAYS_TO_END
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.diagnosis.curves.chance_level import chance_of, classes_in
 
@@ -99,3 +104,71 @@ def deaf_look(around: Surroundings) -> Look:
         since=around.episode.start,
         certainty="possible",
     )
+
+
+_ENDS = {each.kind: each.remedies for each in WAYS_TO_END}
+CAUSES = (
+    CauseDocumentation(
+        "guessing",
+        "The model does no better than guessing.",
+        "The loss stays at the logarithm of the number of classes.",
+        "A loss that is at such a level by accident.",
+        Plateau.remedies,
+    ),
+    CauseDocumentation(
+        "overfitting",
+        "The model learns its training data by heart.",
+        "The validation loss rises while the training loss falls.",
+        "Validation data of another kind.",
+        Overfitting.remedies,
+    ),
+    CauseDocumentation(
+        "repeated_data",
+        "The same batch came again and again.",
+        "The loss lost its noise from batch to batch and fell below all of the hundred losses before.",
+        "Full-batch training has no such noise from the start.",
+        RepeatedData.remedies,
+    ),
+    CauseDocumentation(
+        "constant_output",
+        "The output does not depend on the input any more.",
+        "The loss lost its noise without falling.",
+        "A data set whose batches are all alike.",
+        ("Look whether the output of the model depends on its input.",),
+    ),
+    CauseDocumentation(
+        "out_of_memory",
+        "The process ran out of memory.",
+        "How the process ended was recorded.",
+        "Memory that another process took.",
+        _ENDS["out_of_memory"],
+    ),
+    CauseDocumentation(
+        "external_kill",
+        "The process was killed from outside.",
+        "It ended by a signal.",
+        "The kernel kills a process that takes too much memory.",
+        _ENDS["killed"],
+    ),
+    CauseDocumentation(
+        "exception",
+        "The script raised an exception.",
+        "How the process ended was recorded, with the exception.",
+        "The exception may come of a trouble that came before it; that is asked first.",
+        _ENDS["crashed"],
+    ),
+    CauseDocumentation(
+        "stall",
+        "The process hung: no step was finished for a long time.",
+        "No step came for many times the usual time between two.",
+        "A long validation or checkpoint between two steps.",
+        _ENDS["stall"],
+    ),
+)
+CHECKS = (
+    Check(chance_look, {Symptom.STUCK: 60}),
+    Check(memorising_look, {Symptom.OVERFITTING: 10}),
+    Check(end_look, {Symptom.ENDED: 10}),
+    Check(repeated_data_look, {Symptom.REPEATED_DATA: 10}, frozenset({"repeated_data"})),
+    Check(deaf_look, {Symptom.REPEATED_DATA: 40}),
+)

@@ -12,7 +12,10 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.detectors.gradients.gradient_vanishing import GradientVanishing
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import RECENT, Surroundings, norms_before, shown, split, usual_of
 from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer, last_layer_with_gradient
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
@@ -201,3 +204,41 @@ def _of_the_whole(around: Surroundings) -> tuple[str, ...]:
     whole = next((each for each in around.of("grad_norm") if not each.place), None)
     values = np.zeros(0) if whole is None else around.before(whole)
     return (f"the norm of all gradients is {shown(float(values[-1]))} meanwhile",) if len(values) else ()
+
+
+CAUSES = (
+    CauseDocumentation(
+        "gradient_explosion",
+        "The gradients exploded before the loss did.",
+        "The gradient norm just before was 5 times its usual one and 6 deviations above it, or had been growing "
+        "without end.",
+        "Gradients that follow from a loss that is rising already; where each step is logged the order tells.",
+        GradientExplosion.remedies,
+    ),
+    CauseDocumentation(
+        "vanishing_gradients",
+        "There was no gradient left to learn from.",
+        "The gradient norm fell below 1e-5, or to a tenth of what it was at first, while the loss stood still; or the "
+        "norms of layers end at one of them.",
+        "A training that has learned all there is has small gradients, too.",
+        GradientVanishing.remedies,
+    ),
+    CauseDocumentation(
+        "gradients_not_cleared",
+        "Gradients pile up, for nothing clears them between steps.",
+        "The gradient norm grew to 2.5 times its usual one by about one gradient in each step, as a sum does, while "
+        "the loss was as usual.",
+        "A slow growth of the gradients themselves.",
+        ("Look whether optimizer.zero_grad() runs in every step, or after each accumulation.",),
+    ),
+)
+CHECKS = (
+    Check(accumulation_look, {Symptom.RISING: 40}, frozenset({"gradients_not_cleared"})),
+    Check(explosion_look, {Symptom.NON_FINITE: 60, Symptom.RISING: 50}, frozenset({"gradient_explosion"})),
+    Check(growth_look, {Symptom.RISING: 80}, frozenset({"gradient_explosion"})),
+    Check(
+        vanishing_look,
+        {Symptom.STUCK: 20, Symptom.VANISHING: 20, Symptom.DEAD_LAYER: 30, Symptom.REPEATED_DATA: 20},
+        frozenset({"vanishing_gradients"}),
+    ),
+)

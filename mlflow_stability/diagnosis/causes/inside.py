@@ -13,7 +13,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.diagnosis.causes.weights import setting_look
 from mlflow_stability.diagnosis.curves.curves import Curve
@@ -220,3 +221,74 @@ def _ends(curve: Curve, until: int) -> Ends | None:
         return None
     usual = float(np.median(values[: max(1, len(values) // 4)]))
     return Ends(usual, float(values[-1]), int(steps[-1]), int(steps[-2]))
+
+
+CAUSES = (
+    CauseDocumentation(
+        "optimizer_lag",
+        "Gradients had outrun what Adam remembers of their size, so that steps were too large.",
+        "The AdamW RMS of a layer rose above 2.3 and to twice what it was. Not named with other optimizers.",
+        "A bad batch raises it in the very step, which is not counted.",
+        (
+            "Lower Adam's beta2 to 0.95-0.98.",
+            "Clip updates by their RMS, as StableAdamW does, or train with SPAMAdam.",
+        ),
+        excluded_by=lambda known: "Adam's memory of gradients: another optimizer" if known.adam is False else "",
+    ),
+    CauseDocumentation(
+        "attention_logit_growth",
+        "Attention logits had grown so large that attention sees one place only.",
+        "The largest logit of a layer rose above 100 and to twice what it was, or above 50 and to ten times that.",
+        "Logits follow a learning rate that is too high; it is asked first.",
+        ("Normalise queries and keys, or clip them.", "Lower the learning rate by a factor of 2 to 5."),
+    ),
+    CauseDocumentation(
+        "attention_collapse",
+        "The attention of a layer had collapsed to one place.",
+        "Its entropy fell from above 0.1 to below 0.05 of the highest possible.",
+        "Heads that look at one place by design.",
+        ("Normalise queries and keys, or clip them.", "Lower the learning rate by a factor of 2 to 5."),
+    ),
+    CauseDocumentation(
+        "sdr_collapse",
+        "Sparse codes had become alike.",
+        "Fewer than 30 % of the patterns were unique, or of the bits ever on.",
+        "Few different inputs.",
+        ("Raise the temperature by a factor of 2 to 3.", "Add a loss that separates tokens.", "Use more bits."),
+    ),
+    CauseDocumentation(
+        "saturated_activation",
+        "Units were pinned to the ends of their activation.",
+        "More than half of a layer's units stood there, a fifth more than at the start.",
+        "A gate that is meant to be shut.",
+        ("Lower the learning rate.", "Normalise what goes into the activation."),
+    ),
+    CauseDocumentation(
+        "representation_collapse",
+        "The outputs of a layer had collapsed to a few directions.",
+        "Their effective rank fell to a tenth of what it was.",
+        "A task with few classes needs few directions.",
+        ("Lower the learning rate.", "Look at the loss: it may reward one answer to all."),
+    ),
+    CauseDocumentation(
+        "dead_units",
+        "Units had died.",
+        "More than half of a layer's units were never active, a fifth more than at the start.",
+        "Sparse activations by design.",
+        ("Lower the learning rate.", "Use an activation that has a slope everywhere."),
+    ),
+)
+CHECKS = (
+    Check(
+        inside_look,
+        {
+            Symptom.NON_FINITE: 80,
+            Symptom.RISING: 60,
+            Symptom.STUCK: 50,
+            Symptom.VANISHING: 40,
+            Symptom.DEAD_LAYER: 20,
+            Symptom.REPEATED_DATA: 30,
+            Symptom.INSIDE: 20,
+        },
+    ),
+)

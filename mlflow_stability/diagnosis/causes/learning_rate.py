@@ -11,19 +11,21 @@ purpose. Promised: what the detector of jumps excuses, as warm restarts and warm
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine.detector import Point
+from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import LEAST_RISE, RateRestart
 from mlflow_stability.detectors.optimizer.learning_rate_jump import LearningRateJump
-from mlflow_stability.diagnosis.advice import is_adam
-from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, Surroundings, shown
 from mlflow_stability.diagnosis.causes.step_size import lower_by, step_size_look
 from mlflow_stability.diagnosis.curves.curves import Curve, curves_of
+from mlflow_stability.diagnosis.parameters.recorded_settings import is_adam
 
 
 @dataclass(frozen=True, slots=True)
@@ -346,3 +348,60 @@ def _course(values: Values) -> str:
         return f"constant at {shown(high)}"
     way = "falling" if recent[-1] < recent[0] else "rising"
     return f"{way} from {shown(float(recent[0]))} to {shown(float(recent[-1]))}"
+
+
+RAISES = re.compile(r"^raise the learning rate\b", re.IGNORECASE)
+"""What must not be said where the learning rate is too high already."""
+CAUSES = (
+    CauseDocumentation(
+        "learning_rate_jump",
+        "The learning rate jumped shortly before.",
+        "The learning rate rose in one step beyond the highest so far, within the 50 points before the first sign: "
+        "what the detector `learning_rate_jump` finds. Warm-ups and warm restarts are none. After a resume: the rate "
+        "was 1.5 times that before it.",
+        "A jump that the training tolerates may come before a trouble of another origin.",
+        LearningRateJump.remedies,
+        made_worse_by=RAISES,
+    ),
+    CauseDocumentation(
+        "learning_rate_too_high",
+        "The learning rate was higher than the model tolerates.",
+        "One of: the first updates changed the weights by a tenth of their norm or more; the rate was rising and the "
+        "highest so far; it was above 0.01 with the Adam family; it was above 0.1 and nothing was learned at it.",
+        "A rise that happens to end where a bad batch comes; an architecture that is made for large rates.",
+        ("Lower the learning rate by a factor of 2 to 5.",),
+        made_worse_by=RAISES,
+    ),
+    CauseDocumentation(
+        "learning_rate_too_low",
+        "The learning rate was so low that nothing could move.",
+        "It never rose above 1e-8.",
+        "An optimizer that does not scale its steps by the logged rate.",
+        ("Raise the learning rate.",),
+        made_worse_by=re.compile(r"^lower the learning rate\b", re.IGNORECASE),
+    ),
+    CauseDocumentation(
+        "no_warm_up",
+        "The learning rate stood at its highest from the first step on.",
+        "It began in the first twentieth of the run, at the highest rate; or the first updates moved the weights by "
+        "more than 2 % of their norm and the loss rose on them.",
+        "Bad initial weights, or a rate that would be too high after a warm-up as well.",
+        ("Warm up the learning rate over 1-5 % of the steps.",),
+        made_worse_by=RAISES,
+    ),
+)
+CHECKS = (
+    Check(
+        learning_rate_look,
+        {
+            Symptom.NON_FINITE: 20,
+            Symptom.RISING: 10,
+            Symptom.LARGE_UPDATES: 10,
+            Symptom.LEARNING_RATE: 10,
+            Symptom.INSIDE: 10,
+        },
+        frozenset({"learning_rate_jump", "learning_rate_too_high", "no_warm_up"}),
+    ),
+    Check(rate_too_low_look, {Symptom.STUCK: 30, Symptom.VANISHING: 30}, frozenset({"learning_rate_too_low"})),
+    Check(rate_too_high_look, {Symptom.STUCK: 40}, frozenset({"learning_rate_too_high", "no_warm_up"})),
+)

@@ -14,7 +14,8 @@ from __future__ import annotations
 from dataclasses import replace
 from math import isfinite
 
-from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.diagnosis.causes.one_batch import sudden_look, unsound_before, value_at
 from mlflow_stability.vocabulary.result.event import Event
@@ -179,3 +180,51 @@ def _loss_was_finite(around: Surroundings, step: int) -> bool:
 def _inputs(origin: Event) -> str:
     ranges = range_of(origin)
     return f"what went in ranges {ranges}" if ranges else ""
+
+
+CAUSES = (
+    CauseDocumentation(
+        "loss_function",
+        "The loss function made the first number that is not finite.",
+        "The broken step was run again, and what went into the loss was finite.",
+        "Labels or scores that no loss function can bear.",
+        ("Look at the labels, and at logarithms, roots and divisions in the loss function.",),
+        helped_by_smaller_updates=False,
+    ),
+    CauseDocumentation(
+        "invalid_operation",
+        "An operation of the model is not defined for what went into it.",
+        "The broken step was run again, and modest finite numbers went into the operation that broke.",
+        "Inputs that should never have come there.",
+        ("Keep the inputs of this operation within its range: clamp them, or add a small number.",),
+        helped_by_smaller_updates=False,
+    ),
+    CauseDocumentation(
+        "tensor_from_outside",
+        "A tensor that the script keeps for itself was not finite.",
+        "The broken step was run again, and the number came from no input, weight or buffer.",
+        "A tensor that the script computes from the batch.",
+        ("Look at the tensor that the script keeps there.",),
+        helped_by_smaller_updates=False,
+    ),
+    CauseDocumentation(
+        "optimizer_state",
+        "The state of the optimizer was not finite, or absurd.",
+        "The weights broke in an update whose gradients were finite.",
+        "Weights that something else wrote into.",
+        ("Restart from a checkpoint before this step.", "Lower beta2 or clip gradients; give eps a larger value."),
+    ),
+    CauseDocumentation(
+        "hardware",
+        "The device gave another result the second time.",
+        "The batch that broke was run again on the same weights with the same random numbers, and was finite.",
+        "An operation that is not deterministic; a model that keeps something from one call to the next.",
+        ("Test the device, and run the same step on another.",),
+        helped_by_smaller_updates=False,
+    ),
+)
+CHECKS = (
+    Check(origin_look, {Symptom.NON_FINITE: 90}),
+    Check(one_step_look, {Symptom.NON_FINITE: 40}, frozenset({"bad_batch"})),
+    Check(hardware_look, {Symptom.NON_FINITE: 30}, frozenset({"hardware"})),
+)

@@ -5,7 +5,9 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.optimizer.loss_scale_collapse import LossScaleCollapse
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, norms_before, shown, usual_norm
 from mlflow_stability.diagnosis.causes.nan_origin import origin_near, overflowed, range_of, source_of
 from mlflow_stability.diagnosis.curves.curves import Curve
@@ -152,3 +154,41 @@ def _raised(around: Surroundings, before: NDArray[np.float64]) -> Look | None:
         f"loss scale x {top / lowest:.3g}",
         since=around.first_before(around.scale),
     )
+
+
+CAUSES = (
+    CauseDocumentation(
+        "overflow",
+        "Numbers grew beyond what their type can hold.",
+        "Loss or gradient norm was infinite before anything was NaN, or the operation that broke was given large "
+        "finite numbers.",
+        "A division by zero is infinite as well.",
+        ("Train in bf16 instead of fp16.", "Look for the module whose output overflows."),
+    ),
+    CauseDocumentation(
+        "fp16_scale",
+        "The loss scale drove gradients in fp16 beyond 65504, or had been driven down by them.",
+        "The scale was cut three times without growing, or was raised 8-fold until gradients of usual size overflowed. "
+        "Not named where nothing is computed in fp16.",
+        "The search of a scaler for its first scale.",
+        LossScaleCollapse.remedies,
+        excluded_by=lambda known: "fp16: nothing is computed in it" if known.half_precision is False else "",
+    ),
+    CauseDocumentation(
+        "gradient_non_finite",
+        "The backward pass broke while the loss was still finite.",
+        "The gradient norm was not finite at a step whose loss was, or the broken step was run again and it was born "
+        "on the way back.",
+        "A norm that overflows though each gradient is finite.",
+        (
+            "Keep what goes into roots, divisions and norms away from zero: add a small number.",
+            "Lower the loss scale, or train in bf16, where gradients come back through half precision.",
+        ),
+        helped_by_smaller_updates=False,
+    ),
+)
+CHECKS = (
+    Check(overflow_look, {Symptom.NON_FINITE: 110}, frozenset({"fp16_scale", "overflow"})),
+    Check(gradient_first_look, {Symptom.NON_FINITE: 100}, frozenset({"gradient_non_finite"})),
+    Check(loss_scale_look, {Symptom.NON_FINITE: 10}, frozenset({"fp16_scale"})),
+)

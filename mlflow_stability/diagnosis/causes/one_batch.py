@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import LOOKED_AT, Surroundings, norms_before, shown, usual_norm
 from mlflow_stability.diagnosis.curves.curves import Curve
 
@@ -182,3 +183,17 @@ def value_at(curve: Curve, step: int) -> float | None:
     """What a curve has at a step; None: nothing."""
     place = int(np.searchsorted(curve.steps, step, side="left"))
     return float(curve.values[place]) if place < len(curve.steps) and curve.steps[place] == step else None
+
+
+CAUSES = (
+    CauseDocumentation(
+        "bad_batch",
+        "One batch, or a few, did it.",
+        "The loss leapt within one step out of a training that was sound, or a spike of at most three points came back "
+        "by itself; or the batch itself was not finite; or the step was skipped and the next batches were as usual.",
+        "One step at an unstable point looks the same where gradient norm and learning rate are not logged.",
+        ("Inspect the batch at this step.",),
+        helped_by_smaller_updates=False,
+    ),
+)
+CHECKS = (Check(bad_batch_look, {Symptom.RISING: 20}, frozenset({"bad_batch"})),)

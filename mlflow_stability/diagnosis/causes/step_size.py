@@ -18,7 +18,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.diagnosis.causes.check import Check, Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.diagnosis.curves.curves import Curve
 
@@ -144,3 +145,6 @@ def first_steps_look(around: Surroundings) -> Look:
         "0.1 % of the weights is what an update usually moves",
         since=start,
     )
+
+
+CHECKS = (Check(first_steps_look, {Symptom.STUCK: 10, Symptom.VANISHING: 10}),)

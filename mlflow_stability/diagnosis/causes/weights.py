@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_stability.diagnosis.causes.check import Look, is_it, is_not, not_seen
+from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -99,3 +100,60 @@ def _changes(around: Surroundings) -> list[Event]:
         for each in around.said("configuration_changed")
         if start - around.reach < each.step <= start + BETWEEN_LOOKS
     ]
+
+
+CAUSES = (
+    CauseDocumentation(
+        "damaged_weights",
+        "Weights or buffers were damaged, and not by a gradient.",
+        "Several batches in a row broke on weights that had worked one step before, or absurd numbers came out of a "
+        "modest batch.",
+        "A first bad update that was not recorded.",
+        (
+            "Restart from a checkpoint before this step.",
+            "Look at what writes into weights besides the optimizer, and at the memory of the device.",
+        ),
+        helped_by_smaller_updates=False,
+    ),
+    CauseDocumentation(
+        "weight_decay",
+        "The weights shrank away under a weight decay.",
+        "Their norm fell below 0.7 of itself from one measurement to the next. Not named where the weight decay is 0, "
+        "and never across a rollback.",
+        "Weights that the script itself scales or replaces.",
+        ("Lower the weight decay.", "Restart from a checkpoint before this step."),
+        excluded_by=lambda known: "weight decay: it is 0" if known.weight_decay == 0 else "",
+    ),
+    CauseDocumentation(
+        "configuration_changed",
+        "A setting of the training was changed just before.",
+        "A recorded setting differs from what it was at the look 10 steps earlier. Only possible: not all changes "
+        "matter.",
+        "A change that is meant, and a trouble of another origin.",
+        ("See whether what was changed is meant.",),
+    ),
+    CauseDocumentation(
+        "frozen_parameters",
+        "The number of parameters that are trained was changed just before.",
+        "Parameters that were trained are frozen, or the other way round, since the look 10 steps earlier.",
+        "Training in stages, on purpose.",
+        ("See whether these parameters are meant to be frozen.",),
+    ),
+)
+CHECKS = (
+    Check(
+        decay_look, {Symptom.NON_FINITE: 50, Symptom.RISING: 30, Symptom.LARGE_UPDATES: 20}, frozenset({"weight_decay"})
+    ),
+    Check(
+        setting_look,
+        {
+            Symptom.NON_FINITE: 120,
+            Symptom.RISING: 70,
+            Symptom.LARGE_UPDATES: 30,
+            Symptom.VANISHING: 50,
+            Symptom.DEAD_LAYER: 10,
+        },
+        frozenset({"configuration_changed"}),
+    ),
+    Check(damage_look, {Symptom.NON_FINITE: 70}, frozenset({"damaged_weights"})),
+)

@@ -13,9 +13,9 @@ from mlflow_stability.detectors.loss.divergence import Divergence
 from mlflow_stability.detectors.loss.nonfinite import NanDetected
 from mlflow_stability.detectors.optimizer.loss_scale_collapse import LossScaleCollapse
 from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
-from mlflow_stability.diagnosis.advice.half_precision import in_half_precision
 from mlflow_stability.diagnosis.advice.remedies import remedies_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.parameters.half_precision import in_half_precision
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode

@@ -6,7 +6,8 @@ from diagnosis.histories import run_of
 from mlflow_stability.detectors.catalog import KINDS, documentation
 from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
-from mlflow_stability.diagnosis.advice.remedies import AGAINST, TOPICS, one_of_each
+from mlflow_stability.diagnosis.advice.remedies import TOPICS, one_of_each
+from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
@@ -70,7 +71,7 @@ def test_nobody_is_told_to_raise_a_temperature_that_was_not_measured() -> None:
 
 def test_of_every_finding_and_cause_there_is_no_remedy_is_told_twice_in_one_report() -> None:
     every = [remedy for kind in KINDS for remedy in documentation(kind).remedies]
-    every += [remedy for against in AGAINST.values() for remedy in against]
+    every += [remedy for cause in causes().values() for remedy in cause.remedies]
     kept = one_of_each(every)
     assert len(set(kept)) == len(kept)
     for topic in TOPICS:

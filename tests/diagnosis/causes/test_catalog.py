@@ -11,20 +11,22 @@ import mlflow_stability
 from mlflow_stability.cli.kit.finding_types import EXPLAINED
 from mlflow_stability.cli.main import run
 from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, name_of
-from mlflow_stability.diagnosis.advice.recorded_settings import EXCLUDES
-from mlflow_stability.diagnosis.advice.remedies import AGAINST_CAUSE
-from mlflow_stability.diagnosis.causes.catalog import BY_NAME, CAUSES, CauseDocumentation
-from mlflow_stability.diagnosis.causes.causes import FINDS, LOOKS
-from mlflow_stability.diagnosis.causes.check import is_it
+from mlflow_stability.diagnosis.causes.catalog import causes, checks_of, excluded, symptoms
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation
 from mlflow_stability.diagnosis.causes.inside import SIGNS
 from mlflow_stability.diagnosis.causes.nan_origin import NAMES
+from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
 from mlflow_stability.diagnosis.rules.registry import RULES
 
 PACKAGE = Path(mlflow_stability.__file__).parent
 
 
 def texts_in(node: ast.AST) -> set[str]:
-    return {each.value for each in ast.walk(node) if isinstance(each, ast.Constant) and isinstance(each.value, str)}
+    """All texts, but those by which a cause is declared."""
+    if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "CauseDocumentation":
+        return set()
+    own = {node.value} if isinstance(node, ast.Constant) and isinstance(node.value, str) else set()
+    return own.union(*map(texts_in, ast.iter_child_nodes(node)))
 
 
 def named_in_code() -> set[str]:
@@ -40,24 +42,23 @@ def named_in_code() -> set[str]:
 def test_every_cause_that_is_named_in_the_code_is_in_the_catalog() -> None:
     named = named_in_code()
     assert len(named) > 15
-    assert named <= set(BY_NAME)
-    tables = {each.name for each in SIGNS} | set(NAMES.values()) | set().union(*FINDS.values())
-    assert tables | set(EXCLUDES) | set(AGAINST_CAUSE) <= set(BY_NAME)
+    assert named <= set(causes())
+    tables = {each.name for each in SIGNS} | set(NAMES.values())
+    tables |= {name for kind in symptoms() for check in checks_of(kind) for name in check.finds}
+    assert tables <= set(causes())
 
 
 def test_every_cause_of_the_catalog_is_named_somewhere() -> None:
-    files = [each for each in (PACKAGE / "diagnosis").rglob("*.py") if each.name != "catalog.py"]
-    texts = set().union(*(texts_in(ast.parse(each.read_text())) for each in files))
-    assert set(BY_NAME) <= texts | set(KINDS)  # the end of a process is named by its kind
-    assert len(BY_NAME) == len(CAUSES)
+    texts = set().union(*(texts_in(ast.parse(each.read_text())) for each in (PACKAGE / "diagnosis").rglob("*.py")))
+    assert set(causes()) <= texts | set(KINDS)  # the end of a process is named by its kind
 
 
 def test_a_cause_that_is_not_in_the_catalog_cannot_be_named() -> None:
     with pytest.raises(ValueError, match="'gremlins' is not in the catalog"):
-        is_it("gremlins", "It was them.", since=None)
+        excluded("gremlins", RecordedSettings(None, None, None, None))
 
 
-@pytest.mark.parametrize("cause", CAUSES, ids=lambda each: str(each.name))
+@pytest.mark.parametrize("cause", causes().values(), ids=lambda each: str(each.name))
 def test_a_cause_is_documented_in_full_and_can_be_explained(
     cause: CauseDocumentation, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -71,7 +72,7 @@ def test_a_cause_is_documented_in_full_and_can_be_explained(
 
 
 @pytest.mark.parametrize(
-    "name", [*KINDS, *map(name_of, (*DETECTORS, *ON_REQUEST)), *LOOKS, *(each.kind for each in RULES)]
+    "name", [*KINDS, *map(name_of, (*DETECTORS, *ON_REQUEST)), *symptoms(), *(each.kind for each in RULES)]
 )
 def test_every_name_of_a_finding_or_a_rule_can_be_explained(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert name in EXPLAINED

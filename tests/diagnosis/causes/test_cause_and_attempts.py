@@ -9,13 +9,14 @@ import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
 
-from mlflow_stability.diagnosis.advice.recorded_settings import EXCLUDES, excluded, settings_of
+from mlflow_stability.diagnosis.causes.catalog import causes, excluded
 from mlflow_stability.diagnosis.causes.causes import looks_at
 from mlflow_stability.diagnosis.causes.context import surroundings_of
 from mlflow_stability.diagnosis.checklist.checklist import checklist_of
 from mlflow_stability.diagnosis.curves.curves import run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.findings.attempt_span import attempts_of_run
+from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
@@ -194,7 +195,9 @@ def test_whatever_a_run_holds_causes_keep_to_the_attempt_the_order_of_time_and_t
 def test_each_exclusion_has_a_setting_that_does_not_exclude_it() -> None:
     known = settings_of(run_of(params={"stability.parameter_types": "float16", "optimizer": "Adam", "wd": "0.1"}))
     none = settings_of(run_of(params=NO_DECAY))
-    for name in EXCLUDES:
+    excludable = [each.name for each in causes().values() if each.excluded_by is not None]
+    assert len(excludable) >= 3
+    for name in excludable:
         assert excluded(name, none), name
         assert not excluded(name, known), name
         assert not excluded(name, settings_of(run_of())), name

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 
-from mlflow_stability.diagnosis.advice.half_precision import in_half_precision
+from mlflow_stability.diagnosis.parameters.half_precision import in_half_precision
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 WEIGHT_DECAY = frozenset({"weight_decay", "wd"})
@@ -48,20 +48,6 @@ def settings_of(history: RunHistory) -> RecordedSettings:
         None if not norms or clipping_changed else min(norms),
         is_adam(history),
     )
-
-
-def excluded(cause: str, settings: RecordedSettings) -> str:
-    """By which recorded setting a cause is excluded, as a sentence; empty: by none."""
-    said = EXCLUDES.get(cause)
-    return "" if said is None else said(settings)
-
-
-EXCLUDES: Mapping[str, Callable[[RecordedSettings], str]] = {
-    "weight_decay": lambda known: "weight decay: it is 0" if known.weight_decay == 0 else "",
-    "fp16_scale": lambda known: "fp16: nothing is computed in it" if known.half_precision is False else "",
-    "optimizer_lag": lambda known: "Adam's memory of gradients: another optimizer" if known.adam is False else "",
-}
-"""For each cause that a setting can exclude, what it says where it does."""
 
 
 def _numbers(params: Mapping[str, str], names: frozenset[str]) -> list[float]:
