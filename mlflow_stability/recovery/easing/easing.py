@@ -164,8 +164,8 @@ def clip_in_place(gradients: Sequence[Tensor], norm: Tensor, largest: Tensor | f
     `norm` is what the optimizer sees: where gradients still carry a loss scale, the norm without it.
     """
     with torch.no_grad():
-        factor = (largest / norm).clamp(max=1.0)
-        factor = torch.where(torch.isfinite(norm) & (norm > 0), factor, torch.ones_like(factor))
+        # Compared, not divided: the quotient of a norm that is let through may be rounded to just below 1.
+        factor = torch.where(torch.isfinite(norm) & (norm > largest), largest / norm, torch.ones_like(norm))
         buckets: dict[tuple[torch.device, torch.dtype], list[Tensor]] = {}
         for each in gradients:
             part = each._values() if each.is_sparse else local_part(each)

@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
@@ -79,6 +79,7 @@ def test_after_going_back_it_warms_up_again() -> None:
 
 
 @given(st.lists(st.floats(-100, 100, width=32), min_size=1, max_size=8), st.floats(0.01, 1000))
+@example([49.048248291015625], 49.048249453918146)
 def test_short_gradients_stay_bit_identical_and_long_ones_get_just_as_long_as_allowed(
     values: list[float], largest: float
 ) -> None:
