@@ -215,6 +215,7 @@ def judged_curves(history: RunHistory, curves: RunCurves) -> JudgedCurves:
         and metric.name not in losses
         and metric.name not in validations
         and metric.name not in within
+        and not (history.format == "recorded" and metric.meaning.place)  # the layers of our own record
         for metric in history.metrics
     )
     return JudgedCurves(tuple(losses), tuple(validations), others, history.choice)

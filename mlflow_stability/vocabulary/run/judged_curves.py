@@ -25,6 +25,6 @@ class JudgedCurves:
     """The main one first; several where several models train, or several losses follow one another."""
     validations: tuple[str, ...] = ()
     others: int = 0
-    """How many other curves the run has, clocks and counters aside."""
+    """How many other curves the run has, without clocks, counters and the layers of a recorded run."""
     reasons: tuple[str, ...] = ()
     """Why these, where the names alone did not say it."""

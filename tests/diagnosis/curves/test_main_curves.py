@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from random import Random
 
 import numpy as np
@@ -99,6 +100,13 @@ def test_the_parts_of_a_sum_are_no_other_curves() -> None:
     history = run_named(a_loss=falling(40), b_loss=falling(40), accuracy=falling(40), epoch=range(40))
     judged = diagnosis_of(history).judged
     assert (judged.losses, judged.others) == (("sum of a_loss, b_loss",), 1)
+
+
+def test_the_layers_of_a_recorded_run_are_no_other_curves() -> None:
+    names = {"loss": falling(40), "grad_norm": falling(40), "grad_norm@encoder": falling(40)}
+    recorded = replace(run_named(**names), format="recorded")
+    assert [each.meaning.place for each in recorded.metrics] == ["", "", "encoder"]
+    assert diagnosis_of(recorded).judged.others == 1
 
 
 def test_what_was_asked_for_is_judged() -> None:
