@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Iterator
+from pathlib import Path
 
 from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, documentation, name_of
 from mlflow_stability.detectors.kind_documentation import FindingDocumentation
 from mlflow_stability.diagnosis.causes.catalog import causes as every_cause
 from mlflow_stability.diagnosis.rules.registry import RULES
 from mlflow_stability.diagnosis.rules.rule import Rule
+from mlflow_stability.manual.false_alarms import false_alarms_of
 from mlflow_stability.vocabulary.result.event import Severity
 
 INTRODUCTION_TO_FINDINGS = (
@@ -24,6 +26,9 @@ INTRODUCTION_TO_CAUSES = (
     "A finding says what happened; a cause says why. A diagnosis names the likely cause of the finding that decides "
     "its verdict, the evidence for it, and what was ruled out."
 )
+
+PICTURES = Path(__file__).with_name("findings")
+"""Examples from recorded runs, drawn by `tests/manual/draw_findings.py`."""
 
 
 def findings() -> str:
@@ -65,6 +70,9 @@ def causes() -> str:
 def _finding(about: FindingDocumentation) -> Iterator[str]:
     yield about.sentence
     yield ""
+    if not about.rule and (PICTURES / f"{about.kind}.png").is_file():
+        yield f"![A recorded run with {about.kind}](findings/{about.kind}.png)"
+        yield ""
     facts = [("Severity", _severity(about)), ("Looks at", ", ".join(f"`{each}`" for each in about.quantities))]
     facts += [("What it sees", about.sees), ("Why it matters", about.why), ("What to do", about.try_)]
     facts += [("When it is wrong", about.wrong)]
@@ -73,6 +81,8 @@ def _finding(about: FindingDocumentation) -> Iterator[str]:
             if rule.kind == about.kind:
                 facts += [("In a whole curve, afterwards", _paragraph(rule, "What it sees"))]
                 facts += [("When that is wrong", _paragraph(rule, "When it is wrong"))]
+        if about.severities[-1] >= Severity.WARNING and about.quantities:
+            facts += [("Measured false alarms", f"{false_alarms_of(about.kind, about.quantities)}.")]
     facts += [("Reference", about.reference)]
     for title, text in facts:
         if text:

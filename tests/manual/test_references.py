@@ -1,0 +1,43 @@
+from __future__ import annotations
+
+import re
+
+from manual.draw_findings import FOLDER, examples
+
+from mlflow_stability.detectors.catalog import KINDS, documentation
+from mlflow_stability.manual.false_alarms import false_alarms_of, measured
+from mlflow_stability.manual.references import findings
+from mlflow_stability.vocabulary.result.event import Severity
+
+SECTIONS = dict(re.findall(r"^## (\w+)\n(.*?)(?=^## |\Z)", findings(), re.MULTILINE | re.DOTALL))
+
+
+def test_every_finding_that_can_be_a_false_alarm_says_how_often_it_was_one() -> None:
+    for kind in KINDS:
+        about = documentation(kind)
+        judged = about.severities[-1] >= Severity.WARNING and bool(about.quantities)
+        assert ("**Measured false alarms:**" in SECTIONS[kind]) == judged, kind
+
+
+def test_what_was_measured_names_findings_that_there_are_and_no_more_runs_than_were_judged() -> None:
+    for each in measured():
+        assert set(each.flagged) <= set(KINDS)
+        assert all(0 < count <= each.runs for count in each.flagged.values())
+        assert each.runs >= 100
+
+
+def test_what_loss_curves_cannot_show_has_no_figure_from_them() -> None:
+    of_loss, of_layers = false_alarms_of("loss_spike", ["loss"]), false_alarms_of("dead_units", ["activation_dead"])
+    alone = [each.what for each in measured() if each.loss_alone]
+    assert alone
+    assert all(what in of_loss and what not in of_layers for what in alone)
+    assert all(each.what in of_layers for each in measured() if not each.loss_alone)
+
+
+def test_each_example_picture_shows_a_finding_that_a_recorded_run_has() -> None:
+    assert {path.stem for path in FOLDER.glob("*.png")} == set(examples())
+
+
+def test_a_finding_with_an_example_shows_it() -> None:
+    shown = {kind for kind, text in SECTIONS.items() if f"](findings/{kind}.png)" in text}
+    assert shown == {path.stem for path in FOLDER.glob("*.png")}
