@@ -15,9 +15,10 @@ from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.errors import RunNotFoundError, SettingsError
-from mlflow_stability.figures.attention import LayerEntropy, attention_comparison, attention_entropy
-from mlflow_stability.figures.attention import attention_heatmap as draw
-from mlflow_stability.figures.run_page import Curve, curve_of
+from mlflow_stability.figures.attention.attention_comparison import attention_comparison
+from mlflow_stability.figures.attention.attention_entropy import LayerEntropy, attention_entropy
+from mlflow_stability.figures.attention.attention_heatmap import attention_heatmap as draw
+from mlflow_stability.figures.run_page.curve import Curve, curve_of
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.artifacts.attention_parts import MAPS_FOLDER
 from mlflow_stability.tracking.read.stored_attention import StoredAttention, attention_of_folder, attention_of_run

@@ -13,7 +13,7 @@ from mlflow_stability.analysis.cards import cards_at
 from mlflow_stability.analysis.pair import pair_of
 from mlflow_stability.diagnosis.two_runs import BY_LAYER
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.figures.layers import layers_beside
+from mlflow_stability.figures.layers.layers_beside import layers_beside
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.vocabulary.argument import one_of, with_known_names
 from mlflow_stability.vocabulary.run.run_card import RunCard

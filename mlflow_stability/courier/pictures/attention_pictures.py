@@ -61,7 +61,7 @@ def pictures_of(found: Round, recording: int, step: int) -> list[LayerPicture]:
 
 def png_of(attention: AttentionMap, of: Round) -> bytes:
     """The picture; the first one loads matplotlib."""
-    from mlflow_stability.figures.attention import attention_heatmap
+    from mlflow_stability.figures.attention.attention_heatmap import attention_heatmap
     from mlflow_stability.figures.style import sharp_png
 
     drawn = min(MOST_LAYERS, len(of.files))

@@ -95,8 +95,9 @@ class FigureStream:
 
     def _png(self, name: PictureName) -> bytes:
         """The picture; the first one loads matplotlib."""
-        from mlflow_stability.figures.layers import histogram_ridges, layer_heatmap
-        from mlflow_stability.figures.run_page import dashboard
+        from mlflow_stability.figures.layers.histogram_ridge import histogram_ridges
+        from mlflow_stability.figures.layers.layer_heatmap import layer_heatmap
+        from mlflow_stability.figures.run_page.dashboard import dashboard
         from mlflow_stability.figures.style import png
 
         run_id = self._writer.run_id

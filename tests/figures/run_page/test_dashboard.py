@@ -186,8 +186,8 @@ def test_pyplot_is_never_loaded_and_what_is_followed_live_loads_no_matplotlib_at
         "import sys, mlflow_stability.courier.pictures.figure_stream, mlflow_stability.courier.streams.layer_stream\n"
         "assert 'matplotlib' not in sys.modules\n"
         "from mlflow_stability.figures.run_page.dashboard import dashboard\n"
-        "from mlflow_stability.figures.run_page.dashboard_data import Board\n"
-        "dashboard(Board('', '', ()))\n"
+        "from mlflow_stability.figures.run_page.dashboard_data import DashboardData\n"
+        "dashboard(DashboardData('', '', ()))\n"
         "assert 'matplotlib' in sys.modules and 'matplotlib.pyplot' not in sys.modules\n"
     )
     root = str(Path(mlflow_stability.__file__).parent.parent)
