@@ -60,6 +60,10 @@ def _on_one(name: str, tensor: Any, *args: Any, **kwargs: Any) -> Any:
     return getattr(tensor, name)(*args, **kwargs)
 
 
+def _side_by_side(tensors: Sequence[Any]) -> Any:
+    return torch.cat([each.reshape(-1) for each in tensors])
+
+
 def _is_tracing() -> bool:
     return bool(torch.jit.is_tracing())  # type: ignore[attr-defined, no-untyped-call]
 
@@ -138,6 +142,7 @@ SYMBOLS: dict[str, Symbol] = {
         (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm),
     ),
     # of copies
+    "flatten_dense_tensors": Symbol("torch._C:_nn.flatten_dense_tensors", _SLOWER, _side_by_side),
     "unflatten_dense_tensors": Symbol("torch._utils:_unflatten_dense_tensors", _COPIES),
     "unsafe_preserve_version_counter": Symbol(
         "torch.autograd.grad_mode:_unsafe_preserve_version_counter", "nothing", contextlib.nullcontext

@@ -12,7 +12,8 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.tensors.tensor_sums import norms_of
+from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.tensors.tensor_sums import HALVES, LARGE, norms_of
 
 # A flat parameter of FSDP's first version; what that leaves of the script's own (``use_orig_params``).
 _MARKS_OF_FSDP = ("_sharded_size", "_fsdp_flattened")
@@ -76,6 +77,10 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
     if not gradients or gradients[0].is_meta:  # a dry run has shapes and no values
         return None
     first = gradients[0]
+    if first.is_cpu:
+        norm = _norm_of_few_values(gradients)
+        if norm is not None:
+            return norm
     device, dtype, dense = first.device, first.dtype, torch.strided
     with torch.no_grad():
         for each in gradients:  # as a rule they are alike, and finding that out must cost little
@@ -87,6 +92,20 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
         if norms is None:
             return None
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms)
+
+
+def _norm_of_few_values(gradients: Sequence[Tensor]) -> Tensor | None:
+    """The norm of values on the CPU that are copied side by side sooner than each tensor has its kernel."""
+    left, dtype, dense = LARGE, gradients[0].dtype, torch.strided
+    for each in gradients:
+        left -= each.numel()
+        alike = each.dtype is dtype and each.layout is dense and each.is_cpu and type(each) is Tensor
+        if left < 0 or not alike or each.requires_grad:
+            return None
+    norm: Tensor = torch.linalg.vector_norm(
+        torch_api.flatten_dense_tensors(gradients), dtype=torch.float32 if dtype in HALVES else None
+    )
+    return norm
 
 
 def _norms_of_some(gradients: Sequence[Tensor]) -> Tensor | None:

@@ -55,6 +55,31 @@ def test_tensors_that_are_not_there_count_as_zero_and_types_may_differ() -> None
 
 
 @pytest.mark.parametrize("dtype", TYPES, ids=str)
+def test_the_norm_of_few_values_is_the_norm_of_their_norms_and_half_precision_is_summed_in_single(
+    dtype: torch.dtype,
+) -> None:
+    generator = torch.Generator().manual_seed(0)
+    gradients = [3e4 * torch.rand(shape, generator=generator).to(dtype) for shape in SHAPES[:6]]
+    gradients[5] = gradients[5].t()
+    norm = total_norm(gradients)
+    assert norm is not None
+    assert norm.dtype == (torch.float32 if dtype in HALVES else dtype)
+    assert norm.item() == pytest.approx(torch.linalg.vector_norm(norms_of(gradients)).item(), rel=1e-5)
+    assert norm.item() > 70_000
+
+
+def test_a_gradient_that_is_not_finite_or_has_a_graph_is_seen_among_few_values() -> None:
+    few = [torch.ones(3), torch.tensor([1.0, torch.nan])]
+    norm = total_norm(few)
+    assert norm is not None
+    assert norm.isnan()
+    with_graph = total_norm([torch.ones(3, requires_grad=True), torch.ones(1)])
+    assert with_graph is not None
+    assert with_graph.item() == 2.0
+    assert not with_graph.requires_grad
+
+
+@pytest.mark.parametrize("dtype", TYPES, ids=str)
 def test_the_norm_of_a_crowd_of_gradients_is_the_one_that_clipping_would_take(dtype: torch.dtype) -> None:
     tensors = [torch.nan_to_num(each, 1.0, 1.0, 1.0) for each in crowd(dtype)] + [torch.empty(0, 3, dtype=dtype)]
     norm = total_norm(tensors)
