@@ -40,6 +40,9 @@ class JournalWriter:
         self._fd = os.open(folder / NAME, flags, 0o600)
         self._last_words = LastWords(folder)
         self._layouts: dict[tuple[Signal, ...], int] = {}
+        self._newest: tuple[Signal, ...] = ()
+        """The layout of the last step, whose number is asked for without hashing every name in it."""
+        self._number = -1
         self._torn = False
         self._gap: tuple[int, int] | None = None
         self._retry_at = 0.0
@@ -55,20 +58,15 @@ class JournalWriter:
             if self.failure and not self._recovered():
                 self._missed(record)
                 return False
-            if isinstance(record, StepReading):
-                new = len(self._layouts)
-                layout = self._layouts.get(record.signals, new)
-                line = (encode_layout(layout, record.signals) if layout == new else b"") + encode_step(record, layout)
+            if not isinstance(record, StepReading):
+                kept = self._write(encode(record))
+            elif record.signals is self._newest and self._number >= 0:
+                kept = self._write(encode_step(record, self._number))
             else:
-                line = encode(record)
-            if self._write(line):
-                if isinstance(record, StepReading) and layout == new:
-                    self._layouts[record.signals] = (
-                        layout  # not before: Ctrl-C may have kept its line from being written
-                    )
-                return True
-            self._missed(record)
-            return False
+                kept = self._write_with_layout(record)
+            if not kept:
+                self._missed(record)
+            return kept
 
     def close(self) -> None:
         """Give the descriptors back; the journal stays for the courier."""
@@ -76,6 +74,17 @@ class JournalWriter:
             os.close(self._fd)
             self._last_words.close()
         self._fd = -1
+
+    def _write_with_layout(self, step: StepReading) -> bool:
+        """A step whose names are others than those of the step before."""
+        new = len(self._layouts)
+        layout = self._layouts.get(step.signals, new)
+        if not self._write((encode_layout(layout, step.signals) if layout == new else b"") + encode_step(step, layout)):
+            return False
+        # Not before: Ctrl-C may have kept the line of the names from being written.
+        self._layouts[step.signals] = layout
+        self._newest, self._number = step.signals, layout
+        return True
 
     def _write(self, line: bytes) -> bool:
         """One write; a torn one is closed off by a newline in front of the next."""
@@ -97,6 +106,7 @@ class JournalWriter:
     def _failed(self, reason: str) -> None:
         self.failure = reason
         self._layouts.clear()  # the line that named them may be the torn one
+        self._number = -1
         self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def _missed(self, record: Record) -> None:
