@@ -36,6 +36,9 @@ MOST_SEARCHES = 8
 class ForwardObserver:
     """Who wants to know; what a listener leaves as it is here is not called."""
 
+    observes = True
+    """Whether it is to be told of the beginning of the next pass."""
+
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool | None:
         """Runs right before a forward pass of training; False: its end need not be told."""
 
@@ -60,7 +63,7 @@ class ForwardWatch:
     ) -> None:
         self._mark = mark
         """Takes down when passes begin and end, when all others know."""
-        self._began = tuple([(each.forward_began, _taken(each, "forward_ended")) for each in observers])
+        self._began = tuple([(each, each.forward_began, _taken(each, "forward_ended")) for each in observers])
         self._to_end: list[Callable[[], None]] = []
         """Who is to be told of the end of the pass that is open."""
         self._gave = _overriding("forward_gave", observers)
@@ -182,8 +185,8 @@ class ForwardWatch:
             self._uncalled.pop(id(root), None)
         to_end = self._to_end
         to_end.clear()
-        for emit, ended in self._began:
-            if emit(root, args, kwargs) is not False and ended is not None:
+        for observer, emit, ended in self._began:
+            if observer.observes and emit(root, args, kwargs) is not False and ended is not None:
                 to_end.append(ended)
         self._mark(_BEGAN)
 

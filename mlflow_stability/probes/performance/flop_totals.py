@@ -67,28 +67,32 @@ class FlopTotals:
 
     def forward_began(
         self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any], shape: BatchShape, may_count: bool
-    ) -> None:
-        """Add a forward pass of training, or begin to count it."""
+    ) -> float | None:
+        """Add a forward pass of training, or begin to count it.
+
+        Gives what each one like it adds from now on; None where that is not settled.
+        """
         if self.is_counting:
             self.give_up()
         if self.reason:
-            return
+            return 0.0
         key = id(root), shape_key(args, kwargs)
         known = self._known.get(key)
         if known is not None:
             self.flops += known.flops
-            return
+            return known.flops
         if len(self._known) < MOST_COUNTS:
             self._waiting[key] += 1
             if may_count:
                 self._begin(key, root, shape)
-            return
+            return None
         near = [each for (model, _), each in self._known.items() if model == key[0] and each.elements]
         if near and shape.elements:
             nearest = min(near, key=lambda each: abs(each.elements - shape.elements))
             self.flops += nearest.flops * shape.elements / nearest.elements
         else:
             self._waiting[key] += 1
+        return None
 
     def forward_ended(self) -> None:
         """The forward pass is over: what was counted of it is what passes like it take."""

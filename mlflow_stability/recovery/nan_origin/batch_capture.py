@@ -129,10 +129,13 @@ class BatchCapture(ForwardObserver):
         device = known[1]
         if self._host_only and device.type != "cpu":
             return
-        inputs = tensors_in(args, kwargs) if kwargs else tensors_in(args)
-        size = 0
-        for each in inputs:
-            size += each._values().nbytes if each.is_sparse else each.numel() * each.element_size()
+        first = args[0] if len(args) == 1 and not kwargs else None
+        if type(first) is Tensor and first.layout is torch.strided and not first.is_nested:  # nearly always
+            size = first.nbytes
+            versions: tuple[int, ...] = (0 if first.is_inference() else first._version,)
+        else:
+            inputs = tensors_in(args, kwargs) if kwargs else tensors_in(args)
+            size, versions = sum(map(_bytes_of, inputs)), tuple(map(version_of, inputs))
         passes = self._passes
         if len(passes) == 1 and passes[0].step <= self.step - self.steps_kept:
             passes.clear()  # nearly always
@@ -150,7 +153,7 @@ class BatchCapture(ForwardObserver):
             device,
             (torch.default_generator.get_state(), None if device.type == "cpu" else _device_random(device)),
             self.step,
-            versions=tuple(map(version_of, inputs)),
+            versions=versions,
             bytes=size,
         )
         passes.append(self._open)
@@ -232,6 +235,10 @@ class _Catch:
         batch = self._batch()
         if batch is not None:
             batch.gradients.setdefault(self._number, []).append(gradient.detach())
+
+
+def _bytes_of(tensor: Tensor) -> int:
+    return tensor._values().nbytes if tensor.is_sparse else tensor.numel() * tensor.element_size()
 
 
 def _device_random(device: torch.device) -> Tensor | None:

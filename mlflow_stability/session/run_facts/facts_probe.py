@@ -60,7 +60,8 @@ class FactsProbe(ForwardObserver):
         self._searches = 0
         self._modifier = 0
         self._looked_at = 0
-        self._words_due = True
+        self.observes = True
+        """Whether the next batch is to be noted."""
         self.flops: FlopTotals | None = None
         """Who counts operations, where somebody does."""
         self._batch = self._autocast = ""
@@ -95,7 +96,7 @@ class FactsProbe(ForwardObserver):
                 self._recording.emit(event)
                 if event.kind == NotMeasured.kind:
                     self._recording.say(f"{event.message} {event.remedies[0]}")
-            self._words_due = True
+            self.observes = True
 
     def after_step(self, _view: StepView) -> None:
         """Nothing to do."""
@@ -106,12 +107,10 @@ class FactsProbe(ForwardObserver):
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the first batch after a look was like, and in which type it is computed; always of one model."""
-        if not self._words_due:
-            return
         if self._read is None or self._read() is None:
             self._read = weakref.ref(root)
         if self._read() is root:
-            self._words_due = False
+            self.observes = False
             self._batch, self._autocast = batch_words(args, kwargs), autocast_now()
 
     def _is_new(self, optimizer: Optimizer) -> bool:
