@@ -69,8 +69,8 @@ def train(trouble: str, rank: int) -> None:
 def pilot() -> Autopilot:
     session = mlflow_stability.current_session()
     assert session is not None
-    assert session._flight is not None
-    return session._flight.pilot  # type: ignore[no-any-return]
+    assert session._lifecycle is not None
+    return session._lifecycle.control  # type: ignore[no-any-return]
 
 
 def ask(step: int, rank: int) -> None:
@@ -88,18 +88,18 @@ def break_the_guard(flown: Autopilot) -> None:
 
 
 def lose_the_states(flown: Autopilot) -> None:
-    flown._keeping.ring.clear()
+    flown._snapshots.ring.clear()
 
 
 def break_off_half_way(flown: Autopilot) -> None:
     """What goes back is changed, and then an error comes."""
-    whole = flown._rescue.apply
+    whole = flown._controller.apply
 
     def half() -> None:
         whole()
         raise MemoryError("no room for the moments")
 
-    flown._rescue.apply = half  # type: ignore[method-assign]
+    flown._controller.apply = half  # type: ignore[method-assign]
 
 
 BREAKS = {"fail": break_the_guard, "lost": lose_the_states, "half": break_off_half_way}

@@ -115,8 +115,8 @@ def breaking(monkeypatch: pytest.MonkeyPatch, breaks: BreaksAt) -> None:
 
 
 def loses_its_states(session: Session, monkeypatch: pytest.MonkeyPatch) -> None:
-    assert session._flight is not None
-    monkeypatch.setattr(session._flight.pilot._keeping, "state_of", lambda step: {}[step])
+    assert session._lifecycle is not None
+    monkeypatch.setattr(session._lifecycle.control._snapshots, "state_of", lambda step: {}[step])
 
 
 @pytest.mark.parametrize("trouble", [breaks_off, breaks_off_without_room, breaks_off_at_its_end, loses_its_states])
