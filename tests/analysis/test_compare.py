@@ -43,6 +43,7 @@ def kept() -> list[Path]:
     return sorted(folder().glob("*.json"))
 
 
+@pytest.mark.slow
 def test_runs_of_a_store_and_logs_are_compared_together(sqlite_uri: str) -> None:
     write_log(Path("bad.jsonl"), diverging())
     run_id = store_run(sqlite_uri, falling(), lr=0.1)
@@ -287,6 +288,7 @@ def test_comparing_loads_no_torch_and_diagnosing_no_statistics() -> None:
     assert loaded_by(f"{here}mlflow_stability.diagnose('a.jsonl')") & {"scipy", "sklearn"} == set()
 
 
+@pytest.mark.slow
 def test_a_comparison_adds_nothing_to_the_runs_of_a_script_that_logs_all_by_itself(sqlite_uri: str) -> None:
     rates = [(seed, rate) for seed in range(2) for rate in range(12)]
     curves = {True: diverging(), False: falling()}
@@ -307,6 +309,7 @@ def test_a_comparison_adds_nothing_to_the_runs_of_a_script_that_logs_all_by_itse
     assert done.stdout.split() == ["True", "24", "25"], done.stderr
 
 
+@pytest.mark.slow
 def test_a_script_without_a_guard_around_its_main_part_can_compare_many(sqlite_uri: str) -> None:
     runs = [store_run(sqlite_uri, falling(number)[:20]) for number in range(12)]
     script = Path("script.py")

@@ -15,7 +15,10 @@ from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.run_card import Mark
 
 PROGRAM = find_chromium()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: apt-get install chromium"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,10 @@ from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run.html_page import render
 
 PROGRAM = find_chromium()
-pytestmark = pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: apt-get install chromium")
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium here: apt-get install chromium"),
+]
 
 
 @pytest.fixture(scope="module")

@@ -12,6 +12,8 @@ from mlflow_stability.courier.progress.json_file import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
 from mlflow_stability.vocabulary import Closing, Event, Severity
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture
 def training(tmp_path, troubled_server):

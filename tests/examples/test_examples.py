@@ -24,6 +24,7 @@ def test_an_example_is_short_and_says_how_to_run_it(example: Path) -> None:
     assert f"python examples/{example.name}" in text
 
 
+@pytest.mark.slow
 @pytest.mark.scenario
 @pytest.mark.parametrize("example", EXAMPLES, ids=lambda path: path.stem)
 def test_an_example_runs_and_leaves_only_the_store(example: Path, sqlite_uri: str, tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from manual.pages_and_blocks import PAGES, RUN, SHOWN, Block, blocks, prepared, 
 CONSOLE = [block for page in PAGES for block in blocks(page) if block.language == "console"]
 
 
+@pytest.mark.slow
 @pytest.mark.scenario
 @pytest.mark.parametrize("page", [page for page in PAGES if script(page)], ids=lambda page: page.stem)
 def test_the_python_of_a_page_runs_from_its_beginning_to_its_end(page: Path, sqlite_uri: str, tmp_path: Path) -> None:

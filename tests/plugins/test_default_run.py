@@ -95,6 +95,13 @@ def test_a_selection_that_is_given_wins(project: Path, arguments: tuple[str, ...
     assert LEFT_OUT not in printed
 
 
+def test_files_with_slow_tests_come_first(project: Path) -> None:
+    (project / "test_later.py").write_text("def test_later():\n    pass\n", encoding="utf-8")
+    _, printed, _ = run(project, "-m", "", "-n", "0", "-v", "test_trouble.py", "test_later.py", "folder")
+    order = re.findall(r"^(\S+)::\S+ PASSED", printed, re.MULTILINE)
+    assert list(dict.fromkeys(order)) == ["folder/test_mixed.py", "test_trouble.py", "test_later.py"]
+
+
 def test_workers_and_temporary_directories_are_what_they_are_told_to_be(project: Path, tmp_path: Path) -> None:
     passed, printed, place = run(project, "-n", "0", "--basetemp", str(tmp_path / "mine"))
     assert passed == {"quick"}

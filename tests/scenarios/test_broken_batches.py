@@ -35,6 +35,7 @@ def train(steps: int = 15) -> Tensor:
     return broken
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capture", ["upload", True])
 def test_its_tensors_are_in_the_run_only_if_asked(
     tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, capture: bool | str
@@ -62,6 +63,7 @@ def test_its_tensors_are_in_the_run_only_if_asked(
     assert kept.name == "batch-000007.pt"
 
 
+@pytest.mark.slow
 def test_a_batch_that_cannot_be_kept_is_told_of_all_the_same(tmp_path: Path) -> None:
     journals = tmp_path / "journals"
     journals.mkdir()

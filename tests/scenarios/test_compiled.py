@@ -78,6 +78,7 @@ def step_compiled() -> list[Tensor]:
     return [each.detach() for each in model.parameters()]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", [whole_step_compiled, step_compiled])
 def test_compiled_steps_train_as_they_do_without_us(train: object) -> None:
     bare = train()  # type: ignore[operator]

@@ -59,6 +59,7 @@ def norm(tensors: list[Tensor]) -> float:
     return math.sqrt(sum(float((each.double() ** 2).sum()) for each in tensors))
 
 
+@pytest.mark.slow
 def test_a_run_of_a_plain_loop_knows_its_layers_its_updates_its_pace_and_itself(store: MlflowClient) -> None:
     session = watch(layers_every_n_steps=20)
     model = small_model()
@@ -110,6 +111,7 @@ def test_a_run_of_a_plain_loop_knows_its_layers_its_updates_its_pace_and_itself(
         assert f"`stability/{quantity}`" in described or f"`{quantity}`" in described, quantity
 
 
+@pytest.mark.slow
 def test_pictures_and_tables_of_layers_are_in_the_run(store: MlflowClient, tmp_path: Path) -> None:
     session = watch(layers_every_n_steps=10)
     model = small_model()
@@ -133,6 +135,7 @@ def test_pictures_and_tables_of_layers_are_in_the_run(store: MlflowClient, tmp_p
     assert tables[0].layers == ("0", "2", "4")
 
 
+@pytest.mark.slow
 def test_both_halves_of_a_gan_are_measured_although_they_take_turns(store: MlflowClient) -> None:
     session = watch(layers_every_n_steps=20)
     torch.manual_seed(0)
@@ -151,6 +154,7 @@ def test_both_halves_of_a_gan_are_measured_although_they_take_turns(store: Mlflo
     assert len(by_layer) == 2
 
 
+@pytest.mark.slow
 def test_a_model_that_begins_at_zero_raises_no_alarm_about_nan(store: MlflowClient) -> None:
     session = watch(layers_every_n_steps=1)
     model = nn.Linear(4, 1)
@@ -166,6 +170,7 @@ def test_a_model_that_begins_at_zero_raises_no_alarm_about_nan(store: MlflowClie
     assert store.get_run(run_id).data.tags["stability.events"] == "0 critical, 0 warning"
 
 
+@pytest.mark.slow
 def test_where_a_gradient_breaks_the_layer_is_in_the_record(store: MlflowClient) -> None:
     session = watch(silent=True)
     model = small_model()

@@ -40,6 +40,7 @@ def session(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -
         assert session.parts_off == {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TRAININGS)
 def test_losses_weights_buffers_and_random_states_are_bit_identical(session: Session, name: str) -> None:
     bare = TRAININGS[name]()

@@ -12,7 +12,7 @@ from scenarios.test_several_processes import finish, free_port, start
 
 import mlflow_stability
 
-pytestmark = pytest.mark.scenario
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 NO_WAIT = {"MLFLOW_STABILITY_EXIT_WAIT": "0"}
 """Where nothing is read from the run."""
 

@@ -21,6 +21,7 @@ BROKEN = 30
 """As the script counts, which enumerates from 0."""
 
 
+@pytest.mark.slow
 def test_what_a_script_calls_step_30_is_the_31st_step_everywhere(tmp_path: Path) -> None:
     model = tiny_model()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.01)

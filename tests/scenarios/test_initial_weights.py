@@ -42,6 +42,7 @@ def train(make: Make, steps: int = 500) -> tuple[list[float], set[float]]:
     return losses, rates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", TOO_HIGH)
 def test_a_learning_rate_too_high_from_the_first_step_on_ends_in_a_training_that_learns(
     name: str, tmp_path: Path
@@ -77,6 +78,7 @@ def test_where_even_that_does_not_help_the_training_is_stopped_and_says_so(tmp_p
     assert final.step < 120
 
 
+@pytest.mark.slow
 def test_a_script_may_ask_to_go_on_all_the_same(tmp_path: Path) -> None:
     policy = RollbackPolicy(initial_factor=0.99, max_rollbacks=1, on_give_up="continue")
     with flying(tmp_path, rollback=policy) as flown:
@@ -85,6 +87,7 @@ def test_a_script_may_ask_to_go_on_all_the_same(tmp_path: Path) -> None:
     assert "Broken steps are skipped on" in flown.events("give_up")[-1].message
 
 
+@pytest.mark.slow
 def test_a_training_none_of_whose_steps_can_be_taken_is_not_set_back_to_where_it_is(tmp_path: Path) -> None:
     def never() -> None:
         model, next_loss = task()
@@ -99,6 +102,7 @@ def test_a_training_none_of_whose_steps_can_be_taken_is_not_set_back_to_where_it
     assert flown.events("rollback") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("capture_batch", [True, False])
 def test_what_overflows_in_half_precision_is_not_blamed_on_the_learning_rate(
     capture_batch: bool, tmp_path: Path
@@ -120,6 +124,7 @@ def test_what_overflows_in_half_precision_is_not_blamed_on_the_learning_rate(
     assert flown.events("give_up")[-1].remedies[0].startswith("Train in bf16 instead of fp16")
 
 
+@pytest.mark.slow
 def test_the_initial_weights_are_the_first_to_leave(tmp_path: Path) -> None:
     policy = RollbackPolicy(snapshot_every=20, snapshot_share=1.0, healthy_after=10)
     seen = []

@@ -25,6 +25,8 @@ from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 
+pytestmark = pytest.mark.slow
+
 SMALL, LARGE = "loss@track_critic", "loss"
 """The critic has the smaller model, and a name of its own."""
 

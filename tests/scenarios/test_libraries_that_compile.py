@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 import mlflow_stability
 
-pytestmark = pytest.mark.scenario
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 STEPS = 21
 LIBRARY = """
 import torch

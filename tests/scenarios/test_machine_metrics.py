@@ -12,7 +12,7 @@ from scenarios.test_runs_in_mlflow import end, runs_of, train, watch
 
 import mlflow_stability
 
-pytestmark = pytest.mark.scenario
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 
 
 @pytest.fixture

@@ -46,6 +46,7 @@ def train(plant: Plant) -> tuple[nn.Module, Any]:
     return model, optimizer
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "make", [an_input, a_logarithm, a_root, a_loss, an_optimizer, a_weight], ids=lambda each: each.__name__
 )
@@ -60,6 +61,7 @@ def test_under_the_guard_the_origin_is_in_the_journal(tmp_path: Path, make: Call
     assert plant.operation in told.message
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [a_logarithm, a_root, an_optimizer], ids=lambda each: each.__name__)
 def test_without_the_guard_the_first_broken_step_is_looked_at(tmp_path: Path, make: Callable[[], Plant]) -> None:
     plant = make()
@@ -78,6 +80,7 @@ def test_who_does_not_want_it_does_without(tmp_path: Path) -> None:
     assert flown.events("nan_origin") == flown.events("broken_batch") == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("make", [a_logarithm, a_root], ids=lambda each: each.__name__)
 def test_a_training_is_the_same_with_it_and_without_it(tmp_path: Path, make: Callable[[], Plant]) -> None:
     found = []
@@ -88,6 +91,7 @@ def test_a_training_is_the_same_with_it_and_without_it(tmp_path: Path, make: Cal
     assert differences(*found) == []
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_run_again_without_the_compiler(tmp_path: Path) -> None:
     """`eager` as the backend: what matters is who is called."""
     plant = a_logarithm()

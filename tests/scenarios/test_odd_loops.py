@@ -41,6 +41,7 @@ def test_a_step_that_takes_a_model_gets_the_model(watched: Watched) -> None:
     assert row["grad_norm"] == pytest.approx(norm, rel=1e-5)
 
 
+@pytest.mark.slow
 def test_an_optimizer_for_every_sample_makes_no_endless_list_of_names(watched: Watched) -> None:
     for _ in range(40):
         parameter = nn.Parameter(torch.ones(2))

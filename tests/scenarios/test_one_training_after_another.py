@@ -73,6 +73,7 @@ def test_no_step_is_lost_where_both_optimizers_were_made_beforehand(watched: Wat
     assert len(watched.rows()) == 6
 
 
+@pytest.mark.slow
 def test_no_step_is_lost_from_one_run_to_the_next(
     tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -63,6 +63,7 @@ def critical(flown: Flown) -> list[str]:
     ]
 
 
+@pytest.mark.slow
 def test_a_gan_that_hits_every_mode_has_nothing_critical(tmp_path: Path) -> None:
     with flying(tmp_path) as flown:
         generator = train_a_gan(1500, 1e-3)
@@ -74,6 +75,7 @@ def test_a_gan_that_hits_every_mode_has_nothing_critical(tmp_path: Path) -> None
     assert diagnosis_of(recorded(flown)).outcome not in ("diverged", "broken")
 
 
+@pytest.mark.slow
 def test_a_gan_that_diverges_is_found(tmp_path: Path) -> None:
     with flying(tmp_path) as flown:
         train_a_gan(600, 0.1)

@@ -76,6 +76,7 @@ def end_of(losses: list[float]) -> float:
     return sum(losses[-40:]) / 40
 
 
+@pytest.mark.slow
 def test_a_jump_of_the_learning_rate_is_survived(rescued: Any) -> None:
     flown, losses, _ = rescued
     healthy, _ = train(jump=(0, 0))
@@ -113,6 +114,7 @@ def test_what_was_judged_live_is_found_again_in_the_journal(rescued: Any) -> Non
     assert [dataclasses.astuple(each) for each in again] == [dataclasses.astuple(each) for each in live]
 
 
+@pytest.mark.slow
 def test_nothing_of_us_is_in_the_way_of_a_healthy_training(tmp_path: Path) -> None:
     with flying(tmp_path, rollback=QUICK) as flown:
         losses, _ = train(jump=(0, 0))
@@ -121,6 +123,7 @@ def test_nothing_of_us_is_in_the_way_of_a_healthy_training(tmp_path: Path) -> No
     assert said == ["configuration_changed"]  # this loop changes its betas itself
 
 
+@pytest.mark.slow
 def test_what_going_back_cannot_help_is_given_up(tmp_path: Path) -> None:
     with flying(tmp_path, rollback=dataclasses.replace(HOPELESS, max_rollbacks=2, on_give_up="continue")) as flown:
         train(steps=900, jump=(200, 900))
@@ -129,6 +132,7 @@ def test_what_going_back_cannot_help_is_given_up(tmp_path: Path) -> None:
     assert final.step > 200
 
 
+@pytest.mark.slow
 def test_what_going_back_cannot_help_is_stopped_by_default_with_what_to_change(tmp_path: Path) -> None:
     policy = dataclasses.replace(HOPELESS, max_rollbacks=1)
     with flying(tmp_path, rollback=policy) as flown, pytest.raises(TrainingDiverged, match="Lower the learning rate"):
@@ -137,6 +141,7 @@ def test_what_going_back_cannot_help_is_stopped_by_default_with_what_to_change(t
     assert "The training is stopped" in final.message
 
 
+@pytest.mark.slow
 def test_a_training_can_be_ended_where_we_give_up(tmp_path: Path) -> None:
     policy = dataclasses.replace(HOPELESS, max_rollbacks=1, on_give_up="raise")
     with flying(tmp_path, rollback=policy), pytest.raises(TrainingDiverged, match="Training was ended at step"):
@@ -160,6 +165,7 @@ def test_a_training_is_stopped_where_the_user_asked_and_leaves_its_last_good_sta
     ]
 
 
+@pytest.mark.slow
 def test_the_halves_of_a_gan_are_set_back_together(tmp_path: Path) -> None:
     torch.manual_seed(0)
     maker, critic = nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 16), nn.ReLU(), nn.Linear(16, 1))
@@ -185,6 +191,7 @@ def test_the_halves_of_a_gan_are_set_back_together(tmp_path: Path) -> None:
     assert flown.session.parts_off == {}
 
 
+@pytest.mark.slow
 def test_checkpoints_and_returns_can_be_asked_for(tmp_path: Path) -> None:
     model, next_loss = task()
     optimizer = AdamW(model.parameters(), lr=0.01)
@@ -207,6 +214,7 @@ def test_checkpoints_and_returns_can_be_asked_for(tmp_path: Path) -> None:
     assert len(list(tmp_path.glob("journals/checkpoints/*/rollback_ckpt-000100-*"))) <= 1
 
 
+@pytest.mark.slow
 def test_checkpoints_that_cannot_be_written_are_switched_off_and_training_goes_on(tmp_path: Path) -> None:
     journals = tmp_path / "journals"
     journals.mkdir()

@@ -13,7 +13,7 @@ from mlflow import MlflowClient
 
 import mlflow_stability
 
-pytestmark = pytest.mark.scenario
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 HERE = Path(__file__).parent
 PACKAGE = Path(mlflow_stability.__file__).parent.parent
 

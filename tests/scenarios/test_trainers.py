@@ -17,7 +17,7 @@ from torch.optim import AdamW, Optimizer
 import mlflow_stability
 from mlflow_stability.session.session import Session
 
-pytestmark = [pytest.mark.scenario, pytest.mark.filterwarnings("ignore")]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
 STEPS = 12
 
 

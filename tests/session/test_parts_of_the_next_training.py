@@ -53,6 +53,7 @@ def train(model: nn.Module, steps: int, anew: bool = False) -> None:
         optimizer.zero_grad()
 
 
+@pytest.mark.slow
 def test_a_part_that_failed_is_on_again_for_the_next_training(monkeypatch: pytest.MonkeyPatch) -> None:
     mlflow_stability.autolog(exit_wait=0, silent=True, layers_every_n_steps=10)
     session = mlflow_stability.current_session()
@@ -79,6 +80,7 @@ def test_a_model_that_answers_in_its_own_way_is_asked_as_torch_asks() -> None:
     assert session.parts_off == {}
 
 
+@pytest.mark.slow
 def test_an_optimizer_for_every_step_has_few_walks_over_all_objects(monkeypatch: pytest.MonkeyPatch) -> None:
     importlib.import_module("lightning.pytorch")
     walks = 0

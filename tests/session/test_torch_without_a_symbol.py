@@ -65,6 +65,7 @@ def hide(name: str) -> None:
     torch_api.forget()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", torch_api.SYMBOLS)
 def test_the_training_goes_on(name: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
     bare = trained()
@@ -110,6 +111,7 @@ assert mlflow_stability.current_session().step == 11 + 1
 """
 
 
+@pytest.mark.slow
 def test_what_our_modules_are_made_of_may_be_missing_when_they_are_imported() -> None:
     done = subprocess.run(
         [sys.executable, "-c", SCRIPT, *AT_IMPORT], capture_output=True, text=True, timeout=300, check=False

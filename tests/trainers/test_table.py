@@ -16,6 +16,7 @@ MODES: tuple[Mode, ...] = ("bare", "watched", "rollback")
 NAN = float("nan")
 
 
+@pytest.mark.slow
 @pytest.mark.scenario
 @pytest.mark.parametrize("trainer", HERE, ids=lambda each: each.name)
 def test_a_trainer_is_recorded_as_it_is_and_rescued(trainer: Trainer, template_database: Path, tmp_path: Path) -> None:

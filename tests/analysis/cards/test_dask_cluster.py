@@ -32,6 +32,8 @@ if __name__ == "__main__":
         sys.stdin.read()
 """
 
+pytestmark = pytest.mark.slow
+
 
 @contextmanager
 def cluster(package: Path = ROOT) -> Iterator[str]:

@@ -87,6 +87,7 @@ def test_a_log_that_is_compared_is_not_written_over() -> None:
     assert Path("logs/good.jsonl").read_bytes() == before
 
 
+@pytest.mark.slow
 def test_it_goes_into_a_run_and_into_an_experiment_that_can_be_compared_again(
     sqlite_uri: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -138,6 +139,7 @@ def test_ctrl_c_shows_what_is_done(sqlite_uri: str) -> None:
     assert "Interrupted: 1 of 3 runs were read." in done.stdout
 
 
+@pytest.mark.slow
 def test_nothing_is_left_running_after_ctrl_c_on_many(sqlite_uri: str) -> None:
     runs = [store_run(sqlite_uri, falling(number)[:20]) for number in range(14)]
     code = (

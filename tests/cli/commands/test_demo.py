@@ -65,6 +65,7 @@ def until(there: Callable[[], list[_T]], at_least: int) -> list[_T]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.scenario
 def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp_path: Path) -> None:
     shown = cli("-m", "mlflow_stability", "demo", MLFLOW_TRACKING_URI=sqlite_uri)
@@ -99,6 +100,7 @@ def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp
     assert "rm -r .mlflow-stability" in shown.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.scenario
 def test_ctrl_c_leaves_no_training_behind(sqlite_uri: str, tmp_path: Path) -> None:
     with subprocess.Popen(
@@ -118,6 +120,7 @@ def test_ctrl_c_leaves_no_training_behind(sqlite_uri: str, tmp_path: Path) -> No
     assert not [each for each in trainings if each.is_running()]
 
 
+@pytest.mark.slow
 def test_a_training_that_fails_is_named_and_ends_the_demo(tmp_path: Path) -> None:
     (tmp_path / "sitecustomize.py").write_text("import sys\nsys.modules['torch.optim'] = None\n")
     refused = cli("-m", "mlflow_stability", "demo", PYTHONPATH=os.pathsep.join([str(tmp_path), PACKAGE_ROOT]))
@@ -152,6 +155,7 @@ def test_without_torch_what_needs_it_says_so_in_a_sentence(name: str) -> None:
     assert said.startswith(f"ModuleNotFoundError: mlflow_stability.{name} needs PyTorch, which is not installed here.")
 
 
+@pytest.mark.slow
 def test_without_torch_the_doctor_finds_the_rest_in_order(sqlite_uri: str) -> None:
     looked = cli("-c", WITHOUT_TORCH + RUN, "doctor", "--tracking-uri", sqlite_uri)
     assert looked.returncode == 1, looked.stderr

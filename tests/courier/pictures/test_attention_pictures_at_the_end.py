@@ -204,6 +204,7 @@ def test_the_picture_says_how_many_layers_there_are_where_only_some_have_maps(
     assert "12 of 24 layers drawn" in " ".join(texts(figures[0]))
 
 
+@pytest.mark.slow
 def test_everything_is_said_to_have_arrived_while_pictures_are_still_drawn(
     tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

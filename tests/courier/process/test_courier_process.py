@@ -41,6 +41,7 @@ def test_everything_is_in_the_run_ten_seconds_after_a_kill(training, sqlite_uri)
     assert not training.folder.parent.exists()
 
 
+@pytest.mark.slow
 def test_ctrl_c_and_a_hang_up_are_not_for_the_courier(training, sqlite_uri):
     courier = training.start_courier()
     wait_until(lambda: (training.folder / "status.json").exists())
@@ -55,6 +56,7 @@ def test_ctrl_c_and_a_hang_up_are_not_for_the_courier(training, sqlite_uri):
     assert len(run_ids(sqlite_uri)) == 1
 
 
+@pytest.mark.slow
 def test_a_second_courier_goes_at_once(training):
     first = training.start_courier()
     wait_until(lambda: (training.folder / COURIER).is_symlink())
@@ -66,6 +68,7 @@ def test_a_second_courier_goes_at_once(training):
     wait_until(lambda: first.poll() is not None)
 
 
+@pytest.mark.slow
 def test_a_session_that_was_left_behind_is_delivered_by_the_next_courier(training, tmp_path, sqlite_uri):
     training.train(1, 30)
     training.end()  # together with its courier
@@ -82,6 +85,7 @@ def test_a_session_that_was_left_behind_is_delivered_by_the_next_courier(trainin
     assert elsewhere.folder.exists()  # goes to another store, for which we may have no password
 
 
+@pytest.mark.slow
 def test_two_runs_of_one_process_are_told_apart(training, sqlite_uri):
     courier = training.start_courier()
     training.train(1, 10)
@@ -94,6 +98,7 @@ def test_two_runs_of_one_process_are_told_apart(training, sqlite_uri):
     assert sorted(len(load_run(run_id, sqlite_uri)) for run_id in run_ids(sqlite_uri)) == [10, 20]
 
 
+@pytest.mark.slow
 def test_a_released_session_is_left_by_its_courier_though_the_process_lives_on(training):
     courier = training.start_courier()
     training.train(1, 10)
@@ -104,6 +109,7 @@ def test_a_released_session_is_left_by_its_courier_though_the_process_lives_on(t
     training.end()
 
 
+@pytest.mark.slow
 def test_the_courier_never_loads_torch(training):
     courier = training.start_courier()
     training.train(1, 10)

@@ -294,6 +294,7 @@ def store(request: pytest.FixtureRequest, sqlite_uri: str, tmp_path: Path) -> It
         yield url
 
 
+@pytest.mark.slow
 def test_a_real_courier_delivers_maps_and_pictures_and_removes_the_recording(tmp_path: Path, store: str) -> None:
     training = Training(tmp_path / ".mlflow-stability", store)
     folder = training.journal.folder

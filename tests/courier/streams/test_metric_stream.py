@@ -66,6 +66,7 @@ def test_a_store_that_was_away_but_is_fast_enough_gets_all_points(training):
     assert stream.every == 10
 
 
+@pytest.mark.slow
 def test_memory_stays_bounded_however_long_the_store_is_away(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
     shelf.broken = True

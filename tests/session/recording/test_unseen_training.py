@@ -36,6 +36,7 @@ def output_of(kind: str, folder: Path) -> str:
     return done.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "signs"),
     [
@@ -54,6 +55,7 @@ def test_a_training_that_nobody_sees_says_so_once_at_the_end_of_the_process(
     assert "mlflow_stability.attach(model, optimizer)" in line
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["crashed", "by_hand", "prediction"])
 def test_nothing_is_said_of_what_is_recorded_broke_off_or_trains_nothing(tmp_path: Path, kind: str) -> None:
     assert SAID not in output_of(kind, tmp_path)

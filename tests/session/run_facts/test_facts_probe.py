@@ -147,6 +147,7 @@ def test_autocast_and_the_scaler_are_told_as_they_were_used(watched: Watched) ->
     assert idle.is_enabled()
 
 
+@pytest.mark.slow
 def test_an_optimizer_for_every_step_does_not_tell_for_ever(watched: Watched) -> None:
     model = nn.Linear(4, 1)
     for number in range(60):
