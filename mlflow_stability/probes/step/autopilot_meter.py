@@ -103,7 +103,7 @@ class AutopilotMeter(StepMeter):
         if self._swallowing:
             self._control.swallowed(optimizer, capture, place)
         else:
-            self._control.before_step(optimizer, capture, place, self._norm_now, self._tracks.together(optimizer))
+            self._control.before_step(optimizer, capture, place, self._norm_now, self._tracks.together(capture.track))
 
     def step_ended(self, optimizer: Optimizer) -> None:
         """Runs after a top-level step."""

@@ -7,6 +7,7 @@ A new optimizer for parameters that are known already goes on with their track.
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, MutableMapping
 
 from torch import Tensor
@@ -38,6 +39,8 @@ class OptimizerTracks:
         self._optimizers_seen = 0
         self._tracks_seen = 0
         self._places: dict[int, str] = {}
+        self._together: tuple[int, list[weakref.ref[object]]] = -1, []
+        """The track that was asked for last, and its optimizers; anew where one joins."""
 
     def join(self, optimizer: Optimizer, track: int) -> int:
         """The track of an optimizer; a new one joins `track`, or opens one where that is -1."""
@@ -56,6 +59,7 @@ class OptimizerTracks:
         for each in parameters:
             self._track_of_parameter[each] = track
         self._tracks[optimizer] = self._stepped[optimizer] = track
+        self._together = -1, []
         self._numbers[optimizer] = min(self._optimizers_seen, MOST - 1)
         self._optimizers_seen += 1
         return track
@@ -64,10 +68,11 @@ class OptimizerTracks:
         """The track of an optimizer; -1 where it has none yet."""
         return self._tracks.get(optimizer, -1)
 
-    def together(self, optimizer: Optimizer) -> list[Optimizer]:
-        """This optimizer and those that step in the same cycles with it."""
-        track = self._tracks.get(optimizer)
-        return [each for each, theirs in self._tracks.items() if theirs == track and isinstance(each, Optimizer)]
+    def together(self, track: int) -> list[Optimizer]:
+        """The optimizers of a track: they step in the same cycles."""
+        if self._together[0] != track:
+            self._together = track, [weakref.ref(each) for each, theirs in self._tracks.items() if theirs == track]
+        return [each for known in self._together[1] if isinstance(each := known(), Optimizer)]
 
     def group_place(self, optimizer: Optimizer, group: int) -> str:
         """Where the learning rate of a parameter group belongs: nothing is said of the first."""

@@ -8,8 +8,8 @@ they are let through: then they are the training's new level, and not for us to 
 from __future__ import annotations
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
-from statistics import median
 
 REMEMBERED = 256
 LEAST = 50
@@ -25,15 +25,19 @@ class GradientLimit:
 
     def __init__(self, times: float | None) -> None:
         self._times = times
-        self._norms: deque[float] = deque(maxlen=REMEMBERED)
+        self._norms: deque[float] = deque()
+        self._by_size: list[float] = []
+        """The same, smallest first: to sort them anew at each step would take longer than all else here."""
         self._row = 0
 
     @property
     def largest(self) -> float | None:
         """The norm that is let through; None: any."""
-        if self._times is None or len(self._norms) < LEAST or self._row >= MOST_IN_A_ROW:
+        norms = self._by_size
+        if self._times is None or len(norms) < LEAST or self._row >= MOST_IN_A_ROW:
             return None
-        return max(self._times * median(self._norms), OF_THE_LARGEST * max(self._norms))
+        median = (norms[(len(norms) - 1) // 2] + norms[len(norms) // 2]) / 2
+        return max(self._times * median, OF_THE_LARGEST * norms[-1])
 
     def step(self, norm: float, *, skipped: bool) -> None:
         """Take note of a step."""
@@ -44,8 +48,12 @@ class GradientLimit:
         else:
             self._row = 0
             self._norms.append(norm)
+            insort(self._by_size, norm)
+            if len(self._norms) > REMEMBERED:
+                del self._by_size[bisect_left(self._by_size, self._norms.popleft())]
 
     def forget(self) -> None:
         """The training was set back: its norms are learnt anew."""
         self._norms.clear()
+        self._by_size.clear()
         self._row = 0

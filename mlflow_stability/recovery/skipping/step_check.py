@@ -7,6 +7,7 @@ moments of an optimizer would not survive its square.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -31,6 +32,10 @@ def broken_flag(
                 asked.append(theirs)
         if not asked:
             return None
+        if all(each.is_cpu for each in asked):  # nobody waits for a value that is here
+            values = [each.item() for each in asked]
+            absurd = norm is not None and largest is not None and values[len(losses)] > largest
+            return torch.tensor(float(absurd or not all(map(math.isfinite, values))), dtype=torch.float32)
         # Gradients say on which device it is wanted; a loss may have been moved to the host.
         device = asked[-1].device
         wide = torch.float32

@@ -57,12 +57,7 @@ class SnapshotRing:
     @property
     def good(self) -> tuple[Snapshot, ...]:
         """The states that can be gone back to, oldest first."""
-        first, self._first = self._first, None
-        if first is not None:
-            self._cost += first.copy.seconds()
-            if self.is_finite(first.copy):
-                self._good.insert(0, first)
-                self.initial_step = first.step
+        self._admit_initial()
         return tuple(each for each in self._good if each.step not in self._lent)
 
     @property
@@ -101,6 +96,8 @@ class SnapshotRing:
 
     def healthy(self, step: int) -> Snapshot | None:
         """Runs after a healthy step; gives the state that has become good by it."""
+        if self._first is not None:
+            self._admit_initial()
         waiting = self._waiting
         if waiting is None or step - waiting.step < self._policy.healthy_after:
             return None
@@ -151,6 +148,15 @@ class SnapshotRing:
         if self._budget is None:
             self._budget = free_memory() // 4
         return self._budget
+
+    def _admit_initial(self) -> None:
+        """The state from before the first step is good if it is finite."""
+        first, self._first = self._first, None
+        if first is not None:
+            self._cost += first.copy.seconds()
+            if self.is_finite(first.copy):
+                self._good.insert(0, first)
+                self.initial_step = first.step
 
     def _settle(self) -> None:
         """The newest waits no longer, and by now its cost is known on a device too."""

@@ -41,24 +41,29 @@ class WeakTrainingParts:
     """Remembers the parts of a training without keeping them alive."""
 
     def __init__(self, parts: TrainingParts) -> None:
-        self._optimizers = _weakly(parts.optimizers)
-        self._models = _weakly(parts.models)
+        self._needed = _weakly((*parts.optimizers, *parts.models))
+        self._optimizers = len(parts.optimizers)
+        """How many of them are optimizers; models are behind them."""
         self._schedulers = _weakly(parts.schedulers)
         self._scaler = None if parts.scaler is None else weakref.ref(parts.scaler)
         self._averaged = _weakly(parts.averaged)
 
     def alive(self) -> TrainingParts | None:
         """The parts; None once a model or an optimizer is gone, for then it is another training."""
-        optimizers, models = _living(self._optimizers), _living(self._models)
-        if len(optimizers) < len(self._optimizers) or len(models) < len(self._models):
+        needed = _living(self._needed)
+        if len(needed) < len(self._needed):
             return None
         return TrainingParts(
-            optimizers=optimizers,
-            models=models,
+            optimizers=needed[: self._optimizers],
+            models=needed[self._optimizers :],
             schedulers=_living(self._schedulers),
             scaler=None if self._scaler is None else self._scaler(),
             averaged=_living(self._averaged),
         )
+
+    def are_there(self) -> bool:
+        """Whether `alive` would give them: all that is asked at most steps."""
+        return not [each for each in self._needed if each() is None]
 
 
 def _weakly(objects: Sequence[Any]) -> tuple[weakref.ref[Any], ...]:

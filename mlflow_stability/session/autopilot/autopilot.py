@@ -36,6 +36,7 @@ class Autopilot:
 
     def __init__(self, plan: AutopilotConfig, recording: Recording | None, context: AutopilotContext) -> None:
         self._plan = plan
+        self._keeps = plan.keeps
         self._recording = recording
         self._context = context
         self._consensus = RankConsensus(context.vote, recording is not None)
@@ -77,7 +78,7 @@ class Autopilot:
 
     def before_backward(self, tensors: Any) -> None:
         """Runs before anything else of a backward pass."""
-        if self._plan.keeps:
+        if self._snapshots.has_incomplete:
             self._complete(self._parts.alive())
         self._carry_out(late=True)
         if self._look_for_stale(tensors):
@@ -217,7 +218,7 @@ class Autopilot:
                 self._begin_states(parts, self.step - began)
 
     def _decided(self, facts: StepFacts, reading: StepReading, events: Sequence[Event]) -> None:
-        orders = self._evaluator.evaluate(facts, reading, events, self._parts.alive())
+        orders = self._evaluator.evaluate(facts, reading, events, self._parts)
         self._emit_checkpoint_events()
         if not self._rollback.is_running:
             self._consensus.give(orders)
@@ -227,7 +228,7 @@ class Autopilot:
         orders = self._consensus.take()
         if not late and self._scaler is not None:
             self._settle_scale(self._scaler)
-        if self._plan.keeps:
+        if self._keeps:
             self._prove(orders, self.step)
         if orders.ending is not None:
             if orders.rollback is not None:
@@ -237,25 +238,25 @@ class Autopilot:
             raise orders.ending
         if orders.rollback is not None:
             self._roll_back(orders.rollback)
-        elif self._plan.keeps and not late:
+        elif self._keeps and not late:
             self._snapshot(orders)
 
     def _keep_state(self, orders: Orders) -> None:
-        facts, parts = self._facts, self._parts.alive()
-        if facts is None or parts is None or not self._is_whole:
+        facts = self._facts
+        if facts is None or not self._is_whole:
             return
         if orders.trouble or facts.skipped_by or facts.asked_for:
             return
         ring, disk = (orders.snapshot, orders.checkpoint) if not self._consensus.is_alone else self._due()
         disk = disk and self._recording is not None
-        if ring or disk:
+        parts = self._parts.alive() if ring or disk else None
+        if parts is not None:
             self._snapshots.take(parts, self.step, self._evaluator.loss, self._rates, ring=ring, disk=disk)
 
     def _due(self) -> tuple[bool, bool]:
-        parts = self._parts.alive()
-        if parts is None or not self._plan.keeps:
+        if not self._keeps or not self._parts.are_there():
             return False, False
-        return self._snapshots.is_due(parts, self.step)
+        return self._snapshots.is_due(self._parts, self.step)
 
     def _roll_back(self, decision: Decision) -> bool:
         gone = self._rollback.run(decision, self.step, self._parts.alive())

@@ -38,7 +38,7 @@ from mlflow_stability.recovery.state.stale_graphs import StaleGraphs
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext
 from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
-from mlflow_stability.session.autopilot.snapshot_manager import SnapshotManager
+from mlflow_stability.session.autopilot.snapshot_manager import KnownParts, SnapshotManager
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -114,13 +114,14 @@ class RollbackController:
         """How many times the training was set back."""
         return len(self._past.returns)
 
-    def orders_after(self, outcome: StepOutcome, parts: TrainingParts | None) -> Orders:
+    def orders_after(self, outcome: StepOutcome, known: KnownParts) -> Orders:
         """Decide what to do after a step, and tell of it where we give up."""
         orders = Orders()
-        suspicious = bool(
-            outcome.events or outcome.skipped_by or outcome.broken_taken or self._past.waiting is not None
-        )
-        suspicious = suspicious or self._past.limit is not None
+        suspicious = bool(outcome.events or outcome.skipped_by or outcome.broken_taken or outcome.skips_in_a_row)
+        if not suspicious and self._past.waiting is None and self._past.limit is None:
+            orders.healthy = not outcome.asked_for  # there is nothing to be decided
+            return orders
+        parts = known.alive()
         broken = outcome.skipped_by == "guard" or outcome.broken_taken
         late = (
             outcome.broken_taken and self._policy.guard is not True
@@ -132,7 +133,7 @@ class RollbackController:
             outcome.skips_in_a_row,
             late,
             not (broken and not late and self._policy.rollback and parts is not None) or weights_finite(parts),
-            self._snapshots.good(with_disk=suspicious and self._policy.rollback),
+            self._snapshots.good(with_disk=self._policy.rollback),
         )
         self._past, decision = decide(self._policy, self._past, situation)
         if decision.action == "rollback":

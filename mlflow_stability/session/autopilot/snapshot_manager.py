@@ -99,11 +99,19 @@ class SnapshotManager:
         if self._policy.rollback and self.ring.has_room_for_initial(bytes_of_state(parts)):
             self.ring.add_initial(copy_state(parts, step))
 
-    def is_due(self, parts: TrainingParts, step: int) -> tuple[bool, bool]:
+    @property
+    def has_incomplete(self) -> bool:
+        """Whether a copy waits for what the script does after its step."""
+        return self._early is not None
+
+    def is_due(self, known: KnownParts, step: int) -> tuple[bool, bool]:
         """Whether the ring and the disk want this step's state."""
         if self._early is not None:
             return False, False
         if self._nbytes is None:
+            parts = known.alive()
+            if parts is None:
+                return False, False
             self._nbytes = bytes_of_state(parts)
         disk = bool(self._checkpoint_due(step))
         if disk and self._split:
@@ -261,7 +269,7 @@ class KnownParts:
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
             self._order.append(weakref.ref(optimizer))
-        elif self._parts is not None and self.alive() is not None:
+        elif self.are_there():
             return False
         self._searches += 1
         if self._searches > MOST_SEARCHES:
@@ -270,6 +278,10 @@ class KnownParts:
         known = [found for each in self._order if (found := each()) is not None]
         self._parts = WeakTrainingParts(find_parts(known, scaler))
         return True
+
+    def are_there(self) -> bool:
+        """Whether `alive` would give them."""
+        return self._parts is not None and self._parts.are_there()
 
     def alive(self) -> TrainingParts | None:
         """The parts; None where there are none yet, or one of them is gone."""

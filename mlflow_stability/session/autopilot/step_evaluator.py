@@ -14,11 +14,11 @@ from typing import Any
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.nan_origin import KIND as NAN_ORIGIN
 from mlflow_stability.recovery.skipping import SkipCount, calm_loss_scaler, cut_loss_scale
-from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.recovery.stop_conditions import check_stop
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, StepOutcome
+from mlflow_stability.session.autopilot.snapshot_manager import KnownParts
 from mlflow_stability.session.autopilot.step_modifier import ReadStep, StepFacts, StepModifier, read_step
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.vocabulary.measured.observation import StepReading
@@ -50,10 +50,8 @@ class StepEvaluator:
         self.loss = math.nan
         """The last finite loss."""
 
-    def evaluate(
-        self, facts: StepFacts, reading: StepReading, events: Sequence[Event], parts: TrainingParts | None
-    ) -> Orders:
-        """Take in a step."""
+    def evaluate(self, facts: StepFacts, reading: StepReading, events: Sequence[Event], known: KnownParts) -> Orders:
+        """Take in a step; `known`: what it was a step of, looked at only where something is wrong."""
         reading = reading if self._decides else replace(reading, step=facts.step)
         seen = read_step(reading, facts, self._skipped_before)
         if math.isfinite(seen.loss):
@@ -65,12 +63,13 @@ class StepEvaluator:
         if not self._decides:
             return Orders()
         if seen.skipped_by == "guard" and self._batches is not None:
+            parts = known.alive()
             optimizers = () if parts is None else parts.optimizers
             self._batches.report(reading.step, self._emit_batch_event, optimizers, facts.batch_number)
         outcome = StepOutcome(
             reading.step, tuple(events), seen.loss, seen.skipped_by, facts.asked_for, in_a_row, seen.broken_taken
         )
-        orders = self._controller.orders_after(outcome, parts)
+        orders = self._controller.orders_after(outcome, known)
         try:
             check_stop(self._plan.stop_on, reading, skipped=seen.skipped_by == "scaler")
         except TrainingDiverged as diverged:
