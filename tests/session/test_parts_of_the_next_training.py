@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 import mlflow_stability
 from mlflow_stability.probes.parameters.adam_rms import AdamRms
+from mlflow_stability.probes.performance import progress
 from mlflow_stability.tracking.in_process.active_run import lightning_run
 
 
@@ -101,3 +102,22 @@ def test_an_optimizer_for_every_step_has_few_walks_over_all_objects(monkeypatch:
     assert after <= before + 1  # the second model is a training beside the first, and is named once
     assert lightning_run() is None
     assert walks == after
+
+
+@pytest.mark.parametrize("rollback", [False, True], ids=["watched", "rollback"])
+def test_a_training_without_a_schedule_has_one_walk_over_all_objects(
+    monkeypatch: pytest.MonkeyPatch, rollback: bool
+) -> None:
+    walks = 0
+    objects = gc.get_objects
+
+    def counted(*args: Any) -> list[Any]:
+        nonlocal walks
+        walks += 1
+        return objects(*args)
+
+    monkeypatch.setattr(progress, "TRAINERS", ())  # as where no library of trainers was imported
+    monkeypatch.setattr(gc, "get_objects", counted)
+    mlflow_stability.autolog(exit_wait=0, strict=True, rollback=rollback)
+    train(nn.Linear(4, 1), 102)
+    assert walks == 1

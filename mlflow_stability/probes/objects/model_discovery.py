@@ -61,8 +61,11 @@ _walks: list[ObjectScan] = []
 
 def living(*kinds: type) -> list[list[Any]]:
     """All objects of each kind that there are in this process."""
-    shared = _walks[-1].answer(kinds) if _walks else None
-    return _walk(kinds) if shared is None else shared
+    for each in _walks:  # the outermost first: it looks for the most kinds
+        shared = each.answer(kinds)
+        if shared is not None:
+            return shared
+    return _walk(kinds)
 
 
 def _walk(kinds: tuple[type, ...]) -> list[list[Any]]:

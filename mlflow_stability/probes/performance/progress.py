@@ -62,11 +62,18 @@ class Source:
 
 def sources_of(optimizers: Sequence[Optimizer]) -> list[Source]:
     """Whoever may know the total."""
+    if not any(module in sys.modules for module, _ in TRAINERS) and not any(map(_may_have_schedule, optimizers)):
+        return []
     kinds = [kind for module, name in TRAINERS if (kind := getattr(sys.modules.get(module), name, None)) is not None]
     *trainers, scheduled = living(*kinds, LRScheduler)
     found = [Source(True, partial(_of_trainer, weakref.ref(each))) for group in trainers for each in group]
     found += [Source(False, partial(_of_schedule, weakref.ref(each))) for each in schedules_of(scheduled, optimizers)]
     return found
+
+
+def _may_have_schedule(optimizer: Optimizer) -> bool:
+    """Whether a schedule was made for it: each keeps in the groups the learning rate that it began with."""
+    return any("initial_lr" in group for group in optimizer.param_groups)
 
 
 def total_of(schedule: LRScheduler) -> int | None:

@@ -90,12 +90,11 @@ class AutopilotMeter(StepMeter):
         if not first and not failed and self._control is not None:
             self._control.evaluated_again(optimizer)
 
-    def before_step(self, optimizer: Optimizer) -> None:
-        """Runs when the gradients are complete and not used yet."""
+    def _before_step(self, optimizer: Optimizer) -> None:
         self._norm_now = None
         if self._control is not None and self._control.was_rolled_back():
             self._steps.begin_anew()
-        super().before_step(optimizer)
+        super()._before_step(optimizer)
         capture = self._capture if id(optimizer) in self._capture.stepped else self._last
         if self._control is None or capture is None:
             return

@@ -18,9 +18,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.amp import GradScaler
 from torch.nn import Module
 from torch.optim import Optimizer
+from torch.optim.lr_scheduler import LRScheduler
 
+from mlflow_stability.probes.objects.model_discovery import ObjectScan
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.probe_scheduler import NoProbes, ProbeScheduler
 from mlflow_stability.probes.step.engine_norms import EngineNorms, norm_before_clipping
@@ -118,6 +121,7 @@ class StepMeter:
         self._ended_at: float | None = None
         self._skips = Skips({})
         self._held, self._engines = HeldGradients(), EngineNorms()
+        self._scan = ObjectScan(Module, Optimizer, LRScheduler, GradScaler)
         self._take_engine = guard("norm before clipping", self._engine_found)
         self._ask_engine = guard("norm before clipping", self._engine_asked)
         self._take_losses = guard("loss", take_losses)
@@ -215,6 +219,13 @@ class StepMeter:
 
     def before_step(self, optimizer: Optimizer) -> None:
         """Runs when the gradients are complete and not used yet."""
+        if id(optimizer) in self._known:
+            self._before_step(optimizer)
+        else:
+            with self._scan:  # names, models, schedules and parts are all looked for now
+                self._before_step(optimizer)
+
+    def _before_step(self, optimizer: Optimizer) -> None:
         stepped = self._capture.stepped
         if stepped and (id(optimizer) in stepped or self._is_another(optimizer, self._capture)):
             self._end_capture()
@@ -303,6 +314,7 @@ class StepMeter:
 
     def forget(self) -> None:
         """One of these was ended half-way by Ctrl-C: what was being measured is let go of."""
+        self._scan.end()
         self._scheduler.forget()
 
     def drain(self) -> None:
