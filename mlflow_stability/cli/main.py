@@ -41,6 +41,10 @@ class Commands(CommandsOnDemand):
             "mlflow_stability.cli.commands.explain",
             "Say what a judgement sees, why it matters and what to try.",
         ),
+        "thresholds": (
+            "mlflow_stability.cli.commands.thresholds",
+            "Print every threshold with its default and its meaning.",
+        ),
         "checklist": (
             "mlflow_stability.cli.commands.checklist",
             "List what to check, filled in with what a run shows.",

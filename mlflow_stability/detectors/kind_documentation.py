@@ -23,7 +23,7 @@ class Threshold:
     """A number that a judgement is made by."""
 
     name: str
-    value: float
+    value: float | tuple[float, ...]
     meaning: str
 
 

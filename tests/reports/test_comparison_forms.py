@@ -11,33 +11,28 @@ from jsonschema import Draft202012Validator
 from markdown_it import MarkdownIt
 from reports.comparisons import ALL, HOSTILE, many, two
 
-from mlflow_stability.reports import formats
 from mlflow_stability.reports.comparison import comparison_terminal
-from mlflow_stability.reports.comparison.comparison_formats import FORMATS, render
 from mlflow_stability.reports.comparison.comparison_json import schema
+from mlflow_stability.reports.report_format import FORMATS, render_comparison
 from mlflow_stability.vocabulary.result.comparison import Comparison
 
 Made = Callable[[], Comparison]
 
 
-def test_a_comparison_takes_the_same_forms_as_a_diagnosis() -> None:
-    assert list(FORMATS) == list(formats.FORMATS)
-
-
 @pytest.mark.parametrize("form", list(FORMATS))
 @pytest.mark.parametrize("made", ALL)
 def test_every_form_can_be_written_and_is_the_same_each_time(made: Made, form: str) -> None:
-    assert render(made(), form) == render(made(), form)
+    assert render_comparison(made(), form) == render_comparison(made(), form)
 
 
 @pytest.mark.parametrize("made", ALL)
 def test_the_json_keeps_to_its_schema(made: Made) -> None:
     Draft202012Validator.check_schema(schema())
-    Draft202012Validator(schema()).validate(json.loads(render(made(), "json")))
+    Draft202012Validator(schema()).validate(json.loads(render_comparison(made(), "json")))
 
 
 def test_the_json_has_the_runs_in_order_and_what_could_not_be_read() -> None:
-    said = json.loads(render(many(), "json"))
+    said = json.loads(render_comparison(many(), "json"))
     assert said["runs"][0]["unstable"] is False
     assert said["runs"][-1]["lost"] is True
     assert said["runs"][-1]["final_loss"] in ("nan", "inf") or said["runs"][-1]["final_loss"] > 1
@@ -47,7 +42,7 @@ def test_the_json_has_the_runs_in_order_and_what_could_not_be_read() -> None:
 
 
 def test_the_csv_has_a_row_for_each_run_and_a_column_for_each_parameter_that_differs() -> None:
-    rows = list(csv.DictReader(io.StringIO(render(many(), "csv"))))
+    rows = list(csv.DictReader(io.StringIO(render_comparison(many(), "csv"))))
     assert len(rows) == 18
     assert {row["param:optimizer"] for row in rows[:-1]} == {"adamw", "sgd"}
     assert rows[-1]["error"]
@@ -75,7 +70,7 @@ def test_a_person_reads_who_is_worse_where_two_part_and_what_goes_with_instabili
 
 
 def test_what_a_run_brought_along_stays_text_in_markdown() -> None:
-    text = render(many(), "markdown")
+    text = render_comparison(many(), "markdown")
     tokens = MarkdownIt("commonmark", {"html": True}).enable("table").parse(text)
     inline = [child for token in tokens for child in token.children or []]
     kinds = {token.type for token in (*tokens, *inline)}
@@ -107,7 +102,7 @@ class Tags(HTMLParser):
 
 @pytest.mark.parametrize("made", ALL)
 def test_the_page_is_whole_and_needs_no_script_and_no_network(made: Made) -> None:
-    page = render(made(), "html")
+    page = render_comparison(made(), "html")
     tags = Tags()
     tags.feed(page)
     assert tags.open == []
@@ -124,6 +119,6 @@ def test_of_a_thousand_runs_the_page_shows_the_stablest_and_the_sickest() -> Non
     from mlflow_stability.diagnosis.compare import comparison_of
 
     cards = [replace(card, source=f"{card.source}-{n}") for n in range(20) for card in many().cards]
-    page = render(comparison_of(cards), "html")
+    page = render_comparison(comparison_of(cards), "html")
     assert len(page) < 600_000
     assert f"{len(cards) - 100} more" in page

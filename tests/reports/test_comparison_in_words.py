@@ -10,7 +10,7 @@ from rich.cells import cell_len
 from mlflow_stability.diagnosis.compare import comparison_of
 from mlflow_stability.diagnosis.parameters.parameter_difference import differences_of
 from mlflow_stability.reports.comparison import comparison_terminal
-from mlflow_stability.reports.comparison.comparison_formats import render
+from mlflow_stability.reports.report_format import render_comparison
 from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.vocabulary.result.cohort import Association, Cohort, Interval, Sensitivity, SurvivalCurve
 from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE
@@ -51,13 +51,13 @@ def test_a_run_that_had_trouble_is_named_as_diagnose_wants_it(form: str) -> None
     run_id = "0123456789abcdef" * 2
     cards = [replace(made("wild", {}, lost=300), source=run_id), made("calm", {})]
     comparison = comparison_of(cards)
-    said = comparison_terminal.render(comparison) if form == "terminal" else render(comparison, form)
+    said = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
     assert run_id in said
 
 
 def test_markdown_says_why_as_the_others_do() -> None:
     card = replace(made("wild", {}, lost=300), verdict="It diverged.", cause_statement="The rate was 100 times it.")
-    assert "The rate was 100 times it." in render(comparison_of([card, made("calm", {})]), "markdown")
+    assert "The rate was 100 times it." in render_comparison(comparison_of([card, made("calm", {})]), "markdown")
 
 
 def test_the_numbers_of_long_trainings_fit_into_80_columns() -> None:
@@ -92,7 +92,7 @@ def test_runs_without_a_repetition_are_not_listed_over_seeds(form: str) -> None:
     repeated = [made(f"s{seed}", {"lr": 0.1, "seed": seed}) for seed in range(3)]
     alone = [made(f"alone-{width}", {"lr": 0.1, "width": width, "seed": 1}) for width in (7, 8)]
     comparison = comparison_of([*repeated, *alone])
-    said = comparison_terminal.render(comparison) if form == "terminal" else render(comparison, form)
+    said = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
     over_seeds = said[said.index("Over seeds") :]
     assert "3 runs" in over_seeds
     assert "1 run;" not in over_seeds
@@ -112,7 +112,7 @@ def test_of_many_runs_it_is_said_in_words_where_a_parameter_is_not_set() -> None
 
 def test_a_crash_is_named_without_a_dash_before_it() -> None:
     crashed = replace(made("crashed", {}), outcome="crashed", cause="exception")
-    page = render(comparison_of([crashed, made("calm", {})]), "html")
+    page = render_comparison(comparison_of([crashed, made("calm", {})]), "html")
     assert "<div><small>exception</small></div>" in page
     assert "- <small>" not in page
 
@@ -134,7 +134,7 @@ def test_what_was_remarked_upon_when_runs_were_read_is_told_once(form: str) -> N
     cards = [replace(made(f"run-{n}", {}), notes=(*((thinned,) if n < 5 else ()), JUDGED_LIVE)) for n in range(9)]
     cards[8] = replace(cards[8], notes=("It was deleted.",))
     comparison = comparison_of(cards)
-    said = comparison_terminal.render(comparison) if form == "terminal" else render(comparison, form)
+    said = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
     assert f"5 runs: {thinned}" in said
     assert "run-8: It was deleted." in said
     assert JUDGED_LIVE not in said
@@ -148,7 +148,7 @@ def test_what_goes_with_instability_is_the_first_of_what_differs(form: str) -> N
     ]
     cohort = Cohort(8, 2, associations=(Association(("lr",), "Unstable were 2 of 2.", 0.001),))
     comparison = replace(comparison_of(cards), cohort=cohort)
-    said = comparison_terminal.render(comparison) if form == "terminal" else render(comparison, form)
+    said = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
     differs = said[said.index("What differs") :]
     assert differs.index("lr") < differs.index("innocent_0")
 
@@ -159,7 +159,7 @@ def test_what_goes_with_instability_stands_at_the_top_before_any_run(form: str) 
     comparison = comparison_of([made(f"run-{n}", {"lr": n}) for n in range(8)])
     for cohort, there in ((Cohort(8, 2, associations=named), True), (Cohort(8, 2), False)):
         told = replace(comparison, cohort=cohort)
-        said = comparison_terminal.render(told) if form == "terminal" else render(told, form)
+        said = comparison_terminal.render(told) if form == "terminal" else render_comparison(told, form)
         top = said[: said.index("run-0")]
         assert ("Unstable were 2 of 2. Named as well: warmup." in top) is there
 

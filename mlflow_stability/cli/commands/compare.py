@@ -15,8 +15,8 @@ from mlflow_stability.cli.kit.reading_progress import ReadingProgress
 from mlflow_stability.cli.kit.terminal import notes_console
 from mlflow_stability.cli.main import COULD_NOT, INTERRUPTED
 from mlflow_stability.reports.comparison import comparison_terminal
-from mlflow_stability.reports.comparison.comparison_formats import FORMATS, render
 from mlflow_stability.reports.escape import plain
+from mlflow_stability.reports.report_format import FORMATS, render_comparison
 from mlflow_stability.vocabulary.result.comparison import Comparison
 from mlflow_stability.vocabulary.result.event import Severity
 
@@ -102,7 +102,7 @@ def _exit_code(comparison: Comparison) -> int:
 
 def _show(comparison: Comparison, form: str, file: Path | None, verbose: bool) -> None:
     if form != "rich":
-        put_out(render(comparison, form), file)
+        put_out(render_comparison(comparison, form), file)
     elif file is not None:
         put_out(comparison_terminal.render(comparison, verbose=verbose), file)
     else:
@@ -124,7 +124,10 @@ def _remark(comparison: Comparison, form: str) -> None:
 def _log(comparison: Comparison, run_id: str | None, experiment: str | None, tracking_uri: str | None) -> None:
     if run_id is None and experiment is None:
         return
-    files = {"comparison.html": render(comparison, "html"), "comparison.json": render(comparison, "json")}
+    files = {
+        "comparison.html": render_comparison(comparison, "html"),
+        "comparison.json": render_comparison(comparison, "json"),
+    }
     if run_id is not None:
         from mlflow_stability.tracking.write.run_report import log_report
 

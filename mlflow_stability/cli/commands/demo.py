@@ -17,8 +17,8 @@ from mlflow_stability.cli.kit.output import present
 from mlflow_stability.cli.kit.terminal import notes_console
 from mlflow_stability.demo.troubles import FEWEST_STEPS, troubles_in
 from mlflow_stability.errors import TORCH_IS_MISSING, SettingsError, StabilityError, TrackingError
-from mlflow_stability.reports.formats import render
 from mlflow_stability.reports.report import Report
+from mlflow_stability.reports.report_format import render
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.store.run_page import run_page
 from mlflow_stability.tracking.write.run_report import log_report

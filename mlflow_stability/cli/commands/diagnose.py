@@ -19,8 +19,8 @@ from mlflow_stability.cli.kit.terminal import notes_console
 from mlflow_stability.cli.main import COULD_NOT
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.reports.escape import plain
-from mlflow_stability.reports.formats import FORMATS, render
 from mlflow_stability.reports.report import Failure, Report, is_from_store
+from mlflow_stability.reports.report_format import FORMATS, render
 from mlflow_stability.reports.run import terminal
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.event import Severity

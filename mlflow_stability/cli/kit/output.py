@@ -22,7 +22,7 @@ import click
 from mlflow_stability.cli.kit.terminal import result_console, speaks_unicode
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.reports.escape import plain
-from mlflow_stability.reports.formats import ENDINGS, form_of
+from mlflow_stability.reports.report_format import ENDINGS, form_of
 from mlflow_stability.reports.terminal_kit import TerminalWriter, written
 
 

@@ -19,7 +19,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 
 from mlflow_stability.cli.main import commands, run
-from mlflow_stability.reports.formats import FORMATS
+from mlflow_stability.reports.report_format import FORMATS
 from mlflow_stability.reports.run.json_document import schema
 
 CLOSED = "http://127.0.0.1:9"

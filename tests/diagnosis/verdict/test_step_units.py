@@ -5,8 +5,8 @@ from dataclasses import replace
 from diagnosis.histories import falling, run_named
 
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.reports.formats import FORMATS, render
 from mlflow_stability.reports.report import Report
+from mlflow_stability.reports.report_format import FORMATS, render
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.diagnosis.compare import comparison_of
 from mlflow_stability.reports.comparison import comparison_json, comparison_terminal
-from mlflow_stability.reports.comparison.comparison_formats import render
+from mlflow_stability.reports.report_format import render_comparison
 from mlflow_stability.reports.words.comparison_names import names_of, told_apart
 from mlflow_stability.vocabulary.result.comparison import Comparison
 from mlflow_stability.vocabulary.run.run_card import RunCard
@@ -28,7 +28,7 @@ def test_runs_of_one_name_are_told_apart_by_their_ids(form: str) -> None:
     said = (
         comparison_terminal.render(comparison, width=120, verbose=True)
         if form == "terminal"
-        else render(comparison, form)
+        else render_comparison(comparison, form)
     )
     shown = said.replace("&#61;", "=")
     for name in ("lr=0.1 (aaaaaaaa1)", "lr=0.1 (aaaaaaaa3)", "lr=0.1 (bbbbbbbb5)"):

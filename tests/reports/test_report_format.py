@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from reports.samples import BAD
 
-from mlflow_stability.reports.formats import ENDINGS, FORMATS, form_of, render
+from mlflow_stability.reports.report_format import ENDINGS, FORMATS, form_of, render
 
 
 @pytest.mark.parametrize(

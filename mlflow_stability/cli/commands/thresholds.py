@@ -1,0 +1,51 @@
+"""`thresholds`: prints every number that findings are decided by, with its default and what it means."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import click
+from rich.text import Text
+
+from mlflow_stability.cli.kit.finding_types import checked_kind_if_any, complete_kinds
+from mlflow_stability.cli.kit.output import present
+from mlflow_stability.detectors.catalog import DETECTORS, ON_REQUEST, name_of
+from mlflow_stability.detectors.engine.finding_type import FindingType
+from mlflow_stability.detectors.kind_documentation import Threshold, documentation_of
+from mlflow_stability.diagnosis.rules.registry import RULES
+from mlflow_stability.reports.terminal_kit import TerminalWriter
+
+
+@click.command("thresholds")
+@click.argument("kind", required=False, callback=checked_kind_if_any, shell_complete=complete_kinds)
+def command(kind: str | None) -> None:
+    """Print every threshold with its default and its meaning.
+
+    KIND is the type of a finding, such as loss_spike; without it, the thresholds of all types are printed. Detectors
+    judge step by step; rules judge whole curves afterwards.
+    """
+    present(lambda out: _print(out, [each for each in _every() if kind in (None, each[1].kind)]))
+
+
+def _every() -> Iterator[tuple[str, type[FindingType]]]:
+    """All that have thresholds: each detector, and behind those of a type the rules of whole curves."""
+    detectors = (*DETECTORS, *ON_REQUEST)
+    for kind in dict.fromkeys(each.kind for each in detectors):
+        yield from ((name_of(each), each) for each in detectors if each.kind == kind)
+        yield from ((f"{kind}, in whole curves ({each.__name__})", each) for each in RULES if each.kind == kind)
+
+
+def _print(out: TerminalWriter, judgements: list[tuple[str, type[FindingType]]]) -> None:
+    shown = 0
+    for title, each in judgements:
+        thresholds = documentation_of(each).thresholds
+        out.section(title, ((_value(out, one), out.text(one.meaning)) for one in thresholds), space=shown > 0)
+        shown += bool(thresholds)
+    if not shown:
+        out.paragraph("No thresholds", "This finding is reported as it happens, and decided by no number.")
+
+
+def _value(out: TerminalWriter, threshold: Threshold) -> Text:
+    numbers = threshold.value if isinstance(threshold.value, tuple) else (threshold.value,)
+    said = " to ".join(f"{each:g}" if isinstance(each, (int, float)) else str(each) for each in numbers)
+    return Text.assemble(out.text(threshold.name), " = ", out.text(said, "cyan"))

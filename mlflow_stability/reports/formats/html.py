@@ -1,0 +1,24 @@
+"""One HTML page that needs no network."""
+
+from __future__ import annotations
+
+from mlflow_stability.reports.report import Report
+from mlflow_stability.reports.report_format import ReportFormat
+from mlflow_stability.vocabulary.result.comparison import Comparison
+
+
+def run(report: Report) -> str:
+    """Write what `diagnose` found."""
+    from mlflow_stability.reports.run.html_page import render
+
+    return render(report)
+
+
+def comparison(compared: Comparison) -> str:
+    """Write what `compare` found."""
+    from mlflow_stability.reports.comparison.comparison_html import render
+
+    return render(compared)
+
+
+FORMAT = ReportFormat("html", run, comparison, (".html", ".htm"), order=40)

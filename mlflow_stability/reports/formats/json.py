@@ -1,0 +1,24 @@
+"""JSON for programs."""
+
+from __future__ import annotations
+
+from mlflow_stability.reports.report import Report
+from mlflow_stability.reports.report_format import ReportFormat
+from mlflow_stability.vocabulary.result.comparison import Comparison
+
+
+def run(report: Report) -> str:
+    """Write what `diagnose` found."""
+    from mlflow_stability.reports.run.json_document import render
+
+    return render(report)
+
+
+def comparison(compared: Comparison) -> str:
+    """Write what `compare` found."""
+    from mlflow_stability.reports.comparison.comparison_json import render
+
+    return render(compared)
+
+
+FORMAT = ReportFormat("json", run, comparison, (".json",), order=10)

@@ -1,0 +1,24 @@
+"""Markdown for pull requests and wikis."""
+
+from __future__ import annotations
+
+from mlflow_stability.reports.report import Report
+from mlflow_stability.reports.report_format import ReportFormat
+from mlflow_stability.vocabulary.result.comparison import Comparison
+
+
+def run(report: Report) -> str:
+    """Write what `diagnose` found."""
+    from mlflow_stability.reports.run.markdown_page import render
+
+    return render(report)
+
+
+def comparison(compared: Comparison) -> str:
+    """Write what `compare` found."""
+    from mlflow_stability.reports.comparison.comparison_markdown import render
+
+    return render(compared)
+
+
+FORMAT = ReportFormat("markdown", run, comparison, (".md", ".markdown"), order=30)

@@ -1,0 +1,72 @@
+"""Whoever adds a finding, a rule or a cause is told what is still missing: words, remedies, a test that names it."""
+
+from __future__ import annotations
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+from architecture.repository import ROOT
+
+from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, TYPES, documentation, name_of
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine.finding_type import FindingType, Symptom
+from mlflow_stability.diagnosis.causes.catalog import causes, checks_of, symptoms
+from mlflow_stability.diagnosis.rules.registry import RULES
+from mlflow_stability.diagnosis.verdict import noun_of
+
+TESTS = ROOT / "tests"
+
+
+@cache
+def words_in(*folders: str) -> frozenset[str]:
+    """Every word of the tests in these folders, `loss_spike:classic` being one."""
+    files = [file for folder in folders for file in Path(TESTS, folder).rglob("*.py")]
+    return frozenset(word for file in files for word in re.findall(r"\w+(?::\w+)?", file.read_text("utf-8")))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_every_finding_has_words_for_one_and_for_several(kind: str) -> None:
+    (noun,) = {each.noun for each in TYPES if each.kind == kind and each.noun}
+    assert noun_of(kind) == noun
+    assert noun_of(kind, 3) == noun or noun_of(kind, 3).startswith("3 ")
+
+
+@pytest.mark.parametrize("one", [*TYPES, *RULES], ids=lambda each: str(each.__name__))
+def test_every_finding_and_rule_has_documentation_and_remedies(one: type[FindingType]) -> None:
+    assert one.remedies
+    assert one.severities
+    assert "__dataclass_params__" in vars(one)  # without the decorator its thresholds would be none
+    paragraphs = (one.__doc__ or "").split("\n\n")
+    assert [each.strip().partition(":")[0] for each in paragraphs[1:3]] == ["What it sees", "Why it matters"]
+
+
+@pytest.mark.parametrize("one", [*DETECTORS, *ON_REQUEST], ids=name_of)
+def test_every_detector_is_tested_by_its_name(one: type[Detector]) -> None:
+    assert {one.__name__, name_of(one)} & words_in("detectors")
+    assert documentation(name_of(one)).thresholds or not one.by_sensitivity
+
+
+@pytest.mark.parametrize("one", [each for each in TYPES if not issubclass(each, Detector)], ids=lambda each: each.kind)
+def test_everything_that_is_reported_is_tested_by_its_name(one: type[FindingType]) -> None:
+    assert {one.__name__, one.kind} & words_in("session", "courier", "recovery", "probes", "diagnosis", "scenarios")
+
+
+@pytest.mark.parametrize("one", RULES, ids=lambda each: str(each.__name__))
+def test_every_rule_is_tested_by_its_name_and_judges_a_finding_that_there_is(one: type[FindingType]) -> None:
+    assert one.__name__ in words_in("diagnosis/rules")
+    assert one.kind in KINDS
+
+
+@pytest.mark.parametrize("name", causes())
+def test_every_cause_has_documentation_remedies_and_a_test_that_names_it(name: str) -> None:
+    cause = causes()[name]
+    assert all((cause.meaning, cause.evidence, cause.wrong, *cause.remedies))
+    assert cause.remedies
+    assert name in words_in("diagnosis/causes", "diagnosis")
+
+
+def test_every_symptom_is_asked_about_by_a_check() -> None:
+    assert set(symptoms().values()) == set(Symptom) - {Symptom.NONE}
+    assert all(checks_of(kind) for kind in symptoms())

@@ -1,0 +1,226 @@
+"""One file adds a detector, a cause, a log format, an output format: it is written, and everything else follows."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import NamedTuple
+
+import pytest
+from architecture.repository import PACKAGE, ROOT
+
+DETECTOR = '''
+"""Says when the loss is exactly 13."""
+
+from dataclasses import dataclass
+
+from mlflow_stability.detectors.engine.detector import Detector, Point
+from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class UnluckyLoss(Detector):
+    """The loss is unlucky.
+
+    What it sees: a loss of exactly 13.
+
+    Why it matters: it does not; this is a toy.
+
+    What to try: train on.
+
+    When it is wrong: always.
+
+    Reference: none at all, for this is a toy.
+    """
+
+    number: float = 13.0
+    """The unlucky number."""
+
+    kind = "unlucky_loss"
+    noun = "an unlucky loss"
+    plural = "unlucky losses"
+    quantities = ("loss",)
+    symptom = Symptom.RISING
+    remedies = ("Cross your fingers.",)
+    state_type = list
+
+    def step(self, state: list[int], point: Point) -> tuple[list[int], Event | None]:
+        """Look at the next loss."""
+        if point.value != self.number or state:
+            return state, None
+        said = f"loss is {point.value:g} at step {point.step} (unlucky number {self.number:g})."
+        return [point.step], finding(self, point, Severity.WARNING, said, {"loss": point.value})
+'''
+CAUSE = '''
+"""Looks for the cause in the calendar."""
+
+from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not
+from mlflow_stability.diagnosis.causes.context import Surroundings
+
+
+def calendar_look(around: Surroundings) -> Look:
+    """Whether it was a Friday."""
+    if around.history.params.get("day") != "Friday":
+        return is_not("the calendar: no Friday")
+    step = around.episode.start
+    return is_it("friday", f"It was a Friday at step {step}.", "day = Friday", since=step, certainty="certain")
+
+
+CAUSES = (
+    CauseDocumentation(
+        "friday", "It was a Friday.", "The parameter `day` says so.", "On holidays.", ("Wait until Monday.",)
+    ),
+)
+CHECKS = (Check(calendar_look, {Symptom.RISING: 1, Symptom.NON_FINITE: 1}, frozenset({"friday"})),)
+'''
+LOG_FORMAT = '''
+"""Reads logs that begin with TOYLOG, with a loss a line."""
+
+from mlflow_stability.importers.assemble.gathered import Gathered
+from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+
+def read(opening: Opening) -> list[RunHistory] | None:
+    """The one run in it."""
+    if not opening.head.startswith(b"TOYLOG"):
+        return None
+    gathered = Gathered()
+    for step, line in enumerate(opening.path.read_text().splitlines()[1:]):
+        gathered.add_row(step, {"loss": float(line)}, step)
+    gathered.params["day"] = "Friday"
+    return [history_of(gathered, opening.path, "toy")]
+
+
+FORMAT = LogFormat("toy logs", ToldBy.MARK, read, frozenset({".toy"}))
+'''
+OUTPUT_FORMAT = '''
+"""A report in one word a line."""
+
+from mlflow_stability.reports.report import Report
+from mlflow_stability.reports.report_format import ReportFormat
+from mlflow_stability.vocabulary.result.comparison import Comparison
+
+
+def run(report: Report) -> str:
+    """The kinds that were found."""
+    return "".join(f"{episode.kind}\\n" for _, episode in report.issues())
+
+
+def comparison(compared: Comparison) -> str:
+    """How many runs there are."""
+    return f"{len(compared.cards)}\\n"
+
+
+FORMAT = ReportFormat("words", run, comparison, (".words",))
+'''
+
+
+class Done(NamedTuple):
+    code: int
+    out: str
+
+
+@pytest.fixture(scope="module")
+def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the package, to which one file of each sort is added, and nothing else is changed."""
+    folder = tmp_path_factory.mktemp("site")
+    shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
+    copied = folder / PACKAGE.name
+    (copied / "detectors" / "loss" / "unlucky_loss.py").write_text(DETECTOR)
+    (copied / "diagnosis" / "causes" / "calendar_day.py").write_text(CAUSE)
+    (copied / "importers" / "formats" / "toy_log.py").write_text(LOG_FORMAT)
+    (copied / "reports" / "formats" / "words.py").write_text(OUTPUT_FORMAT)
+    return folder
+
+
+def run_in(package: Path, *arguments: str) -> Done:
+    done = subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": str(package), "COLUMNS": "100"},
+        cwd=package,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return Done(done.returncode, f"{done.stdout}{done.stderr}")
+
+
+def typed(package: Path, *arguments: str) -> str:
+    done = run_in(package, "-m", "mlflow_stability", *arguments)
+    assert done.code in (0, 1), done.out
+    return " ".join(done.out.split())
+
+
+@pytest.fixture
+def log(package: Path) -> Path:
+    """A log in the toy format: a loss that falls, is 13 once, and diverges at last."""
+    values = [2.0 - 0.005 * step for step in range(200)] + [13.0] + [1.0] * 20
+    values += [1.0 * 1.2**step for step in range(60)]
+    file = package / "run.toy"
+    file.write_text("TOYLOG\n" + "\n".join(map(str, values)) + "\n")
+    return file
+
+
+def test_a_detector_is_found_explained_and_in_the_manual(package: Path) -> None:
+    said = typed(package, "explain", "unlucky_loss")
+    for part in ("The loss is unlucky.", "loss of exactly 13.", "rain on.", "number = 13", "The unlucky number."):
+        assert part in said
+    assert "unlucky_loss" in typed(package, "explain")
+    page = typed(package, "manual", "findings")
+    assert "unlucky_loss" in page
+    assert "The unlucky number." in page
+    listed = typed(package, "thresholds", "unlucky_loss")
+    assert "number = 13 The unlucky number." in listed
+
+
+def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies(package: Path) -> None:
+    code = (
+        "from mlflow_stability.detectors.catalog import default_detectors, described, built\n"
+        "from mlflow_stability.detectors.panel import Panel\n"
+        "from mlflow_stability.diagnosis.verdict import noun_of\n"
+        "from mlflow_stability.vocabulary.measured.observation import Observation\n"
+        "from mlflow_stability.vocabulary.measured.signal import Signal\n"
+        "assert built(described(default_detectors())) == default_detectors()\n"
+        "panel = Panel()\n"
+        "(found,) = panel.observe(Observation(Signal('loss', ''), 7, 13.0))\n"
+        "print(found.kind, found.step, noun_of(found.kind), noun_of(found.kind, 3), found.remedies)\n"
+    )
+    done = run_in(package, "-c", code)
+    assert done.out == "unlucky_loss 7 an unlucky loss 3 unlucky losses ('Cross your fingers.',)\n"
+
+
+def test_a_cause_is_named_with_its_remedy_and_explained(package: Path, log: Path) -> None:
+    said = json.loads(run_in(package, "-m", "mlflow_stability", "diagnose", str(log), "--output-format", "json").out)
+    (run,) = said["runs"]
+    assert run["cause"]["name"] == "friday"
+    assert any("Wait until Monday." in each for each in run["remedies"])
+    assert "On holidays." in typed(package, "explain", "friday")
+    assert "Wait until Monday." in typed(package, "manual", "causes")
+
+
+def test_a_log_format_is_read_and_listed(package: Path, log: Path) -> None:
+    assert "divergence" in typed(package, "diagnose", str(log))
+    other = package / "binary.bin"
+    other.write_bytes(b"\x00\x01\x02\xff" * 100)
+    assert "toy logs" in run_in(package, "-m", "mlflow_stability", "diagnose", str(other)).out
+
+
+def test_an_output_format_is_offered_written_and_told_by_its_ending(package: Path, log: Path) -> None:
+    assert "words" in typed(package, "diagnose", "--help")
+    assert "divergence" in typed(package, "diagnose", str(log), "--output-format", "words").split()
+    assert typed(package, "compare", str(log), str(log), "--output", "out.words", "--no-cache") == ""
+    assert (package / "out.words").read_text().strip().isdigit()
+
+
+def test_nothing_of_the_toys_is_in_the_real_package() -> None:
+    done = run_in(ROOT, "-m", "mlflow_stability", "explain", "unlucky_loss")
+    assert done.code == 2

@@ -1,0 +1,44 @@
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from mlflow_stability.cli.main import run
+from mlflow_stability.detectors.catalog import DETECTORS, ON_REQUEST, name_of
+from mlflow_stability.diagnosis.rules.registry import RULES
+
+
+def said_by(capsys: pytest.CaptureFixture[str], *arguments: str) -> str:
+    assert run(["thresholds", *arguments]) == 0
+    return " ".join(capsys.readouterr().out.split())
+
+
+def test_every_threshold_of_every_detector_and_rule_is_printed_with_its_default(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+    said = said_by(capsys)
+    for each in (*DETECTORS, *ON_REQUEST):
+        assert name_of(each) in said or not fields(each)
+        for field in fields(each):
+            assert f"{field.name} = {getattr(each(), field.name):g}" in said
+    for rule in RULES:
+        assert rule.__name__ in said
+        assert all(f"{field.name} = " in said for field in fields(rule))
+
+
+def test_those_of_one_type_are_its_rules_too_and_nothing_else(capsys: pytest.CaptureFixture[str]) -> None:
+    said = said_by(capsys, "divergence")
+    for title in ("divergence:classic", "divergence:start", "FinalRiseRule"):
+        assert title in said
+    assert "loss_spike" not in said
+
+
+def test_what_is_decided_by_no_number_says_so(capsys: pytest.CaptureFixture[str]) -> None:
+    assert "No thresholds" in said_by(capsys, "killed")
+
+
+def test_an_unknown_type_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["thresholds", "los_spike"]) == 2
+    assert "loss_spike" in capsys.readouterr().err

@@ -1,0 +1,68 @@
+"""Causes that few runs have: parameters that were frozen, an output without input, no learning rate to speak of."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, metric_of, run_named, run_of
+
+from mlflow_stability.diagnosis.causes.context import surroundings_of
+from mlflow_stability.diagnosis.causes.course import deaf_look
+from mlflow_stability.diagnosis.causes.learning_rate import rate_too_low_look
+from mlflow_stability.diagnosis.causes.weights import setting_look
+from mlflow_stability.diagnosis.curves.curves import run_curves
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+COUNT = 400
+
+
+def flat() -> np.ndarray:
+    return 2.3 * np.exp(np.random.default_rng(0).normal(0, 0.01, COUNT))
+
+
+@pytest.mark.parametrize(("rate", "name"), [(1e-10, "learning_rate_too_low"), (1e-3, None)])
+def test_a_plateau_at_no_learning_rate_to_speak_of_is_put_down_to_it(rate: float, name: str | None) -> None:
+    history = run_named(loss=flat(), learning_rate=np.full(COUNT, rate))
+    episode = Episode("plateau", Severity.WARNING, 0, 0, COUNT - 1, "", metric="loss")
+    look = rate_too_low_look(surroundings_of(episode, history, run_curves(history)))
+    assert (look.cause and look.cause.name) == name
+    assert bool(look.ruled_out) == (name is None)
+    if name is not None:
+        found = diagnosis_of(history)
+        assert found.cause is not None
+        assert found.cause.name == name
+        assert not any(each.startswith("Lower the learning rate") for each in found.remedies)
+
+
+@pytest.mark.parametrize(
+    ("message", "name"),
+    [
+        ("The number of parameters that are trained went from 12 to 3, seen at step 200.", "frozen_parameters"),
+        ("betas of AdamW went from a to b, seen at step 200.", "configuration_changed"),
+    ],
+)
+def test_what_was_changed_just_before_is_a_possible_cause(message: str, name: str) -> None:
+    losses = falling(COUNT)
+    losses[200:] *= 4
+    events = [Event(200, "configuration_changed", Severity.INFO, message)]
+    history = run_of(metric_of("loss", losses), events=events)
+    episode = Episode("divergence", Severity.CRITICAL, 200, 200, COUNT - 1, "", recovered=False, metric="loss")
+    cause = setting_look(surroundings_of(episode, history, run_curves(history))).cause
+    assert cause is not None
+    assert (cause.name, cause.certainty) == (name, "possible")
+    assert message in cause.statement
+
+
+def test_a_loss_that_loses_its_noise_without_falling_may_not_depend_on_the_input() -> None:
+    losses = falling(COUNT)
+    losses[300:] = losses[299]
+    history = run_named(loss=losses)
+    curves = run_curves(history)
+    episode = Episode("repeated_data", Severity.WARNING, 316, 316, COUNT - 1, "", metric="loss")
+    cause = deaf_look(surroundings_of(episode, history, curves)).cause
+    assert cause is not None
+    assert (cause.name, cause.since) == ("constant_output", 316)
+    other = Episode("plateau", Severity.WARNING, 316, 316, COUNT - 1, "", metric="loss")
+    assert deaf_look(surroundings_of(other, history, curves)).cause is None
