@@ -55,7 +55,7 @@ def healthy(source: str = "logs/good.jsonl") -> Diagnosis:
         "json_lines",
         "JSON lines: 1,000 values of 1 metric",
         "healthy",
-        "Healthy: train_loss fell from 4.50 to 1.50 in 1,000 steps; nothing above INFO.",
+        "Healthy: train_loss fell from 4.50 to 1.50 in 1,000 steps; no warnings.",
         curves=(reading("train_loss", FALLING),),
         sketches=(sketch("train_loss", FALLING),),
         cannot_tell=("Overfitting: no validation loss was logged.",),

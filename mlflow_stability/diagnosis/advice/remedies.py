@@ -45,7 +45,7 @@ TOPICS = (
 """What is said in many ways."""
 ALTERNATIVE = re.compile(r"^(?P<one>.+), or (?P<other>clip gradients .+)$")
 """Two remedies in one, of which the second stands by itself."""
-_TARGET = re.compile(r"(?<!\d) to (?:about )?\d")
+_TARGET = re.compile(r"(?:\bfrom \S+|[a-z]) to (?:about )?\d")
 """A value to go to; ``2 to 5`` is a range."""
 
 

@@ -37,9 +37,15 @@ def checks_of(kind: str) -> tuple[Check, ...]:
     return tuple(sorted((each for each in every if symptom in each.asked), key=lambda each: each.asked[symptom]))
 
 
+def cause_phrase(name: str) -> str:
+    """A cause as sentences name it: ``fp16 gradient overflow`` for ``fp16_scale``."""
+    known = causes().get(name)
+    return known.phrase if known is not None and known.phrase else name.replace("_", " ")
+
+
 def excluded(cause: str, settings: RecordedSettings) -> str:
     """By which recorded setting a cause is excluded, as a sentence; empty: by none."""
     known = causes().get(cause)
     if known is None:
-        raise ValueError(f"The cause {cause!r} is not in the catalog, so nobody could look up what it means.")
+        raise ValueError(f"The cause {cause!r} is not in the catalog.")
     return known.excluded_by(settings) if known.excluded_by is not None else ""

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from mlflow_stability.detectors.engine.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.catalog import causes, checks_of, excluded, symptoms
+from mlflow_stability.diagnosis.causes.catalog import cause_phrase, causes, checks_of, excluded, symptoms
 from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Check, Look, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, surroundings_of
 from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR, said_of
@@ -163,6 +163,6 @@ def admitted(look: Look, around: Surroundings, settings: RecordedSettings) -> Lo
     if excluding:
         return is_not(excluding)
     if cause.since is not None and cause.since > around.latest:
-        name = cause.name.replace("_", " ")
-        return not_seen(f"{name}: seen from step {cause.since} on, after the beginning at step {around.episode.start}")
+        name = cause_phrase(cause.name)
+        return not_seen(f"{name}: first seen at step {cause.since}, after the start at step {around.episode.start}")
     return look

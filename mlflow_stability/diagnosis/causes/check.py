@@ -49,6 +49,8 @@ class CauseDocumentation:
     """Whether a lower learning rate, or clipping, does anything about it."""
     excluded_by: Callable[[RecordedSettings], str] | None = None
     """By which recorded setting it is excluded, as a sentence; an empty one: by none."""
+    phrase: str = ""
+    """Its name in sentences; empty: the words of `name`."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,27 +27,27 @@ def chance_look(around: Surroundings) -> Look:
     if classes > 1:
         return is_it(
             "guessing",
-            f"The model guesses: a loss of {shown(last)} is that of a uniform guess among {classes} classes. Labels of "
-            "other inputs, inputs that carry nothing, or a learning rate far off would all look like this.",
-            f"ln {classes} = {math.log(classes):.4g}, the loss is {last:.4g}",
+            f"The loss is at chance level for {classes} classes ({shown(last)}): check labels, inputs and the learning "
+            "rate.",
+            f"ln {classes} = {math.log(classes):.4g}, loss {last:.4g}",
             since=None,
         )
     if named:
-        levels = " or ".join(f"{shown(math.log(each))} among {each:,}" for each in sorted(set(named))[:3])
-        return is_not(f"guessing: it costs {levels} classes, the loss is {shown(last)}")
-    return is_not(f"guessing among a usual number of classes: a loss of {shown(last)} is no such level")
+        levels = " or ".join(f"{shown(math.log(each))} for {each:,}" for each in sorted(set(named))[:3])
+        return is_not(f"chance level: {levels} classes, loss {shown(last)}")
+    return is_not(f"chance level: loss {shown(last)} matches none of the usual numbers of classes")
 
 
 def memorising_look(around: Surroundings) -> Look:
     """A validation loss that rises while the training loss falls is its own evidence."""
     evidence = around.episode.evidence
     best, last, step = evidence.get("best"), evidence.get("last"), evidence.get("best_step")
-    said = "The model learns its training data by heart"
+    said = "The model overfits"
     if best is None or last is None or step is None:
         return is_it("overfitting", f"{said}: the validation loss rises while the training loss falls.", since=None)
     return is_it(
         "overfitting",
-        f"{said} since step {step:.0f}, its best validation: stop there, or regularise.",
+        f"{said} since step {step:.0f}, the best validation loss.",
         f"validation loss {shown(best)} at step {step:.0f}, {shown(last)} at the end",
         since=None,
     )
@@ -58,9 +58,9 @@ def end_look(around: Surroundings) -> Look:
     detail = around.history.outcome_detail
     said = {
         "out_of_memory": "The process ran out of memory.",
-        "killed": "The process was killed from outside.",
+        "killed": "The process was killed.",
         "crashed": "The script raised an exception.",
-        "stall": "No step was finished for a long time: the process hung.",
+        "stall": "The process hung: no step finished for a long time.",
     }
     name = {"killed": "external_kill", "crashed": "exception"}.get(around.episode.kind, around.episode.kind)
     return is_it(name, said.get(around.episode.kind, around.episode.message), detail, since=None, certainty="certain")
@@ -70,21 +70,21 @@ def repeated_data_look(around: Surroundings) -> Look:
     """Whether one batch comes again and again: the loss lost its noise, and falls."""
     loss, episode = around.loss, around.episode
     if loss is None:
-        return not_seen("data: no loss was logged")
+        return not_seen("repeated data: no loss was logged")
     row = int(episode.evidence.get("steps", 16))
     end = int(np.searchsorted(loss.steps, episode.start, side="right"))
     smooth, earlier = loss.values[max(0, end - row) : end], loss.values[: max(0, end - row)]
     smooth, earlier = smooth[np.isfinite(smooth)], earlier[np.isfinite(earlier)]
     if len(smooth) < 2 or len(earlier) < 2:
-        return not_seen("data: too few losses before it")
+        return not_seen("repeated data: too few losses before it")
     first = episode.start - row + 1
     if float(smooth[-1]) < float(earlier[-100:].min()):
         return is_it(
             "repeated_data",
-            f"The same batch came again and again from about step {first} on: the loss lost its noise and fell to "
-            f"{shown(float(smooth[-1]))}, below all of the {min(100, len(earlier))} losses before. The model learns "
-            "one batch by heart.",
-            f"{row} losses in a row without the noise from batch to batch, which was "
+            f"The same batch was repeated from about step {first} on: the loss lost its noise and fell to "
+            f"{shown(float(smooth[-1]))}, below all of the {min(100, len(earlier))} losses before. The model overfits "
+            "one batch.",
+            f"{row} losses in a row without noise from batch to batch; before, it was "
             f"{episode.evidence.get('usual', 0.0):.1%} of the loss",
             since=min(first, episode.start),
         )
@@ -97,10 +97,10 @@ def repeated_data_look(around: Surroundings) -> Look:
 def deaf_look(around: Surroundings) -> Look:
     """Whether the loss lost its noise because the output does not depend on the input any more."""
     if around.loss is None or around.episode.kind != "repeated_data":
-        return not_seen("output: no loss was logged")
+        return not_seen("constant output: no loss was logged")
     return is_it(
         "constant_output",
-        "The loss lost its noise without falling: the output seems not to depend on the input any more.",
+        "The loss lost its noise without falling: the output probably no longer depends on the input.",
         since=around.episode.start,
         certainty="possible",
     )
@@ -110,57 +110,59 @@ _ENDS = {each.kind: each.remedies for each in WAYS_TO_END}
 CAUSES = (
     CauseDocumentation(
         "guessing",
-        "The model does no better than guessing.",
-        "The loss stays at the logarithm of the number of classes.",
-        "A loss that is at such a level by accident.",
+        "The loss is at chance level.",
+        "The loss stays at the logarithm of a number of classes.",
+        "A loss that has such a value by coincidence.",
         Plateau.remedies,
+        phrase="chance level",
     ),
     CauseDocumentation(
         "overfitting",
-        "The model learns its training data by heart.",
+        "The model memorises its training data.",
         "The validation loss rises while the training loss falls.",
-        "Validation data of another kind.",
+        "Validation data that differs from the training data.",
         Overfitting.remedies,
     ),
     CauseDocumentation(
         "repeated_data",
-        "The same batch came again and again.",
-        "The loss lost its noise from batch to batch and fell below all of the hundred losses before.",
-        "Full-batch training has no such noise from the start.",
+        "The same batch was repeated.",
+        "The loss lost its noise from batch to batch and fell below all of the 100 losses before.",
+        "Full-batch training, which has little noise from the start.",
         RepeatedData.remedies,
     ),
     CauseDocumentation(
         "constant_output",
-        "The output does not depend on the input any more.",
+        "The output no longer depends on the input.",
         "The loss lost its noise without falling.",
-        "A data set whose batches are all alike.",
-        ("Look whether the output of the model depends on its input.",),
+        "A data set whose batches are nearly identical.",
+        ("Check that the output of the model depends on its input.",),
     ),
     CauseDocumentation(
         "out_of_memory",
         "The process ran out of memory.",
-        "How the process ended was recorded.",
-        "Memory that another process took.",
+        "The recorded end of the process.",
+        "Memory that another process used.",
         _ENDS["out_of_memory"],
     ),
     CauseDocumentation(
         "external_kill",
-        "The process was killed from outside.",
+        "The process was killed.",
         "It ended by a signal.",
-        "The kernel kills a process that takes too much memory.",
+        "The kernel kills processes that use too much memory.",
         _ENDS["killed"],
+        phrase="killed process",
     ),
     CauseDocumentation(
         "exception",
         "The script raised an exception.",
-        "How the process ended was recorded, with the exception.",
-        "The exception may come of a trouble that came before it; that is asked first.",
+        "The recorded end of the process, with the exception.",
+        "An earlier finding may have caused the exception; it is checked first.",
         _ENDS["crashed"],
     ),
     CauseDocumentation(
         "stall",
-        "The process hung: no step was finished for a long time.",
-        "No step came for many times the usual time between two.",
+        "The process hung: no step finished for a long time.",
+        "The time since the last step was many times the usual step time.",
         "A long validation or checkpoint between two steps.",
         _ENDS["stall"],
     ),

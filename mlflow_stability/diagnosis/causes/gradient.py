@@ -39,27 +39,25 @@ def accumulation_look(around: Surroundings) -> Look:
     """Whether gradients pile up because nothing clears them between steps."""
     loss, norm = around.loss, around.norm
     if loss is None or norm is None or not around.every_step or not np.array_equal(loss.steps, norm.steps):
-        return not_seen("gradients that pile up: loss and gradient norm of each step were not logged")
+        return not_seen("missing zero_grad(): loss and gradient norm of each step were not logged")
     start = int(np.searchsorted(norm.steps, around.episode.start, side="right"))
     if (
         start < USUAL + FEWEST_SUMMED
         or not np.isfinite([norm.values[:start][-USUAL:], loss.values[:start][-USUAL:]]).all()
     ):
-        return not_seen("gradients that pile up: too few steps before it")
+        return not_seen("missing zero_grad(): too few steps before it")
     # What was found may begin anywhere in the growth, or a little behind it.
     ends = range(min(start + NEAR, len(norm.values)), start - NEAR, -1)
     sums = ((end, _sum_like(norm.values[:end], loss.values[:end])) for end in ends)
     end, grown = next((each for each in sums if each[1] is not None), (start, None))
     if grown is None:
-        return is_not(
-            "gradients that are never cleared: their norm did not grow as a sum does while the loss was usual"
-        )
+        return is_not("missing zero_grad(): the gradient norm did not grow steadily while the loss was normal")
     return is_it(
         "gradients_not_cleared",
-        f"The gradients grew as a sum does, from {shown(float(grown[0]))} to {shown(float(grown[-1]))} in the "
-        f"{len(grown)} steps to step {int(norm.steps[end - 1])}, while the loss was as usual: perhaps they are not "
-        "cleared between steps.",
-        f"no step added more than {shown(float(np.abs(np.diff(grown)).max()))} to the norm",
+        f"The gradient norm grew steadily from {shown(float(grown[0]))} to {shown(float(grown[-1]))} in the "
+        f"{len(grown)} steps to step {int(norm.steps[end - 1])}, while the loss was normal: zero_grad() may be "
+        "missing.",
+        f"largest increase in one step: {shown(float(np.abs(np.diff(grown)).max()))}",
         since=int(norm.steps[end - len(grown)]),
         certainty="possible",
     )
@@ -107,7 +105,7 @@ def explosion_look(around: Surroundings) -> Look:
     before = norms_before(around)
     if len(before) < FEWEST:
         there = counted(len(before), "value")
-        return not_seen(f"gradient norm: {there} before it, {FEWEST} are needed to know what is usual")
+        return not_seen(f"gradient norm: {there} before it, {FEWEST} needed for a baseline")
     recent, earlier = split(before)
     usual, spread = usual_of(earlier)
     highest = float(recent.max())
@@ -116,7 +114,7 @@ def explosion_look(around: Surroundings) -> Look:
         return is_it(
             "gradient_explosion",
             f"The gradients exploded first: their norm reached {shown(highest)} within the {len(recent)} points "
-            f"before, from a usual {shown(usual)}.",
+            f"before (baseline {shown(usual)}).",
             f"gradient norm x {highest / usual:.3g}",
             "" if layer is None else layer.sentence,
             since=_since_exploded(around.norm, around.episode.start, EXPLODED * usual),
@@ -125,19 +123,19 @@ def explosion_look(around: Surroundings) -> Look:
             place="" if layer is None else layer.place,
         )
     lowest = float(recent.min())
-    return is_not(f"gradient norm: {shown(lowest)} to {shown(highest)} just before, usually {shown(usual)}")
+    return is_not(f"gradient explosion: norm {shown(lowest)} to {shown(highest)} just before (baseline {shown(usual)})")
 
 
 def growth_look(around: Surroundings) -> Look:
     """Whether the gradient norm grew long before, too gradually to stand out just before."""
     grown = _growth(around)
     if grown is None:
-        return is_not("a gradient norm that grew gradually") if around.norm else not_seen("gradient norm: not logged")
+        return is_not("slow growth of the gradient norm") if around.norm else not_seen("gradient norm: not logged")
     what = "" if around.episode.kind == "gradient_explosion" else f"; the loss followed at step {around.episode.start}"
     return is_it(
         "gradient_explosion",
-        f"The gradients grew without end from step {grown.start} on, from a norm of {shown(grown.evidence['level'])} "
-        f"to {shown(grown.evidence['last'])}{what}.",
+        f"The gradient norm kept growing from step {grown.start} on, from {shown(grown.evidence['level'])} to "
+        f"{shown(grown.evidence['last'])}{what}.",
         f"gradient norm x {grown.evidence['grown']:.3g}",
         since=grown.start,
         certainty="possible",
@@ -161,7 +159,7 @@ def vanishing_look(around: Surroundings) -> Look:
     said = [each for each in around.said("gradient_vanishing") if each.place and around.episode.kind == "plateau"]
     said = [each for each in said if each.step <= around.episode.end]
     if said:
-        what = f"The gradients vanished while the loss stood still: {said[0].message}"
+        what = f"The gradients vanished while the loss did not fall: {said[0].message}"
         evidence, place = _of_the_whole(around), said[0].place
         since = said[0].step
         return is_it("vanishing_gradients", what, *evidence, since=since, certainty="possible", place=place)
@@ -178,7 +176,7 @@ def vanishing_look(around: Surroundings) -> Look:
         layer = last_layer_with_gradient(around)
         return is_it(
             "vanishing_gradients",
-            f"The gradients vanished: their norm {course}, too little to learn from.",
+            f"The gradients vanished: their norm {course}.",
             f"gradient norm x {last / first:.2g}" if first > 0 else "the gradient norm was 0 from the start",
             "" if layer is None else layer.sentence,
             since=_since_left(around.norm, first),
@@ -203,33 +201,33 @@ def _since_left(norm: Curve, first: float) -> int:
 def _of_the_whole(around: Surroundings) -> tuple[str, ...]:
     whole = next((each for each in around.of("grad_norm") if not each.place), None)
     values = np.zeros(0) if whole is None else around.before(whole)
-    return (f"the norm of all gradients is {shown(float(values[-1]))} meanwhile",) if len(values) else ()
+    return (f"norm of all gradients: {shown(float(values[-1]))}",) if len(values) else ()
 
 
 CAUSES = (
     CauseDocumentation(
         "gradient_explosion",
         "The gradients exploded before the loss did.",
-        "The gradient norm just before was 5 times its usual one and 6 deviations above it, or had been growing "
-        "without end.",
-        "Gradients that follow from a loss that is rising already; where each step is logged the order tells.",
+        "The gradient norm just before was 5 times its baseline and 6σ above it, or kept growing.",
+        "Large gradients that follow a rising loss; logging every step shows the order.",
         GradientExplosion.remedies,
     ),
     CauseDocumentation(
         "vanishing_gradients",
-        "There was no gradient left to learn from.",
-        "The gradient norm fell below 1e-5, or to a tenth of what it was at first, while the loss stood still; or the "
-        "norms of layers end at one of them.",
-        "A training that has learned all there is has small gradients, too.",
+        "The gradients were too small to learn from.",
+        "The gradient norm fell below 1e-5, or to 10 % of its start, while the loss did not fall; or layers before one "
+        "of them get almost no gradient.",
+        "A training that has converged has small gradients, too.",
         GradientVanishing.remedies,
     ),
     CauseDocumentation(
         "gradients_not_cleared",
-        "Gradients pile up, for nothing clears them between steps.",
-        "The gradient norm grew to 2.5 times its usual one by about one gradient in each step, as a sum does, while "
-        "the loss was as usual.",
+        "Gradients accumulate because zero_grad() is missing.",
+        "The gradient norm grew steadily to 2.5 times its baseline, by about one gradient per step, while the loss was "
+        "normal.",
         "A slow growth of the gradients themselves.",
-        ("Look whether optimizer.zero_grad() runs in every step, or after each accumulation.",),
+        ("Call optimizer.zero_grad() in every step, or after each accumulation.",),
+        phrase="missing zero_grad()",
     ),
 )
 CHECKS = (

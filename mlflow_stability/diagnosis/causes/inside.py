@@ -47,29 +47,28 @@ SIGNS = (
     Sign(
         "attention_max_logit",
         "attention_logit_growth",
-        "The attention logits of {place} had grown from {first} to {last}: attention that sees one place only, and has "
-        "no gradient left.",
+        "The attention logits of {place} grew from {first} to {last}: the softmax saturates and has no gradient.",
         lambda first, last: last > max(100.0, 2 * first) or last > max(50.0, 10 * first),
         lambda first, last: last / max(first, 1e-9),
     ),
     Sign(
         "attention_entropy",
         "attention_collapse",
-        "The attention of {place} had collapsed: its entropy fell from {first} of the highest possible to {last}.",
+        "The attention of {place} collapsed: its entropy fell from {first} to {last} of its maximum.",
         lambda first, last: last < 0.05 and first > 0.1,
         lambda first, last: first - last,
     ),
     Sign(
         "sdr_unique_ratio",
         "sdr_collapse",
-        "The codes of {place} had become alike: {last} of their patterns were unique, {first} at the start.",
+        "The sparse codes of {place} collapsed: {last} of them were unique, {first} at the start.",
         lambda _, last: last < 0.3,
         lambda _, last: 1 - last,
     ),
     Sign(
         "sdr_bit_usage",
         "sdr_collapse",
-        "The codes of {place} had narrowed: {last} of their bits were ever on, {first} at the start.",
+        "The sparse codes of {place} collapsed: {last} of their bits were ever on, {first} at the start.",
         lambda first, last: last < min(0.3, 0.5 * first),
         lambda first, last: first - last,
     ),
@@ -77,8 +76,8 @@ SIGNS = (
     Sign(
         "adam_rms",
         "optimizer_lag",
-        "Gradients of {place} had outrun what Adam remembers of their size: their AdamW RMS rose from {first} to "
-        "{last}, which makes steps too large.",
+        "Adam's second moment of {place} was too small: its AdamW RMS rose from {first} to {last}, so steps were too "
+        "large.",
         lambda first, last: last > 2.3 and last > 2 * first,
         lambda first, last: last / max(first, 1e-9),
         "possible",
@@ -87,7 +86,7 @@ SIGNS = (
     Sign(
         "activation_dead",
         "dead_units",
-        "Units of {place} had died: a share of {last} is never active, {first} at the start.",
+        "Units of {place} died: a share of {last} is never active, {first} at the start.",
         lambda first, last: last > 0.5 and last > first + 0.2,
         lambda first, last: last - first,
         "possible",
@@ -95,7 +94,7 @@ SIGNS = (
     Sign(
         "activation_saturation",
         "saturated_activation",
-        "Units of {place} were pinned: a share of {last} stood at the ends of its activation, {first} at the start.",
+        "Units of {place} were saturated: a share of {last}, {first} at the start.",
         lambda first, last: last > 0.5 and last > first + 0.2,
         lambda first, last: last - first,
         "possible",
@@ -103,7 +102,7 @@ SIGNS = (
     Sign(
         "effective_rank",
         "representation_collapse",
-        "The outputs of {place} had collapsed: their effective rank fell from {first} to {last}.",
+        "The outputs of {place} collapsed: their effective rank fell from {first} to {last}.",
         lambda first, last: last < 0.1 * first,
         lambda first, last: first / max(last, 1e-9),
         "possible",
@@ -128,9 +127,9 @@ def inside_look(around: Surroundings) -> Look:
     if meanwhile is not None:
         return meanwhile
     return (
-        is_not("the inside of the model: attention, units and codes as before")
+        is_not("attention, activations and sparse codes: as before")
         if seen
-        else not_seen("inside: neither attention nor activations were measured before it")
+        else not_seen("attention and activations: not measured")
     )
 
 
@@ -147,8 +146,8 @@ def _never_looked(around: Surroundings) -> Look | None:
     place = min(still, key=lambda each: max(still[each]))
     return is_it(
         "attention_collapse",
-        f"The attention of {place} looked at one place alone from its first measurement on: the entropy of all of its "
-        f"heads ({len(still[place])}) stayed at or below {shown(max(still[place]))} of the highest possible.",
+        f"The attention of {place} was collapsed from its first measurement on: the entropy of all its heads "
+        f"({len(still[place])}) stayed at or below {shown(max(still[place]))} of its maximum.",
         f"{len(still)} of {len(layers)} measured layers show it" if len(layers) > 1 else "",
         since=around.span.first,
         certainty="possible",
@@ -193,7 +192,7 @@ def _worst(
     curve, worst = max(ill, key=lambda each: sign.far(each[1].first, each[1].last))
     late = ""
     if began is not None:
-        late = f"as before at step {worst.step_before}, so at step {worst.step}; the loss rose from step {began} on"
+        late = f"normal at step {worst.step_before}, changed at step {worst.step}; the loss rose from step {began} on"
     look = is_it(
         sign.name,
         sign.what.format(place=curve.place or "the model", first=shown(worst.first), last=shown(worst.last)),
@@ -226,56 +225,57 @@ def _ends(curve: Curve, until: int) -> Ends | None:
 CAUSES = (
     CauseDocumentation(
         "optimizer_lag",
-        "Gradients had outrun what Adam remembers of their size, so that steps were too large.",
-        "The AdamW RMS of a layer rose above 2.3 and to twice what it was. Not named with other optimizers.",
-        "A bad batch raises it in the very step, which is not counted.",
+        "Adam's second moment was too small for the gradients, so steps were too large.",
+        "The AdamW RMS of a layer rose above 2.3 and to twice its earlier value. Never named with other optimizers.",
+        "A bad batch raises it as well, but only in its own step, which is not counted.",
         (
             "Lower Adam's beta2 to 0.95-0.98.",
             "Clip updates by their RMS, as StableAdamW does, or train with SPAMAdam.",
         ),
-        excluded_by=lambda known: "Adam's memory of gradients: another optimizer" if known.adam is False else "",
+        excluded_by=lambda known: "Adam's second moment: another optimizer is used" if known.adam is False else "",
+        phrase="Adam second moment too small",
     ),
     CauseDocumentation(
         "attention_logit_growth",
-        "Attention logits had grown so large that attention sees one place only.",
-        "The largest logit of a layer rose above 100 and to twice what it was, or above 50 and to ten times that.",
-        "Logits follow a learning rate that is too high; it is asked first.",
+        "Attention logits grew so large that the softmax saturated.",
+        "The largest logit of a layer rose above 100 and to twice its first value, or above 50 and to ten times it.",
+        "A learning rate that is too high makes logits grow as well; it is checked first.",
         ("Normalise queries and keys, or clip them.", "Lower the learning rate by a factor of 2 to 5."),
     ),
     CauseDocumentation(
         "attention_collapse",
-        "The attention of a layer had collapsed to one place.",
-        "Its entropy fell from above 0.1 to below 0.05 of the highest possible.",
-        "Heads that look at one place by design.",
+        "The attention of a layer collapsed to a single position.",
+        "Its entropy fell from above 10 % to below 5 % of its maximum.",
+        "Heads that attend to one position by design.",
         ("Normalise queries and keys, or clip them.", "Lower the learning rate by a factor of 2 to 5."),
     ),
     CauseDocumentation(
         "sdr_collapse",
-        "Sparse codes had become alike.",
-        "Fewer than 30 % of the patterns were unique, or of the bits ever on.",
+        "Sparse codes became nearly identical.",
+        "Fewer than 30 % of the codes were unique, or of the bits ever on.",
         "Few different inputs.",
         ("Raise the temperature by a factor of 2 to 3.", "Add a loss that separates tokens.", "Use more bits."),
     ),
     CauseDocumentation(
         "saturated_activation",
-        "Units were pinned to the ends of their activation.",
-        "More than half of a layer's units stood there, a fifth more than at the start.",
-        "A gate that is meant to be shut.",
-        ("Lower the learning rate.", "Normalise what goes into the activation."),
+        "Units were saturated.",
+        "More than half of a layer's units were saturated, 20 % more than at the start.",
+        "Units that are meant to be closed.",
+        ("Lower the learning rate.", "Normalise the inputs of the activation."),
     ),
     CauseDocumentation(
         "representation_collapse",
-        "The outputs of a layer had collapsed to a few directions.",
-        "Their effective rank fell to a tenth of what it was.",
+        "The outputs of a layer collapsed to few directions.",
+        "Their effective rank fell to 10 % of its earlier value.",
         "A task with few classes needs few directions.",
-        ("Lower the learning rate.", "Look at the loss: it may reward one answer to all."),
+        ("Lower the learning rate.", "Check the loss: a constant output may minimise it."),
     ),
     CauseDocumentation(
         "dead_units",
-        "Units had died.",
-        "More than half of a layer's units were never active, a fifth more than at the start.",
+        "Units died.",
+        "More than half of a layer's units were never active, 20 % more than at the start.",
         "Sparse activations by design.",
-        ("Lower the learning rate.", "Use an activation that has a slope everywhere."),
+        ("Lower the learning rate.", "Use an activation with a gradient everywhere, such as LeakyReLU or GELU."),
     ),
 )
 CHECKS = (

@@ -35,7 +35,9 @@ def exploding_layer(around: Surroundings) -> LayerBefore | None:
             continue
         usual, last = float(np.median(values[:-1])), float(values[-1])
         if last > STANDS_OUT * usual > 0:
-            said = f"{curve.place} stands out most: {shown(last)} at step {int(steps[-1])}, usually {shown(usual)}"
+            said = (
+                f"largest increase in {curve.place}: {shown(last)} at step {int(steps[-1])} (baseline {shown(usual)})"
+            )
             found.append((last / usual, curve.place, said))
     return None if not found else LayerBefore(*max(found)[1:])
 
@@ -46,6 +48,6 @@ def last_layer_with_gradient(around: Surroundings) -> LayerBefore | None:
     norms = [(place, float(np.median(values[-3:]))) for place, values in layers if len(values)]
     for (place, norm), (later, above) in zip(norms[-2::-1], norms[:0:-1], strict=True):
         if norm < ENDS_BELOW * above:
-            said = f"from {place} down: {shown(norm)} there, {shown(above)} in {later} behind it"
+            said = f"from {place} down: norm {shown(norm)} there, {shown(above)} in {later} after it"
             return LayerBefore(place, said)
     return None

@@ -131,32 +131,33 @@ def rate_too_low_look(around: Surroundings) -> Look:
         return not_seen("learning rate: not logged")
     top = max(float(rate.values[rate.finite].max()) for rate in every)
     if top <= NONE_TO_SPEAK_OF:
-        said = f"The learning rate never rose above {shown(top)}: nothing could move."
+        said = f"The learning rate never exceeded {shown(top)}, too low to change the weights."
         return is_it("learning_rate_too_low", said, since=min(int(rate.steps[0]) for rate in every))
-    return is_not(f"a learning rate too low to move anything: it reached {shown(top)}")
+    return is_not(f"learning rate too low: it reached {shown(top)}")
 
 
 def rate_too_high_look(around: Surroundings) -> Look:
     """Whether nothing is learned because steps are too large, where the loss stands still from the beginning."""
     highest = _highest(around, around.latest)
     if highest is None or around.loss is None:
-        return not_seen("a learning rate that is too high: not logged")
+        return not_seen("learning rate: not logged")
     rate, values = highest
-    top, name = float(values.max()), "a learning rate that is too high"
+    top, name = float(values.max()), "learning rate too high"
     losses = around.loss.values[around.loss.finite & (around.loss.steps <= around.episode.end)]
     if len(losses) >= FEWEST and _fell(losses):
-        return is_not(f"{name}: the loss had fallen from {shown(losses[0])} at up to {shown(top)} before")
+        return is_not(f"{name}: the loss fell from {shown(losses[0])} at rates up to {shown(top)}")
     too_high = HIGH_FOR_ADAM if is_adam(around.history) else HIGH
     if top > too_high and around.span.begins_training:
         return is_it(
             "learning_rate_too_high",
-            f"The learning rate was {shown(top)}, and nothing was learned at it: more than {too_high:g} is rarely "
-            f"tolerated{' by the Adam family' if too_high == HIGH_FOR_ADAM else ''}.",
+            f"The learning rate was {shown(top)}, and the loss did not fall: "
+            f"{'Adam' if too_high == HIGH_FOR_ADAM else 'an optimizer'} rarely tolerates learning rates above "
+            f"{too_high:g}.",
             f"learning rate {_course(values)}",
             since=int(rate.steps[0]),
             remedies=(lower_by(top, max(10.0, top / too_high)),),
         )
-    return not_seen(f"{name}: whether a lower one than {shown(top)} would learn")
+    return not_seen(f"{name}: a rate below {shown(top)} was not tried")
 
 
 def _highest(around: Surroundings, step: int) -> tuple[Curve, Values] | None:
@@ -183,8 +184,8 @@ def _since_the_resume(around: Surroundings) -> Look | None:
         if before > 0 and after >= ACROSS_RESUME * before:
             return is_it(
                 "learning_rate_jump",
-                f"The learning rate was {shown(after)} after the resume at step {int(rate.steps[0])}, and "
-                f"{shown(before)} before it.",
+                f"The learning rate changed at the resume at step {int(rate.steps[0])}: {shown(before)} before, "
+                f"{shown(after)} after.",
                 f"learning rate x {after / before:.3g} across the resume",
                 since=int(rate.steps[0]),
             )
@@ -215,15 +216,15 @@ def _risen(around: Surroundings, rate: Curve, values: Values) -> Look | None:
     now, finite = float(values[-1]), rate.steps[rate.finite]
     higher = _tolerated_later(around, rate, WENT_ON * now)
     if higher is not None:
-        return is_not(f"learning rate: rose on from {shown(now)}, and was tolerated at {shown(higher)} later")
+        return is_not(f"learning rate: {shown(now)}, and {shown(higher)} later without trouble")
     ground = float(values[:-NEW_GROUND].max()) if len(values) > NEW_GROUND else 0.0
     if ground > 0 and now >= RAISED * ground:
         return is_it(
             "learning_rate_too_high",
-            f"The learning rate had been raised to {shown(now)} when it began; it had not been above {shown(ground)}.",
+            f"The learning rate had risen to {shown(now)} when it began; before, it was at most {shown(ground)}.",
             f"learning rate x {now / ground:.3g} within {NEW_GROUND} points",
             since=int(finite[len(values) - NEW_GROUND]),
-            remedies=(f"Lower the learning rate to {shown(ground)}, which it had tolerated.",),
+            remedies=(f"Lower the learning rate from {shown(now)} to {shown(ground)}, which was stable.",),
         )
     begun = _climb(values)
     recent = values[-JUST_BEFORE:]
@@ -233,8 +234,7 @@ def _risen(around: Surroundings, rate: Curve, values: Values) -> Look | None:
         return None
     return is_it(
         "learning_rate_too_high",
-        f"The learning rate was rising and had reached {shown(now)} when it began, the highest so far: more than the "
-        "model tolerates yet.",
+        f"The learning rate was rising and had reached {shown(now)}, its highest so far, when it began.",
         f"learning rate rose from {shown(float(values[begun]))} at step {int(finite[begun])} to {shown(now)}",
         since=int(finite[begun]),
     )
@@ -269,8 +269,8 @@ def _too_high(around: Surroundings, rate: Curve, values: Values) -> Look | None:
     if around.is_early and now > FAR_TOO_HIGH * HIGH_FOR_ADAM and adam:
         return is_it(
             "learning_rate_too_high",
-            f"The learning rate was {shown(now)} from the start; the Adam family, whose every step moves each weight "
-            f"by about that much, rarely tolerates more than {HIGH_FOR_ADAM:g}.",
+            f"The learning rate was {shown(now)} from the start; Adam rarely tolerates learning rates above "
+            f"{HIGH_FOR_ADAM:g}.",
             f"learning rate {shown(now)} at step {episode.start}",
             since=first,
             remedies=(lower_by(now, now / HIGH_FOR_ADAM),),
@@ -278,14 +278,14 @@ def _too_high(around: Surroundings, rate: Curve, values: Values) -> Look | None:
     if around.is_early and episode.kind != "loss_spike" and float(values[0]) >= 0.9 * top > 0:
         return is_it(
             "no_warm_up",
-            f"The learning rate was {shown(now)}, its highest, from the first step on, without a warm-up.",
-            f"it began at step {episode.start}, and the learning rate was {shown(float(values[0]))} from the start",
+            f"No warm-up: the learning rate was {shown(now)}, its highest, from the first step on.",
+            f"learning rate {shown(float(values[0]))} at the first step; the finding starts at step {episode.start}",
             since=first,
         )
     if now > HIGH_FOR_ADAM and adam:
         return is_it(
             "learning_rate_too_high",
-            f"The learning rate was {shown(now)}; the Adam family rarely tolerates more than {HIGH_FOR_ADAM:g}.",
+            f"The learning rate was {shown(now)}; Adam rarely tolerates learning rates above {HIGH_FOR_ADAM:g}.",
             f"learning rate {shown(now)} at step {episode.start}",
             since=first,
             certainty="possible",
@@ -294,7 +294,7 @@ def _too_high(around: Surroundings, rate: Curve, values: Values) -> Look | None:
     if now > HIGH and around.span.begins_training and not _learned_before(around):
         return is_it(
             "learning_rate_too_high",
-            f"The learning rate was {shown(now)}, and nothing had been learned at it.",
+            f"The learning rate was {shown(now)}, and the loss had not fallen at it.",
             f"learning rate {_course(values)}",
             since=first,
             certainty="possible",
@@ -310,17 +310,17 @@ def _tolerated(around: Surroundings, rate: Curve, values: Values) -> Look:
     if restart is not None:
         return not_seen(
             f"learning rate: restarted from {shown(restart.before)} to {shown(restart.after)} at step {restart.step}, "
-            "where it had been before; whether the restart did it"
+            "a rate it had before; the effect of the restart is unknown"
         )
     if around.loss is None:
-        return not_seen(f"{said}; no loss tells how it was tolerated")
+        return not_seen(f"{said}; too few losses at this rate")
     reached = int(rate.steps[rate.finite][int(np.argmax(values >= TOLERATED * float(values[-1])))])
     at_it = (around.loss.steps >= reached) & (around.loss.steps < around.episode.start) & around.loss.finite
     losses = around.loss.values[at_it]
     if len(losses) >= FEWEST and _fell(losses):
         first, last = float(np.median(losses[:ENDS])), float(np.median(losses[-ENDS:]))
-        return is_not(f"{said}, and at such a rate the loss had fallen from {shown(first)} to {shown(last)}")
-    return not_seen(f"{said}; the loss had not fallen at such a rate, so a lower one may do")
+        return is_not(f"{said}; at this rate the loss fell from {shown(first)} to {shown(last)}")
+    return not_seen(f"{said}; the loss had not fallen at this rate, so a lower one may help")
 
 
 def _learned_before(around: Surroundings) -> bool:
@@ -356,38 +356,38 @@ CAUSES = (
     CauseDocumentation(
         "learning_rate_jump",
         "The learning rate jumped shortly before.",
-        "The learning rate rose in one step beyond the highest so far, within the 50 points before the first sign: "
-        "what the detector `learning_rate_jump` finds. Warm-ups and warm restarts are none. After a resume: the rate "
-        "was 1.5 times that before it.",
-        "A jump that the training tolerates may come before a trouble of another origin.",
+        "A finding of `learning_rate_jump` within the 50 points before: the rate rose in one step beyond its highest "
+        "so far. Warm-ups and warm restarts do not count. After a resume: the rate was 1.5 times the rate before.",
+        "The training tolerated the jump, and the finding has another cause.",
         LearningRateJump.remedies,
         made_worse_by=RAISES,
     ),
     CauseDocumentation(
         "learning_rate_too_high",
-        "The learning rate was higher than the model tolerates.",
-        "One of: the first updates changed the weights by a tenth of their norm or more; the rate was rising and the "
-        "highest so far; it was above 0.01 with the Adam family; it was above 0.1 and nothing was learned at it.",
-        "A rise that happens to end where a bad batch comes; an architecture that is made for large rates.",
+        "The learning rate was too high for the model.",
+        "One of: the first updates changed the weights by 10 % of their norm or more; the rate was rising and at its "
+        "highest so far; it was above 0.01 with Adam; it was above 0.1 and the loss did not fall.",
+        "A rise that coincides with a bad batch; an architecture that is made for large rates.",
         ("Lower the learning rate by a factor of 2 to 5.",),
         made_worse_by=RAISES,
     ),
     CauseDocumentation(
         "learning_rate_too_low",
-        "The learning rate was so low that nothing could move.",
-        "It never rose above 1e-8.",
+        "The learning rate was too low to change the weights.",
+        "It never exceeded 1e-8.",
         "An optimizer that does not scale its steps by the logged rate.",
         ("Raise the learning rate.",),
         made_worse_by=re.compile(r"^lower the learning rate\b", re.IGNORECASE),
     ),
     CauseDocumentation(
         "no_warm_up",
-        "The learning rate stood at its highest from the first step on.",
-        "It began in the first twentieth of the run, at the highest rate; or the first updates moved the weights by "
-        "more than 2 % of their norm and the loss rose on them.",
-        "Bad initial weights, or a rate that would be too high after a warm-up as well.",
+        "The learning rate was at its highest from the first step on.",
+        "The finding started in the first 5 % of the run, at the highest rate. Or the first updates changed the "
+        "weights by more than 2 % of their norm and the loss rose.",
+        "Bad initial weights, or a rate that is too high after a warm-up as well.",
         ("Warm up the learning rate over 1-5 % of the steps.",),
         made_worse_by=RAISES,
+        phrase="missing warm-up",
     ),
 )
 CHECKS = (

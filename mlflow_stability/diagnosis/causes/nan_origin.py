@@ -83,7 +83,7 @@ def origin_look(around: Surroundings) -> Look:
     """Where the first number that is not finite was born."""
     origin = origin_near(around)
     if origin is None:
-        return not_seen("origin: the broken step was not run again, so where it was born is not known")
+        return not_seen("origin of the NaN: the non-finite step was not run again")
     look = _of_its_source(around, origin)
     exact = any(each.startswith(("operation.", "from.input")) for each in origin.evidence)
     if look.cause is None or not exact or look.cause.name == "damaged_weights":
@@ -134,12 +134,12 @@ def hardware_look(around: Surroundings) -> Look:
     if looked[0].evidence["finite_again"] == 1.0:
         return is_it(
             "hardware",
-            f"The batch of step {looked[0].step} broke once and was finite when it was run again, on the same weights "
-            "and with the same random numbers: the device, or an operation that does not always give the same.",
+            f"The batch of step {looked[0].step} was non-finite once and finite when run again with the same weights "
+            "and random numbers: a hardware fault, or a non-deterministic operation.",
             looked[0].message,
             since=looked[0].step,
         )
-    return is_not("hardware: the same batch broke again when it was run a second time")
+    return is_not("hardware: the same batch was non-finite again when run a second time")
 
 
 def _of_the_forward_pass(around: Surroundings, origin: Event, sound: bool) -> Look:
@@ -149,9 +149,9 @@ def _of_the_forward_pass(around: Surroundings, origin: Event, sound: bool) -> Lo
     if sound and largest > ABSURD and given:
         return is_it(
             "damaged_weights",
-            f"Weights were absurd at step {origin.step}: numbers up to {shown(largest)} came to "
-            f"{origin.place or 'the model'} out of {given}, one step after all was as usual. No update does that: look "
-            "at what writes into weights, and at the memory of the device.",
+            f"The weights were corrupted at step {origin.step}: values up to {shown(largest)} reached "
+            f"{origin.place or 'the model'} from {given}; the step before was normal. Check what writes to the "
+            "weights, and the device memory.",
             said_of(origin.message),
             since=origin.step,
             place=origin.place,
@@ -163,11 +163,11 @@ def _of_the_forward_pass(around: Surroundings, origin: Event, sound: bool) -> Lo
 def _modest_batch(around: Surroundings) -> str:
     """What came in, in words, where it is known to hold no absurd number; empty: it may."""
     if around.history.params.get("stability.batch", "").startswith(("int", "uint", "bool")):
-        return "a batch of whole numbers"
+        return "a batch of integers"
     for each in around.said("broken_batch"):
         ranges = [abs(value) for key, value in each.evidence.items() if key.startswith(("least.", "greatest."))]
         if near(around, each) and ranges and max(ranges) < ABSURD:
-            return f"a batch whose numbers reach {shown(max(ranges))}"
+            return f"a batch with values up to {shown(max(ranges))}"
     return ""
 
 
@@ -179,47 +179,48 @@ def _loss_was_finite(around: Surroundings, step: int) -> bool:
 
 def _inputs(origin: Event) -> str:
     ranges = range_of(origin)
-    return f"what went in ranges {ranges}" if ranges else ""
+    return f"inputs range {ranges}" if ranges else ""
 
 
 CAUSES = (
     CauseDocumentation(
         "loss_function",
-        "The loss function made the first number that is not finite.",
-        "The broken step was run again, and what went into the loss was finite.",
-        "Labels or scores that no loss function can bear.",
-        ("Look at the labels, and at logarithms, roots and divisions in the loss function.",),
+        "The loss function produced the first non-finite value.",
+        "The non-finite step was run again, and the inputs of the loss were finite.",
+        "Labels or logits that are invalid for any loss function.",
+        ("Check the labels, and logarithms, roots and divisions in the loss function.",),
         helped_by_smaller_updates=False,
     ),
     CauseDocumentation(
         "invalid_operation",
-        "An operation of the model is not defined for what went into it.",
-        "The broken step was run again, and modest finite numbers went into the operation that broke.",
-        "Inputs that should never have come there.",
+        "An operation of the model is undefined for its inputs.",
+        "The non-finite step was run again, and the inputs of the operation were finite and of moderate size.",
+        "Inputs that are wrong for an earlier reason.",
         ("Keep the inputs of this operation within its range: clamp them, or add a small number.",),
         helped_by_smaller_updates=False,
     ),
     CauseDocumentation(
         "tensor_from_outside",
-        "A tensor that the script keeps for itself was not finite.",
-        "The broken step was run again, and the number came from no input, weight or buffer.",
+        "A tensor of the script outside the model was non-finite.",
+        "The non-finite step was run again, and the value came from neither an input nor a weight nor a buffer.",
         "A tensor that the script computes from the batch.",
-        ("Look at the tensor that the script keeps there.",),
+        ("Inspect the tensor that the script uses there.",),
         helped_by_smaller_updates=False,
+        phrase="non-finite tensor outside the model",
     ),
     CauseDocumentation(
         "optimizer_state",
-        "The state of the optimizer was not finite, or absurd.",
-        "The weights broke in an update whose gradients were finite.",
-        "Weights that something else wrote into.",
-        ("Restart from a checkpoint before this step.", "Lower beta2 or clip gradients; give eps a larger value."),
+        "The optimizer state was non-finite or extremely large.",
+        "The weights became non-finite in an update with finite gradients.",
+        "Weights that other code wrote to.",
+        ("Restart from a checkpoint before this step.", "Lower beta2 or clip gradients; increase eps."),
     ),
     CauseDocumentation(
         "hardware",
-        "The device gave another result the second time.",
-        "The batch that broke was run again on the same weights with the same random numbers, and was finite.",
-        "An operation that is not deterministic; a model that keeps something from one call to the next.",
-        ("Test the device, and run the same step on another.",),
+        "The device gave a different result the second time.",
+        "The non-finite batch was run again with the same weights and random numbers, and was finite.",
+        "A non-deterministic operation; a model with state of its own between calls.",
+        ("Test the device, and run the same step on another device.",),
         helped_by_smaller_updates=False,
     ),
 )

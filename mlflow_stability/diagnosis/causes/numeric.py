@@ -37,43 +37,41 @@ def overflow_look(around: Surroundings) -> Look:
                 first[word] = int(curve.steps[near[0]]), curve.name
     if "inf" in first and ("nan" not in first or first["inf"][0] <= first["nan"][0]):
         step, name = first["inf"]
-        said = f"Numbers overflowed: {name} was infinite at step {step}"
+        said = f"Overflow: {name} was infinite at step {step}"
         if "nan" not in first:
             return is_it("overflow", f"{said}.", "nothing was NaN before it", since=step)
         later, where = first["nan"]
         what = f"{said}, before anything was NaN."
         return is_it("overflow", what, f"NaN followed at step {later} in {where}", since=step)
     named = " nor ".join(curve.name for curve in curves)
-    return is_not(
-        f"overflow: {named or 'nothing that was logged'} was not infinite before the first NaN at step {start}"
-    )
+    return is_not(f"overflow: {named or 'logged values'} not infinite before the first NaN at step {start}")
 
 
 def _where_it_was_born(origin: Event) -> Look:
     """What the operation that made the first number that is not finite says of it."""
     if overflowed(origin):
-        return not_seen("overflow: it is told with the place where it was born")
+        return not_seen("overflow: see the origin of the NaN")
     ranges, source = range_of(origin), source_of(origin)
     if source == "input":
-        return is_not("overflow: what is not finite came in with the batch")
+        return is_not("overflow: the batch itself was non-finite")
     if source in ("forward", "backward") and ranges:
-        return is_not(f"overflow: what went into the operation that broke ranges {ranges}, which its type can hold")
-    return not_seen("overflow: what went into the operation that broke is not known")
+        return is_not(f"overflow: inputs of the operation range {ranges}, within its type")
+    return not_seen("overflow: inputs of the operation are unknown")
 
 
 def gradient_first_look(around: Surroundings) -> Look:
     """Whether the gradient norm was not finite while the loss still was."""
     first, after = _first_broken(around)
     if first is None or after is None or around.norm is None or around.loss is None:
-        return is_not("the gradient: its norm was not seen to be non-finite before the loss was")
+        return is_not("non-finite gradient: its norm was finite as long as the loss")
     row = _row_of_broken(around.norm, first)
     whole = f" up to step {after}" if after < int(around.loss.steps[-1]) else ""
-    every = f"{row} steps in a row, whatever their batch" if IN_A_ROW <= row < after - first else ""
+    every = f"{row} steps in a row, with different batches" if IN_A_ROW <= row < after - first else ""
     return is_it(
         "gradient_non_finite",
-        f"The gradient went non-finite first: {around.norm.name} is no number at step {first}, while the loss was "
-        f"still finite{whole}.",
-        "the forward pass was sound: it broke on the way back",
+        f"The gradient was non-finite first: {around.norm.name} at step {first}, while the loss was still "
+        f"finite{whole}.",
+        "the forward pass was finite; the backward pass was not",
         every,
         since=first,
     )
@@ -122,12 +120,12 @@ def loss_scale_look(around: Surroundings) -> Look:
     if cuts >= HALVINGS and not grown:
         return is_it(
             "fp16_scale",
-            f"The loss scale was cut {cuts} times without growing, from {shown(float(before[0]))} to "
-            f"{shown(float(before[-1]))}: gradients overflowed in half precision again and again.",
-            f"loss scale {shown(float(before[-1]))} at the last step before",
+            f"fp16 gradient overflow: the loss scale was lowered {cuts} times without growing, from "
+            f"{shown(float(before[0]))} to {shown(float(before[-1]))}.",
+            f"loss scale {shown(float(before[-1]))} at the step before",
             since=around.first_before(around.scale),
         )
-    return is_not(f"loss scale: {shown(float(before[-1]))}, cut {cuts} times in the {len(before)} points before")
+    return is_not(f"loss scale: {shown(float(before[-1]))}, lowered {cuts} times in the {len(before)} points before")
 
 
 def _raised(around: Surroundings, before: NDArray[np.float64]) -> Look | None:
@@ -148,9 +146,9 @@ def _raised(around: Surroundings, before: NDArray[np.float64]) -> Look | None:
         return None
     return is_it(
         "fp16_scale",
-        f"The loss scale was raised from {shown(lowest)} to {shown(top)} within {len(before)} points: there gradients "
-        f"overflowed in half precision that were no larger than usual.",
-        f"gradient norm {shown(last)} in the last step that was whole, usually {shown(usual)}",
+        f"fp16 gradient overflow: the loss scale rose from {shown(lowest)} to {shown(top)} within {len(before)} "
+        "points, while gradients were of usual size.",
+        f"gradient norm {shown(last)} in the last finite step (baseline {shown(usual)})",
         f"loss scale x {top / lowest:.3g}",
         since=around.first_before(around.scale),
     )
@@ -159,32 +157,34 @@ def _raised(around: Surroundings, before: NDArray[np.float64]) -> Look | None:
 CAUSES = (
     CauseDocumentation(
         "overflow",
-        "Numbers grew beyond what their type can hold.",
-        "Loss or gradient norm was infinite before anything was NaN, or the operation that broke was given large "
-        "finite numbers.",
+        "Values exceeded the range of their number format.",
+        "Loss or gradient norm was infinite before the first NaN, or the operation that overflowed had large finite "
+        "inputs.",
         "A division by zero is infinite as well.",
-        ("Train in bf16 instead of fp16.", "Look for the module whose output overflows."),
+        ("Train in bf16 instead of fp16.", "Find the module whose output overflows."),
     ),
     CauseDocumentation(
         "fp16_scale",
-        "The loss scale drove gradients in fp16 beyond 65504, or had been driven down by them.",
-        "The scale was cut three times without growing, or was raised 8-fold until gradients of usual size overflowed. "
-        "Not named where nothing is computed in fp16.",
-        "The search of a scaler for its first scale.",
+        "Scaled gradients overflowed in fp16 (above 65504).",
+        "The loss scale was lowered three times without growing, or rose 8-fold until gradients of usual size "
+        "overflowed. Never named where fp16 is not used.",
+        "A scaler that searches for its first scale.",
         LossScaleCollapse.remedies,
-        excluded_by=lambda known: "fp16: nothing is computed in it" if known.half_precision is False else "",
+        excluded_by=lambda known: "fp16 gradient overflow: fp16 is not used" if known.half_precision is False else "",
+        phrase="fp16 gradient overflow",
     ),
     CauseDocumentation(
         "gradient_non_finite",
-        "The backward pass broke while the loss was still finite.",
-        "The gradient norm was not finite at a step whose loss was, or the broken step was run again and it was born "
-        "on the way back.",
-        "A norm that overflows though each gradient is finite.",
+        "The backward pass produced non-finite gradients while the loss was finite.",
+        "The gradient norm was non-finite at a step with a finite loss; or the step was run again, and the backward "
+        "pass made the first non-finite value.",
+        "A norm that overflows although each gradient is finite.",
         (
-            "Keep what goes into roots, divisions and norms away from zero: add a small number.",
-            "Lower the loss scale, or train in bf16, where gradients come back through half precision.",
+            "Keep the inputs of roots, divisions and norms away from zero: add a small number.",
+            "Lower the loss scale, or train in bf16, where the backward pass uses half precision.",
         ),
         helped_by_smaller_updates=False,
+        phrase="non-finite gradient",
     ),
 )
 CHECKS = (

@@ -34,20 +34,20 @@ def bad_batch_look(around: Surroundings) -> Look:
     """Whether it was one batch: a spike of a step or a few that came back by itself, or a leap within one step."""
     episode, loss = around.episode, around.loss
     if loss is None:
-        return not_seen("batch: no loss was logged")
+        return not_seen("bad batch: no loss was logged")
     sudden = sudden_look(around)
     if sudden.cause is not None:
         return sudden
     if any(episode.start <= each.step <= episode.end + SHORT * loss.distance for each in around.said("rollback")):
-        return is_not("a single bad batch: it did not come back by itself, the training was set back")
+        return is_not("bad batch: the loss did not recover by itself, the training was rolled back")
     points = int(((loss.steps >= episode.start) & (loss.steps <= episode.end)).sum())
     if not episode.recovered or points > SHORT:
-        lasted = "did not come back" if not episode.recovered else f"lasted {points} logged points"
-        return is_not(f"a single bad batch: it {lasted}")
+        lasted = "did not recover" if not episode.recovered else f"lasted {points} logged points"
+        return is_not(f"bad batch: the jump {lasted}")
     if loss.quantity == "val_loss":
-        return is_not(f"a bad batch: {loss.name} jumped, which no training batch does for one validation alone")
+        return is_not(f"bad batch: only {loss.name} jumped, so no training batch explains it")
     width = "one logged point" if points == 1 else f"{points} logged points"
-    evidence = [f"it lasted {width} and came back by itself"]
+    evidence = [f"it lasted {width} and recovered by itself"]
     jumped = ""
     if around.norm is not None:
         usual, at = usual_norm(around), around.at(around.norm)
@@ -55,16 +55,14 @@ def bad_batch_look(around: Surroundings) -> Look:
         if usual is not None and len(norms_before(around)) >= FEWEST and len(at):
             if float(at.max()) > WITH_IT * usual > 0:
                 jumped = ", and the gradient norm with it" if episode.kind != "gradient_explosion" else ""
-                evidence.append(f"gradient norm {shown(float(at.max()))} in that step, usually {shown(usual)}")
+                evidence.append(f"gradient norm {shown(float(at.max()))} in that step (baseline {shown(usual)})")
             else:
-                evidence.append(f"gradient norm {shown(float(at.max()))} in that step, as usual")
+                evidence.append(f"gradient norm {shown(float(at.max()))} in that step, normal")
     if not jumped and len(loss.values) < FEWEST_POINTS:
-        return not_seen(
-            f"batch: with {len(loss.values)} logged points nobody knows how many batches one point stands for"
-        )
+        return not_seen(f"bad batch: {len(loss.values)} logged points, so one point may stand for many batches")
     norm = f"the gradient norm of {episode.place}" if episode.place else "the gradient norm"
     what = norm if episode.kind == "gradient_explosion" else "the loss"
-    said = f"A bad batch at step {episode.start}: {what} jumped{jumped} and came back."
+    said = f"Bad batch at step {episode.start}: {what} jumped{jumped} and recovered."
     return is_it("bad_batch", said, *evidence, since=episode.start)
 
 
@@ -72,15 +70,15 @@ def sudden_look(around: Surroundings) -> Look:
     """Whether it came out of a sound training within one step, and went with the batch."""
     loss, step = around.loss, around.episode.start
     if loss is None or loss.quantity == "val_loss":
-        return not_seen("batch: no training loss was logged")
+        return not_seen("bad batch: no training loss was logged")
     if not around.every_step:
-        return not_seen("batch: the loss of each step was not logged")
+        return not_seen("bad batch: the loss of each step was not logged")
     before = around.before(loss)
     if len(before) < FEWEST:
-        return not_seen(f"batch: {len(before)} losses before it, {FEWEST} are needed to know what is usual")
+        return not_seen(f"bad batch: {len(before)} losses before it, {FEWEST} needed for a baseline")
     unsound = unsound_before(around)
     if unsound:
-        return is_not(f"a single bad batch: {unsound}")
+        return is_not(f"bad batch: {unsound}")
     usual, span = float(np.median(before)), float(before.max() - before.min())
     value = value_at(loss, step)
     if value is not None and np.isfinite(value) and value - usual > LEAP * span > 0:
@@ -90,19 +88,19 @@ def sudden_look(around: Surroundings) -> Look:
 
 def _leap(around: Surroundings, value: float, usual: float, span: float) -> Look:
     step, norm = around.episode.start, around.norm
-    evidence = [f"the step before was as usual: {_of_the_step_before(around)}"]
+    evidence = [f"the step before was normal: {_of_the_step_before(around)}"]
     if norm is not None:
         there, before = value_at(norm, step), usual_norm(around)
         if there is not None and before is not None:
-            evidence.append(f"gradient norm {shown(there)} in that step, usually {shown(before)}")
+            evidence.append(f"gradient norm {shown(there)} in that step (baseline {shown(before)})")
     last = _last_of_the_leap(around, usual, span)
-    which = f"A bad batch at step {step}" if last == step else f"Bad batches at steps {step} to {last}"
+    which = f"Bad batch at step {step}" if last == step else f"Bad batches at steps {step} to {last}"
     skipped = any(each.step == step for each in around.said("step_skipped"))
-    after = "" if skipped or around.episode.recovered else " What came after is what the step taken on it did."
+    after = "" if skipped or around.episode.recovered else " The optimizer step on it caused the rest."
     return is_it(
         "bad_batch",
-        f"{which}: the loss leapt from a usual {shown(usual)} to {shown(value)} within one step, "
-        f"out of a training that was sound.{after}",
+        f"{which}: the loss jumped from {shown(usual)} to {shown(value)} in one step; the step before was "
+        f"normal.{after}",
         *evidence,
         since=step,
     )
@@ -124,29 +122,29 @@ def _cleared(around: Surroundings, usual: float, span: float) -> Look:
     """Whether the step was skipped and the weights were found sound by the batches after it."""
     step, loss = around.episode.start, around.loss
     if loss is None or not any(each.step == step for each in around.said("step_skipped")):
-        return is_not("a single bad batch: the loss did not leap within one step")
+        return is_not("bad batch: the loss did not jump in one step")
     value = value_at(loss, step)
     if around.scale is not None and value is not None and np.isfinite(value):
-        return is_not("a single bad batch: the loss was finite, and gradients are scaled")
+        return is_not("bad batch: the loss was finite, and gradients are scaled")
     place = int(np.searchsorted(loss.steps, step, side="right"))
     later = loss.values[place : place + AFTERWARDS]
     until = int(loss.steps[place : place + AFTERWARDS].max(initial=step))
     if any(step <= each.step <= until for each in around.said("rollback")):
-        return is_not("a single bad batch: the batches after it met other weights, for the training was set back")
+        return is_not("bad batch: the training was rolled back, so later batches used other weights")
     if len(later) < AFTERWARDS or not np.all(np.isfinite(later)) or float(later.max()) > usual + 2 * span:
-        return is_not("a single bad batch: the batches after it were not as usual either")
+        return is_not("bad batch: the next batches were not normal either")
     if around.norm is not None:
         norms = around.norm.values[int(np.searchsorted(around.norm.steps, step, side="right")) :][:AFTERWARDS]
         if not np.all(np.isfinite(norms)):
-            return is_not("a single bad batch: the gradients of the batches after it were not finite either")
+            return is_not("bad batch: the gradients of the next batches were non-finite as well")
     broken = value is not None and not np.isfinite(value)
-    what = f"its loss was {value}" if broken else "its gradients were not finite, or absurd"
+    what = f"its loss was {value}" if broken else "its gradients were non-finite or extremely large"
     return is_it(
         "bad_batch",
-        f"A bad batch at step {step}: {what}; the step was skipped, and the next batches were as usual.",
-        f"with the same weights the next batches gave losses from {shown(float(later.min()))} to "
-        f"{shown(float(later.max()))}, as usual",
-        f"the step before was as usual: {_of_the_step_before(around)}",
+        f"Bad batch at step {step}: {what}; the step was skipped, and the next batches were normal.",
+        f"with the same weights the next batches gave normal losses, {shown(float(later.min()))} to "
+        f"{shown(float(later.max()))}",
+        f"the step before was normal: {_of_the_step_before(around)}",
         since=step,
     )
 
@@ -159,8 +157,8 @@ def unsound_before(around: Surroundings) -> str:
             continue
         usual, last = float(np.median(values[-FEWEST:])), float(values[-1])
         if last > WITH_IT * usual > 0:
-            median = f"the median of its last {FEWEST} is {shown(usual)}"
-            return f"{what} was {shown(last)} in the step before already; {median}"
+            median = f"median of its last {FEWEST} values: {shown(usual)}"
+            return f"{what} already {shown(last)} in the step before; {median}"
     return ""
 
 
@@ -188,10 +186,10 @@ def value_at(curve: Curve, step: int) -> float | None:
 CAUSES = (
     CauseDocumentation(
         "bad_batch",
-        "One batch, or a few, did it.",
-        "The loss leapt within one step out of a training that was sound, or a spike of at most three points came back "
-        "by itself; or the batch itself was not finite; or the step was skipped and the next batches were as usual.",
-        "One step at an unstable point looks the same where gradient norm and learning rate are not logged.",
+        "One batch, or a few, caused it.",
+        "One of: the loss jumped in one step and the step before was normal; a spike of at most three points recovered "
+        "by itself; the batch itself was non-finite; the step was skipped and the next batches were normal.",
+        "An unstable step looks the same where gradient norm and learning rate are not logged.",
         ("Inspect the batch at this step.",),
         helped_by_smaller_updates=False,
     ),

@@ -52,12 +52,12 @@ def too_high(around: Surroundings, update: float, step: int, *more: str) -> Look
     """The learning rate is too high, as this update shows; ``more``: what else is to be said of it."""
     rate = rate_at(around, step)
     of = "" if rate is None else f" of {shown(rate)}"
-    moved = f"the update of step {step} changed the weights by {share_of_weights(update)}"
+    moved = f"the update at step {step} changed the weights by {share_of_weights(update)}"
     sentence = f"The learning rate{of} is far too high: {moved}."
     return is_it(
         "learning_rate_too_high",
         " ".join((sentence, *more)),
-        f"update of {update:.3g} of the weights; {USUAL_FIRST:g} is large for a first one, 0.001 is usual later",
+        f"update ratio {update:.3g}; {USUAL_FIRST:g} is large for a first step, 0.001 is usual later",
         since=step,
         remedies=(lower_by(rate, update / USUAL_FIRST),),
     )
@@ -67,8 +67,8 @@ def lower_by(rate: float | None, factor: float) -> str:
     """What to do, with the rate to begin with where the present one is known."""
     times = f"{float(f'{factor:.2g}'):,.0f}" if factor >= 10 else f"{factor:.2g}"
     if rate is None:
-        return f"Lower the learning rate about {times} times."
-    return f"Lower the learning rate to about {rate / factor:.1g}, {times} times less."
+        return f"Lower the learning rate by a factor of about {times}."
+    return f"Lower the learning rate from {rate:.3g} to about {rate / factor:.1g}, {times} times less."
 
 
 def share_of_weights(update: float) -> str:
@@ -116,7 +116,7 @@ ROSE = 1.05
 def first_steps_look(around: Surroundings) -> Look:
     """Whether weights just drawn were hurt by the first updates."""
     if not around.span.begins_training:
-        return not_seen("first steps: the training had been set back since")
+        return not_seen("first steps: the training was rolled back since")
     rates = [each.values[each.finite] for each in around.rates]
     rates = [each for each in rates if len(each)]
     ratio = next((each for each in around.of("update_ratio") if not each.place), None)
@@ -128,21 +128,21 @@ def first_steps_look(around: Surroundings) -> Look:
     losses = around.loss.values[:3]
     rate = max(rates, key=lambda each: float(each.max()))
     if len(updates) == 0 or len(losses) < 3 or not np.isfinite(losses).all():
-        return not_seen("first steps: their updates were not measured")
+        return not_seen("first steps: updates were not measured")
     moved, rose = float(updates.max()), float(losses[1:].max() / losses[0]) if losses[0] > 0 else 0.0
     if float(rate[0]) < AT_TOP * float(rate.max()) or moved < LARGE or rose < ROSE:
         return is_not(
-            f"the first steps: an update of {moved:.2%} of the weights, a learning rate of {shown(float(rate[0]))}, "
-            f"{shown(float(rate.max()))} at most"
+            f"missing warm-up: first update {moved:.2%} of the weights, learning rate {shown(float(rate[0]))} "
+            f"(highest {shown(float(rate.max()))})"
         )
     answer = f"the loss rose from {shown(float(losses[0]))} to {shown(float(losses[1:].max()))} on"
     if moved >= ABSURD:
         return too_high(around, moved, int(ratio.steps[first][int(np.argmax(updates))]), f"T{answer[1:]} it.")
     return is_it(
         "no_warm_up",
-        f"The learning rate was {shown(float(rate[0]))}, its highest, from the first step on, without a warm-up: the "
-        f"first updates moved the weights by up to {moved:.1%} of their norm, and {answer} them.",
-        "0.1 % of the weights is what an update usually moves",
+        f"No warm-up: the learning rate was {shown(float(rate[0]))}, its highest, from the first step on. The first "
+        f"updates changed the weights by up to {moved:.1%} of their norm, and {answer} them.",
+        "an update usually changes 0.1 % of the weights",
         since=start,
     )
 

@@ -21,7 +21,7 @@ def decay_look(around: Surroundings) -> Look:
     """Whether the weights shrank away under a weight decay."""
     norms = next((each for each in around.of("param_norm") if not each.place), None)
     if norms is None or len(norms.steps) < 2:
-        return not_seen("weights: their norm was not measured")
+        return not_seen("weight norm: not measured")
     start = around.episode.start
     after = int(np.searchsorted(norms.steps, start, side="left"))
     around_it = [place for place in (after, after + 1) if 0 < place < len(norms.steps)]
@@ -33,31 +33,31 @@ def decay_look(around: Surroundings) -> Look:
         setting = f" {changed[0].message}" if changed else ""
         return is_it(
             "weight_decay",
-            f"The weights shrank away: their norm fell from {shown(then)} at step {int(norms.steps[place - 1])} to "
-            f"{shown(now)} at step {int(norms.steps[place])}, as under a weight decay that is far too strong.{setting}",
-            f"norm of the weights x {now / then:.2g} in {int(norms.steps[place] - norms.steps[place - 1])} steps",
+            f"The weight decay is far too strong: the weight norm fell from {shown(then)} at step "
+            f"{int(norms.steps[place - 1])} to {shown(now)} at step {int(norms.steps[place])}.{setting}",
+            f"weight norm x {now / then:.2g} in {int(norms.steps[place] - norms.steps[place - 1])} steps",
             since=int(norms.steps[place - 1]),
         )
     if not around_it:
-        return not_seen("weights: their norm was not measured around it")
+        return not_seen("weight norm: not measured around it")
     now, then = float(norms.values[around_it[-1]]), float(norms.values[around_it[0] - 1])
     if not np.isfinite(now):
-        return not_seen("weights: not finite after it")
-    return is_not(f"weight decay: the norm of the weights went from {shown(then)} to {shown(now)} meanwhile")
+        return not_seen("weight norm: non-finite afterwards")
+    return is_not(f"weight decay: weight norm {shown(then)} before, {shown(now)} after")
 
 
 def setting_look(around: Surroundings) -> Look:
     """Whether a setting of the training was changed just before."""
     changes = _changes(around)
     if around.history.events is None:
-        return not_seen("settings: what was changed in mid-run is not known")
+        return not_seen("changed settings: not recorded")
     if not changes:
-        return is_not("a change of settings: none was seen just before")
+        return is_not("changed settings: none just before")
     said = " ".join(each.message for each in changes[:2])
     frozen = any("parameters that are trained" in each.message for each in changes)
     return is_it(
         "frozen_parameters" if frozen else "configuration_changed",
-        f"The training was changed just before: {said}",
+        f"A setting changed just before: {said}",
         f"{max(0, around.episode.start - changes[0].step)} steps before the first sign at step {around.episode.start}",
         since=changes[0].step - BETWEEN_LOOKS,
         certainty="possible",
@@ -68,25 +68,27 @@ def damage_look(around: Surroundings) -> Look:
     """Whether every batch breaks on weights that had worked until the step before."""
     loss, start = around.loss, around.episode.start
     if loss is None or not around.every_step:
-        return not_seen("weights: the loss of each step was not logged")
+        return not_seen("corrupted weights: the loss of each step was not logged")
     place = int(np.searchsorted(loss.steps, start, side="left"))
     row = 0
     while place + row < len(loss.values) and not np.isfinite(loss.values[place + row]):
         row += 1
     skipped = {each.step for each in around.said("step_skipped")}
     if row < IN_A_ROW or start not in skipped:
-        return not_seen("weights: whether they were damaged shows where broken steps are skipped")
+        return not_seen("corrupted weights: visible only where non-finite steps are skipped")
     before = around.before(loss)
     if not len(before):
-        return not_seen("weights: no loss before it")
+        return not_seen("corrupted weights: no loss before it")
     back = next((each for each in around.said("rollback") if each.step >= start), None)
-    healed = "" if back is None else f", and the weights of step {back.evidence.get('target', 0):.0f} did well again"
+    healed = (
+        "" if back is None else f", and the weights of step {back.evidence.get('target', 0):.0f} gave normal losses"
+    )
     return is_it(
         "damaged_weights",
-        f"The weights were damaged between step {start - 1} and step {start}: {row} batches in a row gave no finite "
-        f"loss on them, while the batch before gave {shown(float(before[-1]))}{healed}. A gradient did not do it: "
-        "look at the optimizer's state, at what writes into weights, at the memory of the device.",
-        f"{row} broken steps in a row were skipped, so that the weights stayed the same",
+        f"The weights were corrupted between step {start - 1} and step {start}: {row} batches in a row gave a "
+        f"non-finite loss, the batch before {shown(float(before[-1]))}{healed}. No gradient caused it: check the "
+        "optimizer state, what writes to the weights, and the device memory.",
+        f"{row} non-finite steps in a row were skipped, so the weights did not change",
         since=start,
         certainty="possible" if back is None else "likely",
     )
@@ -105,39 +107,40 @@ def _changes(around: Surroundings) -> list[Event]:
 CAUSES = (
     CauseDocumentation(
         "damaged_weights",
-        "Weights or buffers were damaged, and not by a gradient.",
-        "Several batches in a row broke on weights that had worked one step before, or absurd numbers came out of a "
-        "modest batch.",
-        "A first bad update that was not recorded.",
+        "Weights or buffers were corrupted, but not by a gradient.",
+        "Several batches in a row were non-finite on weights that worked one step before, or a normal batch gave "
+        "extremely large values.",
+        "A bad update that was not recorded.",
         (
             "Restart from a checkpoint before this step.",
-            "Look at what writes into weights besides the optimizer, and at the memory of the device.",
+            "Check what writes to the weights besides the optimizer, and the device memory.",
         ),
         helped_by_smaller_updates=False,
+        phrase="corrupted weights",
     ),
     CauseDocumentation(
         "weight_decay",
-        "The weights shrank away under a weight decay.",
-        "Their norm fell below 0.7 of itself from one measurement to the next. Not named where the weight decay is 0, "
-        "and never across a rollback.",
+        "The weights shrank because of the weight decay.",
+        "Their norm fell by more than 30 % from one measurement to the next. Never named where the weight decay is 0, "
+        "or across a rollback.",
         "Weights that the script itself scales or replaces.",
         ("Lower the weight decay.", "Restart from a checkpoint before this step."),
-        excluded_by=lambda known: "weight decay: it is 0" if known.weight_decay == 0 else "",
+        excluded_by=lambda known: "weight decay: 0" if known.weight_decay == 0 else "",
     ),
     CauseDocumentation(
         "configuration_changed",
-        "A setting of the training was changed just before.",
-        "A recorded setting differs from what it was at the look 10 steps earlier. Only possible: not all changes "
-        "matter.",
-        "A change that is meant, and a trouble of another origin.",
-        ("See whether what was changed is meant.",),
+        "A setting of the training changed just before.",
+        "A recorded setting differs from its value 10 steps earlier. Possible only: not all changes matter.",
+        "An intended change, and a finding with another cause.",
+        ("Check whether the change is intended.",),
+        phrase="changed setting",
     ),
     CauseDocumentation(
         "frozen_parameters",
-        "The number of parameters that are trained was changed just before.",
-        "Parameters that were trained are frozen, or the other way round, since the look 10 steps earlier.",
+        "The number of trained parameters changed just before.",
+        "Parameters were frozen or unfrozen within the 10 steps before.",
         "Training in stages, on purpose.",
-        ("See whether these parameters are meant to be frozen.",),
+        ("Check whether these parameters should be frozen.",),
     ),
 )
 CHECKS = (

@@ -91,7 +91,7 @@ def _unanswered(episode: Episode, loss: Curve) -> Episode:
     spread = 1.4826 * float(np.median(np.abs(before - usual))) + 1e-3 * abs(usual)
     if float(after.max()) > usual + max(ANSWER * abs(usual), 5 * spread):
         return episode
-    return replace(episode, severity=Severity.INFO, message=f"{episode.message} The loss did not answer.")
+    return replace(episode, severity=Severity.INFO, message=f"{episode.message} The loss did not rise.")
 
 
 def _within_its_noise(episode: Episode, found: Sequence[Episode], curves: RunCurves) -> Episode:
@@ -109,5 +109,5 @@ def _within_its_noise(episode: Episode, found: Sequence[Episode], curves: RunCur
     )
     if confirmed or points > SHORT or not episode.recovered:
         return episode
-    message = f"{episode.message} The noise of the whole run reaches as far now and then."
+    message = f"{episode.message} Within the noise of the whole run."
     return replace(episode, severity=Severity.INFO, message=message)

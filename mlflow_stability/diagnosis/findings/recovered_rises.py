@@ -49,7 +49,7 @@ def _rippled(episode: Episode, curve: Curve) -> Episode:
     values = curve.values[curve.finite]
     ended = float(np.median(values[-max(3, len(values) // 20) :]))
     if rise < SMALL or (rise < SMALL_BELOW and ended < level):
-        return replace(episode, severity=Severity.INFO, message=f"{episode.message} It passed.")
+        return replace(episode, severity=Severity.INFO, message=f"{episode.message} The loss recovered.")
     return episode
 
 
@@ -69,7 +69,7 @@ def _falling(episode: Episode, curve: Curve) -> Episode:
     still = last <= half + levels.noise and float(np.median(fell[: len(fell) // 3])) > half + levels.noise
     if not back or not still:
         return episode
-    message = f"{episode.message} It has been falling since its highest, {math.exp(min(high, 700.0)):.4g}."
+    message = f"{episode.message} The loss has been falling since its maximum of {math.exp(min(high, 700.0)):.4g}."
     return replace(episode, severity=min(episode.severity, Severity.WARNING), recovered=None, message=message)
 
 
@@ -96,7 +96,7 @@ def _together(episodes: list[Episode]) -> list[Episode]:
         many = [*many, *(each for each in episodes if _one_more(each, key, many))]
         rises = [each.evidence.get("rise", 0.0) for each in many]
         first, last = many[0], max(each.end for each in many)
-        message = f"{first.metric} rose slowly and fell again {len(many)} times between step {first.start} and step "
+        message = f"{first.metric} rose slowly and recovered {len(many)} times between step {first.start} and step "
         message += f"{last}, by {min(rises):.0%} to {max(rises):.0%}."
         one = replace(first, end=last, events=sum(each.events for each in many), message=message)
         kept = [one if each is first else each for each in kept if each is first or each not in many]

@@ -99,7 +99,7 @@ def _as_one(group: list[Episode]) -> Episode:
         severity=worst.severity,
         peak=worst.peak,
         end=max(each.end for each in group),
-        message=f"{said} It came {len(group)} times, the last time at step {last.start}.",
+        message=f"{said} Found {len(group)} times, last at step {last.start}.",
         events=sum(each.events for each in group),
         recovered=last.recovered,
         evidence={**worst.evidence, **first.evidence},

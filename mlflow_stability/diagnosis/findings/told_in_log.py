@@ -53,9 +53,10 @@ def _skipped_to_the_end(history: RunHistory, curves: RunCurves, starts: Mapping[
     nan = any("nan" in each.evidence for each in last)
     kind = StepSkipped.kind if broken is None else NanDetected.kind if nan else InfDetected.kind
     said = (
-        f"{counted(len(last), 'step')} were skipped from step {last[0].step} up to the end of the run at step {end}, "
+        f"{counted(len(last), 'step')} skipped from step {last[0].step} to the end of the run at step {end} (reported "
+        "by the "
     )
-    said += f"as the log says. {last[0].message}"
+    said += f"log). {last[0].message}"
     severity = Severity.WARNING if broken is None else Severity.CRITICAL
     return [_episode(last[0], last[-1], severity, said, starts, kind=kind, count=len(last))]
 

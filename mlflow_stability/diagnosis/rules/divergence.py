@@ -26,25 +26,25 @@ LAST = 5
 
 @dataclass(frozen=True, slots=True)
 class DivergenceRule(Rule):
-    """A loss ended well above the best it had reached, and did not come back.
+    """The loss ended well above its best value and did not recover.
 
-    What it sees: the last twentieth or fiftieth of the curve, at least two points, all above the best level by more
-    than chance, and by at least 10 % on average: a step up that lasts, a slow rise, the two or three last points of a
-    sparse log. What was lost is a tenth of what had been gained, or, from 25 % on, what it took a quarter of the run to
-    gain; of a loss that reaches zero or below half of its fall, or eight spreads. A loss that ended below a hundredth
-    of where it began is not judged. Chance is measured on the curve itself, and grows with the time since the best, as
-    it does for a curve that merely wanders; it is half where the validation ended above its best, too. Seven points are
-    enough. A curve that left its start upwards and whose second half never came back to it has diverged as well. The
-    step is the one from which on the curve stayed above its best level.
+    What it sees: the last 2 % or 5 % of the curve, at least two points, all above the best level by more than chance,
+    and by at least 10 % on average. This covers a lasting step up, a slow rise, and the last points of a sparse log.
+    The rise must lose 10 % of the progress made, or, from 25 % on, what a quarter of the run had gained. A loss that
+    reaches zero or below must lose half of its fall, or rise by eight standard deviations. A loss that ended below 1 %
+    of its start is not judged. Chance is measured on the curve itself and grows with the time since the best value; it
+    is halved where the validation loss ended above its best, too. Seven points are enough. A curve whose whole second
+    half is above its start has diverged as well. The reported step is the first one from which the curve stayed above
+    its best level.
 
-    Why it matters: what was learned until the best step is being lost; every further step makes it worse.
+    Why it matters: what was learnt until the best step is being lost; every further step makes it worse.
 
-    What to try: go back to a checkpoint before the onset; lower the learning rate 2-5 times; a longer warm-up; clip
-    the gradients.
+    What to try: restart from a checkpoint before the onset; lower the learning rate by a factor of 2 to 5; lengthen the
+    warm-up; clip gradients.
 
-    When it is wrong: a curriculum, a longer sequence length, a penalty that is switched on: the loss then means
-    something else than before. Losses of adversarial players and of policies move without meaning, so such must rise
-    tenfold, end above where they began, and at ten times the size that they had in the first half of the run.
+    When it is wrong: a curriculum, longer sequences, or a penalty that is switched on: the loss then means something
+    else. Losses of adversarial training and of policies rise without a divergence. They must rise tenfold, end above
+    their start, and at ten times the size of the first half of the run.
 
     Reference: Chowdhery et al. 2022, PaLM, section 5.1; Page 1954, Continuous inspection schemes (the onset).
     """
@@ -62,44 +62,44 @@ class DivergenceRule(Rule):
     remedies = Divergence.remedies
 
     fewest_points: int = 7
-    """Shorter curves are not judged."""
+    """Minimum number of points."""
     smallest_rise: float = math.log(1.10)
-    """The mean rise of the end above the best level, in nats: 10 %."""
+    """Minimum mean rise of the end above the best level, in nats: 10 %."""
     smallest_rise_of_a_game: float = math.log(RISE)
-    """The same for one side of a game and for the objective of a policy."""
+    """Minimum rise, in nats, in adversarial training and for the objective of a policy."""
     smallest_rise_in_spreads: float = 8.0
-    """The same for a curve that reaches zero or below, in units of its own spread."""
+    """Minimum rise of a curve that reaches zero or below, in units of its own standard deviation."""
     lost_progress: float = 0.1
-    """The share of what was gained since the early curve that is lost at the end."""
+    """Minimum share of the progress that is lost at the end."""
     rise_to_long_ago: float = math.log(1.25)
-    """Or the rise in nats that is enough where the loss is back where it was long ago: what a model learns late is
-    little of what it learns at once, and lost all the same."""
+    """Rise in nats that is enough where the loss is back at a value of `long_ago`: late progress is small, but is lost
+    all the same."""
     long_ago: float = 0.25
-    """So long ago, as a share of the points."""
+    """How long ago that is, as a share of the points."""
     smallest_share_of_fall: float = 0.5
-    """Of a curve that reaches zero or below and fell clearly, the share of that fall which is enough as well."""
+    """For a curve that reaches zero or below and fell clearly: share of that fall which is enough as well."""
     clear_fall: float = 10.0
-    """It fell clearly by so many deviations of a level, and by more than a random walk would have."""
+    """Number of standard deviations of a level, and more than a random walk, that make a clear fall."""
     chance: float = 4.0
-    """How many standard deviations of chance the mean rise is at least."""
+    """Minimum mean rise in standard deviations of chance."""
     luck: float = 1.0
-    """And how many more, because the best level is the luckiest one of many."""
+    """Standard deviations added to `chance`, because the best level is the luckiest of many."""
     unsure: float = 4.0
-    """By how much the noise of few levels is taken for higher: by so many divided by their number."""
+    """Increase of the noise of few levels: this number divided by their count."""
     confirmed: float = 0.5
-    """By how much chance is smaller where the validation loss ended above its best as well."""
+    """Factor on chance where the validation loss ended above its best as well."""
     wandering: float = 2.0
-    """How many times what a random walk with the curve's own steps would have done since the best level."""
+    """Minimum rise as a multiple of what a random walk with the curve's own steps would reach."""
     fewest_points_never_back: int = 10
-    """From so many points on, a curve whose whole second half lies above its start has diverged, however noisy."""
+    """Minimum number of points of a curve whose whole second half is above its start."""
     above_start: float = math.log(1.15)
-    """And how far above, in nats: 15 %."""
+    """Minimum rise of that half above the start, in nats: 15 %."""
     above_first: float = math.log(2)
-    """The same above its very first point alone, where it left that at once: 100 %."""
+    """Minimum rise above the very first point alone, where the curve left it at once: 100 %."""
     tails: tuple[float, float] = (0.05, 0.02)
-    """The shares of the curve that count as its end, two levels at least: a jump just before the end counts, too."""
+    """Shares of the curve that count as its end, at least two levels."""
     critical_rise: float = 0.3
-    """From this rise on, in nats, or where the end is above the early curve, it is critical; else a warning."""
+    """Rise in nats from which it is critical, as is an end above the early curve."""
 
     def like(self, detector: Detector) -> Rule:
         """The least rise is that of the detector."""
@@ -197,11 +197,13 @@ class DivergenceRule(Rule):
         lowest = float(np.median(around))
         broken = not np.isfinite(curve.values[-1])
         last = float(finite[-1]) if broken else _ended(curve)
-        ended = f"reached {last:.4g}, its last finite value" if broken else f"ended at {last:.4g}"
+        ended = f"last finite value {last:.4g}" if broken else f"ended at {last:.4g}"
         if not broken and f"{last:.4g}" != f"{finite[-1]:.4g}":
             ended = f"ended near {last:.4g}"  # the median of a few points, and not the last one
         # A level is the median of neighbours: the lowest single point, which luck made, is told elsewhere as the best.
-        times = f", {last / lowest:.3g} times its best level of" if lowest > 0 else "; its best level was"
+        least = math.exp(self.smallest_rise_of_a_game if curve.game else self.smallest_rise)
+        times = f", {last / lowest:.3g} times its best level of" if lowest > 0 else "; best level"
+        limit = f" (threshold {least:.3g} times)" if lowest > 0 else ""
         first, final = int(levels.raw_steps[start]), int(curve.steps[-1])
         peak = start + int(np.argmax(finite[start:]))
         return Episode(
@@ -210,7 +212,7 @@ class DivergenceRule(Rule):
             first,
             int(levels.raw_steps[peak]),
             final,
-            f"{curve.name} rose from step {first} on and {ended}{times} {lowest:.4g} at step {levels.steps[best]}.",
+            f"{curve.name} rose from step {first} on: {ended}{times} {lowest:.4g} at step {levels.steps[best]}{limit}.",
             recovered=False,
             metric=curve.name,
             place=curve.place,

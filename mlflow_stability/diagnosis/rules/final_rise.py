@@ -22,17 +22,17 @@ from mlflow_stability.vocabulary.result.event import Severity
 
 @dataclass(frozen=True, slots=True)
 class FinalRiseRule(Rule):
-    """The last points of a loss, three or more, all stand far above everything shortly before them.
+    """The last points of a loss, three or more, are all far above the points before them.
 
-    What it sees: at least three points up to the last one, each above twice the level before them, above ten deviations
-    of its noise and above the highest of the points before. A loss that reaches zero or below is judged by deviations
-    alone.
+    What it sees: at least three points up to the last one. Each is above twice the level before them, above 10σ of its
+    noise, and above the highest of the points before. A loss that reaches zero or below is judged by σ alone.
 
-    Why it matters: the run ended while it was breaking; its last checkpoint may hold broken weights.
+    Why it matters: the run ended while it diverged; its last checkpoint may hold broken weights.
 
-    What to try: go back to a checkpoint before the onset; lower the learning rate 2-5 times; clip gradients at 1.0.
+    What to try: restart from a checkpoint before the onset; lower the learning rate by a factor of 2 to 5; clip
+    gradients at 1.0.
 
-    When it is wrong: a spike that would have come back had the log gone on; nobody can know that from the log.
+    When it is wrong: a spike that would have recovered had the log continued; the log cannot show that.
 
     Reference: Chowdhery et al. 2022, PaLM, section 5.1.
     """
@@ -44,19 +44,19 @@ class FinalRiseRule(Rule):
     remedies = Divergence.remedies
 
     fewest_before: int = 32
-    """So many points before the end are needed to know what was usual."""
+    """Minimum number of points before the end."""
     before: int = 128
-    """And so many are looked at, at most."""
+    """Maximum number of points before the end that are used."""
     fewest: int = 3
-    """So many points at the end are high."""
+    """Minimum number of high points at the end."""
     smallest_rise: float = math.log(2)
-    """How far each of them is above the level before, in nats."""
+    """Minimum rise of each of them above the level before, in nats."""
     smallest_rise_of_a_game: float = math.log(RISE)
-    """The same for one side of a game and for the objective of a policy."""
+    """Minimum rise in adversarial training and for the objective of a policy."""
     deviations: float = 10.0
-    """And how far in deviations of the noise of single points."""
+    """Minimum rise in σ of the noise of single points."""
     most: float = 0.1
-    """A longer share of the run than this is left to the rule of whole curves."""
+    """Maximum share of the run; longer rises are left to the divergence rule."""
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The losses that ended so; validation losses only where no training loss was logged."""
@@ -96,7 +96,10 @@ class FinalRiseRule(Rule):
     ) -> Episode:
         usual, last = float(np.median(before)), float(values[-1])
         peak = first + int(np.argmax(values[first:]))
-        times = f", {last / usual:.3g} times its level of {usual:.4g}" if usual > 0 else f"; its level was {usual:.4g}"
+        least = math.exp(self.smallest_rise_of_a_game if curve.game else self.smallest_rise)
+        times = f"; level before {usual:.4g}"
+        if usual > 0:
+            times = f", {last / usual:.3g} times its level of {usual:.4g} before (threshold {least:.3g} times)"
         start, count = int(steps[first]), len(values) - first
         return Episode(
             self.kind,
@@ -104,8 +107,7 @@ class FinalRiseRule(Rule):
             start,
             int(steps[peak]),
             int(steps[-1]),
-            f"{curve.name} blew up in the last {count} points, from step {start} on, and ended at {last:.4g}{times} "
-            "before.",
+            f"{curve.name} jumped in the last {count} points, from step {start} on: ended at {last:.4g}{times}.",
             recovered=False,
             metric=curve.name,
             place=curve.place,

@@ -17,16 +17,16 @@ from mlflow_stability.vocabulary.result.event import Severity
 
 @dataclass(frozen=True, slots=True)
 class FrozenRule(Rule):
-    """A loss that had been noisy became one and the same number, and never changed again; or it was zero all along.
+    """The loss froze: it repeats exactly the same value to the end, or is always zero.
 
-    What it sees: at least twenty values up to the end that are equal to the last digit, where neighbours differed by
-    many times the log's last digit before and never had that value; or eight and more that are all exactly zero. A loss
-    that had fallen below a hundredth of where it began has been learnt, and may go on to zero.
+    What it sees: at least twenty values up to the end that are equal to the last digit, where neighbours differed
+    before and never had that value. Or eight and more values that are all exactly zero. A loss that had fallen below 1
+    % of its start is learnt, and may go to zero.
 
-    Why it matters: no real batch gives twice the same loss; what is logged is no longer what is trained, or broken
+    Why it matters: no real batch gives the same loss twice. What is logged is no longer what is trained, or broken
     weights give zero for every input.
 
-    What to try: look at the outputs and labels of one batch; look for NaN in the weights or gradients; check that the
+    What to try: inspect the outputs and labels of one batch; look for NaN in the weights or gradients; check that the
     loss is not masked, detached or multiplied by zero.
 
     When it is wrong: one fixed batch on purpose, at a learning rate of zero.
@@ -37,21 +37,21 @@ class FrozenRule(Rule):
     kind = "plateau"
     order = 70
     remedies = (
-        "Look at the outputs and labels of one batch: a real loss never repeats itself to the last digit.",
+        "Inspect the outputs and labels of one batch: a real loss does not repeat to the last digit.",
         "Look for NaN in weights and gradients: half precision and masked losses turn them into zero.",
         *Plateau.remedies,
     )
 
     fewest: int = 20
-    """So many equal values in a row, up to the last, are no accident."""
+    """Minimum number of equal values in a row, up to the last."""
     fewest_zeros: int = 8
-    """So many values that are all zero, from the first on, are no loss."""
+    """Minimum number of values where all are zero."""
     fewest_share: float = 0.02
-    """And at least this share of the run."""
+    """Minimum share of the run."""
     before: int = 20
-    """So many values before say how much neighbours differed."""
+    """Number of values before that show how much neighbours differed."""
     quanta: float = 5.0
-    """They differed by so many times the last digit of the log, so that rounding does not explain it."""
+    """Minimum difference between neighbours before, as a multiple of the last logged digit."""
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The training losses of the whole model that froze."""
@@ -72,7 +72,7 @@ class FrozenRule(Rule):
         if first == 0:
             if last != 0 or curve.game:
                 return None  # a constant that is not zero is a plateau like others; a policy's loss has no level
-            return self._episode(curve, steps, 0, last, f"{curve.name} was exactly 0 in all of its {count} points.")
+            return self._episode(curve, steps, 0, last, f"{curve.name} is exactly 0 in all of its {count} points.")
         before = values[max(0, first - self.before) : first]
         moved = float(np.median(np.abs(np.diff(before)))) if len(before) >= 8 else 0.0
         if moved <= self.quanta * quantum_of(values) or (before == last).any():
@@ -82,7 +82,8 @@ class FrozenRule(Rule):
         level = float(np.median(before))
         way = "fell" if last < level else "rose"
         message = f"{curve.name} {way} from about {level:.4g} to exactly {last:.4g} in one point, at step "
-        message += f"{int(steps[first])}, and never changed again: {count} equal values up to step {int(steps[-1])}."
+        message += f"{int(steps[first])}, and stayed there: {count} equal values up to step {int(steps[-1])} "
+        message += f"(threshold {self.fewest})."
         return self._episode(curve, steps, first, last, message)
 
     def _episode(self, curve: Curve, steps: NDArray[np.int64], first: int, last: float, message: str) -> Episode:

@@ -21,14 +21,15 @@ from mlflow_stability.vocabulary.result.event import Severity
 
 @dataclass(frozen=True, slots=True)
 class GradientRiseRule(Rule):
-    """The gradient norm ended a hundred times higher than it had been, and the loss above its best.
+    """The gradient norm grew a hundredfold, and the loss ended above its best.
 
-    What it sees: the last levels of the whole model's gradient norm, all at least a hundred times the lowest level that
-    it held and thirty times its highest before it began to grow, in a run whose loss ended 10 % or more above its best.
+    What it sees: the last levels of the whole model's gradient norm, all at least a hundred times its lowest lasting
+    level and thirty times its highest level before the growth; in a run whose loss ended 10 % or more above its best.
 
-    Why it matters: each step is longer than the one before; clipping hides it from the weights only in part.
+    Why it matters: each step is larger than the one before; clipping hides it from the weights only in part.
 
-    What to try: clip gradients at 1.0; lower the learning rate 2-5 times; go back to a checkpoint before the growth.
+    What to try: clip gradients at 1.0; lower the learning rate by a factor of 2 to 5; restart from a checkpoint before
+    the growth.
 
     When it is wrong: a loss that is multiplied by a growing factor on purpose; a norm that is logged before unscaling.
 
@@ -41,17 +42,17 @@ class GradientRiseRule(Rule):
     remedies = GradientExplosion.remedies
 
     fewest_levels: int = 20
-    """Shorter curves are not judged."""
+    """Minimum number of levels."""
     held: int = 5
-    """The lowest level is one that was held for so many levels."""
+    """Number of levels for which the lowest level must last."""
     smallest_rise: float = math.log(100)
-    """How far the end is above the lowest level, in nats."""
+    """Minimum rise of the end above the lowest level, in nats."""
     above_earlier: float = math.log(30)
-    """And above the highest level of all before the growth."""
+    """Minimum rise above the highest level before the growth, in nats."""
     deviations: float = 6.0
-    """The growth began where the norm left its level by so many deviations of the noise of a level."""
+    """σ of the noise of a level at which the growth starts."""
     loss_rise: float = math.log(1.1)
-    """How far the loss ended above its best, in nats."""
+    """Minimum rise of the loss at the end above its best, in nats."""
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The gradient norms of the whole model that grew so."""
@@ -94,8 +95,8 @@ class GradientRiseRule(Rule):
             start,
             int(steps[peak]),
             int(norm.steps[-1]),
-            f"{norm.name} grew from step {start} on, from about {usual:.4g} to {last:.4g} at the end, "
-            f"{grown:,.0f} times as much, while the loss rose.",
+            f"{norm.name} grew from step {start} on: {last:.4g} at the end, {grown:,.0f} times its level of "
+            f"{usual:.4g} (threshold {math.exp(self.smallest_rise):,.0f} times), while the loss rose.",
             recovered=False,
             metric=norm.name,
             place=norm.place,

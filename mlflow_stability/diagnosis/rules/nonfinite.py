@@ -12,24 +12,25 @@ from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.text.phrases import infinite
 
 
 @dataclass(frozen=True, slots=True)
 class NonFiniteRule(Rule):
     """A loss or a gradient norm was NaN or infinite.
 
-    What it sees: every stretch of values that are no finite numbers, in any loss and any gradient norm; losses that
-    break together are one finding, and an infinity that turns into NaN is one that is called NaN.
+    What it sees: every series of non-finite values, in any loss and any gradient norm. Losses that are non-finite
+    together are one finding; an infinity that turns into NaN is reported as NaN.
 
     Why it matters: a non-finite loss writes NaN into every weight at the next optimizer step, and no later step repairs
     that.
 
-    What to try: find the first module that puts it out; look at the inputs of that step; lower the learning rate; clip
-    the gradients; train in bf16 instead of fp16.
+    What to try: find the first module whose output is non-finite; inspect the inputs of that step; lower the learning
+    rate; clip gradients; train in bf16 instead of fp16.
 
-    When it is wrong: a gradient norm that is infinite while the loss stays finite was thrown away by a loss scaler, or
-    the loss could not have stayed finite: such stretches are only mentioned, if they are few. One that is NaN after the
-    first twenty steps is a warning even once: a scaler that searches for its scale overflows before.
+    When it is wrong: where the gradient norm is infinite and the loss stays finite, a loss scaler skipped the step.
+    Such series are INFO if they are few. A norm that is NaN after the first twenty steps is a warning even once: a
+    scaler's search for its scale overflows earlier.
 
     Reference: IEEE 754; https://docs.pytorch.org/docs/stable/notes/amp_examples.html
     """
@@ -42,11 +43,11 @@ class NonFiniteRule(Rule):
     remedies = NanDetected.remedies
 
     nearby: float = 0.01
-    """Stretches of several losses that begin within this share of the run of each other are one finding."""
+    """Series of several losses that start within this share of the run of each other are one finding."""
     often: float = 0.05
-    """From this share of gradient norms on, it is more than a loss scaler's search and becomes a warning."""
+    """Share of gradient norms from which it is more than a loss scaler's search and becomes a warning."""
     search: int = 20
-    """In the first so many gradient norms NaN may come of a loss scaler's search, too."""
+    """Number of first gradient norms in which NaN may come from a loss scaler's search."""
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The stretches, earliest first."""
@@ -88,14 +89,14 @@ class NonFiniteRule(Rule):
         recovered = high + 1 < len(curve.values)
         first = int(curve.steps[low])
         before = curve.values[:low][curve.finite[:low]]
-        word = "NaN" if nan[0] else str(values[0])
+        word = "NaN" if nan[0] else infinite(float(values[0]))
         message = f"{curve.name} is {word} at step {first}"
         if not nan[0] and nan.any():
             message += f" and NaN from step {int(curve.steps[low + int(np.argmax(nan))])} on"
-        message += f"; it was {before[-1]:.4g} before" if len(before) else "; no finite value came before it"
+        message += f"; last finite value {before[-1]:.4g}" if len(before) else "; no finite value before"
         if count > 1:
-            message += f"; {count} values up to step {int(curve.steps[high])} are not finite"
-        message += ", then it is finite again." if recovered else ", and none after it is finite." if count > 1 else "."
+            message += f"; {count} non-finite values up to step {int(curve.steps[high])}"
+        message += "; finite again afterwards." if recovered else "; none finite afterwards." if count > 1 else "."
         evidence = {curve.quantity: float(values[0]), "count": float(count)}
         if len(before):
             evidence["before"] = float(before[-1])

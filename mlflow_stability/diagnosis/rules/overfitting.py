@@ -30,22 +30,21 @@ REMAINDER = 1e-3
 
 @dataclass(frozen=True, slots=True)
 class OverfittingRule(Rule):
-    """The validation loss rose from its best and stayed above it, while the training loss went on falling.
+    """The validation loss rose from its best and stayed above it, while the training loss kept falling.
 
-    What it sees: a training loss and the validation loss of the same place, six validations or more. Overfitting is an
-    excess that lasts: the median of the last fifth of the validations, three at least, lies 4 % or more above the best
-    stretch before it, and seven in ten of them lie above it by half of that one by one. Noise does not explain it: a
-    curve that falls and then rises is nearer to all validations than one that never rises, by more than in 2 of 100
-    noisy curves without a turn. Of eight validations the turn has to explain 93 % of what the other curve leaves over,
-    of thirty 71 %, of 1,000 15 %; less where the rise is a third or the training loss halved meanwhile. The training
-    loss is 2 % lower at the end than at the best validation, and is not what guessing costs; where its noise would hide
-    such a fall, it is enough that it was not seen to rise.
+    What it sees: a training loss and its validation loss, with six validations or more. The median of the last fifth of
+    the validations, at least three, is 4 % or more above the best stretch before it. Seven in ten of them are above it
+    by half of that. Noise does not explain the rise: a curve that falls and then rises fits the validations better than
+    one that never rises, which happens in 2 of 100 noisy curves by chance. With eight validations the turn must explain
+    93 % of the remaining variance, with thirty 71 %, with 1,000 15 %; less where the rise is a third or the training
+    loss halved meanwhile. The training loss is 2 % lower at the end than at the best validation, and not at chance
+    level. Where its noise would hide such a fall, it is enough that it did not rise.
 
-    Why it matters: the model learns its training data by heart; the weights of the best step were better than the last.
+    Why it matters: the model memorises its training data; the weights of the best step were better than the last.
 
     What to try: keep the checkpoint of the best step; stop early; more data, augmentation, dropout, weight decay.
 
-    When it is wrong: validation losses of overconfident classifiers rise while their accuracy still does, too; a
+    When it is wrong: validation losses of overconfident classifiers rise while their accuracy still rises, too. A
     validation in another precision or with averaged weights measures another model.
 
     Reference: Prechelt 1998, Early stopping - but when?
@@ -61,25 +60,25 @@ class OverfittingRule(Rule):
     remedies = Overfitting.remedies
 
     fewest_validations: int = 6
-    """Fewer validations are not judged."""
+    """Minimum number of validations."""
     smallest_rise: float = math.log(1.04)
-    """How far the end of the validation loss is above its best, in nats: 4 %."""
+    """Minimum rise of the end of the validation loss above its best, in nats: 4 %."""
     smallest_share: float = 0.1
-    """And how far where it goes below zero: this share of its fall from the first validations to the best."""
+    """Minimum rise where it goes below zero: a share of its fall from the first validations to the best."""
     most_above: float = 0.7
-    """The share of the last validations that are above the best by half of that."""
+    """Minimum share of the last validations that are above the best by half of that."""
     smallest_fall: float = math.log(1.02)
-    """How much lower the training loss is at the end than at the best validation, in nats: 2 %."""
+    """Minimum fall of the training loss since the best validation, in nats: 2 %."""
     odds: float = 1.0
-    """By how much the odds are multiplied that a turn has to reach: of what it explains to what it leaves over."""
+    """Factor on the odds that a turn must reach: of what it explains to what remains."""
     tail: float = 0.2
-    """The share of the validations that count as the end."""
+    """Share of the validations that count as the end."""
     large_rise: float = 8.0
-    """A rise of so many times the smallest, and more, counts as evidence with the full ``weight``."""
+    """Multiple of the smallest rise that counts as evidence with the full `weight`."""
     large_fall: float = math.log(2)
-    """So does a fall of the training loss since the best validation by so much, in nats: to its half."""
+    """Fall of the training loss, in nats, that does as well: to its half."""
     weight: float = 0.2
-    """How much less a turn has to explain then. With both, 4 in 100 flat noisy curves would pass."""
+    """How much less a turn must explain then. With both, 4 in 100 flat noisy curves would pass."""
 
     def like(self, detector: Detector) -> Rule:
         """A whole curve tells less of a rise, unless somebody asked for this one."""
@@ -142,7 +141,7 @@ class OverfittingRule(Rule):
     def _episode(self, validation: Curve, best: int, lowest: float, last: float, beside: str) -> Episode:
         values, steps = validation.values[validation.finite], validation.steps[validation.finite]
         peak = best + int(np.argmax(values[best:]))
-        by = f" (+{last / lowest - 1:.0%})" if lowest > 0 else ""
+        by = f" (+{last / lowest - 1:.0%}, threshold {math.expm1(self.smallest_rise):.0%})" if lowest > 0 else ""
         message = f"{validation.name} rose from {lowest:.4g} at step {int(steps[best])} to {last:.4g} at the end{by}"
         return Episode(
             self.kind,
@@ -167,7 +166,7 @@ def _width(validations: int) -> int:
 def _beside(training: Curve, since: TrainingSince, hidden: bool) -> str:
     """What the training loss did meanwhile."""
     if hidden:
-        return f"while {training.name} was not seen to rise; its noise hides a fall"
+        return f"while {training.name} did not rise; a fall is hidden in its noise"
     by = f" by {1 - since.now / since.before:.0%}" if since.now > 0 else f" from {since.before:.4g} to {since.now:.4g}"
     return f"while {training.name} fell{by}"
 

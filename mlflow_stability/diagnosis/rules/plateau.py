@@ -21,23 +21,22 @@ from mlflow_stability.vocabulary.result.event import Severity
 
 @dataclass(frozen=True, slots=True)
 class PlateauRule(Rule):
-    """A loss is where it was at the start, or stopped falling early although most of the way was left.
+    """The loss is still at its start, or stopped falling early.
 
-    What it sees: a whole curve of ten points or more that shows one of three plateaus. The loss never left its start:
-    it gained less than 3 % from its first points to its last, as where it stays at what guessing costs, the logarithm
-    of the number of classes or the variance of the target; a number of classes is named. Or it stopped early: it
-    started as high as guessing among many classes does, gained less than a third, and then was flat for 80 % of the
-    run. Or it collapsed: it fell to less than a quarter within the first 7 % of sixty points or more, and did not move
-    from there by more than 1 %, or by more than noise does, up to the end. A loss that falls slowly all along, as from
-    4.5 to 3.3 over a fine-tuning, is no plateau, and neither is one that was learnt: below 1 % of its start.
+    What it sees: a whole curve of ten points or more with one of three plateaus. Stuck at the start: it fell by less
+    than 3 % from its first points to its last, as at chance level (the logarithm of the number of classes, or the
+    variance of the target). Stopped early: it started at chance level for many classes, fell by less than a third, and
+    then was flat for 80 % of the run. Collapsed: it fell to less than a quarter within the first 7 % of sixty points or
+    more, and changed by less than 1 %, or less than noise, from there to the end. A loss that falls slowly throughout,
+    as from 4.5 to 3.3 over a fine-tuning, is not a plateau, nor is one below 1 % of its start.
 
-    Why it matters: the steps are paid for and nothing is learned.
+    Why it matters: the steps cost time and nothing is learnt.
 
-    What to try: a higher learning rate, or a lower one where the loss is noisy; check that labels belong to inputs and
-    are shuffled with them; check that the optimizer holds the parameters and gradients reach them; look for dead units.
+    What to try: a higher learning rate, or a lower one where the loss is noisy; check that labels match inputs; check
+    that the optimizer has all parameters and gradients reach them; look for dead units.
 
-    When it is wrong: a training that goes on where another one had ended, if its log does not begin with a late
-    step; a loss whose noise hides slow progress is left alone as long as the noise allows for a gain of 5 %.
+    When it is wrong: a training that continues another one, if its log does not begin with a late step. A loss whose
+    noise hides slow progress is not reported as long as the noise allows for a fall of 5 %.
 
     Reference: Karpathy 2019, A recipe for training neural networks ("verify loss at init").
     """
@@ -53,34 +52,34 @@ class PlateauRule(Rule):
     remedies = Plateau.remedies
 
     fewest_points: int = 10
-    """Shorter curves are not judged."""
+    """Minimum number of points."""
     stuck_gain: float = 0.03
-    """A gain below this share of the start is none."""
+    """Relative fall since the start below which nothing was gained."""
     possible_gain: float = 0.05
-    """And so must be the largest gain that the noise allows for."""
+    """Maximum relative fall that the noise may hide."""
     steady: float = 0.1
-    """A curve that moves further than this, in nats and beyond its noise, is no plateau but something else."""
+    """Maximum movement, in nats and beyond its noise, of a plateau."""
     validated_gain: float = 0.06
-    """Where the validation loss gained nothing, this much on the training data is still nothing learned."""
+    """Maximum fall of the training loss where the validation loss did not fall."""
     early_gain: float = 0.33
-    """A gain below this share is little, where the start was that of guessing among many classes."""
+    """Relative fall below which little was gained, where the start was chance level for many classes."""
     untrained: tuple[float, float] = (3.9, 12.7)
-    """What guessing costs among 50 and among 330,000 classes: what an untrained model of a vocabulary starts at."""
+    """Chance level for 50 and for 330,000 classes: the initial loss of a model with a vocabulary."""
     flat_share: float = 0.8
-    """The share of the run, up to its end, over which such a loss is flat."""
+    """Share of the run, up to its end, over which such a loss is flat."""
     flat_gain: float = 0.01
-    """A stretch is flat that gains less than this share from its first third to its last."""
+    """Relative fall from the first third to the last below which a stretch is flat."""
 
     collapse: float = 1.5
-    """A fall by so much, in nats, to less than a quarter, is a collapse,"""
+    """Fall in nats, to less than a quarter, that is a collapse."""
     at_once: float = 0.07
-    """if it is over within this share of the run,"""
+    """Share of the run within which the collapse must be over."""
     stands: float = 0.01
-    """and no later third of it is further than this from the others, in nats, or than twice its error."""
+    """Maximum distance of the later thirds from each other, in nats; twice its error is allowed as well."""
     known: float = 0.06
-    """With a larger error than this nobody can tell."""
+    """Maximum error at which the collapse is judged."""
     fewest_after: int = 60
-    """A collapse is told apart from a short training by so many points."""
+    """Minimum number of points for a collapse, to distinguish it from a short training."""
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The training losses that went nowhere, those of the whole model alone."""
@@ -164,15 +163,19 @@ class PlateauRule(Rule):
     ) -> Episode:
         steps = curve.steps[curve.finite]
         began, level = int(steps[start]), math.exp(last)
-        moved = f"fell by only {gain:.1%}" if gain > 0.0005 else f"rose by {-gain:.1%}" if gain < -0.0005 else "stayed"
+        only = "only " if gain < self.early_gain else ""
+        moved = "did not change"
+        if abs(gain) > 0.0005:
+            moved = f"fell by {only}{gain:.1%}" if gain > 0 else f"rose by {-gain:.1%}"
+        least = f" (threshold {self.stuck_gain:.0%})" if of else ""
         ended = f"to {level:.4g} over its last {edge}{'' if of else ' points'}"
-        message = f"{curve.name} {moved}, from {math.exp(before):.4g}{of} {ended}, "
-        message += f"and was flat from step {began} to step {int(steps[-1])}"
+        message = f"{curve.name} {moved}{least}: from {math.exp(before):.4g}{of} {ended}, "
+        message += f"flat from step {began} to step {int(steps[-1])}"
         evidence = {"first": math.exp(before), "last": level, "gain": gain}
         classes = chance_of(level)
         if classes:
             evidence["classes"] = float(classes)
-            message += f"; {level:.4g} is what guessing among {classes} classes costs"
+            message += f"; {level:.4g} is chance level for {classes} classes"
         return Episode(
             self.kind,
             Severity.WARNING,

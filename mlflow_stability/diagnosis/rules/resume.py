@@ -22,17 +22,17 @@ from mlflow_stability.vocabulary.result.event import Severity
 
 @dataclass(frozen=True, slots=True)
 class ResumeRule(Rule):
-    """After a resume the loss is at another level than before it, and does not come back.
+    """After a resume the loss is higher than before it, and does not recover.
 
-    What it sees: the first values after the resume and the last ones of the run, both against the values of the same
-    steps before the resume, or the last ones before it, by more than 30 % and five times what chance allows.
+    What it sees: the first values after the resume and the last ones of the run, both more than 30 % and 5σ above the
+    values of the same steps before the resume, or the last ones before it.
 
-    Why it matters: a state that was loaded in part, another learning rate or other data undo what was learned.
+    Why it matters: a state that was loaded in part, another learning rate or other data undo what was learnt.
 
-    What to try: compare the learning rate, the optimizer's state, the data order and the number of processes before and
+    What to try: compare the learning rate, the optimizer state, the data order and the number of processes before and
     after; load weights, optimizer and scheduler together.
 
-    When it is wrong: a resume that goes on to another task or other data on purpose.
+    When it is wrong: a resume that continues with another task or other data on purpose.
 
     Reference: PyTorch, Saving and loading a general checkpoint.
     """
@@ -47,15 +47,15 @@ class ResumeRule(Rule):
     )
 
     fewest_points: int = 8
-    """So many values on each side are needed."""
+    """Minimum number of values on each side."""
     most_points: int = 50
-    """And so many are compared, at most."""
+    """Maximum number of values that are compared."""
     smallest_rise: float = math.log(1.3)
-    """The least rise, in nats."""
+    """Minimum rise in nats."""
     chance: float = 5.0
-    """And the least in standard deviations of the difference of both medians."""
+    """Minimum rise in σ of the difference of both medians."""
     stayed: float = 0.5
-    """The share of the rise that is still there at the end."""
+    """Minimum share of the rise that remains at the end."""
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The resumes after which a training loss of the whole model was lost."""
@@ -84,8 +84,8 @@ class ResumeRule(Rule):
             first,
             int(steps[int(np.argmax(new))]),
             int(steps[-1]),
-            f"{after.name} was {math.exp(start):.4g} after the resume at step {first}, {math.exp(rise):.3g} times the "
-            f"{was:.4g} before it, and ended at {ends:.4g}.",
+            f"{after.name} {math.exp(start):.4g} after the resume at step {first}, {math.exp(rise):.3g} times the "
+            f"{was:.4g} before it (threshold {math.exp(self.smallest_rise):.3g} times); ended at {ends:.4g}.",
             recovered=False,
             metric=after.name,
             place=after.place,

@@ -12,19 +12,18 @@ from mlflow_stability.vocabulary.result.event import Severity
 
 @dataclass(frozen=True, slots=True)
 class ScoreRule(Rule):
-    """Every score of the run stayed at zero.
+    """Every score of the run stayed near zero.
 
-    What it sees: all accuracies, precisions, recalls, F1, IoU and mean average precisions that were logged; none of
-    their 40 or more values ever rose above 3 %.
+    What it sees: all logged accuracies, precisions, recalls, F1, IoU and mean average precisions; none of their 40 or
+    more values exceeded 3 %.
 
-    Why it matters: a loss can fall for a long time while a model learns only to say nothing; a score of zero after so
-    many evaluations means that it does.
+    Why it matters: a loss can fall for a long time while a model learns only to predict nothing.
 
-    What to try: look at what it predicts; check classes, labels and the threshold of a detection; start from trained
-    weights; another learning rate.
+    What to try: inspect its predictions; check classes, labels and the threshold of a detection; start from pretrained
+    weights; change the learning rate.
 
-    When it is wrong: a task of very many classes, or one that is so hard that the first right answer comes late; scores
-    of a rare class alone.
+    When it is wrong: a task of very many classes, or one where the first correct answer comes late; scores of a rare
+    class alone.
 
     Reference: Karpathy 2019, A recipe for training neural networks ("become one with the data").
     """
@@ -32,15 +31,15 @@ class ScoreRule(Rule):
     kind = "plateau"
     order = 90
     remedies = (
-        "Look at what the model predicts, beside what it should.",
+        "Compare the predictions of the model with the targets.",
         "Check classes and labels, and overfit ten samples on purpose.",
-        "Start from trained weights, or try learning rates 10 times higher and lower.",
+        "Start from pretrained weights, or try learning rates 10 times higher and lower.",
     )
 
     fewest_points: int = 40
-    """Fewer evaluations are not judged."""
+    """Minimum number of evaluations."""
     highest: float = 0.03
-    """A score above this, once, is a beginning."""
+    """Maximum score that counts as zero."""
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """One finding, in the score that was logged most often."""
@@ -60,8 +59,8 @@ class ScoreRule(Rule):
                 first,
                 first,
                 last,
-                f"No score ever rose above {best:.2g}: {main.name} stayed at zero in {len(main.values)} evaluations, "
-                f"from step {first} to step {last}.",
+                f"highest score {best:.2g} (threshold {self.highest:g}): {main.name} near zero in {len(main.values)} "
+                f"evaluations, from step {first} to step {last}.",
                 recovered=False,
                 metric=main.name,
                 place=main.place,

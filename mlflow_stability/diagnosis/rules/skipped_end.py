@@ -20,11 +20,10 @@ class SkippedEndRule(Rule):
 
     What it sees: the count of skipped steps rose with each of its last points, and by 5 or more.
 
-    Why it matters: the training stood still when it ended, and would have gone on to: a loss scaler that still searches
-    for its scale after that many steps has not found one.
+    Why it matters: the training made no progress when it ended. A loss scaler that still searches for its scale after
+    that many steps has not found one.
 
-    What to try: train in bf16; start with a loss scale of 1024; lower the learning rate; look at the batches that were
-    skipped.
+    What to try: train in bf16; start with a loss scale of 1024; lower the learning rate; inspect the skipped batches.
 
     When it is wrong: a run of a few steps that was stopped while a scaler with a very large first scale was searching.
 
@@ -36,7 +35,7 @@ class SkippedEndRule(Rule):
     remedies = StepSkipped.remedies
 
     fewest: int = 5
-    """So many skipped steps in a row, up to the last."""
+    """Minimum number of skipped steps in a row, up to the last."""
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The last stretch of skipped steps, in the last attempt alone."""
@@ -58,7 +57,8 @@ class SkippedEndRule(Rule):
             begun,
             ended,
             ended,
-            f"The last {counted(count, 'step')} were all skipped, from step {begun} to step {ended}.",
+            f"all of the last {counted(count, 'step')} skipped, from step {begun} to step {ended} (threshold "
+            f"{self.fewest}).",
             recovered=False,
             metric=curve.name,
             place=curve.place,

@@ -21,30 +21,28 @@ from mlflow_stability.diagnosis.curves.prominence import Jumps, jumps_of, noise_
 from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
 @dataclass(frozen=True, slots=True)
 class SpikeRule(Rule):
-    """A loss rose far above its neighbourhood and came back.
+    """The loss rose far above the points around it and recovered.
 
-    What it sees: a spike of one point is one that stands above the medians of its neighbours on both sides, further
-    than the curve's own noise reaches once in twenty runs of this length, and by 30 % (of 256 points and more: by 15 %
-    and 8 deviations). A spike of several points, up to a fifth of the curve, is a stretch whose median stands above the
-    medians of as many points before it and behind it, by 30 % and 7 deviations of what such stretches differ by; it may
-    jump and decay, or build up over epochs. It must undo more progress than it lasts. Training and validation losses
-    are judged alike, each alone, and so are means over epochs beside a loss of single steps. What training and
-    validation share counts from 2 deviations on, and what loss and gradient norm share from 3.5, and from three
-    quarters of what the loss's own noise reaches. Below a hundredth of where the loss began nothing is a spike; nor is
-    one point below a fifth, once the loss is below a twentieth and leaps about by half of itself: a single example does
-    that. The step is the first one above a quarter of the height; a log that ends in a single high point has a spike
-    there, in several a divergence.
+    What it sees: one point above the medians of its neighbours on both sides, further than the curve's own noise
+    reaches once in twenty runs of this length, and by 30 % (from 256 points on: by 15 % and 8σ). Or several points, up
+    to a fifth of the curve, whose median is 30 % and 7σ above the medians of as many points before and after; these may
+    jump and decay, or build up over epochs. The spike must undo more progress than it lasts. Training and validation
+    losses are judged separately, as are means over epochs. Jumps shared by training and validation loss count from 2σ
+    on; jumps shared with the gradient norm from 3.5σ and 75 % of the loss's own noise. Losses below 1 % of the start
+    never count, nor does one point below 20 % once a very noisy loss is below 5 %. The reported step is the first one
+    above a quarter of the height. A log that ends in a single high point has a spike there, in several a divergence.
 
-    Why it matters: a spike is a bad batch or a step that was too long; the next one may not come back.
+    Why it matters: a spike is a bad batch or a step that was too large; the next one may not recover.
 
-    What to try: look at the batch; clip gradients at 1.0; lower the learning rate 2-5 times.
+    What to try: inspect the batch; clip gradients at 1.0; lower the learning rate by a factor of 2 to 5.
 
-    When it is wrong: validations of few examples. A training that starts with a high learning rate overshoots: what is
-    back within the first 5 % of the steps is only mentioned, what lasts longer is a spike.
+    When it is wrong: validations of few examples. A training that starts with a high learning rate overshoots: a spike
+    that ends within the first 5 % of the steps is INFO only.
 
     Reference: Chowdhery et al. 2022, PaLM, section 5.1; Pickands 1975 (tails over a threshold);
     tests/benchmarks/rule_recall.py (how often which size is found).
@@ -69,46 +67,45 @@ class SpikeRule(Rule):
     remedies = LossSpike.remedies
 
     fewest_points: int = 6
-    """Shorter curves are not judged."""
+    """Minimum number of points."""
     most_points: int = 100_000
-    """Longer curves are left to the detector, which has learned what is normal there."""
+    """Maximum number of points; longer curves are left to the detector."""
     further_of_many: float = 1.3
-    """How much further than its tail a point of 256 or more is, which the detector judges as well."""
+    """Factor on the tail for curves of 256 points or more, which the detector judges as well."""
     share_of_tail: float = 1.0
-    """How far beyond the tail of the curve's own noise, as a share of that; 0: the tail is not asked."""
+    """Factor on the tail of the curve's own noise; 0 turns this off."""
     deviations: tuple[float, float] = (5.0, 8.0)
-    """How many deviations are asked for, of a curve of 16 points or fewer and of one of 256 or more."""
+    """Thresholds in σ for curves of 16 points or fewer, and of 256 or more."""
     smallest_jump: tuple[float, float] = (math.log(1.3), math.log(1.15))
-    """And which rise, in nats, likewise."""
+    """Minimum rises in nats for the same two lengths."""
     deviations_of_several: float = 7.0
-    """How many deviations are asked for of a stretch of several points, in its own noise: rule_recall.py finds no
-    more healthy runs flagged than with single points alone."""
+    """Threshold in σ for several points, in the noise of such stretches: rule_recall.py finds no more healthy runs
+    flagged than with single points alone."""
     smallest_rise_of_several: float = math.log(1.3)
-    """And which rise, in nats: healthy validations wave by a tenth or two."""
+    """Minimum rise of several points, in nats: healthy validations vary by 10 to 20 %."""
     deviations_below_zero: float = 12.0
-    """How many deviations are asked for of a loss that reaches zero or below, where no share of the level is a
-    measure: as many as the detector asks for."""
+    """Threshold in σ for a loss that reaches zero or below; the same as the detector's."""
     smallest_rise_in_spreads: float = 1.0
-    """And which rise, in units of the curve's own spread."""
+    """Minimum rise of such a loss in units of the curve's own standard deviation."""
     smallest_share_of_fall: float = 0.1
-    """And which rise, as a share of what the loss had fallen by at its lowest."""
+    """Minimum rise of such a loss as a share of its fall to its lowest."""
     there: int = 24
-    """So many points on each side of a spike say what the noise is there, which may be more than in most of the run."""
+    """Number of points on each side that show the local noise."""
     deviations_there: float = 4.0
-    """And so many deviations of that it is high, at least."""
+    """Minimum rise in σ of the local noise."""
     agreeing: tuple[float, float] = (2.0, math.log(2))
-    """The deviations and the rise that are enough where training and validation loss jump in the same step: then it
-    is the model that jumped, and not the luck of a batch."""
+    """σ and rise in nats that are enough where training and validation loss jump in the same step: then the model
+    jumped, not one batch."""
     agreeing_with_gradient: tuple[float, float] = (3.5, math.log(1.2))
     """The same where the gradient norm jumps with the loss."""
     agreeing_share_of_tail: float = 0.75
-    """And which share of what the loss's own tail reaches: where a few examples decide, one moves both."""
+    """Factor on the tail then: where few examples decide, one moves both."""
     reach: int = 8
-    """How many neighbours on each side are looked at, at most; of short curves an eighth of the points."""
+    """Maximum number of neighbours on each side; of short curves an eighth of the points."""
     start_up: float = 0.05
-    """A spike within this share of the run that came back is a start-up transient, and only mentioned."""
+    """A spike within this share of the run that recovered is a start-up transient, and INFO only."""
     huge: float = 100.0
-    """A spike to so many times the level before it is critical."""
+    """Ratio to the level before from which a spike is critical."""
 
     def like(self, detector: Detector) -> Rule:
         """Who asks for all that is so many σ above its level gets it, whatever its size and however heavy the tail."""
@@ -208,11 +205,13 @@ class SpikeRule(Rule):
         early = (steps[last] - steps[0]) <= self.start_up * (steps[-1] - steps[0])
         transient = early and recovered and float(np.median(values[last + 1 :])) < values[0]
         huge = jumps.logarithmic and float(values[peak]) >= self.huge * level
-        message = f"{curve.name} jumped to {values[peak]:.4g} at step {int(steps[peak])} from about {level:.4g}"
+        z, limit = float(jumps.z[peak]), self._limit(jumps)
+        above = f" ({sigmas(z)}, threshold {limit:.3g}σ)" if z >= limit else ""
+        message = f"{curve.name} jumped to {values[peak]:.4g} at step {int(steps[peak])} from about {level:.4g}{above}"
         if count > 1:
             message = f"{curve.name} rose from about {level:.4g} at step {int(steps[first])} to {values[peak]:.4g}"
             message += f" at step {int(steps[peak])}"
-        message += " and came back" if recovered else "; the log ends there"
+        message += " and recovered" if recovered else "; the log ends there"
         message += f" after {count} points." if count > 1 and recovered else "."
         return Episode(
             self.kind,

@@ -40,7 +40,7 @@ def silence_of(history: RunHistory) -> str:
             continue
         behind = int((mine > last).sum())
         if behind >= max(FEWEST, SHARE * len(mine)) and np.isin(steps, mine).mean() >= BESIDE:
-            return f"{main.name} has no value after step {last}, while {other.name} goes on to step {int(mine.max())}"
+            return f"{main.name} has no value after step {last}, but {other.name} continues to step {int(mine.max())}"
     return ""
 
 
@@ -80,13 +80,13 @@ def limits_of(history: RunHistory, curves: RunCurves) -> tuple[str, ...]:
         games = [curve.name for curve in losses if curve.game]
         if games:
             found.append(
-                f"Progress by {_listed(games)}: the loss of a player in a game, or of a policy, does not measure it; "
-                "such are judged for non-finite values"
-                + ("." if all(curve.valued for curve in losses if curve.game) else " and for rising tenfold.")
+                f"Progress by {_listed(games)}: a loss of adversarial training or of a policy does not measure "
+                "progress; it is judged for non-finite values"
+                + ("." if all(curve.valued for curve in losses if curve.game) else " and for a tenfold rise.")
             )
     silence = silence_of(history)
     if silence:
-        found.append(f"How the training went on at the end: {silence}.")
+        found.append(f"The end of the training: {silence}.")
     validations = max((len(curve.values) for curve in curves.validations), default=0)
     if not validations:
         found.append("Overfitting: no validation loss was logged.")
@@ -97,7 +97,7 @@ def limits_of(history: RunHistory, curves: RunCurves) -> tuple[str, ...]:
         found.append("Gradients: no gradient norm was logged.")
     if history.gaps:
         missing = ", ".join(f"{gap.first_step}-{gap.last_step}" for gap in history.gaps[:5])
-        found.append(f"Steps that could not be recorded: {missing}.")
+        found.append(f"Steps missing from the record: {missing}.")
     return tuple(found)
 
 

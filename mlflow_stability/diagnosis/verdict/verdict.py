@@ -97,24 +97,24 @@ def verdict_of(
     bad = [each for each in episodes if each.severity >= Severity.WARNING]
     course = _course(main, bad, silence)
     if outcome == "healthy":
-        return f"Healthy: {course}; nothing above INFO."
+        return f"Healthy: {course}; no warnings."
     deciding = deciding_of(outcome, bad)
     title = outcome.replace("_", " ").capitalize()
     if deciding is None:
-        return f"{title}: {course}; nothing above INFO before that."
+        return f"{title}: {course}; no warnings before that."
     if outcome == "unstable":
         first = min(each.start for each in bad)
         where = f"at step {first}" if all(each.start == first for each in bad) else f"from step {first} on"
         return f"Unstable: {listed(each.kind for each in bad)} {where}; {_rescued(episodes)}{course}.{_born(episodes)}"
     others = len(bad) - 1
-    more = f" {others} more finding{'s' if others > 1 else ''} above INFO." if others else ""
+    more = f" {others} more finding{'s' if others > 1 else ''} of at least WARNING." if others else ""
     return f"{title}: {deciding.message}{more}"
 
 
 def _rescued(episodes: Sequence[Episode]) -> str:
     """That the training was set back and went on."""
     times = sum(each.events for each in episodes if each.kind == "rollback")
-    return f"set back {'once' if times == 1 else f'{times} times'}, it went on; " if times else ""
+    return f"rolled back {'once' if times == 1 else f'{times} times'} and continued; " if times else ""
 
 
 def _born(episodes: Sequence[Episode]) -> str:
@@ -132,12 +132,12 @@ def _gone(episode: Episode) -> bool:
 
 def _course(reading: CurveReading | None, bad: Sequence[Episode], silence: str) -> str:
     if reading is None:
-        return silence or "there is no loss to follow"
+        return silence or "no loss was logged"
     ends_in_it = any(
         each.metric == reading.metric and not each.recovered and each.end >= reading.last_step for each in bad
     )
     moved, last = _moved(reading), f"{reading.last:.4g}"
-    return f"{moved}; its last value is {last}" if ends_in_it and last not in moved else moved
+    return f"{moved}; last value {last}" if ends_in_it and last not in moved else moved
 
 
 def _moved(reading: CurveReading) -> str:
@@ -146,14 +146,14 @@ def _moved(reading: CurveReading) -> str:
     loud = reading.volatility is not None and reading.volatility > LOUD
     if reading.change is not None and loud and reading.best > 0:
         moved = "fell" if reading.change < 0 else "rose"
-        return f"{reading.metric}, which is noisy, {moved} by {abs(reading.change):.1%} in {steps:,} steps"
+        return f"{reading.metric} (noisy) {moved} by {abs(reading.change):.1%} in {steps:,} steps"
     moved = "fell" if reading.last < reading.first else "rose" if reading.last > reading.first else "stayed"
     return f"{reading.metric} {moved} from {reading.first:.4g} to {reading.last:.4g} in {steps:,} steps"
 
 
 def _too_little(reading: CurveReading | None, points: int) -> str:
     if reading is None:
-        return "there is no loss among its metrics" if points else "it holds no values"
+        return "no loss among its metrics" if points else "no values were logged"
     if reading.points >= FEWEST:
-        return f"{reading.metric} does not say how well the training goes; it stayed finite"
+        return f"{reading.metric} stayed finite, but does not measure progress"
     return f"{reading.metric} has {counted(reading.points, 'point')}, {FEWEST} are needed"

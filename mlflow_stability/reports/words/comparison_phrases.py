@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
+from mlflow_stability.diagnosis.causes.catalog import cause_phrase
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result.cohort import (
     Association,
@@ -90,7 +91,7 @@ def trouble(card: RunCard) -> str:
 
 def cause(card: RunCard) -> str:
     """``learning rate too high``."""
-    return card.cause.replace("_", " ")
+    return cause_phrase(card.cause)
 
 
 def speed(card: RunCard) -> str:

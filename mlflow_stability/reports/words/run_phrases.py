@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping, Sequence
 
+from mlflow_stability.diagnosis.causes.catalog import cause_phrase
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result.cause import Cause
@@ -104,7 +105,7 @@ def where(episode: Episode) -> str:
 def cause_name(cause: Cause) -> str:
     """``learning rate too high (likely)``."""
     where = f" in {cause.place}" if cause.place else ""
-    return f"{cause.name.replace('_', ' ')}{where} ({cause.certainty})"
+    return f"{cause_phrase(cause.name)}{where} ({cause.certainty})"
 
 
 def explained(diagnosis: Diagnosis) -> str:

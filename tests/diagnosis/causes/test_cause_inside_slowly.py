@@ -66,7 +66,8 @@ def test_codes_that_had_narrowed_when_they_were_next_looked_at_are_a_possible_ca
     assert (found.cause.name, found.cause.certainty, found.cause.place) == ("sdr_collapse", "possible", "encoder")
     assert "0.2 of their bits were ever on, 0.95 at the start" in found.cause.statement
     assert any(
-        each == "as before at step 200, so at step 232; the loss rose from step 228 on" for each in found.cause.evidence
+        each == "normal at step 200, changed at step 232; the loss rose from step 228 on"
+        for each in found.cause.evidence
     )
 
 

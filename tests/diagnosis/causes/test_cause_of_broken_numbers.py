@@ -104,7 +104,7 @@ def test_of_one_batch_that_overflowed_it_is_said_where() -> None:
 def test_an_operation_that_gave_only_infinities_overflowed() -> None:
     cause = named(broken(origin("forward", output_nan=0.0, output_inf=7.0, input_least=-3e5, input_greatest=8e5)))
     assert cause.name == "overflow"
-    assert cause.evidence == ("what went in ranges from -3e+05 to 8e+05",)
+    assert cause.evidence == ("inputs range from -3e+05 to 8e+05",)
 
 
 @pytest.mark.parametrize(
@@ -123,9 +123,9 @@ def test_the_logarithm_of_zero_is_no_overflow(numbers: dict[str, float], name: s
 @pytest.mark.parametrize(
     ("event", "name", "denied"),
     [
-        (origin("input"), "bad_batch", "a single bad batch"),
+        (origin("input"), "bad_batch", "bad batch"),
         (origin("forward", output_inf=7.0, output_nan=0.0, input_greatest=8e5), "overflow", "overflow"),
-        (origin("forward", output_nan=7.0, input_greatest=8.0), "invalid_operation", "a single bad batch"),
+        (origin("forward", output_nan=7.0, input_greatest=8.0), "invalid_operation", "bad batch"),
     ],
 )
 def test_what_was_ruled_out_does_not_deny_the_cause(event: Event, name: str, denied: str) -> None:
@@ -138,7 +138,7 @@ def test_what_was_ruled_out_does_not_deny_the_cause(event: Event, name: str, den
 def test_no_overflow_is_ruled_out_by_the_operation_rather_than_by_the_curves() -> None:
     cause = named(broken(origin("forward", output_inf=544.0, output_nan=0.0, input_least=0.0, input_greatest=1.0)))
     (said,) = [each for each in cause.ruled_out if each.startswith("overflow")]
-    assert "ranges from 0 to 1" in said
+    assert "range from 0 to 1" in said
     assert "infinite" not in said
 
 
@@ -210,4 +210,4 @@ def test_a_loss_scale_that_is_raised_boldly_is_named_though_it_had_grown() -> No
     metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients), metric_of("loss_scale", scale)]
     cause = named(run_of(*metrics, events=[event]))
     assert cause.name == "fp16_scale"
-    assert "no larger than usual" in cause.statement
+    assert "gradients were of usual size" in cause.statement

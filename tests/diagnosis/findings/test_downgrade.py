@@ -49,7 +49,7 @@ def test_a_new_stage_that_falls_again_is_a_warning_and_not_lost() -> None:
     losses = np.where(steps < 2000, 0.5 + 2 * np.exp(-steps / 200), second) * noise(1, 4000, 0.04)
     diagnosis = diagnosis_of(run_named(loss=losses))
     assert (diagnosis.outcome, diagnosis.severity) == ("unstable", Severity.WARNING)
-    assert "It has been falling since its highest" in diagnosis.episodes[0].message
+    assert "falling since its maximum" in diagnosis.episodes[0].message
 
 
 def test_a_loss_that_rises_and_stays_high_is_still_lost() -> None:

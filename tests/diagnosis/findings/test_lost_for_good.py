@@ -68,4 +68,4 @@ def test_a_loss_of_exactly_zero_is_no_number_to_divide_by() -> None:
     losses[50:] *= 4
     assert diagnosis_of(run_named(loss=losses)).outcome == "diverged"
     low = np.r_[np.linspace(3, 0.01, 20), np.zeros(30), np.full(20, 2.0)]
-    assert "; its best level was 0 at step" in diagnosis_of(run_named(loss=low)).verdict
+    assert "; best level 0 at step" in diagnosis_of(run_named(loss=low)).verdict

@@ -15,9 +15,12 @@ def episode(kind: str, step: int, severity: Severity, times: int = 1) -> Episode
 def test_a_training_that_was_set_back_is_said_to_have_gone_on() -> None:
     found = [episode("divergence", 200, Severity.CRITICAL), episode("rollback", 210, Severity.INFO)]
     said = verdict_of("unstable", found, [READING], 500)
-    assert said == "Unstable: a divergence at step 200; set back once, it went on; loss fell from 2 to 1 in 500 steps."
+    assert (
+        said
+        == "Unstable: a divergence at step 200; rolled back once and continued; loss fell from 2 to 1 in 500 steps."
+    )
 
 
 def test_it_is_said_how_often() -> None:
     found = [episode("divergence", 200, Severity.CRITICAL), episode("rollback", 210, Severity.INFO, 3)]
-    assert "set back 3 times, it went on" in verdict_of("unstable", found, [READING], 500)
+    assert "rolled back 3 times and continued" in verdict_of("unstable", found, [READING], 500)

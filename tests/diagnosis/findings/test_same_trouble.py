@@ -41,8 +41,8 @@ def test_six_skipped_steps_and_seven_infinities_of_one_trouble_are_one_finding()
     diagnosis = diagnosis_of(history(*events, bad=STEPS))
     (episode,) = [each for each in diagnosis.episodes if each.severity > Severity.INFO]
     assert (episode.kind, episode.start, episode.end, episode.events) == ("inf_detected", 100, 760, 7)
-    assert "came 7 times, the last time at step 760" in episode.message
-    assert "came 6 times, the last time at step 700" in episode.message
+    assert "Found 7 times, last at step 760" in episode.message
+    assert "Found 6 times, last at step 700" in episode.message
     assert episode.recovered
 
 

@@ -39,7 +39,7 @@ def test_steps_skipped_for_numbers_up_to_the_end_break_the_run(tmp_path: Path, n
     found = diagnosed(tmp_path, lines(1, 60) + guard(61, 70, norms))
     assert serious(found) == [(kind, Severity.CRITICAL, 61, 70)]
     assert found.outcome == "broken"
-    assert "10 steps were skipped from step 61 up to the end of the run at step 70" in found.episodes[0].message
+    assert "10 steps skipped from step 61 to the end of the run at step 70" in found.episodes[0].message
 
 
 @pytest.mark.parametrize("words", ["OVERFLOW! Skipping step", "skipping batch", "Gradient overflow.  Skipping step"])

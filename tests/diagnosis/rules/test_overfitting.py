@@ -69,7 +69,7 @@ def test_one_wild_last_validation_is_no_turn() -> None:
 def test_a_training_loss_whose_noise_hides_a_fall_must_only_not_be_seen_to_rise() -> None:
     noise = np.exp(0.7 * np.random.default_rng(3).standard_normal(140))
     validation = turning(700, 0.6, at=0.6, noise=0.13)
-    assert "its noise hides a fall" in found(noise, validation)[0].message
+    assert "a fall is hidden in its noise" in found(noise, validation)[0].message
     assert not found(noise * np.geomspace(1, 10, 140), validation)
 
 

@@ -43,7 +43,7 @@ def test_a_loss_that_fell_at_once_and_never_moved_again_is_a_plateau(noise: floa
     losses = noisy(np.where(where < 0.04, 9.0, 0.5), noise)
     (episode,) = found(losses)
     assert 5 <= episode.start <= 20
-    assert "was flat" in episode.message
+    assert "flat from step" in episode.message
 
 
 def test_a_loss_that_decays_to_the_noise_of_its_labels_is_none() -> None:

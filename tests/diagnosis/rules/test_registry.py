@@ -48,7 +48,7 @@ def test_a_nan_is_reported_once_from_its_first_step_on() -> None:
     (episode,) = found(NonFiniteRule(), run_named(loss=[3.0, 2.0, nan, nan, nan], val_loss=[3.0, 2.5, 2.4, nan, nan]))
     assert (episode.kind, episode.start, episode.end, episode.recovered) == ("nan_detected", 2, 4, False)
     assert episode.message == (
-        "loss is NaN at step 2; it was 2 before; 3 values up to step 4 are not finite, and none after it is finite."
+        "loss is NaN at step 2; last finite value 2; 3 non-finite values up to step 4; none finite afterwards."
     )
 
 
@@ -60,7 +60,7 @@ def test_an_infinity_that_a_database_kept_as_the_largest_number_is_one() -> None
 def test_an_infinity_that_turns_into_nan_is_one_finding() -> None:
     (episode,) = found(NonFiniteRule(), run_named(loss=[3.0, 2.0, inf, nan, nan]))
     assert (episode.kind, episode.start) == ("nan_detected", 2)
-    assert "inf at step 2 and NaN from step 3 on" in episode.message
+    assert "infinite at step 2 and NaN from step 3 on" in episode.message
 
 
 def test_a_gradient_norm_that_a_loss_scaler_threw_away_is_only_mentioned() -> None:
@@ -158,7 +158,7 @@ def test_a_plateau_after_first_updates_that_raised_the_loss_is_told_from_the_fir
     losses = np.r_[3.638, 3.95, 4.149, 4.05, 3.84, 3.76, 3.70, 3.67, 3.6, np.full(140, 3.487)]
     losses[9:] *= np.exp(np.random.default_rng(0).normal(0, 0.002, 140))
     (episode,) = found(PlateauRule(), run_named(loss=losses))
-    assert "fell by only 4.1%, from 3.638 to 3.489 over its last 14 points" in episode.message
+    assert "fell by only 4.1%: from 3.638 to 3.489 over its last 14 points" in episode.message
     assert episode.evidence["first"] == pytest.approx(3.638)
 
 
@@ -166,13 +166,13 @@ def test_levels_of_several_points_are_told_as_such() -> None:
     losses = 3.3 * np.exp(np.random.default_rng(0).normal(0, 0.005, 60))
     (episode,) = found(PlateauRule(), run_named(loss=losses))
     assert " over its first 6 points to " in episode.message
-    assert " over its last 6, and was flat" in episode.message
+    assert " over its last 6, flat" in episode.message
 
 
 def test_a_plateau_at_the_cost_of_guessing_is_named_so() -> None:
     losses = math.log(10) * np.exp(np.random.default_rng(0).normal(0, 0.005, 60))
     (episode,) = found(PlateauRule(), run_named(loss=losses))
-    assert "guessing among 10 classes" in episode.message
+    assert "chance level for 10 classes" in episode.message
     assert episode.evidence["classes"] == 10
 
 
