@@ -1,9 +1,7 @@
-"""How every picture looks: colours that colour-blind people can tell apart, letters, sizes, light ground.
+"""Style of all pictures: colour-blind safe colours, fonts, sizes, light background; PNG export.
 
-Out: figures that belong to nobody's pyplot, and PNG. Promised: what the user has set up in matplotlib neither
-shows in our pictures nor is changed by them. Colours: Okabe and Ito, https://jfly.uni-koeln.de/color/
-
-Pictures of many small cells, as PNG files sharp enough to print.
+Guarantees: figures are not in pyplot; the user's matplotlib settings neither affect them nor are changed; pictures of
+many small cells are sharp enough to print. Colours: Okabe and Ito, https://jfly.uni-koeln.de/color/
 """
 
 from __future__ import annotations

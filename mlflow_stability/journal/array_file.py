@@ -33,7 +33,7 @@ def write_arrays(file: Path, arrays: Mapping[str, NDArray[Any]]) -> Path | None:
             np.savez(page, **arrays)  # type: ignore[arg-type]
         draft.replace(file)
     except OSError as error:
-        _logger.debug("%s was not written: %s", file, error)
+        _logger.debug("Could not write %s: %s", file, error)
         draft.unlink(missing_ok=True)
         return None
     return file
@@ -45,4 +45,4 @@ def read_arrays(file: Path, made: Callable[[Mapping[str, NDArray[Any]]], _T], wh
         with np.load(BytesIO(file.read_bytes()), allow_pickle=False) as said:
             return made({name: said[name] for name in said.files})
     except (OSError, ValueError, KeyError, TypeError, EOFError, zipfile.BadZipFile) as error:
-        raise JournalError(f"The {what} in {file} cannot be read: {error}") from error
+        raise JournalError(f"Cannot read the {what} in {file}: {error}") from error

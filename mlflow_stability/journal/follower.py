@@ -85,8 +85,8 @@ class JournalFollower:
         record = decode(said)
         if isinstance(record, Opening) and record.schema > SCHEMA:
             raise JournalError(
-                f"{self.path} was written in format {record.schema}; this version reads up to {SCHEMA}. "
-                "Update mlflow-stability to deliver it."
+                f"{self.path} has format {record.schema}; this version reads up to {SCHEMA}. Update "
+                "mlflow-stability to deliver it."
             )
         return record
 

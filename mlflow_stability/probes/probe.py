@@ -1,7 +1,4 @@
-"""What hooks need from whoever installs them, and what a survey needs from what it calls.
-
-What a probe is shown at a gate, and right after a step.
-"""
+"""Interfaces of probes: what a probe is given before and after a step, and what calls it."""
 
 from __future__ import annotations
 

@@ -146,11 +146,11 @@ def decide(policy: RollbackPolicy, past: Past, situation: Situation) -> tuple[Pa
     if spent and not hopeless and (first := _last_resort(policy, past, situation, trouble)) is not None:
         target, spent = first, False
     if hopeless or spent:
-        why = f"Going back did not help {len(past.returns)} times; the cause is still there."
+        why = f"{len(past.returns)} rollbacks did not help; the cause is still there."
         if past.share < 1:
-            why = f"Going back to the initial weights did not help, not even at {past.share:g} of the learning rate."
+            why = f"Rolling back to the initial weights did not help, even at {past.share:g} times the learning rate."
         if hopeless:
-            why = "The state that was gone back to broke at its first step: the cause is not in the weights."
+            why = "The restored state failed at its first step: the cause is not in the weights."
         reason = f"{trouble.reason} {why}"
         left = last.at if hopeless and last is not None and last.skipped else -1
         given_up = Decision("give_up", reason, trouble.onset, target=left, final=True, in_vain=True)
@@ -158,7 +158,7 @@ def decide(policy: RollbackPolicy, past: Past, situation: Situation) -> tuple[Pa
     if target is None:
         unanswered = past.unanswered + 1
         final = unanswered > policy.max_rollbacks
-        reason = f"{trouble.reason} There is no good state from before step {trouble.onset} to go back to."
+        reason = f"{trouble.reason} No good state from before step {trouble.onset} is available."
         past = replace(past, unanswered=unanswered, gave_up=final)
         return past, Decision("give_up", reason, trouble.onset, final=final, in_vain=trouble.skipped)
     returns = (*past.returns, Return(situation.step, target, level, again, trouble.skipped))
@@ -182,14 +182,14 @@ def _trouble(policy: RollbackPolicy, past: Past, now: Situation) -> _Trouble | N
     """The worst that is wrong, if anything is."""
     if not now.weights_finite:
         onset = now.step - now.skips_in_a_row
-        return _Trouble(onset, f"Weights are not finite after step {now.step}.", urgent=True)
+        return _Trouble(onset, f"Non-finite weights after step {now.step}.", urgent=True)
     if now.broken_step_taken:
-        reason = f"Step {now.step} was taken with a loss or gradients that are not finite."
+        reason = f"Step {now.step} was taken with non-finite loss or gradients."
         return _Trouble(now.step, reason, urgent=True, one_step=True)
     if now.skips_in_a_row and now.skips_in_a_row % policy.rollback_after_skips == 0:
         onset = now.step - now.skips_in_a_row + 1
         return _Trouble(
-            onset, f"{now.skips_in_a_row} steps in a row were skipped, from step {onset} on.", urgent=True, skipped=True
+            onset, f"{now.skips_in_a_row} consecutive steps skipped since step {onset}.", urgent=True, skipped=True
         )
     found = [each for each in now.events if each.kind in policy.rollback_on and each.severity >= policy.rollback_at]
     if found:
@@ -198,7 +198,7 @@ def _trouble(policy: RollbackPolicy, past: Past, now: Situation) -> _Trouble | N
     if past.limit is not None and len(past.losses) == policy.recovery_patience:
         mean = sum(past.losses) / len(past.losses)
         if mean > past.limit:
-            reason = f"The restored state did not hold: the mean loss of {len(past.losses)} steps is {mean:.4g} again."
+            reason = f"Diverged again after the rollback: mean loss of {len(past.losses)} steps is {mean:.4g}."
             return _Trouble(past.returns[-1].at + 1, reason, may_repeat=not past.returns[-1].again)
     if past.waiting is not None:
         return _Trouble(past.waiting, past.why_waiting)

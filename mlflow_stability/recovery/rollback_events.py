@@ -12,12 +12,12 @@ ROLLBACK = "rollback"
 GIVE_UP = "give_up"
 CHECKPOINT_FAILED = "checkpoint_failed"
 IN_HALF = (
-    "Train in bf16 instead of fp16, or compute in float32 what exceeds 65504.",
-    "Where the loss is scaled, lower the scale.",
+    "Train in bf16 instead of fp16, or compute values above 65504 in float32.",
+    "With a loss scaler: lower the loss scale.",
 )
 IN_GENERAL = (
-    "Lower the learning rate 3-10 times, or warm it up longer.",
-    "Inspect the batches from the onset on, and the first event before this one.",
+    "Lower the learning rate 3-10 times, or lengthen the warm-up.",
+    "Inspect the batches from the onset on, and the first finding before this one.",
 )
 
 
@@ -30,19 +30,19 @@ def rollback_event(
     share = decision.lasting_share
     if share < 1:
         eased = (
-            f" The learning rate is {share:g} of its own for the rest of the training, reached from "
-            f"{share * decision.easing_factor:g} over {decision.easing_steps} steps."
+            f" Learning rate limited to {share:g} times its scheduled value from now on, after a ramp from "
+            f"{share * decision.easing_factor:g} times over {decision.easing_steps} steps."
         )
     elif decision.easing_factor < 1:
         eased = (
-            f" The learning rate is {decision.easing_factor:g} of its own, released over {decision.easing_steps} steps."
+            f" Learning rate starts at {decision.easing_factor:g} times its scheduled value and returns to it "
+            f"over {decision.easing_steps} steps."
         )
     return Event(
         step,
         ROLLBACK,
         Severity.INFO,
-        f"Set back from step {step} to the state of step {decision.target}, {lost} steps lost: "
-        f"{decision.reason}{eased}",
+        f"Rolled back from step {step} to step {decision.target} ({lost} steps lost): {decision.reason}{eased}",
         evidence={
             "target": float(decision.target),
             "onset": float(decision.onset),
@@ -51,7 +51,10 @@ def rollback_event(
             "rollbacks": float(returns),
             **({"learning_rate_share": share} if share < 1 else {}),
         },
-        remedies=("Watch the next 1000 steps.", "Fix the cause: the first event before this one says where to look."),
+        remedies=(
+            "Watch the loss for the next 1000 steps.",
+            "Fix the cause: inspect the first finding before this rollback.",
+        ),
         attempt=attempt,
         time=time,
     )
@@ -63,8 +66,8 @@ def no_checkpoints_event(split: str, step: int) -> Event:
         step,
         CHECKPOINT_FAILED,
         Severity.WARNING,
-        f"No checkpoints are written: the state is split over processes ({split}), and a file would hold a part of it. "
-        "The training can still be set back to states in memory.",
+        f"No checkpoints written: the state is split over processes ({split}), and one file would hold only a "
+        "part of it. Rollbacks to snapshots in memory still work.",
         remedies=("Save checkpoints with torch.distributed.checkpoint, from all processes.",),
     )
 
@@ -76,12 +79,12 @@ def not_restored_event(decision: Decision, step: int, why: str, *, returns: int,
         step,
         GIVE_UP,
         Severity.CRITICAL,
-        f"Not set back at step {step} to the state of step {decision.target} ({why}). {now} "
-        f"Nothing is set back any more; broken steps are skipped on. Why it was tried: {decision.reason}",
+        f"Rollback from step {step} to step {decision.target} failed ({why}). {now} No further rollbacks; "
+        f"broken steps are still skipped. Reason for the rollback: {decision.reason}",
         evidence={"onset": float(decision.onset), "rollbacks": float(returns)},
         remedies=(
             "Restart from a checkpoint with restore(model, optimizer, run_id=...).",
-            "Build models and optimizers once, and let all processes hold the same ones.",
+            "Build models and optimizers once, with the same ones in all processes.",
         ),
     )
 
@@ -107,14 +110,14 @@ def give_up_event(
     remedies: tuple[str, ...] = IN_GENERAL,
 ) -> Event:
     """There is trouble, and we do not go back; `ends`: the training is stopped for it."""
-    after = " Broken steps are skipped on; otherwise the training is left to itself." if decision.final else ""
+    after = " No further rollbacks; broken steps are still skipped." if decision.final else ""
     if ends:
-        after = " The training is stopped: TrainingDiverged is raised."
+        after = " Training stopped with TrainingDiverged."
     return Event(
         step,
         GIVE_UP,
         Severity.CRITICAL if decision.final else Severity.WARNING,
-        f"Not set back at step {step}: {decision.reason}{after}",
+        f"No rollback at step {step}: {decision.reason}{after}",
         evidence={"onset": float(decision.onset), "rollbacks": float(returns)},
         remedies=remedies,
         attempt=attempt,

@@ -75,9 +75,9 @@ def check_stop(conditions: Iterable[StopCondition], reading: StepReading, *, ski
         for signal, value in zip(reading.signals, reading.values, strict=True):
             if condition.is_met(signal.quantity, value):
                 raise TrainingDiverged(
-                    f"Training was stopped after step {reading.step}: {signal} is {value:.6g}, and stop_on has "
-                    f"'{condition.text}'. The weights are those of this step; restore() loads the last good state, "
-                    "if there was one yet."
+                    f"Training stopped after step {reading.step}: {signal} is {value:.6g} "
+                    f"(stop_on={condition.text}). The weights are those of this step; restore() loads the "
+                    "last good state, if one exists."
                 )
 
 

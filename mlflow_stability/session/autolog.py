@@ -194,7 +194,7 @@ def attach(model: Module, optimizer: Any = None, **settings: Any) -> Iterator[At
     checked = _settings("attach()", **settings)
     if checked.uses_autopilot:
         raise SettingsError(
-            "attach() sees a step only when all is done, so it cannot skip or take back any. Use "
+            "attach() sees a step only after it was taken, so it cannot skip or roll back. Use "
             "autolog(rollback=True) with an optimizer of torch.optim."
         )
     if _switched_off():

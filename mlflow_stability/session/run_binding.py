@@ -194,8 +194,8 @@ class RunBinding:
             )
         except OSError as error:
             raise JournalError(
-                f"No journal can be kept in {link.folder.parent} ({error.strerror or error}), so nothing is recorded. "
-                "Name another folder with autolog(journal_dir=...)."
+                f"Cannot write a journal in {link.folder.parent} ({error.strerror or error}): nothing is "
+                "recorded. Pass another folder with autolog(journal_dir=...)."
             ) from error
         self._recordings += 1
         self._folder = self.recording.folder
@@ -225,8 +225,8 @@ class RunBinding:
                 folder = new_session_folder(self.settings.journal_root())
             except OSError as error:
                 raise JournalError(
-                    f"No journal can be kept in {self.settings.journal_root()} ({error.strerror or error}), so nothing "
-                    "is recorded. Name another folder with autolog(journal_dir=...)."
+                    f"Cannot write a journal in {self.settings.journal_root()} ({error.strerror or error}): "
+                    "nothing is recorded. Pass another folder with autolog(journal_dir=...)."
                 ) from error
             self.links[address] = CourierLink(folder, uri, self._warn)
         return self.links[address]

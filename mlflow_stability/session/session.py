@@ -206,7 +206,7 @@ class Session:
 
     def _control(self) -> Any:
         if self._lifecycle is None:
-            raise SettingsError("There is no autopilot in this session: call autolog(rollback=True) first.")
+            raise SettingsError("No autopilot in this session. Call autolog(rollback=True) first.")
         return self._lifecycle.control
 
     def _on_reading(self, recording: Recording | None, reading: ProbeReading) -> None:
@@ -225,8 +225,8 @@ class Session:
         failure = recording.failure
         if failure and not self._disk_said:
             self._warn(
-                "Recording stopped at step %d (%s). Training goes on; the steps from here on are not recorded until "
-                "there is room again in %s.",
+                "Recording stopped at step %d (%s). Training continues; later steps are not recorded until "
+                "space is available in %s.",
                 recording.step,
                 failure,
                 recording.folder.parent.parent,
@@ -264,14 +264,14 @@ class Session:
 
     def _foreign_thread(self) -> None:
         self._warn(
-            "Two threads train at once, and their steps cannot be told apart. Only those of the first are recorded; "
-            "train in processes of their own to have both."
+            "Two threads train at the same time, and their steps cannot be told apart. Only those of the "
+            "first are recorded. Train in separate processes to record both."
         )
 
     def _part_failed(self, part: str, error: Exception) -> None:
         self._warn(
-            "Our part '%s' failed at step %d (%s: %s) and is switched off. Training continues unchanged, without it. "
-            "Pass strict=True to see the traceback.",
+            "Part '%s' of mlflow-stability failed at step %d (%s: %s) and is switched off. Training "
+            "continues unchanged without it. Pass strict=True to see the traceback.",
             part,
             self.step,
             type(error).__name__,
@@ -287,7 +287,7 @@ class Session:
         lacking = torch_api.missing()
         if lacking:
             self._warn(
-                "torch %s lacks %s. Off without it: %s. Training continues unchanged.",
+                "torch %s lacks %s. Switched off without it: %s. Training continues unchanged.",
                 torch_api.torch_version(),
                 ", ".join(lacking),
                 "; ".join(dict.fromkeys(lacking.values())),

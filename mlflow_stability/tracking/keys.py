@@ -1,13 +1,9 @@
-"""How a signal is called in MLflow, and back.
+"""Names of signals and of other metrics as MLflow keys, and back.
 
-In: a `Signal` and the section of the run that its recording writes to. Out: a metric key that every MLflow store takes.
-Promised: two signals never share a key; no key is a path prefix of another (file stores keep keys as paths); a key
-has at most 250 characters; `parse_key` gives the same signal back unless its name had to be changed to fit.
-
-How names that other people gave are written in MLflow.
-
-In: the names of one run. Out: for each a key that every MLflow store takes. Promised: a name that is a key already
-stays as it is; two names never become one key.
+In: a `Signal` and the section of its recording; names given by others. Out: keys that every MLflow store accepts.
+Guarantees: two signals, or two names, never share a key; valid names stay as they are; no key is a path prefix of
+another (file stores keep keys as paths); at most 250 characters; `parse_key` returns the same signal unless its name
+had to be changed.
 """
 
 from __future__ import annotations

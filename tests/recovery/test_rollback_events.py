@@ -9,15 +9,17 @@ def test_going_back_is_told_with_its_reason_its_target_the_steps_lost_and_the_ti
     decision = Decision("rollback", "loss stood high.", 196, 40, 101, 0.5, 200)
     event = rollback_event(decision, 212, seconds=0.02, attempt=0, returns=1)
     assert (event.kind, event.severity, event.step) == ("rollback", Severity.INFO, 212)
-    assert "from step 212 to the state of step 101, 111 steps lost: loss stood high." in event.message
-    assert "0.5 of its own, released over 200 steps" in event.message
+    assert "from step 212 to step 101 (111 steps lost): loss stood high." in event.message
+    assert "0.5 times its scheduled value and returns to it over 200 steps" in event.message
     assert event.evidence == {"target": 101, "onset": 196, "steps_lost": 111, "seconds": 0.02, "rollbacks": 1}
 
 
 def test_giving_up_for_good_is_critical_and_says_what_goes_on() -> None:
     event = give_up_event(Decision("give_up", "Nothing helps.", 196, final=True), 212, attempt=3, returns=3)
     assert event.severity is Severity.CRITICAL
-    assert event.message.startswith("Not set back at step 212: Nothing helps. Broken steps are skipped on")
+    assert event.message.startswith(
+        "No rollback at step 212: Nothing helps. No further rollbacks; broken steps are still skipped"
+    )
 
 
 def test_giving_up_on_one_trouble_is_a_warning() -> None:

@@ -144,7 +144,7 @@ def test_what_going_back_cannot_help_is_stopped_by_default_with_what_to_change(t
 @pytest.mark.slow
 def test_a_training_can_be_ended_where_we_give_up(tmp_path: Path) -> None:
     policy = dataclasses.replace(HOPELESS, max_rollbacks=1, on_give_up="raise")
-    with flying(tmp_path, rollback=policy), pytest.raises(TrainingDiverged, match="Training was ended at step"):
+    with flying(tmp_path, rollback=policy), pytest.raises(TrainingDiverged, match="Training stopped at step"):
         train(steps=900, jump=(200, 900))
 
 
@@ -196,7 +196,7 @@ def test_checkpoints_and_returns_can_be_asked_for(tmp_path: Path) -> None:
     model, next_loss = task()
     optimizer = AdamW(model.parameters(), lr=0.01)
     with flying(tmp_path, rollback=QUICK) as flown:
-        with pytest.raises(StabilityError, match="No step was seen yet"):
+        with pytest.raises(StabilityError, match="No step was recorded yet"):
             flown.session.skip_next()
         weights: dict[int, Tensor] = {}
         for number in range(1, 101):
@@ -210,7 +210,7 @@ def test_checkpoints_and_returns_can_be_asked_for(tmp_path: Path) -> None:
         assert target in flown.session.good_steps
     (told,) = flown.events("rollback")
     assert told.evidence["target"] == target
-    assert "The script asked for it" in told.message
+    assert "The script called rollback()" in told.message
     assert len(list(tmp_path.glob("journals/checkpoints/*/rollback_ckpt-000100-*"))) <= 1
 
 
@@ -235,7 +235,7 @@ def test_checkpoints_that_cannot_be_written_are_switched_off_and_training_goes_o
         ({"stop_on": "lose>5"}, "stop_on can compare"),
         ({"rollback": True, "max_checkpoints": 1}, "max_checkpoints must be a whole number, at least 2"),
         ({"rollback": True, "preset": "reckless"}, "preset must be .research., .production., .debugging. or None"),
-        ({"rollback": QUICK, "preset": "research"}, "give one of the two"),
+        ({"rollback": QUICK, "preset": "research"}, "pass only one of the two"),
         ({"rollback": True, "capture_batch": "no"}, "capture_batch must be"),
     ],
 )
@@ -247,7 +247,7 @@ def test_what_cannot_be_meant_is_refused_when_it_is_asked(settings: dict[str, An
 
 def test_a_loop_watched_by_hand_cannot_be_flown() -> None:
     with (
-        pytest.raises(SettingsError, match="cannot skip or take back"),
+        pytest.raises(SettingsError, match="cannot skip or roll back"),
         mlflow_stability.attach(nn.Linear(1, 1), rollback=True),
     ):
         pass

@@ -170,7 +170,7 @@ def test_a_journal_folder_that_cannot_be_made_is_one_warning_and_training_goes_o
     with caplog.at_level(logging.WARNING, "mlflow_stability"):
         assert train() == bare
     (record,) = caplog.records
-    assert "Name another folder with autolog(journal_dir=...)" in record.getMessage()
+    assert "Pass another folder with autolog(journal_dir=...)" in record.getMessage()
 
 
 def test_a_courier_that_cannot_be_started_costs_only_the_delivery(
@@ -184,7 +184,7 @@ def test_a_courier_that_cannot_be_started_costs_only_the_delivery(
     assert recording is not None
     mlflow_stability.autolog(disable=True)
     (record,) = caplog.records
-    assert "The courier could not be started" in record.getMessage()
+    assert "The courier process could not be started" in record.getMessage()
     kept = [each for each in read_journal(recording.folder / "journal") if isinstance(each, StepReading)]
     assert [each.values[each.signals.index(Signal("loss"))] for each in kept] == pytest.approx(losses)
 

@@ -1,15 +1,10 @@
-"""Carries pictures of attention maps into the run: as files, and into its charts with a slider over the steps.
+"""Draws and delivers pictures of attention maps, as files and as charts with a step slider.
 
-In: the folder of a recording, where the training puts maps. Out: `stability/attention/step_000500_layer0.png`, and the
-same under the key `stability/attention/L00_<layer>`. Promised: at most twenty steps and twelve layers of each; drawing
-takes at most a twentieth of one core while the training's process lives; the end of the training waits for them a few
-seconds and no longer, the last round is drawn first, and what is left out is said in the run; a picture that cannot be
-drawn or is refused is told of once and given up; one that cannot be sent is sent when the store is back.
-
-Chooses the layers of a round that get a picture, names their files and draws them.
-
-In: the maps of one step. Out: at most twelve pictures, evenly chosen from the first layer to the last. Promised: each
-has a name of its own, and says how many layers there are where some are left out.
+In: the folder of a recording, where the training writes maps. Out: `stability/attention/step_000500_layer0.png`, and
+the same under the key `stability/attention/L00_<layer>`. Guarantees: at most twenty steps and twelve evenly chosen
+layers of each; drawing takes at most 5 % of one core during training; the end of the training waits a few seconds at
+most, with the last step drawn first. Layers and pictures left out are named in the run; a failed picture is logged
+once; one that cannot be sent is sent when the store answers.
 """
 
 from __future__ import annotations
@@ -80,7 +75,7 @@ _AWAITED = 10.0
 """How many seconds the end of the training waits for pictures at most."""
 _LAST_SECONDS = 600.0
 """For how long they are drawn after the end of the training, when nobody waits; the maps are in the run anyway."""
-_UNTIL_THEN = "attention_heatmap() draws any of them from the maps."
+_UNTIL_THEN = "attention_heatmap() draws any layer from the maps."
 _logger = logging.getLogger("mlflow_stability.courier")
 
 
@@ -136,7 +131,7 @@ class AttentionPictures:
         elif not over and not self._under_way and not self._take_up():
             return False
         if self._over_since is not None and self.awaited and now - self._over_since >= _AWAITED and self._to_draw:
-            self._say(f"{len(self._to_draw)} are being drawn. {_UNTIL_THEN}")
+            self._say(f"{len(self._to_draw)} being drawn. {_UNTIL_THEN}")
             self.awaited = False
         if self._to_draw and self._drawn is None:
             if self._is_late(now):
@@ -223,7 +218,10 @@ class AttentionPictures:
             raise
         except Exception as error:  # whatever it is, it must not hold the delivery up
             self._leave_out(one)
-            self._tell("draw", f"No picture {one.name}: {type(error).__name__}, {error}. Everything else is delivered.")
+            self._tell(
+                "draw",
+                (f"Picture {one.name} not drawn: {type(error).__name__}, {error}. Everything else is delivered."),
+            )
             return
         took = time.monotonic() - began
         self._spent += took if self._over_since is not None else 0.0
@@ -244,7 +242,7 @@ class AttentionPictures:
                 self._sent.add(drawn.file_name)
         except (OSError, RefusedError) as error:
             self._leave_out(self._to_draw[0])
-            self._tell("send", f"No picture {drawn.file_name}: {error}. Everything else is delivered.")
+            self._tell("send", f"Picture {drawn.file_name} not drawn: {error}. Everything else is delivered.")
         self._drawn = None
 
     def _leave_out(self, one: LayerPicture) -> None:
@@ -256,7 +254,7 @@ class AttentionPictures:
         if self._left_out:
             missing = ", ".join(f"{count} of step {step:,}" for step, count in sorted(self._left_out.items()))
             self._say(f"missing: {missing}. {_UNTIL_THEN}")
-            self._tell("late", f"Pictures of attention that were not drawn: {missing}. {_UNTIL_THEN}")
+            self._tell("late", f"Attention pictures not drawn: {missing}. {_UNTIL_THEN}")
         elif self._under_way and not self.awaited:
             self._say("all drawn")
 

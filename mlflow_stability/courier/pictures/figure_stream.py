@@ -74,7 +74,7 @@ class FigureStream:
                 self.reached = entry.end
         except Exception as error:  # whatever it is, it must not hold the delivery up
             self._deaf = True
-            self._note(f"No pictures of recording {self._delivered.recording}", error)
+            self._note(f"Pictures of recording {self._delivered.recording} not drawn", error)
             return False
         return len(entries) >= _READ_AT_ONCE
 
@@ -130,7 +130,7 @@ class FigureStream:
 
     def _give_up(self, name: PictureName, error: Exception) -> None:
         self._given_up.add(name)
-        self._note(f"No picture {name}.png", error)
+        self._note(f"Picture {name}.png not drawn", error)
 
     @staticmethod
     def _note(what: str, error: Exception) -> None:

@@ -81,8 +81,8 @@ class PictureData:
 
     def subtitle(self, run_id: str) -> str:
         """Which run, which steps, how it stands."""
-        steps = f"steps {self._first:,} to {self._last:,}" if self.readings else "no step yet"
-        return f"run {run_id} · {steps} · {self._outcome or 'as far as it has come'}"
+        steps = f"steps {self._first:,} to {self._last:,}" if self.readings else "no steps yet"
+        return f"run {run_id} · {steps} · {self._outcome or 'in progress'}"
 
     def _hear_step(self, reading: StepReading) -> None:
         step = reading.step + self._offset

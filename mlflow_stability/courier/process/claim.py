@@ -1,12 +1,8 @@
-"""Makes sure that a session has one courier.
+"""The claim that gives a session exactly one courier, and abandoned sessions.
 
-In: a session's folder. Out: whether it is ours to deliver. Promised: of couriers that live, one holds the claim; that
-of a courier which was killed is taken over. Where two take over at the same moment, both look again until one has it;
-even a short overlap does no harm, for everything that is delivered can be delivered twice.
-
-Finds sessions that nobody delivers any more: their training and their courier were killed together.
-
-In: a journal root and where we deliver to. Out: the oldest session that is left alone and goes to the same store.
+In: a session's folder; a journal root and a store. Out: whether this process delivers it; the oldest session without
+training and courier that goes to the same store. Guarantees: of living couriers one holds the claim; that of a killed
+one is taken over. A short overlap does no harm, because everything may be delivered twice.
 """
 
 from __future__ import annotations

@@ -22,7 +22,7 @@ def write_page(file: Path, said: dict[str, Any]) -> bool:
             json.dump(said, page)
         draft.replace(file)
     except OSError as error:
-        _logger.debug("%s was not written: %s", file, error)
+        _logger.debug("Could not write %s: %s", file, error)
         draft.unlink(missing_ok=True)
         return False
     return True

@@ -15,8 +15,8 @@ _ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
 def silent_end(out_of_memory: bool, step: int, time: float) -> Closing:
     """The closing of a process that wrote none."""
     if out_of_memory:
-        return Closing("out_of_memory", "killed by the system for want of memory", step, time)
-    return Closing("killed", "ended without a goodbye: killed by a signal, or os._exit", step, time)
+        return Closing("out_of_memory", "killed by the system: out of memory", step, time)
+    return Closing("killed", "process ended without notice: killed by a signal, or os._exit()", step, time)
 
 
 def waits_for_process(closing: Closing, own_run: bool) -> bool:

@@ -60,7 +60,9 @@ class RunTags:
         if last_words.get("stopped_at") is not None:
             step, reason = last_words["stopped_at"] + self._place.offset, last_words.get("reason", "")
             earlier = f"{tags['stability.recording_gap']}; " if "stability.recording_gap" in tags else ""
-            tags["stability.recording_gap"] = f"{earlier}recording stopped at step {step} ({reason}); training went on"
+            tags["stability.recording_gap"] = (
+                f"{earlier}recording stopped at step {step} ({reason}); training continued"
+            )
         if self._writer.refused:
             tags["stability.refused"] = ", ".join(sorted(self._writer.refused))
         self._place = replace(

@@ -1,14 +1,9 @@
-"""Carries the attention maps that lie beside a journal into the run.
+"""Delivers attention maps to `stability/attention/maps`, one part for each measured step.
 
-In: the folder of a recording, where the training puts maps. Out: a part in `stability/attention/maps` for each step,
-for the first steps and then ever more seldom, and for the last. Promised: a part that is sent twice lands on itself;
-one round of maps is in memory at a time; a map that cannot be read is left out, and the courier's log says so.
-
-The attention maps of a recording, round by round: what was measured at one step belongs together.
-
-In: the folder of a recording, where the training puts maps. Out: one round after the other, each once, and which of
-them are worth keeping. Promised: the first rounds are kept, later ones ever more seldom, and the last one always; a new
-courier goes on where the one before was; a map's file goes when everything that wanted it has passed it.
+In: the folder of a recording, where the training writes maps. Out: parts of the first steps, then ever fewer, and of
+the last step. Guarantees: a part that is sent twice replaces itself; maps of one step at a time are in memory;
+unreadable maps are skipped and logged; a map's file is deleted once every reader has passed it; a new courier
+continues where the one before was.
 """
 
 from __future__ import annotations
@@ -186,7 +181,7 @@ class AttentionStream:
                 self._writer.upload(file, MAPS_FOLDER)
         except RefusedError as error:
             self._refused = True
-            _logger.warning("The attention maps are not delivered: %s", error)
+            _logger.warning("Attention maps not delivered: %s", error)
         except OSError as error:
             raise TrackingError(f"Could not write attention maps: {error}") from error
 

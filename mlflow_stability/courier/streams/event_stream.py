@@ -1,14 +1,9 @@
-"""Carries what happened in a recording into its run: one line for each event, reset, gap, note.
+"""Delivers the events of a recording, and detects a training that hangs.
 
-In: the journal, from its first line. Out: files of events, and the `Story` from which the run's tags are made.
-Promised: the journal is always heard from the beginning, so that a new courier knows all that the one before knew; at
-most one file's lines are in memory.
-
-Notices that a training hangs: it lives, and no step comes.
-
-In: each step as the journal is heard, and a clock that nobody sets. Out: a `stall` event while it lasts; afterwards one
-at INFO for the record, for what went on again was a pause. Promised: the journal heard again gives the same pauses; one
-long evaluation in each epoch is told of once; a wall clock that is set, and a machine that sleeps, are no stall.
+In: the journal, from its first line. Out: event files, one line for each event, reset, gap and note; the summary that
+the run's tags are made from; a `stall` event while no step comes, and one at INFO afterwards. Guarantees: a new
+courier knows all that the one before knew; at most one file's lines are in memory; one long evaluation an epoch is
+reported once; a changed wall clock or a suspended machine is not a stall.
 """
 
 from __future__ import annotations
@@ -70,7 +65,7 @@ class StallWatch:
         self._longest = max(self._longest, seconds)
         if limit is None or seconds <= limit:
             return None
-        message = f"No step came for {seconds:.0f} s after step {last}; then training went on."
+        message = f"No step for {seconds:.0f} s after step {last}; then training continued."
         return self._event(last, Severity.INFO, message, seconds, time)
 
     def look(self, now: float) -> Event | None:
@@ -80,8 +75,8 @@ class StallWatch:
             return None
         usual = median(self._recent)
         message = (
-            f"No step has come for more than {limit:.0f} s since step {self._step}; "
-            f"a step usually takes {usual:.3g} s. The process is still there."
+            f"No step for more than {limit:.0f} s since step {self._step} (usual step time {usual:.3g} s). "
+            "The process is still running."
         )
         return self._event(self._step, Severity.CRITICAL, message, limit, self._time + limit)
 
@@ -180,7 +175,7 @@ class EventStream:
                     file.write_text("".join([*self._lines, *now]), encoding="utf-8")
                     self._writer.upload(file, EVENTS_FOLDER)
             except OSError as error:
-                raise TrackingError(f"Could not write the file of events: {error}") from error
+                raise TrackingError(f"Could not write the event file: {error}") from error
         self._changed = False
         self._sent_at = time.monotonic()
 

@@ -1,15 +1,9 @@
-"""Carries what a run should know about itself into its parameters.
+"""Delivers facts about the training, and the git state of its code, as parameters of the run.
 
-In: the facts that the training has told, as the story has heard them, and what git says of its code. Out: parameters of
-the run; where one is longer than a parameter can be, all of them uncut in `stability/environment.json`. Promised: git
-is asked once, and only while its answer is still true; what the store will not take is told once and holds nothing up.
-
-Asks git what a training's code is: the commit, and what was changed since.
-
-In: the working directory of the training. Out: facts: ``git.commit``, ``git.branch``, ``git.dirty``, ``git.diff`` (a
-summary), ``git.untracked`` (Python files that no commit has). Promised: nothing of the repository is written, no
-watcher and no difference tool of its configuration is run, each answer is waited for a few seconds at most; where there
-is no git or no repository, there are no facts.
+In: facts from the journal; the working directory of the training. Out: parameters; values too long for one are
+complete in `stability/environment.json`; ``git.commit``, ``git.branch``, ``git.dirty``, ``git.diff`` (a summary),
+``git.untracked`` (Python files). Guarantees: git is asked once, writes nothing, runs no watcher and no diff tool, and
+is waited for a few seconds at most; values that the store refuses are logged once and block nothing.
 """
 
 from __future__ import annotations

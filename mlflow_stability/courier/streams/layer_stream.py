@@ -70,7 +70,7 @@ class LayerStream:
                     write_layer_part(file, tables, number, offset)
                     self._writer.upload(file, LAYERS_FOLDER)
             except OSError as error:
-                raise TrackingError(f"Could not write a part of the tables of layers: {error}") from error
+                raise TrackingError(f"Could not write a part of the layer tables: {error}") from error
         self._until = files[-1].step
         write_page(self._page, {"until": self._until})
 

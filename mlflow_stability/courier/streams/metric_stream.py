@@ -1,16 +1,11 @@
-"""Carries chosen points of a journal into MLflow's metric tables.
+"""Delivers thinned points of a journal to MLflow's metric tables, at a bounded rate.
 
-In: the journal, from the place up to which metrics have arrived. Out: metrics. Promised: after a kill at any moment
-the same points are sent again from that place, which the store recognises; memory is bounded, for nothing is read
-while enough waits; where the store cannot take as much as is measured, fewer points are chosen instead of falling
-behind, and the run says so.
+In: the journal, from the position up to which metrics were delivered. Out: metrics. Guarantees: after a kill the same
+points are sent again, which the store recognises; memory is bounded; where the store is too slow, fewer points are
+chosen, and the run says so.
 
-Keeps delivery gentle, and knows how much it can take.
-
-In: how long each request took. Out: when the next may go, and how many points a second that makes. On a SQLite file
-every writer makes all others wait, the script's own `log_metric` too. There a batch is small, and while training lives
-one twenty-fifth of the time is ours: of a hundred calls of the script's, four meet one of ours, which its 95th
-percentile does not feel.
+On a SQLite file every writer makes all others wait, the script's own `log_metric` included. There batches are small,
+and during training at most one twenty-fifth of the time is used.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""What the three ways from a journal into a run have in common.
+"""Base of all streams from a journal into a run, and when to retry.
 
-Each has its own eye on the journal and its own place in it, so that one that is stuck (say, the artifact store is
-away) neither holds the others up nor fills the memory: it just reads on later.
-
-When to try again, and for how long it has been in vain.
+Each stream follows the journal from a position of its own. One that is blocked (the artifact store does not answer,
+say) neither delays the others nor fills the memory: it reads on later.
 """
 
 from __future__ import annotations

@@ -1,10 +1,7 @@
-"""Gives attention weights their colours.
+"""Colours, scale and labels of attention maps.
 
-In: weights by query and key. Out: pixels, and the scale that tells them. Promised: weights of all heads of a picture
-share one scale, which runs from 0 to a round number; what a causal mask hides and what is not finite is told apart from
-every weight.
-
-What is written beside attention maps.
+In: weights by query and key. Out: pixels, the scale, and the text beside a map. Guarantees: all heads of a picture
+share one scale from 0 to a round number; masked and non-finite cells have colours of their own.
 """
 
 from __future__ import annotations

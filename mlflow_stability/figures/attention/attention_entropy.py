@@ -1,13 +1,8 @@
-"""Draws the entropy of attention heads over the steps: a panel for each layer.
+"""Entropy of attention heads over the steps, one panel for each layer.
 
-In: the curves of all heads, by layer. Out: a figure. Promised: few heads are lines, many are rows of colours; 1 to 48
-layers of 1 to 32 heads and more are legible; what is collapsed stands out, and heads that are nearly blind or nearly
-alike are told apart.
-
-The scale on which entropies of attention heads are shown: from 0 to 1, stretched towards both.
-
-Most heads of a young model are above 0.95, and one that goes blind is below 0.05: what matters happens at the ends. The
-scale is the same for all runs, so that two pictures can be compared.
+In: the curves of all heads, by layer. Out: a figure. Guarantees: few heads are lines, many are rows of colours; 1 to
+48 layers of 32 heads and more are legible; collapsed heads stand out. The scale from 0 to 1 is stretched at both
+ends, where heads collapse or become uniform, and is the same for all runs.
 """
 
 from __future__ import annotations

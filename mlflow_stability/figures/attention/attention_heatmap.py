@@ -170,7 +170,7 @@ def _name_axes(figure: Picture, mosaic: _Mosaic, total: float, seen: set[str]) -
     figure.text(
         0.012,
         0.06 / total,
-        "The number of a head is its entropy: 0 where each query looks at one key, 1 where it looks at all alike.",
+        "Number above a head: its entropy. 0: each query attends to one key; 1: uniform over all keys.",
         ha="left",
         va="bottom",
         fontsize=SMALL_SIZE - 1,

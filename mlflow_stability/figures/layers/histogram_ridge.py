@@ -1,13 +1,8 @@
-"""Draws histograms as ridges, one behind the other: of the layers at one step, and of one layer over the steps.
+"""Histograms as ridges: of all layers at one step, and of one layer over the steps.
 
-In: tables of layers. Out: a figure. Promised: each ridge is drawn in units of its own width, so that shapes can be
-compared where sizes differ a thousandfold; its width and the name of its shape stand beside it. Of more layers than can
-be told apart those are drawn that are not healthy, and others between them.
-
-Turns what is known of a layer's values into the outline of a ridge.
-
-In: a row of a table of layers. Out: heights along an axis in widths of the ridge. Promised: where few values are so far
-out that all others lie in two or three bins of the histogram, the percentiles say how these are spread.
+In: layer tables. Out: a figure. Guarantees: each ridge is drawn in units of its own σ, printed beside it with the
+name of its shape; of too many layers the unhealthy ones are drawn, and others between them. Where outliers leave all
+other values in two or three bins, the percentiles shape the outline.
 """
 
 from __future__ import annotations
@@ -172,14 +167,12 @@ def _to_follow(tables: Sequence[LayerTable], shapes: Sequence[Shape]) -> tuple[s
     if finite:
         row = _changed_most(newest, tables[0])
         gone = shapes[row] == "unknown"
-        return "A layer that is not finite any more" if gone else "The layer whose width changed most", newest.layers[
-            row
-        ]
+        return "Layer that became non-finite" if gone else "Layer with the largest change in width", newest.layers[row]
     for table in reversed(tables[:-1]):
         for row, layer in enumerate(table.layers):
             if layer in newest.layers and shape_of(table, row) != "unknown":
-                return f"Nothing is finite at step {newest.step:,}; a layer that was before", layer
-    return f"nor was any finite at the {len(tables)} steps measured", ""
+                return f"No finite values at step {newest.step:,}; a layer was finite before", layer
+    return f"nor at any of the {len(tables)} measured steps", ""
 
 
 def _changed_most(newest: LayerTable, oldest: LayerTable) -> int:
@@ -240,7 +233,7 @@ def _draw_ridges(axes: Axes, ridges: list[_Ridge], tall: float) -> None:
     axes.set_yticks(range(len(ridges)), [ridge.name for ridge in ridges])
     axes.tick_params(axis="y", length=0)
     axes.spines["left"].set_visible(False)
-    axes.set_xlabel("value, in widths of the ridge (of a normal distribution: its standard deviation)")
+    axes.set_xlabel("value / σ of the layer (σ from quartiles)")
 
 
 def _numbers(values: Sequence[float]) -> list[str]:

@@ -1,13 +1,8 @@
-"""A series small enough to draw without losing a single peak.
+"""A series reduced for drawing without losing any extreme, at once or while it is measured.
 
-In: a series of any length. Out: stretches of it, each with its lowest, highest and mean value and how many of its
-values were not finite. Promised: an extreme of one step is still there however much is put together; attempts are never
-put together while there are few enough of them to be told apart.
-
-Keeps a series small enough to draw while it is still being measured.
-
-In: points, in order. Out: a `Curve`. Promised: at most `MOST_STRETCHES` stretches are kept however many points come,
-so the memory of a million steps is that of a few thousand; no extreme and no non-finite value is lost.
+In: points, in order. Out: at most `MOST_STRETCHES` stretches, each with lowest, highest and mean value and its
+non-finite count. Guarantees: memory is bounded for any number of points; no extreme and no non-finite value is lost;
+attempts stay separate while there are few.
 """
 
 from __future__ import annotations

@@ -90,7 +90,7 @@ def _draw_lane(axes: Axes, rows: list[tuple[str, list[Mark]]]) -> None:
         draw_events(axes, rows)
         return
     axes.set_axis_off()
-    axes.text(0, 0.5, "nothing was found", transform=axes.transAxes, va="center", color=FAINT)
+    axes.text(0, 0.5, "no findings", transform=axes.transAxes, va="center", color=FAINT)
 
 
 def _draw_turns(axes: Axes, marks: Iterable[Mark]) -> None:

@@ -1,17 +1,12 @@
-"""Measures what the modules of a model put out: mean, deviation, extremes, kurtosis, what is dead, pinned, not finite.
+"""Statistics of module outputs: mean, deviation, extremes, kurtosis, dead, saturated and non-finite units.
 
-In: the forward pass of a probe step. Out: ten quantities for each module that is a leaf or has parameters of its own.
-Promised: outputs are looked at in the moment in which they come out, before anything in place can change them, and
-nothing of them is kept but a sample; all samples together have at most four million values; no random number is drawn.
+In: the forward pass of a measured step. Out: ten quantities for each module that is a leaf or has parameters of its
+own. Guarantees: outputs are read before anything can change them in place; only samples are kept, at most four
+million values together; no random number is drawn.
 
-Of a module that is called several times the first call counts. The outermost module itself is not looked at. What is
-no module, a call of `torch.relu` or `gelu` in a script's own `forward`, is seen only in the output of a pooling layer
-or of the module around it.
-
-Finds the tensor in what a module put out.
-
-In: whatever a module returned. Out: the tensor to look at, or None. Promised: nothing is computed and nothing is kept;
-of several tensors the first is taken, as that of a recurrent layer or of an attention layer is its output.
+The first call of a module counts, and the first of several output tensors. The outermost module is not measured. A
+plain call of `torch.relu` in a `forward` is visible only in the output of the module around it, or of a pooling
+layer.
 """
 
 from __future__ import annotations

@@ -1,14 +1,9 @@
-"""Takes from the output of a module what its statistics are made of, before anything can change it.
+"""Samples of module outputs, and what a module's class says about its output.
 
-In: a tensor in the middle of a forward pass. Out: a sample of its values, its ends, and how active each of its units
-was. Promised: no dice: the same places each time; a sample has at most `quota` values and is a copy; ends and units are
-of all values of the batch, of outputs beyond 16 million values of evenly spread examples of it; a handful of kernels.
-
-Says what the class of a module tells about its output: where its units lie, whether they can die or saturate.
-
-In: a module. Out: a `Nature`, None for modules whose output says nothing new. Promised: nothing is run and no value is
-looked at. What is no module, such as a call of `torch.relu` in a script's own `forward`, cannot be seen but in the
-output of the module around it.
+In: a tensor during a forward pass, and its module. Out: a sample of its values, its extremes, the activity of each
+unit; a `Nature` (where units lie, whether they can die or saturate), None for modules whose output says nothing new.
+Guarantees: the same positions each time, no random numbers; a sample is a copy of at most `quota` values; extremes
+and units cover all values, of outputs beyond 16 million values evenly spaced examples; few kernels.
 """
 
 from __future__ import annotations

@@ -1,17 +1,11 @@
-"""Measures how widely each head of a model looks, and how large its scores are.
+"""Entropy and largest logit of each attention head, and attention maps of some layers.
 
-In: forward passes in which it is open. Out: `attention_entropy` (0: each query looks at one key; 1: at all that it may
-look at alike) and `attention_max_logit` by module and head, `collapsed_heads` as a share of all; and maps of the first
-tokens of some layers. Promised: the training goes on as if nobody looked; scratch memory stays within what
-`attention_numbers` says, whatever the length; nothing waits for the device.
+In: forward passes in which the probe is open. Out: `attention_entropy` (0: each query attends to one key; 1: uniform
+over the keys it may attend to) and `attention_max_logit` by module and head; `collapsed_heads` as a share of all;
+maps of at most `MOST_HEADS` heads and the first tokens. Guarantees: the forward pass is unchanged; scratch memory is
+bounded for any sequence length; nothing waits for the device; one map at a time is on the device.
 
-A head is called `blocks.3.attn.head_0`. A module that attends several times has `.1`, `.2` behind its name from the
-second time on.
-
-Takes the weights of some heads home, for a picture.
-
-In: the scores of an attention, on their device. Out: an `AttentionMap`, once it has arrived at the host. Promised: one
-map at a time is on the device, of at most `MOST_HEADS` heads and the first tokens; nothing waits for it.
+Heads are named `blocks.3.attn.head_0`. Further calls of the same module get `.1`, `.2` behind the module's name.
 """
 
 from __future__ import annotations
@@ -212,7 +206,7 @@ class AttentionProbe:
             kept = _spread([each.shape[1] for each in numbers])
             values = torch.cat([*(numbers[at].flatten() for at in kept), share.reshape(1)])
         if len(kept) < len(seen):
-            _logger.info("Of %d layers with attention %d have series of their heads.", len(seen), len(kept))
+            _logger.info("Attention series by head are recorded for %d of %d layers.", len(kept), len(seen))
         return (Block(self._layout(tuple((names[at], numbers[at].shape[1]) for at in kept)), values),)
 
     def finish(self) -> None:

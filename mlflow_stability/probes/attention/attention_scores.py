@@ -1,16 +1,10 @@
-"""The scores of an attention before its softmax, a block at a time, so that nobody has to hold all of them.
+"""Attention scores before the softmax, computed block by block.
 
-In: queries and keys with their masks, or scores that a model computed itself. Out: any block of scores in single
-precision (double where the model computes in double), minus infinity where a query may not look at a key. Promised:
-what was given is read and never changed.
+In: the arguments of `scaled_dot_product_attention`, or scores that went through a softmax. Out: any block of scores
+as sample, head, query, key in single precision (double where the model computes in double), -inf where masked; None
+where the layout is unknown. Guarantees: arguments are read and never changed; the full matrix is never made.
 
-Reads the scores of an attention off a call of torch's own functions.
-
-In: what `scaled_dot_product_attention` was called with, or scores that went through a softmax. Out: the scores as
-sample, head, query, key; None where that cannot be said. Promised: nothing is computed yet, and nothing is copied but
-tensors of unusual dimensions.
-
-Three dimensions are samples and heads in one, where the module says how many heads it has; else they are samples.
+Three dimensions are samples and heads in one where the module says how many heads it has; otherwise they are samples.
 """
 
 from __future__ import annotations

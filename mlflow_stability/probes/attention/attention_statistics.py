@@ -65,7 +65,7 @@ def head_numbers(scores: Scores, most: int = MOST) -> Tensor:
         sums = found if sums is None else sums + found
         largest = peak if largest is None else torch.maximum(largest, peak)
     if sums is None or largest is None:
-        raise ValueError(f"scores of the shape {scores.shape} have no rows")
+        raise ValueError(f"scores of shape {scores.shape} have zero rows")
     return torch.stack((sums[0] / sums[1], largest))
 
 
@@ -93,7 +93,7 @@ def rows_of(scores: Scores, samples: slice, queries: slice) -> Rows:
         part = _sums(scores.block(samples, queries, slice(begin, begin + at_once)))
         found = part if found is None else _together(found, part)
     if found is None:
-        raise ValueError(f"scores of the shape {scores.shape} have no keys")
+        raise ValueError(f"scores of shape {scores.shape} have zero keys")
     return found
 
 

@@ -1,25 +1,12 @@
-"""Has us step back before compiled code runs, or is made, in the middle of a forward pass that is looked into.
+"""Which parts of a model are compiled, and removal of hooks before compiled code runs or is made.
 
-In: what takes our hooks and modes off. Out: nothing. Promised: it is called before torch enters a compiled region, and
-before it begins to compile or to trace, whatever name the script has got hold of it by, so that nothing of ours gets
-into what comes out and no guard on compiled code meets it; after `take_off` torch is as it was.
+In: a model; what removes hooks and modes. Out: ``whole``, ``in part``, ``functions only`` or ``no``. Guarantees:
+hooks are removed before torch enters a compiled region, compiles or traces, so that they never enter compiled code or
+its guards; after `take_off` torch is as it was; nothing of the script is called.
 
-What `torch.compile` made asks dynamo for its turn, each time that it is called, before anything else happens. That is
-where it is seen; a function that was kept from the compiler asks likewise, and is no reason.
-
-Says how much of what a model runs is compiled: of this model, whatever else in the process is.
-
-In: a model. Out: ``whole``, ``in part``, ``functions only``, ``no``. Promised: nothing is called; what a library
-compiles when it is imported counts only if a forward pass of this model names it, or was seen to run it.
-
-Modules say it themselves. Functions are followed from the `forward` of each module: variables of its Python module,
-closures, attributes of the module, and methods of its class by name. What is called in another way, out of a
-dictionary say, is seen when it runs: whoever looks into forward passes then steps back, and notes it here.
-
-Says whether the modules of a model are nested so deeply that hooks on them could hit Python's recursion limit.
-
-In: a model that is about to be called. Out: yes or no. Promised: nothing is called. A module that calls itself again
-and again cannot be known here.
+`torch.compile` asks dynamo at each call, before anything else: the check is there. Compiled modules are known by
+themselves, compiled functions by what the `forward` of each module names. Others are seen when they run, and
+remembered. `too_deep` says whether modules are nested so deeply that hooks could exceed Python's recursion limit.
 """
 
 from __future__ import annotations

@@ -104,7 +104,7 @@ class _Model:
 class ForwardScheduler(ForwardObserver):
     """A listener to forward passes, and a probe of a survey, that leads forward probes."""
 
-    part = "probes of forward passes"
+    part = "forward probes"
 
     def __init__(
         self,
@@ -114,9 +114,9 @@ class ForwardScheduler(ForwardObserver):
         emit: Callable[[Event], None] = lambda _: None,
     ) -> None:
         self._guarded_probes = tuple(_GuardedProbe(each, guard) for each in probes)
-        self._close = guard("end of probes of forward passes", self._close_all)
+        self._close = guard("closing of forward probes", self._close_all)
         self._compiled_code = CompiledCodeWatch(self._on_compiled)
-        self._again = guard("end of probes of forward passes", lambda guarded: guarded.close(False))
+        self._again = guard("closing of forward probes", lambda guarded: guarded.close(False))
         self._second_pass = SecondPass()
         self._models: dict[int, _Model] = {}
         """By identity."""
@@ -158,8 +158,11 @@ class ForwardScheduler(ForwardObserver):
         if not due or any(kind.__name__ in UNFIT for kind in type(root).__mro__):
             return False
         if too_deep(root):
-            why = f"its modules stand in each other {depth_of(root)} deep, and hooks on them might exceed the limit of "
-            why += f"{sys.getrecursionlimit():,} calls in each other; sys.setrecursionlimit() makes room"
+            why = (
+                f"its modules are nested {depth_of(root)} levels deep, and hooks on them might exceed the "
+                "recursion limit of "
+            )
+            why += f"{sys.getrecursionlimit():,} calls; raise it with sys.setrecursionlimit()"
             self._not_looked_into(root, why)
             return False
         self.busy = True

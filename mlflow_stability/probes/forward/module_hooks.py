@@ -1,15 +1,11 @@
-"""Puts a pair of hooks on one module, in a way that nothing of ours sticks to it.
+"""Forward hooks on modules, permanent or for one forward pass, that leave no trace in copies and pickles.
 
-In: a module, and what to run before and after its forward pass. Out: nothing. Promised: a copy of the module, and the
-module once it is pickled, have an idle function of Python's own where the hooks were, so that a saved model can be
-loaded where this package is not; a module that is compiled is called from the outside, never changed inside.
+In: modules, and what to run before and after their forward pass. Out: nothing. Guarantees: a copied or pickled module
+has an idle Python function where the hooks were, so that it loads without this package; a compiled module is hooked
+from the outside; after `remove` no hook runs again.
 
-Puts hooks on modules for the length of one forward pass.
-
-In: a root module, modules in it, and what to run. Out: nothing. Promised: after `remove` no hook runs again, and none
-is left on a module, but for one case: torch walks over the hooks of a module whose pass has raised, and would raise
-over it if one of them went away meanwhile; that one does nothing any more, goes at the next `remove`, and is not taken
-along when the module is copied or pickled.
+Torch iterates over the hooks of a module whose pass raised, and would raise itself if one were removed meanwhile.
+Such a hook becomes idle and is removed at the next `remove`.
 """
 
 from __future__ import annotations

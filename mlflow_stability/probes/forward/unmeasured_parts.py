@@ -31,9 +31,8 @@ def not_looked_into(model: str, why: str, step: int) -> Event:
         step,
         NotMeasured.kind,
         Severity.INFO,
-        f"The forward pass of {model} is not looked into, so nothing is told of activations, attention and "
-        f"representations: {why}.",
-        remedies=("Nothing has to be done for it: losses, gradients, weights and updates are recorded as ever.",),
+        f"Activations, attention and representations of {model} are not measured: {why}.",
+        remedies=("No action needed: losses, gradients, weights and updates are recorded as usual.",),
     )
 
 
@@ -49,11 +48,11 @@ def _hidden(models: Sequence[Module], trained: Sequence[Tensor], step: int) -> E
         step,
         NotMeasured.kind,
         Severity.INFO,
-        f"The model that owns {len(lost)} of {len(trained)} trained parameters was not found, so nothing is told of "
-        "its layers, its throughput and itself: what `gc.freeze()` has frozen before the first step cannot be looked "
-        "for.",
+        f"Layers, throughput and facts of the model are not recorded: the model that owns {len(lost)} of "
+        f"{len(trained)} trained parameters was not found. Objects frozen by `gc.freeze()` before the first "
+        "step cannot be found.",
         evidence={"parameters": float(len(lost))},
-        remedies=("Call `gc.freeze()` after the first step of the training, and not before.",),
+        remedies=("Call `gc.freeze()` after the first step of the training.",),
     )
 
 
@@ -65,8 +64,8 @@ def _split(trained: Sequence[Tensor], step: int) -> Event | None:
         step,
         NotMeasured.kind,
         Severity.INFO,
-        f"{len(split)} of {len(trained)} trained parameters are split over processes, so there is no gradient norm and "
-        "nothing is told of their layers: a part of a norm is not the norm. All else is recorded.",
+        f"Gradient norm and layers are not recorded: {len(split)} of {len(trained)} trained parameters are "
+        "split over processes, and the norm of a part is not the norm. Everything else is recorded.",
         evidence={"parameters": float(len(split))},
-        remedies=("Log the norm that your own clipping gives with `mlflow.log_metric`.",),
+        remedies=("Log the norm that your clipping returns with `mlflow.log_metric`.",),
     )

@@ -1,12 +1,7 @@
-"""Tells whether a call of a module is still going on, or was ended by Ctrl-C without a word.
+"""Whether a call of a module is still running, or was ended by Ctrl-C without notice.
 
-In: a module, by identity. Out: how many calls of it this thread is in the middle of. Promised: nothing of a call is
-kept, for its frame would keep alive what it was called with.
-
-Tells from within a forward pass whether that pass is still going on.
-
-In: a module that is being called. Out: yes or no, from any depth of the call. Promised: what the call holds (its inputs
-and outputs) is let go when the pass is said to be over; after Ctrl-C nobody says so, and the answer is no all the same.
+In: a module, by identity. Out: how many calls of it run in this thread; for one forward pass, yes or no from any
+depth of the call. Guarantees: nothing of a call is kept alive, neither its frame nor its inputs and outputs.
 """
 
 from __future__ import annotations

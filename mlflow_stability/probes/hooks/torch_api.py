@@ -79,22 +79,22 @@ _FOREACH = (
     *("add_", "addcdiv_", "addcmul_", "clamp_min_", "copy_", "div_", "lerp_", "maximum_", "minimum", "mul", "mul_"),
     *("neg", "norm", "reciprocal_", "sqrt", "sqrt_", "sub_", "zero_"),
 )
-_SLOWER = "nothing, but norms and copies are made tensor by tensor, which takes longer"
-_INSIDE = "activations, attention, representations and what else is measured inside a forward pass"
+_SLOWER = "batched norms and copies (slower, one tensor at a time)"
+_INSIDE = "activations, attention, representations and other measurements inside a forward pass"
 _ATTENTION = "attention"
 _FLOPS = "FLOPs and MFU"
-_AGAIN = "a look into compiled models, and running the batch of a broken step again"
-_ORIGIN = "the name of the operation in which a NaN was born"
-_COPIES = "update norms and AdamW's RMS"
+_AGAIN = "measurements of compiled models, and the second run of a broken batch"
+_ORIGIN = "the operation that made the first NaN"
+_COPIES = "update norms and AdamW RMS"
 _NORM = "the gradient norm before clipping"
-_LIMIT = "the limit at which gradients are clipped"
-_COMPILED = "a look inside forward passes where torch's compiler is loaded"
+_LIMIT = "the gradient clipping threshold"
+_COMPILED = "measurements inside forward passes where torch's compiler is loaded"
 
 SYMBOLS: dict[str, Symbol] = {
     **{f"foreach_{each}": Symbol(f"torch:_foreach_{each}", _SLOWER, _one_by_one(each)) for each in _FOREACH},
     # of steps
     "profile_hook_step": Symbol(
-        "torch.optim.optimizer:Optimizer.profile_hook_step", "telling steps inside steps apart", lambda step: step
+        "torch.optim.optimizer:Optimizer.profile_hook_step", "detection of nested optimizer steps", lambda step: step
     ),
     "backward": Symbol("torch.autograd:backward", "the loss"),
     "zero_grad_of_optimizer": Symbol("torch.optim.optimizer:Optimizer.zero_grad", "gradients that are thrown away"),
@@ -106,7 +106,7 @@ SYMBOLS: dict[str, Symbol] = {
     "clip_grad_value_": Symbol("torch.nn.utils.clip_grad:clip_grad_value_", _LIMIT),
     "public_clip_grad_value_": Symbol("torch.nn.utils:clip_grad_value_", _LIMIT),
     "scale": Symbol("torch.amp:GradScaler.scale", "the loss before scaling"),
-    "unscale_": Symbol("torch.amp:GradScaler.unscale_", "gradients whose scale was taken off"),
+    "unscale_": Symbol("torch.amp:GradScaler.unscale_", "unscaled gradients"),
     "scaler_step": Symbol("torch.amp:GradScaler.step", "steps that a loss scaler skipped"),
     # of what torch keeps for a thread
     "set_grad_enabled": Symbol("torch._C:_set_grad_enabled", "nothing", torch.set_grad_enabled),
@@ -133,7 +133,10 @@ SYMBOLS: dict[str, Symbol] = {
     "current_autograd_node": Symbol("torch._C:_current_autograd_node", _ORIGIN),
     "get_sequence_nr": Symbol(
         "torch._C:_autograd._get_sequence_nr",
-        f"{_ORIGIN}; graphs from before a rollback, first steps without backward(), trainings without hooks",
+        (
+            f"{_ORIGIN}; detection of graphs from before a rollback, of first steps without backward(), of "
+            "trainings without hooks"
+        ),
         lambda: 0,
     ),
     "BatchNorm": Symbol(
@@ -155,13 +158,15 @@ SYMBOLS: dict[str, Symbol] = {
     "function_from_trace": Symbol("torch._C:_create_function_from_trace", _COMPILED),
     "function_from_trace_with_dict": Symbol("torch._C:_create_function_from_trace_with_dict", _COMPILED),
     "graph_by_tracing": Symbol("torch._C:_create_graph_by_tracing", _COMPILED),
-    "create_script_module": Symbol("torch.jit._recursive:create_script_module", "scripting a model that is watched"),
+    "create_script_module": Symbol(
+        "torch.jit._recursive:create_script_module", ("torch.jit.script of a watched model")
+    ),
     "enable_torch_function": Symbol("torch.overrides:_enable_torch_function", "flex attention"),
     "TransformGetItemToIndex": Symbol(
         "torch._dynamo._trace_wrapped_higher_order_op:TransformGetItemToIndex", "flex attention"
     ),
     # public, and younger than some torch
-    "is_compiling": Symbol("torch.compiler:is_compiling", "code that is being compiled"),
+    "is_compiling": Symbol("torch.compiler:is_compiling", "detection of code that is being compiled"),
     "current_stream": Symbol("torch.accelerator:current_stream", "one copy to the host that nobody waits for"),
     "get_device_module": Symbol("torch:get_device_module", "one copy to the host that nobody waits for"),
 }
@@ -191,7 +196,7 @@ def need(*names: str) -> None:
     lacking = [SYMBOLS[name].where for name in names if _look_up(name) is _MISSING]
     if lacking:
         lost = "; ".join(dict.fromkeys(SYMBOLS[name].lost for name in names if SYMBOLS[name].where in lacking))
-        raise TorchLacksError(f"torch {torch_version()} lacks {', '.join(lacking)}. Off without it: {lost}")
+        raise TorchLacksError(f"torch {torch_version()} lacks {', '.join(lacking)}. Switched off without it: {lost}")
 
 
 def owner_of(name: str) -> tuple[Any, str] | None:

@@ -1,13 +1,10 @@
-"""Puts our hooks into torch, and takes them out again.
+"""Installs and removes all hooks and patches in torch.
 
-In: a guard and the one who meters cycles. Out: calls to the meter. These are all the places in torch that we touch;
-`remove` leaves each of them as it was. Promised: what a patched function returns or raises is what it returned or
-raised before, and inside a compiled region our hooks are not there at all.
+In: a guard and a meter. Out: calls to the meter. Guarantees: `remove` restores everything; a patched function returns
+and raises what the original does; inside a compiled region there are no hooks of this package.
 
-Tells a top-level optimizer step from one inside another: ``super().step()``, SAM, an optimizer in a closure.
-
-The call stack is asked, not a counter: a step that ends in an exception, or a notebook cell that is interrupted, runs
-no hook at its end, and a counter would then call every later step nested.
+Nested optimizer steps (``super().step()``, SAM, an optimizer in a closure) are detected from the call stack. A
+counter would stay wrong after a step that ends in an exception, because such a step runs no hook at its end.
 """
 
 from __future__ import annotations

@@ -1,12 +1,8 @@
-"""Finds the models that optimizers drive, from the optimizers alone.
+"""Finds the models and learning rate schedules that belong to optimizers.
 
-In: optimizers. Out: the outermost modules that own their parameters. Promised: one walk over Python's objects; types
-are asked, never objects, for proxies answer in the name of others; nothing of the script is called.
-
-Tells which learning-rate schedules belong to which optimizers.
-
-In: schedules and optimizers. Out: the outermost schedules of these optimizers. Promised: what accelerate has put around
-an optimizer is seen through; a schedule inside a chain or a sequence is told by that.
+In: optimizers. Out: the outermost modules that own their parameters; the outermost schedules of these optimizers,
+through accelerate's wrappers. Guarantees: one scan over Python's objects; types are asked, not objects, because
+proxies answer for others; nothing of the script is called.
 """
 
 from __future__ import annotations

@@ -1,16 +1,12 @@
-"""Measures how far gradients outrun what Adam remembers of their size, of the whole model and by layer.
+"""RMS of gradients over Adam's second moment, of the whole model and by layer.
 
 In: ends of steps. Out: ``adam_rms``, the root of the mean of g² / max(v, ε²), as StableAdamW defines it
-(https://arxiv.org/abs/2304.13013, section 3.5): near 1 or below in health. v is the second moment that the step was
-divided by: with its bias corrected, and with ``amsgrad`` the largest so far. Promised: copies never take more than
-the budget; optimizers without a second moment are left alone.
+(https://arxiv.org/abs/2304.13013, section 3.5): about 1 or below is healthy. v is the second moment that the step
+divided by: bias-corrected, and with ``amsgrad`` the largest so far. g is the gradient that the optimizer received,
+without the weight decay that Adam (not AdamW) adds to it.
 
-The gradient is the one that the optimizer got; a weight decay that Adam, other than AdamW, adds to it is not in it.
-
-Reads the second moments that optimizers of Adam's family keep beside their gradients.
-
-In: an optimizer after its step. Out: for each parameter that has them, the gradient, the second moment, and what
-corrects its bias. Promised: state is read and never made; what is not as torch's own optimizers keep it is left out.
+Guarantees: copies stay within the memory budget; optimizer state is read and never made; optimizers without a second
+moment in torch's layout are skipped.
 """
 
 from __future__ import annotations

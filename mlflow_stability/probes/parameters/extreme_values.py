@@ -1,11 +1,8 @@
-"""Measures the largest gradient value and the share of gradient values that are zero, of the whole model.
+"""Extreme values of gradients and weights, of the whole model.
 
-In: gates. Out: ``grad_max`` and ``grad_zeros``. Promised: nothing is copied; sparse gradients are left out.
-
-Counts weights that are not finite, very large or very small, in the whole model.
-
-In: gates. Out: ``param_max``, ``param_nonfinite_count``, ``param_large`` (above `large`) and ``param_small`` (below
-`small`, but not zero). Promised: counts are exact; copies never take more than the budget.
+In: optimizers before their steps. Out: ``grad_max``, ``grad_zeros`` (share of zeros), ``param_max``,
+``param_nonfinite_count``, ``param_large`` (above `large`), ``param_small`` (below `small`, not zero). Guarantees:
+counts are exact; copies stay within the memory budget; sparse gradients are left out.
 """
 
 from __future__ import annotations

@@ -1,21 +1,11 @@
-"""Measures how gradients and weights are spread in each layer: mean, deviation, extremes, percentiles, histogram.
+"""Distributions of gradients and weights by layer: mean, deviation, extremes, percentiles, histogram.
 
-In: gates. Out: tables. Promised: ``abs_max`` and ``zeros`` are of all values, the rest of a sample that takes the same
-places each time; a table comes to the host as one row of numbers; a thousand layers cost no more kernels than ten.
+In: optimizers before their steps. Out: tables. Guarantees: ``abs_max`` and ``zeros`` cover all values, the rest a
+sample at the same positions each time, without random numbers; a fixed number of kernels for any number of layers; a
+table reaches the host as one row of numbers.
 
-Where two optimizers share the parameters of a layer, as Muon and AdamW do, the layer is told by the one that holds
-more of it: a weight, and not its bias.
-
-Takes a sample of every layer's values into one buffer: the same places every time, and no dice.
-
-In: tensors and the layer of each. Out: for layers of like size a matrix, one row for each, padded with NaN. Promised:
-a layer has at most `most` values and all together at most `most_together`; every column of a weight is met alike, for
-the distance between two places shares no divisor with the length of a row.
-
-Describes each row of a matrix: mean, deviation, and where asked for percentiles and a histogram.
-
-In: a matrix whose rows may hold NaN, which count as absent. Out: a matrix with the same rows and as many columns as
-there are numbers. Promised: a fixed number of kernels, however many rows; nothing is waited for.
+Where two optimizers share the parameters of a layer, as Muon and AdamW do, the one that holds more of it reports it.
+The sample distance shares no divisor with the row length, so that all columns of a weight are sampled alike.
 """
 
 from __future__ import annotations

@@ -1,16 +1,11 @@
-"""Measures by how much a step really changed the weights, of the whole model and by layer.
+"""Update norm and update ratio of the weights, of the whole model and by layer.
 
-In: gates and ends of steps. Out: ``update_norm``, and ``update_ratio`` (update over the weights before it). Promised:
-right under every optimizer, for it is the weights that are compared; copies never take more than the budget, and live
-from the gate to the end of the step.
+In: optimizers before and after their steps. Out: ``update_norm``, and ``update_ratio`` (update norm over the weight
+norm before it). Guarantees: correct under every optimizer, because weights are compared; copies stay within the
+memory budget and live for one step.
 
-Where the weights do not fit into the budget, they are measured in turns, one at each measured step. The whole model is
-then told when every turn was taken, and each layer when its turn is. Steps that were not taken are not measured.
-
-Remembers the newest measurement of every piece of an optimizer's parameters, turn by turn.
-
-In: the squares of weights and updates of the pieces of one turn. Out: the newest of all, by parameter. Promised: a
-step that turns out not to have been taken, as a fused loss scaler decides on the device, leaves what was known.
+Where the weights exceed the budget they are measured in chunks, one chunk at each measured step. A layer is reported
+with its chunk, the whole model once all chunks are measured. Steps that were not taken are not measured.
 """
 
 from __future__ import annotations

@@ -1,14 +1,10 @@
-"""Counts the tokens and samples of a batch from its shape alone.
+"""Tokens, samples and a description of a batch, from its shapes and types alone.
 
-In: what a model is called with. Out: how many samples, and how many tokens where it reads tokens. Promised: only
-shapes and types are looked at, never values; where nothing can be told, nothing is said.
+In: the arguments of a model. Out: how many samples, how many tokens where it reads tokens; a description such as
+``int64[8, 128], int64[8]``. Guarantees: values are never read, nothing is kept.
 
-The first tensor counts, by place or by name. Whole numbers in two dimensions are tokens, one sample a row; anything
-else has a sample in each row and no tokens. A table of categories looks like tokens and is counted as such.
-
-Says what a batch looks like, without keeping any of it.
-
-In: the arguments of a model's forward pass. Out: a few words, of types and shapes alone: ``int64[8, 128], int64[8]``.
+The first tensor counts, by position or by name. Integers in two dimensions are tokens, one sample a row; anything
+else has one sample a row and zero tokens. A table of categories is counted as tokens.
 """
 
 from __future__ import annotations

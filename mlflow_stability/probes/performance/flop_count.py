@@ -1,24 +1,13 @@
-"""Counts the floating point operations of a forward pass as they go by.
+"""Counts the floating point operations of a forward pass while it runs, or says why not.
 
-In: the forward pass of a training, between `enter` and `leave`. Out: how many operations its matrix products,
-convolutions, attention and recurrent layers take, each multiplication and each addition counted, by torch's own
-formulas. Promised: every operation is run as it would have been; whatever no formula is known for is named; before
-anything is traced or compiled for the first time in the middle of it, counting ends, for neither works under a mode.
-Attention is counted in full, causal or not, as the published figures for model FLOPs are.
+In: the forward pass of a training, between `enter` and `leave`. Out: operations of matrix products, convolutions,
+attention and recurrent layers, multiplications and additions, by torch's formulas; a reason where there is no number.
+Guarantees: every operation runs as it would have; operations without a formula are named; counting ends before
+anything is traced or compiled. Attention is counted in full, causal or not, as in published model FLOPs.
 
-Says why the operations of a model are not counted as they go by.
-
-In: a model. Out: a reason, or nothing. Promised: what is counted is what the training does, in the way it does it:
-where counting could change that, or would see only a part of it, there is no number.
-
-Lets classes of tensors be made as they are without us, while a mode of ours watches torch's operations.
-
-In: how to have the mode step aside. Out: nothing. Promised: an object of a class that torch's own constructor makes,
-the script's own call of it or the one that was inherited, is made as if no mode of ours were on; of a class that is
-defined meanwhile as well; after `take_off` no class has anything of ours.
-
-That constructor asks for an empty tensor first and then gives it its class. Under a `TorchDispatchMode` the empty one
-comes by way of Python, is a plain `torch.Tensor` for good, and the constructor raises a RuntimeError.
+Under a `TorchDispatchMode` the constructor of a tensor subclass raises a RuntimeError, because the empty tensor it
+starts from is a plain `torch.Tensor` for good. `FragileTensors` therefore suspends the mode while such an object is
+made.
 """
 
 from __future__ import annotations
@@ -216,7 +205,7 @@ _OWN: dict[Any, Formula] = {
     if hasattr(_aten, name)  # not every torch has all of them
 }
 
-COMPILED = "a part of it is compiled, and compiled code does not say what it computes"
+COMPILED = "a part of it is compiled, and compiled code does not report its operations"
 UNFIT = {
     "FullyShardedDataParallel": "its parameters are split over processes",
     "FSDPModule": "its parameters are split over processes",
@@ -238,7 +227,7 @@ def refusal(root: Module) -> str:
         return COMPILED.replace("a part of it", "it") if how_much == "whole" else COMPILED
     parameters = parameters_in(root)
     if any(map(is_lazy, parameters)):
-        return "some of its parameters have no shape yet"
+        return "some of its parameters are uninitialised"
     if any(hasattr(each, mark) for each in parameters for mark in ("full_tensor", "_sharded_size", "ds_id")):
         return "its parameters are split over processes"
     if too_deep(root):

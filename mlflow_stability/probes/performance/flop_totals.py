@@ -102,10 +102,10 @@ class FlopTotals:
             return
         if now.counter.given_up:
             traced = now.counter.given_up == "traced"
-            self.reason = "it is traced in the middle of a forward pass" if traced else COMPILED
+            self.reason = "it is traced during a forward pass" if traced else COMPILED
             return
         if not now.counter.flops:
-            self.reason = "no operation with a known formula was seen"
+            self.reason = "no operation with a known FLOP formula was seen"
             return
         model = unwrapped(now.root)
         self.unknown = tuple(dict.fromkeys((*self.unknown, *now.counter.unknown)))

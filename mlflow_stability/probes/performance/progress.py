@@ -1,17 +1,11 @@
-"""Says how far the training is and how long it will take, where the number of steps is known.
+"""Progress and remaining time of a training, where the number of steps is known.
 
-In: steps as they come to their gates. Out: every ten steps, and at the last one, ``progress`` from 0 to 1 and
-``eta_seconds`` at the pace so far. Promised: right or silent. A source must count along with the steps, be within its
-course, and agree with all others that do; a schedule that is stepped once an epoch says nothing.
+In: optimizers before their steps. Out: every ten steps, and at the last one, ``progress`` from 0 to 1 and
+``eta_seconds`` at the pace so far. Guarantees: correct or absent; one scan over Python's objects. A source (a
+schedule that ends, a trainer) must count along with the steps, be within its range, and agree with all others. A
+warm-up, a schedule that restarts and one stepped once an epoch are ignored.
 
-Sources are asked at the gate: there, and not after a step, all of them count the steps before this one and no more.
-This step is added to what they say, for it is over when it is told.
-
-Knows how many steps a training is to take, where something in the process says so.
-
-In: optimizers. Out: who says so: a schedule that ends, or a trainer, each with how far it is and how far it goes.
-Promised: one walk over Python's objects; a source counts only if its end is the training's beyond doubt. A warm-up that
-ends is none, nor is a schedule that begins again.
+Sources are asked before a step, because then all of them count only earlier steps; this step is added.
 """
 
 from __future__ import annotations

@@ -1,26 +1,12 @@
-"""Measures how long the parts of a step take: waiting for data, forward, backward, the optimizer, and ourselves.
+"""Times of the parts of a step: data loading, forward, backward, optimizer, and overhead of this package.
 
-In: marks around forward and backward passes, gates and ends of steps. Out: every ten steps the mean of each part over
-these ten. Promised: nobody waits for a device. On an accelerator one step of every ten is measured by the device's
-own clock, between events in its stream; where it has none that tells time, the host's times have the place ``host``:
-they say when work was handed out, not when it was done.
+In: marks around forward and backward passes and optimizer steps. Out: every ten steps the mean of each part.
+Guarantees: nothing waits for a device; a part is reported only where its beginning and end were both seen.
 
-Communication has no part of its own: what of it is hidden behind the backward pass costs nothing, and what is not is in
-`backward_time`.
-
-Adds up which part of a step took how long, from marks in their order.
-
-In: marks, each with a time from any clock. Out: seconds by part. Promised: a part is only there when its beginning and
-its end were both seen; what lies between them in time and belongs to none, such as clipping, is left out.
-
-Waiting for data is the time from the end of a step, or of a backward pass, to the next forward pass: whatever the
-script does in between, its data loader first of all. Evaluation in between is taken out.
-
-Measures the parts of one step by the clock of the device that computes it.
-
-In: marks, while a step is being measured. Out: seconds by part, once the device has passed the last of them. Promised:
-an event is put into the stream at each mark and looked at later; nobody waits for it. A step in which a mark is
-missing, or that the device has not passed in time, is not told.
+On an accelerator one step of ten is measured with events in the device's stream; where it has none, the host's times
+have the place ``host``: when work was submitted, not when it was done. Data loading is the time from the end of a
+step, or of a backward pass, to the next forward pass, without evaluation. Communication that is not hidden behind the
+backward pass is in `backward_time`.
 """
 
 from __future__ import annotations

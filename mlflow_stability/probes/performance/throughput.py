@@ -1,13 +1,11 @@
-"""Measures how much goes through: tokens, samples, operations, and which share of the device's peak that is.
+"""Throughput: tokens, samples and FLOPs per second, and the share of the device's peak.
 
-In: forward passes of training, gates and steps. Out: every ten steps the rates over the time since the last report,
-evaluation and checkpoints included. Promised: what cannot be told from the shapes of the batches is not reported.
+In: forward passes of training and optimizer steps. Out: every ten steps the rates since the last report, evaluation
+and checkpoints included. Guarantees: what the shapes of the batches do not say is not reported.
 
-A batch is counted at the first forward pass before each backward pass: a loss over two passes is one batch. Where one
-process of several trains on batches of its own (DDP, FSDP), tokens and samples are multiplied by how many processes
-there are; operations are those of this process, to be compared with its own device.
-
-Knows how many processes each train the same model on a batch of their own.
+A batch is counted at the first forward pass before each backward pass. Where processes train on batches of their own
+(DDP, FSDP), tokens and samples are multiplied by the number of processes; FLOPs are of this process, to compare with
+its own device.
 """
 
 from __future__ import annotations

@@ -1,14 +1,11 @@
-"""Tells sparse binary codes from other outputs, and counts what could have been told apart by them.
+"""Recognition of sparse binary codes among module outputs, and the temperature that makes them.
 
-In: what a module put out, and what it was given. Out: yes or no, as a scalar on the device; rows of bits; the share of
-inputs that differ. Promised: nothing is waited for; masks are no codes: those of dropout are not all zeros and ones,
-one-hot choices have one bit, numbers that need no gradient are not learnt, and of booleans all rows must have equally
-many bits, as the k largest of each row have.
+In: what a module returned and received; a model and a module name. Out: yes or no as a scalar on the device; rows of
+bits; the share of inputs that differ; the temperature, or None. Guarantees: nothing is waited for; masks are not
+codes: dropout masks are not all zeros and ones, one-hot choices have one bit, numbers without gradient are not
+learnt, boolean rows must have equally many bits.
 
-Finds the temperature at which a module makes its codes.
-
-In: a model and the name of a module in it. Out: the temperature, or None. Promised: the nearest one counts: that of the
-module or what is inside of it, then that of what it stands in, up to the model; nothing is waited for.
+The nearest temperature counts: of the module or inside it, then of the modules around it.
 """
 
 from __future__ import annotations

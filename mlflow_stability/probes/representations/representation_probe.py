@@ -126,9 +126,9 @@ class RepresentationProbe:
         )
         if missing and self._had:
             self._say(
-                f"representations: no module that trains is called {' or '.join(map(repr, missing))}, so nothing is "
-                f"measured for it. Modules are called {', '.join(list(self._had)[:MOST_NAMED])}; inner ones, too, may "
-                "be named."
+                f"representations: no trained module is called {' or '.join(map(repr, missing))}, so it is "
+                f"not measured. Module names: {', '.join(list(self._had)[:MOST_NAMED])}; nested modules may "
+                "be named too."
             )
 
     def _named(self, places: Mapping[str, Module]) -> set[str]:

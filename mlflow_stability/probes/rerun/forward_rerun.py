@@ -1,20 +1,11 @@
-"""Runs a forward pass once more without the training noticing.
+"""Runs a forward pass a second time without changing the training.
 
-In: a model and what it was called with. Out: what comes out this time. Promised: no gradient, parameter, buffer, input,
-random number, attribute or variable of the training is changed: what can be reached is noted before and put back after,
-and tensors that are written to are put back whoever holds them. Files that the script's own code writes are not.
+In: a model and its arguments; for a compiled model, the module inside it. Out: the result of this run; `reason` where
+nothing was run. Guarantees: gradients, parameters, buffers, inputs, random numbers, attributes and variables are
+restored afterwards; nothing is compiled; hooks of the script do not run; exceptions of the model go no further. Files
+that the script's code writes are not restored.
 
-Runs the forward pass of a compiled model once more without the compiler, for those who want to look into it.
-
-In: a model and what it is about to be called with. Out: the model inside, and a call that runs it. Promised: nothing of
-the training changes by it and nothing is compiled again: random numbers, buffers, inputs, and whatever else the call
-could change, are those from before; hooks of the script do not run. Where that cannot be promised nothing is run, and
-`reason` says why; what the model raises goes no further than here.
-
-Says which mode of the script would see what we run: a counter of operations, say, would count it.
-
-In: the modes that are on in this thread. Out: the class of one; or nothing. Promised: a default device is none, for it
-only says where new tensors go, and modes of ours are none either.
+A mode of the script that would count the operations of the second run (a FLOP counter, say) prevents it.
 """
 
 from __future__ import annotations
@@ -183,7 +174,7 @@ class SecondPass:
         """The model inside, None where it is not to be run again; and what runs it and says whether it came through."""
         failures = self._failures.setdefault(root, [])
         if len(failures) >= MOST_FAILURES:
-            self.reason = f"it failed {len(failures)} times in a row when it was run once more without the compiler"
+            self.reason = f"it failed {len(failures)} times in a row when run again without the compiler"
             self.reason += f" ({failures[-1]})"
             yield None, lambda: False
             return
@@ -230,8 +221,8 @@ def _refusal(state: ReachableState) -> str:
         and torch.distributed.is_initialized()
         and torch.distributed.get_world_size() > 1
     ):
-        return "other processes would have to run it, too"
+        return "all processes would have to run it"
     mode = mode_of_script()
     if mode:
-        return f"{mode}, which is on, would see it run twice"
-    return state.refusal and f"running it once more without the compiler might change the training: {state.refusal}"
+        return f"{mode} is active and would see it run twice"
+    return state.refusal and f"running it again without the compiler might change the training: {state.refusal}"

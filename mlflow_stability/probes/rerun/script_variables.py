@@ -1,13 +1,8 @@
-"""Finds what the script's own functions and classes keep: in closures, defaults, variables of modules, and classes.
+"""State kept by the script's functions and classes: closures, defaults, module variables, class attributes.
 
-In: functions and classes that a call of a model may run. Out: notes of what they keep, and what is to be looked at
-next. Promised: a method is looked at where its name is mentioned by code that may run; code that was installed is taken
-to keep nothing in globals of its own, and what it wraps is looked at.
-
-Reads off a function which names its code uses, and whether it writes to anything that outlives the call.
-
-In: the code of a function. Out: names of variables, attributes and methods that it mentions, those of the functions
-inside it among them. Promised: nothing is run.
+In: functions and classes that a call of a model may run. Out: saved values, and what to inspect next; which names a
+function's code uses, and whether it writes to anything that outlives the call. Guarantees: nothing is run. Methods
+are inspected where code that may run mentions their name; installed libraries are taken to keep nothing in globals.
 """
 
 from __future__ import annotations

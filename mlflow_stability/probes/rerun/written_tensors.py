@@ -108,16 +108,16 @@ class WrittenTensors:
     def _keep(self, func: Any, tensor: Tensor, with_gradient: bool) -> None:
         key = storage_of(tensor)
         if key is None:
-            raise NotRunAgain(f"{_name(func)} writes into a {type(tensor).__name__}, of which no copy can be taken")
+            raise NotRunAgain(f"{_name(func)} writes into a {type(tensor).__name__}, which cannot be copied")
         if key in self._watched:
             self.moved = True
         if key in self._made:
             return
         if _name(func) in MOVING:
-            raise NotRunAgain(f"{_name(func)} gives other memory to a tensor that was there before")
+            raise NotRunAgain(f"{_name(func)} replaces the memory of an existing tensor")
         self.moved = True
         if torch.is_grad_enabled() and (tensor.grad_fn is not None or (tensor._is_view() and with_gradient)):
-            raise NotRunAgain(f"{_name(func)} makes a tensor that was there before a part of a graph of gradients")
+            raise NotRunAgain(f"{_name(func)} adds an existing tensor to an autograd graph")
         if not tensor.requires_grad:
             self._leaves[id(tensor)] = tensor
         if not tensor.is_inference():
@@ -127,7 +127,7 @@ class WrittenTensors:
         storage = tensor.untyped_storage()
         self._room -= storage.nbytes()
         if self._room < 0:
-            raise NotRunAgain("it writes into tensors that are too large to be copied")
+            raise NotRunAgain("it writes into tensors too large to copy")
         with torch_api.DisableTorchDispatch(), torch.no_grad():
             whole = torch.empty(0, dtype=torch.uint8, device=tensor.device).set_(storage)
             self._copies[key] = whole, whole.clone()

@@ -77,8 +77,8 @@ def _small_eps(models: Sequence[Module], limits: ModelCheckLimits) -> _Odd | Non
         return None
     name, eps, precision, least = min(found, key=lambda each: each[1])
     message = (
-        f"{_count(found, 'normalisation')} in {precision} with a very small epsilon ({name}: {eps:g}, usual from "
-        f"{least:g} on): rows without variance get huge gradients."
+        f"{_count(found, 'normalisation')} in {precision} with a very small epsilon ({name}: {eps:g}, usually "
+        f"at least {least:g}). Rows without variance get very large gradients."
     )
     return message, name, {"eps": eps, "modules": float(len(found))}, "Use an epsilon of 1e-5 or 1e-6."
 
@@ -94,10 +94,15 @@ def _small_scale(models: Sequence[Module], limits: ModelCheckLimits) -> _Odd | N
         return None
     name, scale = found[0]
     message = (
-        f"{_count(found, 'attention module')} scaled by less than {limits.smallest_scale:g} ({name}: {scale:g}): all "
-        "keys are attended to alike."
+        f"{_count(found, 'attention module')} scaled by less than {limits.smallest_scale:g} ({name}: "
+        f"{scale:g}). Attention weights are then nearly uniform over the keys."
     )
-    return message, name, {"scale": scale, "modules": float(len(found))}, "Scale logits by the inverse root of a head."
+    return (
+        message,
+        name,
+        {"scale": scale, "modules": float(len(found))},
+        ("Scale attention logits by 1/sqrt(head dimension)."),
+    )
 
 
 def _without_optimizer(named: Sequence[tuple[str, Tensor]], optimizers: Sequence[Optimizer]) -> _Odd | None:
@@ -107,11 +112,11 @@ def _without_optimizer(named: Sequence[tuple[str, Tensor]], optimizers: Sequence
         return None
     with_gradient = sum(each.grad is not None for _, each in found)
     message = (
-        f"{_count(found, 'parameter')} in no optimizer that has stepped, though gradients are wanted of them "
-        f"({with_gradient} have one): {_names(found)}."
+        f"{_count(found, 'parameter')} in no optimizer that has stepped, although requires_grad is True "
+        f"({with_gradient} have a gradient): {_names(found)}."
     )
     evidence = {"parameters": float(len(found)), "values": _values(found), "with_gradient": float(with_gradient)}
-    return message, _place(found), evidence, "Give them to an optimizer, or set requires_grad to False."
+    return message, _place(found), evidence, "Add them to an optimizer, or set requires_grad to False."
 
 
 def _tied(named: Sequence[tuple[str, Tensor]]) -> _Odd | None:
@@ -123,7 +128,7 @@ def _tied(named: Sequence[tuple[str, Tensor]]) -> _Odd | None:
         return None
     said = "; ".join(" = ".join(each[:_NAMED]) for each in tied[:_NAMED])
     more = f" and {len(tied) - _NAMED} more" if len(tied) > _NAMED else ""
-    return f"{_count(tied, 'parameter')} known by several names: {said}{more}.", "", {"tied": float(len(tied))}, ""
+    return f"{_count(tied, 'parameter')} shared under several names: {said}{more}.", "", {"tied": float(len(tied))}, ""
 
 
 def _frozen(named: Sequence[tuple[str, Tensor]]) -> _Odd | None:
@@ -141,7 +146,7 @@ def _trained_twice(named: Sequence[tuple[str, Tensor]], optimizers: Sequence[Opt
     if not found:
         return None
     message = f"{_count(found, 'parameter')} in more than one optimizer: {_names(found)}."
-    return message, _place(found), {"parameters": float(len(found))}, "Give each parameter to one optimizer."
+    return message, _place(found), {"parameters": float(len(found))}, "Add each parameter to one optimizer only."
 
 
 def _modules(models: Sequence[Module]) -> Iterator[tuple[str, Module]]:

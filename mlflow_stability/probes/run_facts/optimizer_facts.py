@@ -1,14 +1,9 @@
-"""Says with which optimizers a model is trained, and with which numbers.
+"""Parameters of the run that describe optimizers and learning rate schedules.
 
-In: optimizers, in the order in which they first stepped. Out: names and values, as they become parameters of the run:
-``optimizer``, ``learning_rate``, ``betas``; of further groups what they have otherwise (``group_1.weight_decay``), of
-further optimizers ``optimizer_1.learning_rate``. Promised: no number is fetched from a device.
-
-Says how the learning rate is scheduled.
-
-In: the schedulers that were found, and the optimizers that train. Out: names and values, as they become parameters of
-the run: ``scheduler``, ``scheduler.T_max``; of one made of others ``scheduler.0.start_factor``. Promised: only what a
-schedule is made from, and nothing that changes while it runs.
+In: optimizers in the order of their first steps, and their schedulers. Out: names and values: ``optimizer``,
+``learning_rate``, ``group_1.weight_decay`` (where a group differs), ``optimizer_1.learning_rate``, ``scheduler``,
+``scheduler.T_max``, ``scheduler.0.start_factor``. Guarantees: no number is fetched from a device; of schedules only
+what they are made from.
 """
 
 from __future__ import annotations

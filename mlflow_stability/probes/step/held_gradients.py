@@ -1,17 +1,11 @@
-"""Tells whether a script has discarded the gradients of an earlier backward pass before the next one began.
+"""Detects gradients that a script discarded between backward passes, and steps without a backward pass.
 
-``zero_grad()`` is seen by a hook; ``p.grad = None`` and ``p.grad.zero_()`` are not. One parameter of each known
-optimizer is looked at before and after a backward pass, whatever the number of parameters; all of them are looked at
-only where that one's gradient is gone or was changed.
+``zero_grad()`` has a hook; ``p.grad = None`` and ``p.grad.zero_()`` have none. One parameter of each known optimizer
+is checked before and after a backward pass; all of them only where that one's gradient is gone or changed.
+`SinceLastStep` tells the first step of a training without ``backward()`` from a late step of the previous capture.
 
-Promised: nothing of a gradient is kept alive, changed or waited for. Where gradients go elsewhere in a backward pass
-(flat buffers, split parameters) nothing is claimed.
-
-Tells the first step of a training without ``backward()`` from a step that still belongs to the last cycle.
-
-Both come without a backward pass since the last step. What follows a backward pass with two optimizers was there when
-the first of them stepped; a new training makes its optimizer, or computes its loss, afterwards. Optimizers that are
-made are seen by a hook; that something was computed shows in autograd's count of nodes.
+Guarantees: no gradient is kept alive, changed or waited for. Where gradients go elsewhere in a backward pass (flat
+buffers, split parameters) nothing is claimed.
 """
 
 from __future__ import annotations

@@ -17,7 +17,7 @@ from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.vocabulary.measured.signal import Signal, one_layout
 
 UNCLIPPED = "no clipping seen"
-COPIED = "as the optimizer was given it: clipping by an engine, or of copies of the gradients, cannot be seen"
+COPIED = "as the optimizer was given it: clipping by an engine, or of copies of the gradients, is not detected"
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,9 +1,8 @@
-"""One cycle: a backward phase and the optimizer steps that consume it, as far as it has come.
+"""What the hooks saw of one capture: a backward phase and the optimizer steps that use its gradients.
 
-Takes down in a cycle what the hooks saw: losses, norms before clipping, limits, learning rates, the loss scale.
-
-In: a cycle and what a hook was called with. Out: scalars in the cycle, still on their device. Promised: what is taken
-down is a copy where the script, or torch itself, may go on to change it in place.
+Losses, norms before clipping, clipping thresholds, learning rates, the loss scale. In: what a hook was called with.
+Out: scalars, still on their device. Guarantees: values are copies where the script or torch may change the original
+in place.
 """
 
 from __future__ import annotations

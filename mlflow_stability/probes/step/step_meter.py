@@ -1,12 +1,11 @@
-"""Follows cycles from hook to hook and gives out one reading for each.
+"""Turns hook calls into one reading for each capture: a backward phase and the optimizer steps that use its gradients.
 
-In: what the hooks see, in their order: a backward pass, a clip, a scaler, a gate, the end of a step. Out: the reading
-of each cycle, once, in order. Promised: nothing of the training is changed or waited for; what is measured is what
-the optimizer was given.
+In: backward passes, clipping, loss scalers, starts and ends of optimizer steps, in their order. Out: the reading of
+each capture, once, in order. Guarantees: nothing of the training is changed or waited for; what is measured is what
+the optimizer received.
 
-A cycle ends when every optimizer has stepped that stepped in the cycles before it, or else with the next backward.
-
-Remembers which optimizers stepped in the last cycles, to know when all of a cycle have.
+A capture ends when every optimizer has stepped that stepped in recent captures (`StepOrder`), or else with the next
+backward pass.
 """
 
 from __future__ import annotations

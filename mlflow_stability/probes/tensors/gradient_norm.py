@@ -1,7 +1,4 @@
-"""The L2 norm of all gradients: a handful of kernels, whatever the number of parameters.
-
-The gradients of parameters, as far as their values lie side by side in this process.
-"""
+"""The L2 norm of all gradients in few kernels, and which gradients are complete in this process."""
 
 from __future__ import annotations
 

@@ -1,14 +1,8 @@
-"""One number for each of many tensors, in a handful of kernels: their squares summed, and the like.
+"""Reductions of many tensors to one number each, in few kernels.
 
-In: tensors of any devices and types. Out: one row on one device, in their order. Promised: on an accelerator never a
-kernel for each tensor where torch has one for all, and on the CPU none for each of many small ones; half precision is
-summed in single; nothing is waited for.
-
-Measures many small tensors on the CPU as one: thousands of kernels for a few values each take longer than training.
-
-In: tensors of one type on the CPU, a kernel for the rows of a matrix, a kernel for tensors as they are. Out: one row
-with a number for each tensor, in their order. Promised: the numbers are, to the last bit, those of the tensors one by
-one; what is copied for it never takes more than a few megabytes.
+In: tensors of any devices and types. Out: one row on one device, in their order. Guarantees: no kernel for each
+tensor where torch has one for all; many small CPU tensors are batched, bit-identical to one by one, with copies of at
+most a few megabytes; half precision is summed in single; nothing is waited for.
 """
 
 from __future__ import annotations

@@ -60,13 +60,13 @@ def damage_of(checkpoint: StoredCheckpoint) -> str:
     if meta is None:
         return f"{META} cannot be read" if (checkpoint.folder / META).exists() else f"{META} is missing"
     if meta.step != checkpoint.step:
-        return f"{META} speaks of step {meta.step}"
+        return f"{META} names step {meta.step}"
     try:
         size = state.stat().st_size
         if size != meta.size:
-            return f"{STATE} has {size:,} bytes of {meta.size:,}"
+            return f"{STATE} has {size:,} bytes, expected {meta.size:,}"
         if sha256_of(state) != meta.sha256:
-            return f"{STATE} is not what was written: its SHA-256 differs"
+            return f"{STATE} is damaged: its SHA-256 differs"
     except FileNotFoundError:
         return f"{STATE} is missing"
     except OSError as error:
@@ -83,7 +83,7 @@ def find(directory: Path, which: Which = "last_good") -> Found:
     """The checkpoint that was asked for, or the next older one that is whole."""
     stored = listing(directory)
     if not stored:
-        raise CheckpointsRefused(f"There is no checkpoint in {directory}.")
+        raise CheckpointsRefused(f"No checkpoint in {directory}.")
     damaged: list[str] = []
     for each in _in_order(stored, which):
         damage = damage_of(each)
@@ -94,7 +94,7 @@ def find(directory: Path, which: Which = "last_good") -> Found:
         damaged.append(f"{each.folder.name} is damaged ({damage})")
     if not damaged:
         steps = ", ".join(str(each.step) for each in stored)
-        raise CheckpointsRefused(f"There is no checkpoint of step {which} or before in {directory}; there are {steps}.")
+        raise CheckpointsRefused(f"No checkpoint of step {which} or before in {directory}; available steps: {steps}.")
     raise CheckpointsRefused(f"No checkpoint in {directory} can be used: {'; '.join(damaged)}.")
 
 
@@ -122,11 +122,11 @@ def _in_order(stored: Sequence[StoredCheckpoint], which: Which) -> list[StoredCh
 
 
 def _messages(damaged: Sequence[str], used: StoredCheckpoint, which: Which) -> tuple[str, ...]:
-    said = [f"{each}; step {used.step} is used instead." for each in damaged]
+    said = [f"{each}; using step {used.step} instead." for each in damaged]
     if isinstance(which, int) and which != used.step and not damaged:
-        said.append(f"There is no checkpoint of step {which}; step {used.step} is used instead.")
+        said.append(f"No checkpoint of step {which}; using step {used.step} instead.")
     if which in ("last_good", "best") and not used.is_good:
-        said.append(f"No checkpoint has proved itself good yet; the newest whole one, of step {used.step}, is used.")
+        said.append(f"No checkpoint is verified by healthy steps yet; using the newest complete one, step {used.step}.")
     return tuple(said)
 
 

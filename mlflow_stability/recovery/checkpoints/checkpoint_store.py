@@ -1,14 +1,9 @@
-"""Writes checkpoints so that what is found later is whole, whatever ends the process in between.
+"""Checkpoint folders of one run: atomic writes, and which ones are deleted.
 
-In: copies of a state. Out: folders `rollback_ckpt-000500-3.8234/` with `state.pt` and `meta.json`. Promised: a folder
-appears under its name only when all of it is on the disk; a write that fails leaves nothing behind and harms no other;
-no more than `max_checkpoints` are kept, always among them the best and the last good one; a directory belongs to one
-run.
-
-Decides which checkpoints may go.
-
-In: what is there. Out: what to delete. Pure. Promised: the best and the last good one always stay; one place is for
-the newest, which has yet to prove itself, so that what is not good pushes no good one out.
+In: copies of a state. Out: folders `rollback_ckpt-000500-3.8234/` with `state.pt` and `meta.json`. Guarantees: a
+folder gets its name only when all of it is on the disk; a failed write leaves nothing behind; at most
+`max_checkpoints` are kept, always including the best and the last good one, and one place for the newest, unverified
+one; a directory belongs to one run.
 """
 
 from __future__ import annotations
@@ -67,7 +62,7 @@ class CheckpointStore:
     def commit(self, copy: StateCopy, loss: float) -> CheckpointMeta:
         """Write a state; raises OSError where the disk refuses, and leaves things as they were."""
         if not self._owner.holds():
-            raise OSError(f"{self.directory} was taken over by another process")
+            raise OSError(f"Another process now uses {self.directory}")
         draft = self.directory / f"{_WRITING}{os.getpid()}-{copy.step}"
         shutil.rmtree(draft, ignore_errors=True)
         try:

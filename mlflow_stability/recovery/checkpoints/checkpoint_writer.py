@@ -1,13 +1,9 @@
-"""Writes checkpoints beside the training, in a thread of its own.
+"""Checkpoint writer thread, and when a checkpoint is due.
 
-In: copies on the host. Out: checkpoints on the disk, and events where something went wrong. Promised: the training
-never waits for the disk; one checkpoint at most is on its way, a second one is refused; an error becomes an event and
-ends nothing; a forked child writes nothing; what is not finite is not written.
-
-Says when a checkpoint is due, and lets it prove itself.
-
-In: steps, and whether they were healthy. Out: checkpoints through the writer, marked good or taken back. Promised: one
-at a time waits for its proof; while it does, or while it is being written, none is due.
+In: copies on the host; steps, and whether they were healthy. Out: checkpoints on the disk, marked good or removed;
+events where something failed. Guarantees: training never waits for the disk; one checkpoint at a time is being
+written or awaits healthy steps, and none is due meanwhile; an error becomes an event; a forked child writes nothing;
+non-finite states are not written.
 """
 
 from __future__ import annotations
@@ -124,8 +120,8 @@ class CheckpointWriter:
         self._tell(
             copy.step,
             "checkpoint_not_finite",
-            f"{len(names)} tensors are not finite at step {copy.step} ({names[0]} among them); no checkpoint of it "
-            "was written, and those before it stay.",
+            f"Checkpoint of step {copy.step} not written: {len(names)} non-finite tensors (such as "
+            f"{names[0]}). Earlier checkpoints are kept.",
         )
 
     def _guarded(self, step: int, body: Callable[[], None]) -> None:
@@ -133,14 +129,14 @@ class CheckpointWriter:
         try:
             body()
         except Exception as error:
-            last = f"the newest is that of step {self._newest}" if self._newest else "there is none yet"
+            last = f"newest checkpoint there: step {self._newest}" if self._newest else "no checkpoint there yet"
             reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
             self._tell(
                 step,
                 "checkpoint_failed",
-                f"The checkpoint of step {step} was not written to {self._store.directory} ({reason}). Training goes "
-                f"on; of the checkpoints there, {last}.",
-                "Free some space there, or give another directory.",
+                f"Checkpoint of step {step} not written to {self._store.directory} ({reason}). Training "
+                f"continues; {last}.",
+                "Free disk space there, or pass another directory.",
             )
 
     def _tell(self, step: int, kind: str, message: str, *remedies: str) -> None:

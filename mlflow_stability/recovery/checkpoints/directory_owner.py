@@ -61,8 +61,8 @@ class DirectoryOwner:
     def _refusal(self, owner: dict[str, Any], verb: str) -> CheckpointsRefused:
         who = f"process {owner.get('pid')} on {owner.get('host')}" if owner.get("pid") else "which has ended"
         return CheckpointsRefused(
-            f"{self._directory} {verb} run {owner.get('run')} ({who}). This run writes no checkpoints. "
-            "Give each run a directory of its own."
+            f"{self._directory} {verb} run {owner.get('run')} ({who}). This run writes no checkpoints. Give "
+            "each run its own directory."
         )
 
 

@@ -91,13 +91,13 @@ def restore(
     if len(copy.later.schedulers) != len(parts.schedulers):
         choice = replace(choice, schedule=False)
         messages.append(
-            f"The schedule was not restored: {len(copy.later.schedulers)} schedulers were saved, and there are "
-            f"{len(parts.schedulers)} here. Pass them as `schedulers`."
+            f"The learning rate schedule was not restored: {len(copy.later.schedulers)} schedulers saved, "
+            f"{len(parts.schedulers)} given. Pass them as `schedulers`."
         )
     if copy.later.scaler is not None and scaler is None:
         messages.append("The loss scale was not restored: pass the loss scaler as `scaler`.")
     if meta is not None and meta.left_out:
-        messages.append(f"A checkpoint cannot hold everything; not restored: {', '.join(meta.left_out)}.")
+        messages.append(f"Not in the checkpoint, so not restored: {', '.join(meta.left_out)}.")
     restore_state(copy, parts, choice)
     loss = float("nan") if meta is None else meta.loss
     return Resumed(copy.step, loss, folder, tuple(messages))
@@ -113,9 +113,9 @@ def _found(directory: Path | str | None, run_id: str | None, which: Which, fetch
             if fetched is None or run_id is None:
                 raise
             found = find(fetched(run_id, which), which)
-            return replace(found, messages=(f"{refusal} What was uploaded is used instead.", *found.messages))
+            return replace(found, messages=(f"{refusal} Using the uploaded checkpoint instead.", *found.messages))
     if fetched is None or run_id is None:
-        raise CheckpointsRefused("There is nothing to restore from: pass `directory` or `run_id`.")
+        raise CheckpointsRefused("Nothing to restore from: pass `directory` or `run_id`.")
     return find(fetched(run_id, which), which)
 
 

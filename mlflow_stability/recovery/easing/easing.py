@@ -1,25 +1,10 @@
-"""Eases a training back in after it was set back: smaller steps at first, the script's own again in the end.
+"""Smaller steps after a rollback: reduced learning rates, tighter clipping, reset momentum.
 
-In: how much, for how long, and each optimizer at its gate and at the end of its step. Out: nothing that stays: the
-learning rate is multiplied at the gate and put back after the step, so that schedulers and the script see only what
-they wrote. Promised: whatever a scheduler does, its own sequence of learning rates is bit-identical with and without
-easing, and a learning rate that is a tensor keeps its address.
-
-Clips gradients more tightly while a training is eased back in.
-
-In: the gradient norms of healthy steps as they were read, and gradients at the gate. Out: gradients no longer than a
-multiple of their usual norm. Promised: nobody waits for the device, and what is no longer than that stays
-bit-identical.
-
-Shortens gradients at the gate, in place, without waiting for the device.
-
-In: gradients, their norm as it was measured, and the largest norm they may have. Out: the same direction, no longer
-than that. Promised: gradients that are short enough, or not finite, stay bit-identical.
-
-Sets the first moments of an optimizer to zero: after going back, nothing pulls on in the old direction.
-
-In: an optimizer between two steps. Out: the same one, its momentum at rest. Promised: tensors stay at their addresses,
-their autograd versions are not counted up, and second moments and counters are left alone.
+In: factor and length, each optimizer before and after its step, gradient norms of healthy steps. Out: a learning rate
+that is multiplied before a step and restored after it; gradients of at most a multiple of their usual norm; first
+moments of zero. Guarantees: schedulers and script see only their own learning rates, bit-identical with and without
+easing; gradients within the threshold, or non-finite, stay bit-identical; tensors keep their addresses and autograd
+versions; nothing waits for the device.
 """
 
 from __future__ import annotations

@@ -1,13 +1,8 @@
-"""Adam that does not let a gradient spike into its moments, and forgets them from time to time (arXiv 2501.06842).
+"""SPAMAdam: Adam with spike-aware clipping and periodic momentum reset (arXiv 2501.06842).
 
-In: parameters and their gradients. Out: a step. Promised: it is a torch optimizer like others (schedulers, state_dict,
-parameter groups, loss scalers, closures), the gradients themselves are left alone, and a parameter without a gradient
-is not touched.
-
-Limits gradients to what is usual for them, as `SPAMAdam` asks for it.
-
-In: gradients, and what is usual. Out: other gradients; those that came in are left alone. Promised: a gradient that is
-not above its limit comes back bit-identical, and one without a history of its own is not limited.
+In: parameters and their gradients. Out: a step. Guarantees: an ordinary torch optimizer (schedulers, state_dict,
+parameter groups, loss scalers, closures); gradients themselves are not changed; gradients within their threshold, or
+without a history, are used bit-identical; parameters without a gradient are skipped.
 """
 
 from __future__ import annotations

@@ -36,10 +36,9 @@ from mlflow_stability.recovery.nan_origin.stand_in_weights import unheard
 MOST_REPLAYS = 4
 """So many passes of one step are run again at most, where none of them shows by itself that it broke."""
 MOVED_ON = (
-    "but the model keeps something from one call to the next, or draws numbers of its own, and may have met others the "
-    "first time"
+    "but the model keeps state between calls or draws its own random numbers, which may have differed the first time"
 )
-NOT_COMPILED = "but it ran without the compiler, whose numbers are a little other"
+NOT_COMPILED = "but it ran uncompiled, whose numbers differ slightly"
 
 
 def replay_step(
@@ -64,7 +63,7 @@ def replay_step(
             return each, found
         first = first or (each, found)
     if first is None:
-        raise ValueError("replay_step was given no passes.")
+        raise ValueError("replay_step needs at least one forward pass, got none.")
     return first
 
 
@@ -80,12 +79,12 @@ def replay_batch(
     """
     root = batch.root()
     if root is None or batch.was_changed:
-        return _not_run("the model is gone" if root is None else "the script changed it in place since")
+        return _not_run("the model is gone" if root is None else "the script changed it in place")
     model, before = unwrapped(root), sys.exc_info()[1]
     state = ReachableState(model, batch.args, batch.kwargs, with_hooks=True)
     mode = mode_of_script()
     if state.refusal or mode:
-        return _not_run(state.refusal or f"{mode}, which is on, would see it run twice")
+        return _not_run(state.refusal or f"{mode} is active and would see it run twice")
     written = WrittenTensors(seconds)
     try:
         with _as_it_was(batch, model), unheard(model), kept(state, written):

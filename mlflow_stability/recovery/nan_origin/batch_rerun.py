@@ -78,17 +78,15 @@ class Rerun:
             if broken is not None:
                 return self._not_finite_again(self._trace.origin_of(broken), broken_weights)
             if not was_finite:
-                message = "The same batch with the same random numbers is finite this time: look at the hardware first."
+                message = "The same batch with the same random numbers is finite this time: check the hardware first."
                 return Replay("hardware", message, True)
             gradients = [_sum(batch.gradients.get(number, [])) for number in range(len(outputs))]
             if any(each is not None and not is_finite(each) for each in gradients):
                 return self._after_the_model(outputs)
             origin, real = self._backward(outputs, gradients)
         if origin is not None:
-            passed = "gradient" if real else "gradient of ones in place of the real one"
-            said = (
-                f"The forward pass is finite, and the backward pass of the same batch, from a finite {passed}, is not."
-            )
+            passed = "gradient" if real else "gradient of ones instead of the recorded one"
+            said = f"Forward pass finite; backward pass of the same batch, from a finite {passed}, non-finite."
             return Replay("data or numerics", said, True, origin=origin)
         return self._sound_again()
 
@@ -164,13 +162,13 @@ class Rerun:
         if origin is not None and origin.source in ("weight", "optimizer"):
             more = len(broken_weights) - 1
             weight = origin.output.name if origin.output is not None else broken_weights[0]
-            others = "" if not more else f", and so are {more} more"
-            said = f"The weights were broken already: {weight} is not finite{others}."
+            others = "" if not more else f", and {more} more"
+            said = f"The weights were already non-finite: {weight}{others}."
             return Replay("weights", said, False, first, origin)
         broken_input = next((name for name, each in inputs_of(self._batch) if not is_finite(each)), None)
-        where = f"from {first} on" if first else "in its output"
-        what = f"Its input {broken_input} is not finite." if broken_input else "Its inputs are finite."
-        message = f"The same batch is not finite again, {where}. {what}"
+        where = f"first in {first}" if first else "in its output"
+        what = f"Its input {broken_input} is non-finite." if broken_input else "Its inputs are finite."
+        message = f"The same batch is non-finite again, {where}. {what}"
         return Replay("data or numerics", message, False, first, origin)
 
     def _after_the_model(self, outputs: Sequence[Tensor]) -> Replay:
@@ -185,17 +183,15 @@ class Rerun:
             inputs=tuple(facts_of_tensor("output", each) for each in outputs[:1]),
         )
         message = (
-            "The model's output was finite both times, and what the loss function sent back to it was not: look at the "
-            "labels and the loss function."
+            "The model's output was finite both times, the gradient from the loss function was not: check "
+            "the labels and the loss function."
         )
         return Replay("after the model", message, True, origin=origin)
 
     def _sound_again(self) -> Replay:
         if not self._batch.all_outputs:
-            return Replay("cannot tell", "The output is finite now; what it was the first time was not kept.", True)
-        message = (
-            "The model's output was finite both times: look at the labels, the loss function and the backward pass."
-        )
+            return Replay("cannot tell", "The output is finite this time; the first output was not kept.", True)
+        message = "The model's output was finite both times: check the labels, the loss function and the backward pass."
         return Replay("after the model", message, True)
 
 

@@ -1,12 +1,8 @@
-"""Knows in which module a forward pass is at the moment.
+"""Where a forward pass is: the name of the running module, and the line of the user's code.
 
-In: a model. Out: the name of the module that is being run, while it is being run. Promised: its hooks are on the
-modules only inside of the `with`, and change nothing there.
-
-Says which line of the user's own code is being run.
-
-In: the stack of Python at the moment. Out: ``model.py:41 in Block.forward``. Promised: frames of torch, of Python's own
-library and of ours are passed over; where the model is made of torch's modules alone there is no such line.
+In: a model; Python's call stack. Out: a module name; ``model.py:41 in Block.forward``. Guarantees: hooks are on the
+modules only inside the `with` and change nothing. Frames of torch, of Python's library and of this package are
+skipped; a model made of torch's modules alone has no such line.
 """
 
 from __future__ import annotations

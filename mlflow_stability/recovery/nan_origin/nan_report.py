@@ -1,17 +1,13 @@
-"""Says in words and numbers where the first number that is not finite was born.
+"""The event ``nan_origin``: where the first non-finite value comes from, and what to change.
 
-In: a origin. Out: the event ``nan_origin``: its place is the module, its message the operation with the user's own line
-and what went into it. Promised: one sentence that stands for itself.
+In: an origin. Out: an event whose place is the module, and whose message is one sentence with the operation, the
+user's line and its inputs; remedies, most useful first, by operation where it is known.
 
-Its evidence holds ``from.SOURCE`` = 1, SOURCE being ``input``, ``weight``, ``buffer``, ``optimizer``, ``forward``,
-``backward``, ``loss`` or ``elsewhere``; the range of the first tensor that went into the operation as ``input.least``,
-``input.greatest``, ``input.nan``, ``input.inf``; and what came out of it as ``output.nan`` and ``output.inf``, with
-``dtype.TYPE`` = 1. Of an operation there is ``operation.NAME`` = 1, of the loss function each that can do it, and
-``overflow``: 1 where large numbers exceeded the type, 0 where it is not defined for what went in.
-
-Says what to change where the first number that is not finite was born.
-
-In: a origin. Out: sentences, most useful first: by the operation where it is known, else by where it happened.
+Evidence: ``from.SOURCE`` = 1, SOURCE being ``input``, ``weight``, ``buffer``, ``optimizer``, ``forward``,
+``backward``, ``loss`` or ``elsewhere``; ``input.least``, ``input.greatest``, ``input.nan``, ``input.inf`` of the
+operation's first tensor; ``output.nan``, ``output.inf`` and ``dtype.TYPE`` = 1 of its result; ``operation.NAME`` = 1,
+for the loss function each possible one; ``overflow``: 1 where large numbers exceeded the type, 0 where the operation
+is undefined for its input.
 """
 
 from __future__ import annotations
@@ -22,32 +18,32 @@ from mlflow_stability.recovery.nan_origin.origin_checks import overflowed
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 REMEDIES = {
-    "input": ("Look at the saved batch, and at what makes it.",),
-    "weight": ("Look at what writes to this weight besides the optimizer, and at the checkpoint it came from.",),
-    "buffer": ("Look at what writes to this buffer.",),
-    "optimizer": ("Lower the learning rate 2-5 times.", "Give eps a larger value, or reset the optimizer's state."),
-    "forward": ("Keep what goes into this operation within its range: clamp it, or add a small number.",),
-    "backward": ("Keep what goes into this operation away from where its slope is infinite: add a small number.",),
-    "loss": ("Look at the labels, and at logarithms, roots and divisions in the loss function.",),
-    "elsewhere": ("Look at the tensor that the script keeps there.",),
+    "input": ("Inspect the saved batch and the code that makes it.",),
+    "weight": ("Check what else writes to this weight, and the checkpoint it was loaded from.",),
+    "buffer": ("Check what writes to this buffer.",),
+    "optimizer": ("Lower the learning rate 2-5 times.", "Raise eps, or reset the optimizer's state."),
+    "forward": ("Keep the inputs of this operation in its valid range: clamp them, or add a small constant.",),
+    "backward": ("Keep the inputs of this operation away from points of infinite slope: add a small constant.",),
+    "loss": ("Check the labels, and logarithms, roots and divisions in the loss function.",),
+    "elsewhere": ("Check the tensor that the script keeps there.",),
 }
 """Where no more is known than where it happened."""
 _MASK = (
-    "Do not mask a whole row: leave each row one place that it may look at.",
-    "Mask with torch.finfo(dtype).min instead of -inf, and leave such rows out of the loss.",
+    "Do not mask a whole row: leave each query at least one key.",
+    "Mask with torch.finfo(dtype).min instead of -inf, and leave fully masked rows out of the loss.",
 )
 _LOGARITHM = (
-    "Keep what goes into the logarithm above zero: add a small number to it.",
-    "Of probabilities take log_softmax or logsigmoid of the scores instead, or a loss function that takes scores.",
+    "Keep the input of the logarithm above zero: add a small constant.",
+    "Use log_softmax or logsigmoid of the logits, or a loss function that takes logits.",
 )
-_ROOT = ("Keep what is under the root above zero: clamp it, or add a small number; at zero its slope is infinite.",)
-_DIVISION = ("Keep the divisor away from zero: add a small number to it, or clamp it.",)
-_POWER = ("Keep what is raised to a negative or fractional power above zero: clamp it, or add a small number.",)
-_ENDS = ("Clamp what goes in to a little less than the range in which this operation is defined.",)
-_EXPONENTIAL = ("Subtract the maximum before the exponential, or use softmax or torch.logsumexp, which do so.",)
-_TARGETS = ("Leave out batches that have no target to learn from: the mean over none is 0/0.",)
-_EPS = ("Give the normalisation an eps above zero.",)
-_SPREAD = ("Give it more than one value to take a spread of, and add a small number to the spread.",)
+_ROOT = (("Keep the input of the root above zero: clamp it, or add a small constant; its slope at zero is infinite."),)
+_DIVISION = ("Keep the divisor away from zero: add a small constant, or clamp it.",)
+_POWER = ("Keep the base of a negative or fractional power above zero: clamp it, or add a small constant.",)
+_ENDS = ("Clamp the input to slightly less than the range in which this operation is defined.",)
+_EXPONENTIAL = ("Subtract the maximum before the exponential, or use softmax or torch.logsumexp.",)
+_TARGETS = ("Skip batches without targets: the mean over none is 0/0.",)
+_EPS = ("Set eps of the normalisation above zero.",)
+_SPREAD = ("Compute the spread over more than one value, and add a small constant to it.",)
 _OF: dict[str, tuple[str, ...]] = {
     **dict.fromkeys(("log", "log10", "log2", "xlogy", "binary_cross_entropy"), _LOGARITHM),
     **dict.fromkeys(("sqrt", "norm", "linalg_vector_norm", "cdist", "cdist_forward"), _ROOT),
@@ -74,9 +70,9 @@ def remedies_against(origin: NanOrigin) -> tuple[str, ...]:
 
 def _against_overflow(origin: NanOrigin) -> tuple[str, ...]:
     dtype = "" if origin.output is None else origin.output.dtype
-    smaller = "Normalise or scale down what goes into this operation"
+    smaller = "Normalise or scale down the inputs of this operation"
     if dtype != "float16":
-        return (f"{smaller}, and look for what let it grow so large.",)
+        return (f"{smaller}, and find what made them so large.",)
     if origin.source == "backward":
         return ("Lower the loss scale.", "Train in bf16 instead of fp16.")
     return ("Train in bf16 instead of fp16.", f"{smaller}, or compute it in float32.")
@@ -113,9 +109,9 @@ def origin_sentence(origin: NanOrigin, layer: str) -> str:
     """Where the first number that is not finite was born."""
     source = origin.source
     if source == "input":
-        return f"the batch itself was not finite: {_holds(origin)}{_in(origin, layer, ', which met it first')}."
+        return f"the batch itself was non-finite: {_holds(origin)}{_in(origin, layer, ', its first user')}."
     if source in ("weight", "buffer"):
-        return f"a {source} of {layer} was not finite: {_holds(origin)}. No optimizer's numbers explain it."
+        return f"a {source} of {layer} was non-finite: {_holds(origin)}. The optimizer's state does not explain it."
     if source == "optimizer":
         return f"{_optimizer(origin)}: {_holds(origin)}."
     if source == "loss":
@@ -123,11 +119,11 @@ def origin_sentence(origin: NanOrigin, layer: str) -> str:
     if source == "backward":
         what = f"the gradient of {origin.operation}" if origin.operation else "the backward pass"
     elif source == "elsewhere":
-        what = f"a tensor that {origin.operation} takes from outside of the batch and the model's weights"
+        what = f"a tensor that {origin.operation} takes from outside the batch and the model"
     else:
         what = origin.operation
-    later = f" {origin.nan_by} made a NaN of it." if origin.nan_by else ""
-    return f"the first number that is not finite comes from {what}{_in(origin, layer)}{_made(origin)}.{later}"
+    later = f" {origin.nan_by} turned it into NaN." if origin.nan_by else ""
+    return f"the first non-finite value comes from {what}{_in(origin, layer)}{_made(origin)}.{later}"
 
 
 def in_words(facts: TensorFacts) -> str:
@@ -154,8 +150,10 @@ def _made(origin: NanOrigin) -> str:
     )
     if origin.output is None:
         return f", from {given}"
-    made = f", which made {_count(origin.output)} of {given}"
-    return f"{made}; {origin.output.dtype} ends at {_LARGEST[origin.output.dtype]}" if overflowed(origin) else made
+    made = f", which produced {_count(origin.output)} from {given}"
+    return (
+        f"{made}; the largest {origin.output.dtype} is {_LARGEST[origin.output.dtype]}" if overflowed(origin) else made
+    )
 
 
 def _holds(origin: NanOrigin) -> str:
@@ -165,16 +163,16 @@ def _holds(origin: NanOrigin) -> str:
 
 def _optimizer(origin: NanOrigin) -> str:
     if origin.name == "update":
-        return f"{origin.operation} itself wrote a weight that is not finite, and from the state it is in would again"
-    return f"{origin.operation} wrote a weight that is not finite, for its {origin.name} is not"
+        return f"{origin.operation} wrote a non-finite weight, and would again from its present state"
+    return f"{origin.operation} wrote a non-finite weight, because its {origin.name} is non-finite"
 
 
 def _loss(origin: NanOrigin) -> str:
-    gave = f", which gave {in_words(origin.inputs[0])}" if origin.inputs else ""
-    what = {"loss": "the loss is not finite", "gradient": "the loss is finite, and its gradient is not"}
-    said = what.get(origin.name, "what came back from the loss is not finite")
-    of = f": {origin.operation} can do that" if origin.operation else ""
-    return f"the first number that is not finite comes from the loss function, not from the model{gave}; {said}{of}."
+    gave = f", which returned {in_words(origin.inputs[0])}" if origin.inputs else ""
+    what = {"loss": "the loss is non-finite", "gradient": "the loss is finite, its gradient is not"}
+    said = what.get(origin.name, "the gradient from the loss is non-finite")
+    of = f": possible source {origin.operation}" if origin.operation else ""
+    return f"the first non-finite value comes from the loss function, not from the model{gave}; {said}{of}."
 
 
 def _count(facts: TensorFacts) -> str:

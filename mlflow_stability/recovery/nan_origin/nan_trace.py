@@ -1,15 +1,12 @@
-"""Watches every operation of a replay for the first number that is not finite, and follows it to where it arrives.
+"""Finds the operation that made the first non-finite value, in a second run of a broken step.
 
-In: the operations of a forward and a backward pass, as torch carries them out. Out: for a tensor that is not finite the
-birth of what is wrong with it. Promised: no operation is changed, and what one writes to is noted before, so that it
-can be put back. It reads every result, and so is for replays of broken steps only.
+In: the operations of a forward and a backward pass. Out: for a non-finite tensor, the origin of its first non-finite
+value. Guarantees: no operation is changed, and tensors it writes to are saved first. Every result is read, so that
+this is only for reruns of broken steps.
 
-An infinity is no trouble as such: masks are made of it, and a logarithm of zero may be ruled out later. What counts is
-where the trouble that came out at the end was born, and so each bad tensor carries its birth with it. A NaN that is
-made of infinities which were written there on purpose is born in that operation; one that is made of infinities that
-an overflow left was born in the overflow.
-
-What is known of the operation that made the first number that is not finite.
+An infinity alone is not an error: masks are made of it. So each non-finite tensor carries its origin with it. A NaN
+made of infinities that were written on purpose originates in that operation; one made of infinities from an overflow
+originates in the overflow.
 """
 
 from __future__ import annotations

@@ -1,17 +1,9 @@
-"""Tells who wrote a number that is not finite into a weight: the optimizer, or somebody else.
+"""Checks that narrow down an origin: optimizer, loss function, overflow.
 
-In: a weight that is broken, and the optimizers. Out: a birth. Promised: nothing of an optimizer is changed; what it
-would do next is tried on copies, and of torch's own optimizers only.
-
-Names the operations between a model's output and the loss: what the script's own loss function does.
-
-In: the loss, and where the model's outputs stand in the graph of gradients. Out: names of operations, from the model on
-to the loss. Promised: the graph is only read, and what it kept of the forward pass may be gone.
-
-Tells an overflow from an operation that is not defined for what it was given.
-
-In: a birth. Out: whether the numbers that went in were too large for their type. Promised: the logarithm of zero and a
-division by zero are no overflow, though they give an infinity: no wider type and no smaller number mends them.
+In: a non-finite weight and the optimizers; the loss and the model's outputs; an origin. Out: whether the optimizer
+wrote the weight; the operations of the script's loss function; whether inputs were too large for their type.
+Guarantees: optimizers are tried on copies only, and only torch's own; the autograd graph is only read. Logarithm of
+zero and division by zero are not overflows: no wider type fixes them.
 """
 
 from __future__ import annotations

@@ -17,9 +17,9 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 KIND = "step_skipped"
 REMEDIES = (
-    "Look at the batch and the loss of the first skipped step.",
+    "Inspect the batch and the loss of the first skipped step.",
     "Lower the learning rate 2-5 times, or clip gradients at 1.0.",
-    "Under fp16: train in bf16, or begin with conservative_grad_scaler().",
+    "With fp16: train in bf16, or start with conservative_grad_scaler().",
 )
 
 
@@ -116,12 +116,16 @@ class SkipCount:
         policy, row = self._policy, self._row
         numbers = {"skips_in_a_row": float(row), "skipped_steps": float(self.total)}
         numbers |= {} if loss_scale is None else {"loss_scale": loss_scale}
-        by = "the loss scaler" if who == "scaler" else "us, for its loss or gradients were not finite, or absurd"
+        by = (
+            "non-finite gradients, found by the loss scaler"
+            if who == "scaler"
+            else "non-finite or extremely large loss or gradients"
+        )
         if row % policy.tell_every_skips == 0:
-            message = f"{row} steps in a row were skipped up to step {step}: the training stands still."
+            message = f"{row} consecutive steps skipped up to step {step}: training makes no progress."
             return Severity.CRITICAL, message, "", numbers
         if row == policy.rollback_after_skips:
-            message = f"{row} steps in a row were skipped up to step {step}; skipping does not help."
+            message = f"{row} consecutive steps skipped up to step {step}: skipping does not help."
             return Severity.CRITICAL, message, "", numbers
         if not searching and self._often():
             share = self._share()
@@ -130,11 +134,11 @@ class SkipCount:
             return Severity.CRITICAL, f"{many} were skipped, up to step {step}.", "", numbers
         if cut and loss_scale is not None:
             new = max(loss_scale * policy.cut_factor, policy.smallest_scale)
-            message = f"{row} steps in a row were skipped; the loss scale is cut from {loss_scale:g} to {new:g}."
+            message = f"{row} consecutive steps skipped; loss scale lowered from {loss_scale:g} to {new:g}."
             return Severity.WARNING, message, "", numbers
         if row == 1:
             severity = Severity.INFO if searching else Severity.WARNING
-            return severity, f"Step {step} was skipped by {by}; nothing was changed by it.", "", numbers
+            return severity, f"Skipped step {step}: {by}. Weights and optimizer state are unchanged.", "", numbers
         return None
 
     def _often(self) -> bool:

@@ -1,15 +1,12 @@
-"""Undoes what a broken forward pass did to buffers: the running mean of a batch norm that took in a NaN, say.
+"""Restores buffers after a broken forward pass, and an optimizer after a step that must not count.
 
-In: the modules that train, and at each gate whether the cycle was broken. Out: buffers as they were at the gate
-before. Promised: a few kernels however many buffers there are, no autograd version is counted up, memory stays within
-the budget. Buffers that are no part of a module's state, such as masks and tables of angles, are left alone.
+In: modules that train, and whether each capture was broken; an optimizer before its step. Out: buffers as they were
+one step before; the optimizer as if the step had not been taken. Guarantees: few kernels for any number of buffers;
+tensors keep their addresses and autograd versions; memory stays within the budget; state made during the step is
+removed. Buffers that are not in a module's state_dict (masks, position tables) are left alone.
 
-Copies an optimizer before a step, so that the step can be taken back.
-
-In: an optimizer at its gate. Out: the same optimizer, as if the step had not been. Two sizes: the bookkeeping alone,
-for a step that finds no gradients and leaves tensors alone, and everything, for LBFGS, which walks the weights about
-within one step. Promised: tensors that were there are filled in place, at their addresses and without counting up
-their autograd versions; state that was born meanwhile is gone.
+Two sizes of optimizer copies: counters alone for a step without gradients, and everything for LBFGS, which changes
+weights within one step.
 """
 
 from __future__ import annotations

@@ -1,10 +1,8 @@
-"""Copies tensors to the host: each storage once, whatever shares it, without waiting for the device.
+"""Copies of tensors on the host, each storage once, and the free memory of the host.
 
-In: tensors. Out: their copies, how many bytes they take, and whether all of them are finite. Promised: bit for bit,
-strides included; on an accelerator the copies are started and not waited for, and nothing reads them before they have
-arrived; the tensors' version counters stay as they are.
-
-Knows how much of the host's memory is free, in a container too.
+In: tensors. Out: their copies, their size, and whether all of them are finite; free memory, in a container too.
+Guarantees: bit for bit, strides included; on an accelerator copies are started without waiting, and read only once
+they arrived; version counters stay.
 """
 
 from __future__ import annotations

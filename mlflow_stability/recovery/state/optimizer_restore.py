@@ -1,12 +1,8 @@
-"""Puts the state of an optimizer back, in three steps: compare, make what is missing, put it in place.
+"""Restores the state of an optimizer in three steps: compare, make what is missing, fill in place.
 
-In: a copy, the optimizer, the names of its parameters. Promised: the first two change nothing, and the third can be
-undone; existing state is filled where it lies; state that the copy does not know is removed, state that is missing is
-made where torch would make it.
-
-Fills tensors from others, bit for bit, where they lie.
-
-In: pairs of a living tensor and its source. Promised: the version counters of the living ones stay as they are.
+In: a copy, the optimizer, the names of its parameters. Guarantees: the first two steps change nothing, and the third
+can be undone; existing tensors are filled in place, bit for bit, without changing their version counters; state that
+the copy lacks is removed, missing state is made where torch would make it.
 """
 
 from __future__ import annotations
@@ -57,7 +53,7 @@ class OptimizerPlan:
         for members in copy.members:
             for name in members:
                 if name not in self._parameters:
-                    return f"had the parameter {name}, and has it no more"
+                    return f"had the parameter {name}, which this one lacks"
         return ""
 
     def stage(self, groups: Sequence[Mapping[str, Any]], everything: bool) -> None:

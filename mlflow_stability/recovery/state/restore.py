@@ -120,7 +120,7 @@ class RestorePlan:
         if not self.left:
             return ""
         what = ", ".join(self.left)
-        return f"Not put back to what it was, so that it may be of step {self._copy.step}, or of both: {what}."
+        return f"Incomplete: these may now be of step {self._copy.step}, or a mixture: {what}."
 
     def apply(self) -> Restored:
         """Do it; an error undoes what was done, and is raised."""
@@ -222,26 +222,26 @@ def _matched(copy: StateCopy, saved: Mapping[str, Tensor], named: Sequence[Named
         if source is None:
             if each.is_cache or each.is_average:  # an average that was begun later has nothing to go back to
                 continue
-            raise _refused(copy, f"{each.name} is not in it")
+            raise _refused(copy, f"{each.name} is missing in it")
         target = local_part(each.tensor)
         if target.shape != source.shape:
             if each.is_cache or each.name in copy.caches:
                 continue
-            raise _refused(copy, f"{each.name} is {tuple(source.shape)} there and {tuple(target.shape)} here")
+            raise _refused(copy, f"{each.name} is {tuple(source.shape)} in it and {tuple(target.shape)} here")
         if target.dtype is not source.dtype:
-            raise _refused(copy, f"{each.name} is {source.dtype} there and {target.dtype} here")
+            raise _refused(copy, f"{each.name} is {source.dtype} in it and {target.dtype} here")
         pairs.append((target, source))
     here = {each.name for each in named}
     for name in copy.tensors:
         if name not in here and name not in copy.caches:
-            raise _refused(copy, f"{name} is in it and not here")
+            raise _refused(copy, f"{name} is only in it")
     return pairs
 
 
 def _refused(copy: StateCopy, reason: str) -> RestoreRefused:
     return RestoreRefused(
-        f"The state of step {copy.step} does not fit this training: {reason}. Nothing was changed. "
-        "Build models and optimizers as they were when it was saved."
+        f"The state of step {copy.step} does not fit this training: {reason}. Nothing was changed. Build "
+        "models and optimizers as they were when it was saved."
     )
 
 

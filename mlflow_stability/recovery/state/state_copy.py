@@ -1,15 +1,11 @@
-"""A copy of everything that a training is: weights, buffers, moments, counters, schedules, averages, random numbers.
+"""A copy of the whole state of a training: weights, buffers, optimizer state, schedules, averages, random numbers.
 
-In: the parts of a training. Out: a `StateCopy` on the host, that shares nothing with them. Promised: bit for bit;
-nothing is drawn, changed or waited for; its size is known before it is made.
+In: the parts of a training. Out: a `StateCopy` on the host that shares nothing with them. Guarantees: bit for bit;
+nothing is drawn, changed or waited for; its size is known beforehand; optimizers that keep state where torch's do are
+copied whole, nested containers included.
 
-A loop goes on behind an optimizer's step: it steps its scheduler, updates its loss scaler and its averages. A copy
-that is made right after the step is completed by `with_what_followed`, when the loop begins its next backward pass.
-
-The state of one optimizer, apart from its hyper-parameters, under the names of its parameters.
-
-In: an optimizer, and the names of its parameters. Out: its state as numbers, tensors and containers of them. Promised:
-any optimizer that keeps its state where torch's optimizers do is copied whole, lists and nested containers included.
+A loop changes state after an optimizer's step too: scheduler, loss scaler, averages. `with_what_followed` completes a
+copy at the next backward pass.
 """
 
 from __future__ import annotations

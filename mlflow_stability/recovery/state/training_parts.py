@@ -1,12 +1,8 @@
-"""What belongs to one training: its models, optimizers, schedulers, loss scaler and averaged copies.
+"""The parts of one training: models, optimizers, schedulers, loss scaler, averaged copies.
 
-In: the objects of a training. Out: the same objects, for the time of one call. Promised: between calls they are held
-weakly, so that a script which drops its model gets the memory back.
-
-Knows whether the state of a training is split over several processes, so that none of them holds all of it.
-
-In: the parts of a training. Out: a word for what splits it; empty where it does not. Promised: nothing is asked of
-other processes.
+In: the objects of a training. Out: the same objects, for the duration of one call; what splits its state over
+processes, empty where nothing does. Guarantees: between calls they are held weakly, so that a script that drops its
+model gets the memory back; other processes are not asked.
 """
 
 from __future__ import annotations

@@ -1,9 +1,7 @@
-"""Makes one plan of all that a user asked of the autopilot.
+"""The autopilot's configuration, made from the settings, and what it needs from its session.
 
-In: settings. Out: the policy, the conditions to stop on, and what else is wanted; nothing where nothing was asked.
-Promised: what cannot be meant is refused here, when `autolog` is called, and not at a step.
-
-What the autopilot needs from its session.
+In: settings. Out: the policy, the stop conditions and options. Guarantees: contradictory settings are refused when
+`autolog` is called, not at a step.
 """
 
 from __future__ import annotations
@@ -69,7 +67,9 @@ def _policy(settings: Settings) -> RollbackPolicy:
     asked: Any = settings.rollback
     if isinstance(asked, RollbackPolicy):
         if settings.preset is not None:
-            raise SettingsError("rollback is a policy already, so preset cannot choose another; give one of the two.")
+            raise SettingsError(
+                "rollback is a RollbackPolicy already, so preset has no effect; pass only one of the two."
+            )
         policy = dataclasses.replace(asked, **knobs)
         own: Any = settings.guard
         return policy if own is None else dataclasses.replace(policy, guard=own)

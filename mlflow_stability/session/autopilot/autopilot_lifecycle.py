@@ -51,7 +51,10 @@ class AutopilotLifecycle:
     def control(self) -> Autopilot:
         """The one who flies now; StabilityError before the first step."""
         if self._control is None:
-            raise StabilityError("No step was seen yet, so there is nothing to act on.")
+            raise StabilityError(
+                "No step was recorded yet, so this call has no effect on a training. Call it after "
+                "the first optimizer step."
+            )
         return self._control
 
     def control_for(self, recording: Recording | None) -> Any:

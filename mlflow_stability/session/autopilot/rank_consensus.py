@@ -1,19 +1,9 @@
-"""Brings the processes of one training to one mind, once a cycle: is the step broken, and what is done after it.
+"""Agreement of all processes of a training, once a capture: is the step broken, and what to do after it.
 
-In: the flag of this process, and on the first one its orders. Out: the flag of all, and the orders of the first.
-Promised: a group of our own on the host, so that no collective of the script meets ours; every process sends once a
-cycle whatever it has found, also when its guard has failed, and then nobody guards any more.
-
-Carries orders from where they are decided to where they are carried out.
-
-In: orders as they are decided, step by step. Out: what to do when the step at hand is over. In one process that is what
-was decided last; where several train together, it is what the first of them said at the last gate, so that each does
-the same after the same step.
-
-What is to be done when a step is over, as it was decided from what was read.
-
-Where several processes train together the first one decides, and its orders reach all of them, itself among them, with
-the vote at the next gate: so that each does the same after the same step.
+In: the flag of each process, and the orders of the first one, which decides. Out: the flag of all, and the same
+orders everywhere after the same step. Guarantees: a process group of its own on the host, separate from the script's
+collectives; every process takes part once a capture, also when its step guard has failed, and then no process guards
+any more.
 """
 
 from __future__ import annotations
@@ -76,7 +66,7 @@ class Orders:
             decision = Decision(
                 "rollback", target=target, easing_factor=factor, easing_steps=round(steps), lasting_share=lasting
             )
-        ending = TrainingDiverged("Training was ended by the first of its processes.") if ends > 0 else None
+        ending = TrainingDiverged("Training stopped by its first process.") if ends > 0 else None
         return cls(healthy > 0, trouble > 0, snapshot > 0, checkpoint > 0, decision, ending)
 
 

@@ -1,15 +1,9 @@
-"""One way back: from what was read of a step to a decision, and from a decision to a training that goes on.
+"""Decides on rollbacks and carries them out, in all processes of a training or in none.
 
-In: events and numbers of each step, then the order to go back. Out: the training as it was, eased back in, and an event
-that says so. Promised: nothing is restored while anything of a step is hidden or written; what is said afterwards
-counts as another attempt, live and in replay.
-
-Goes back, all processes of a training or none of them.
-
-In: the order to go back, which every process carries out after the same step. Out: the training as it was, an event
-that says so, and another attempt in the curves. Promised: processes agree before anything is changed and again after
-it, each votes whatever became of it here; where one cannot, all are left at, or put back to, the state that they had,
-and nobody goes back any more. Where one cannot even be put back, that is said.
+In: findings and numbers of each step. Out: the training at an earlier state, eased back in; an event; another attempt
+in the curves. Guarantees: nothing is restored while a step is in progress; processes agree before anything is changed
+and again after it. Where one process fails, all keep or restore the state that they had, rollbacks end, and an event
+says so.
 """
 
 from __future__ import annotations
@@ -43,7 +37,7 @@ from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
-OR_GO_ON = 'To go on without rollbacks instead: rollback=RollbackPolicy(on_give_up="continue").'
+OR_GO_ON = 'To continue without rollbacks: rollback=RollbackPolicy(on_give_up="continue").'
 HARMFUL = frozenset(
     {
         "divergence",
@@ -153,7 +147,13 @@ class RollbackController:
             return None
         policy = self._policy
         return Decision(
-            "rollback", "The script asked for it.", step, 0, good[-1].step, policy.easing_factor, policy.easing_steps
+            "rollback",
+            "The script called rollback().",
+            step,
+            0,
+            good[-1].step,
+            policy.easing_factor,
+            policy.easing_steps,
         )
 
     def prepare(self, decision: Decision, step: int, parts: TrainingParts) -> None:
@@ -208,7 +208,7 @@ class RollbackController:
         returned, self._return = self._return, None
         torn = "" if returned is None else returned.plan.torn
         if not torn and not all_whole:
-            torn = "Another process of this training could not be put back to what it was."
+            torn = "Another process of this training could not restore its previous state."
         self._past = dataclasses.replace(self._past, gave_up=True)
         return not_restored_event(decision, step, why, returns=self.returns, torn=torn)
 
@@ -232,11 +232,11 @@ class RollbackController:
         self._emit(told)
         if self._snapshots.untracked is not None and self._snapshots.untracked.step == decision.target:
             in_vain = self._past.returns[-1].to
-            reason = f"Going back to step {in_vain} did not help; the weights are again those from before it."
+            reason = f"The rollback to step {in_vain} did not help; restored the weights from before that rollback."
             orders.rollback = Decision("rollback", reason, decision.onset, target=decision.target, easing_steps=1)
         if ends:
             said = " ".join((decision.reason, *remedies, OR_GO_ON))
-            orders.ending = TrainingDiverged(f"Training was ended at step {step}: {said}")
+            orders.ending = TrainingDiverged(f"Training stopped at step {step}: {said}")
 
 
 def _in_half(parts: TrainingParts | None) -> bool:
@@ -308,7 +308,7 @@ class RollbackExecutor:
 
     def _prepared(self, decision: Decision, step: int, parts: TrainingParts | None) -> bool:
         if parts is None:
-            raise LookupError("the model or the optimizer is gone")
+            raise LookupError("the model or the optimizer no longer exists")
         self._settle()
         self._controller.prepare(decision, step, parts)
         return True
@@ -326,8 +326,8 @@ class RollbackExecutor:
             recording.rolled_back(decision.reason)
 
     def _forgone(self, decision: Decision, step: int, all_whole: bool) -> None:
-        why = self._off.get(PART, "another process of this training could not")
+        why = self._off.get(PART, "it failed in another process of this training")
         self._emit(self._controller.forgo(decision, step, why, all_whole))
         self._consensus.forget()
         if self._controller.ends_training:
-            raise TrainingDiverged(f"Training was ended at step {step}: it could not be set back ({why}).")
+            raise TrainingDiverged(f"Training stopped at step {step}: the rollback failed ({why}).")

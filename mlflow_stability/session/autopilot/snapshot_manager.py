@@ -1,14 +1,9 @@
-"""Keeps states to go back to: in memory often, on the disk now and then.
+"""Snapshots for rollbacks: often in memory, sometimes on the disk; and the parts of the training.
 
 In: the training at the end of steps and before backward passes, and whether steps were healthy. Out: good states.
-Promised: the training waits for the copy and never for the disk, but before it goes back to a state that is just being
-written; a state counts as good only when it is finite and
-healthy steps have followed; a directory that cannot be written ends the checkpoints and nothing else.
-
-Keeps up with what belongs to the training: its optimizers as they come to their gates, and all that is around them.
-
-In: optimizers at their gates. Out: the parts of the training, and word when they have changed. Promised: nothing is
-kept alive; objects are looked for only when an optimizer is new or a part is gone.
+Guarantees: training waits for the copy and never for the disk, except in a rollback to a state that is being written;
+a state is good only if it is finite and healthy steps followed; an unwritable directory ends checkpoints and nothing
+else. Parts are held weakly, and searched only when an optimizer is new or a part is gone.
 """
 
 from __future__ import annotations
@@ -194,7 +189,7 @@ class SnapshotManager:
             if each.step == step:
                 return each.copy
         if self.directory is None:
-            raise LookupError(f"there is no state of step {step}")
+            raise LookupError(f"no state of step {step}")
         return read_state(find(self.directory, step).checkpoint.folder / STATE)
 
     def rates_at(self, step: int) -> Rates:
@@ -273,7 +268,7 @@ class KnownParts:
             return False
         self._searches += 1
         if self._searches > MOST_SEARCHES:
-            raise ChangingPartsError(f"the training's optimizers have changed {MOST_SEARCHES} times")
+            raise ChangingPartsError(f"the training's optimizers changed {MOST_SEARCHES} times")
         self._order = [each for each in self._order if each() is not None]
         known = [found for each in self._order if (found := each()) is not None]
         self._parts = WeakTrainingParts(find_parts(known, scaler))

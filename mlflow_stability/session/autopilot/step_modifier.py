@@ -1,10 +1,8 @@
-"""Everything that happens to a step at its gate: it is skipped, or shortened, or made with a smaller learning rate.
+"""Changes to single steps: skip, clip, or reduce the learning rate.
 
-In: optimizers at their gates and at the end of their steps, and the norms of steps as they were read. Out: what became
-of each cycle. Promised: what is hidden or written at a gate is put back at the end of the step, whatever else is
-switched off meanwhile; healthy steps are taken bit by bit as the script made them.
-
-Picks out of a reading what the autopilot needs to know of a step.
+In: optimizers before and after their steps, and the norms of recorded steps. Out: what happened to each capture.
+Guarantees: what is hidden or written before a step is restored after it, whatever else is switched off meanwhile;
+healthy steps are bit-identical.
 """
 
 from __future__ import annotations

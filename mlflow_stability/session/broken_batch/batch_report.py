@@ -50,7 +50,7 @@ MOST_OF_ONE = 10.0
 MOST_STEPS_OF_ONE = 5
 AGAIN = {"hardware": 1.0, "data or numerics": 0.0}
 """Whether what was not finite the first time was so the second time."""
-NOT_AGAIN = "What the other processes had is not looked at, and the batch was not run again without them."
+NOT_AGAIN = "Batches of the other processes were not inspected, and the batch was not run again without them."
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +176,7 @@ class BatchReport(ForwardObserver):
         again = NOT_AGAIN if finding.replay is None else finding.replay.message
         where = self._kept(finding.batch, step) if self._reports <= MOST_FILES else ""
         whose = " in the first process" if self._of_several else ""
-        message = f"The batch of step {step}{whose}: {said}. {again}{where}"
+        message = f"Batch of step {step}{whose}: {said}. {again}{where}"
         emit(Event(step, KIND, Severity.INFO, message, evidence=evidence))
         if finding.replay is not None and finding.replay.origin is not None:
             emit(origin_event(step, finding.replay.origin, finding.layer))
@@ -186,13 +186,13 @@ class BatchReport(ForwardObserver):
         try:
             file = save_batch(batch, self._folder / f"batch-{step:06d}.pt")
         except OSError as error:
-            return f" Its tensors could not be kept in {self._folder} ({error.strerror or error})."
+            return f" Its tensors could not be saved in {self._folder} ({error.strerror or error})."
         if self._to_be_sent is None:
-            return f" Its tensors are in {file}."
+            return f" Its tensors are saved in {file}."
         if not self._announced:
             self._announced = True
             self._to_be_sent()
-        return f" Its tensors are in {file}, and in the run under stability/batches/."
+        return f" Its tensors are saved in {file}, and in the run under stability/batches/."
 
 
 def _layer(batch: CapturedBatch, replay: Replay, optimizers: Sequence[Optimizer]) -> str:
@@ -223,4 +223,4 @@ def _sentence(facts: TensorFacts) -> str:
     if facts.tokens is None:
         return words
     tokens = facts.tokens
-    return f"{words}, {tokens.different} different, {tokens.its_share:.0%} are {tokens.most_frequent}"
+    return f"{words}, {tokens.different} different, {tokens.its_share:.0%} of them {tokens.most_frequent}"

@@ -1,11 +1,9 @@
-"""The training's end of the courier: starts it, looks after it, waits for it at the end.
+"""Starts the courier process, watches it, and waits for it at the end of the training.
 
-In: the folder of this training process. Out: a process of its own that delivers what lies there. Promised: never a
-fork of this process, no wait but at the very end, and one sentence when the tracking server is away, not hundreds.
+In: the folder of this training process. Out: a process that delivers what lies there. Guarantees: never a fork of
+this process; no wait except at the very end; one warning when the tracking server does not answer, not hundreds.
 
-The end of training waits until everything is delivered: the only place where training waits.
-
-It has to: the end of a container's first process, or of a job, kills everything beside it.
+The wait at the end is needed: the end of a container's first process, or of a job, kills everything beside it.
 """
 
 from __future__ import annotations
@@ -69,8 +67,8 @@ class CourierLink:
             if not self._start_failure_said:
                 self._start_failure_said = True
                 self.warn(
-                    "The courier could not be started (%s). Training goes on and everything is kept in %s; "
-                    "`mlflow-stability sync` delivers it.",
+                    "The courier process could not be started (%s). Training continues and everything is "
+                    "kept in %s. Run `mlflow-stability sync` to deliver it.",
                     error,
                     self.folder.parent,
                 )
@@ -137,9 +135,9 @@ class CourierLink:
             if not self.folder.exists() and not self._gone_said:
                 self._gone_said = True
                 self.warn(
-                    "The journal in %s was deleted while training runs. What had not been delivered is lost, and "
-                    "nothing more is recorded into this run. Start a new run, or call autolog(disable=True) and "
-                    "autolog() again, to go on recording.",
+                    "The journal in %s was deleted during training. Undelivered records are lost, and "
+                    "recording has stopped. Start a new run, or call autolog(disable=True) and autolog() "
+                    "again, to record further.",
                     self.folder,
                 )
             self._revive()
@@ -209,8 +207,8 @@ class CourierLink:
         if since and not self._away_said:
             self._away_said = True
             self.warn(
-                "The tracking server has not answered since %s (%s). Training goes on and everything is kept in %s; "
-                "it is delivered when the server is back, or by `mlflow-stability sync`.",
+                "No answer from the tracking server since %s (%s). Training continues and everything is kept "
+                "in %s. Delivery resumes when the server answers, or with `mlflow-stability sync`.",
                 time.strftime("%H:%M:%S", time.localtime(since)),
                 status.get("error") or "no answer",
                 self.folder.parent,
@@ -239,7 +237,7 @@ class _ProgressLine:
         if time.monotonic() < self._quiet_until or not sys.stderr.isatty():
             return
         waiting = status.get("waiting_records", 0)
-        line = f"mlflow-stability: delivering the record to MLflow, {waiting / 1e6:.1f} MB to go ..."
+        line = f"mlflow-stability: delivering the record to MLflow, {waiting / 1e6:.1f} MB left ..."
         sys.stderr.write("\r" + line.ljust(self._shown))
         sys.stderr.flush()
         self._shown = len(line)
@@ -261,8 +259,8 @@ def wait_for_delivery(awaited: Sequence[tuple[CourierLink, float]]) -> bool:
             continue  # which was said when it happened
         trouble = link.trouble()
         link.warn(
-            "After %.0f s not everything has reached the tracking server%s. What is left is safe in %s, and the "
-            "courier goes on delivering it; `mlflow-stability sync` does so too.",
+            "Delivery not finished after %.0f s%s. The rest is safe in %s, and the courier process continues "
+            "to deliver it; `mlflow-stability sync` does so too.",
             seconds,
             f" ({trouble})" if trouble else "",
             link.folder.parent,

@@ -1,11 +1,7 @@
-"""The end of the process, for every session in it: one exit function, and one wait for all that is still on its way.
+"""The end of the process for all its sessions: how it ended, and one wait for pending delivery.
 
-Children of `multiprocessing` run no exit functions; there its own way of ending them calls the same.
-
-Finds out how the training process ends, so that its run can say so.
-
-A process that is killed says nothing; the courier sees to that. Everything else passes here: an exception that nobody
-caught, in the main thread or in another one, Ctrl-C, ``sys.exit(3)``, and the normal end.
+Outcomes: an uncaught exception in any thread, Ctrl-C, ``sys.exit(3)``, the normal end; a killed process is reported
+by the courier. Children of `multiprocessing` run no exit functions; their own end calls the same code.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""One recording: what this process does for one run, from its first step to its end.
+"""The recording of one run in this process: journal, detectors, loss checks.
 
-In: readings of cycles. Out: one line a cycle in the journal, kept at once and judged by the panel; trainings side by
-side, as the halves of a GAN, have lines of one step. Promised: what the panel saw is what the journal keeps, in the
-same order; where nobody acts on what is found, it is found within a second, by many steps at a time.
-
-What a recording says of its losses: that no step has one, and that some belong to no step.
-
-In: the reading of each step. Out: events for information. Promised: a training without a loss is told of once; losses
-that the script discarded are told of at their first step, and then at most once in `TELL_EVERY` steps, with their sum.
+In: readings of captures. Out: one journal line for each, judged by the detectors; the halves of a GAN have lines of
+the same step. Events where no step has a loss, or where the script discarded losses. Guarantees: detectors see what
+the journal holds, in the same order; where nothing acts on findings, they are found within a second, many steps at a
+time; a missing loss is reported once, discarded losses at most once in `TELL_EVERY` steps.
 """
 
 from __future__ import annotations
@@ -41,8 +37,8 @@ STEPS_WITHOUT_LOSS = 20
 """After so many steps without a loss there will be none."""
 TELL_EVERY = 100
 NO_LOSS = (
-    "no loss seen: no backward pass began at a scalar tensor (torch.func, torch.autograd.grad, a pipeline stage, or "
-    "gradients set by the script)"
+    "no loss recorded: no backward pass began at a scalar tensor (torch.func, torch.autograd.grad, a "
+    "pipeline stage, or gradients set by the script)"
 )
 
 
@@ -71,12 +67,12 @@ class LossCount:
             return []
         self._told = True
         message = (
-            f"No loss was seen in {self._steps} step{'s' * (self._steps > 1)}: no backward pass began at a scalar "
-            "tensor, as with torch.func, torch.autograd.grad, a pipeline stage, or gradients that the script sets. "
-            "Gradient norms and learning rates are recorded, the loss is not."
+            f"No loss recorded in {self._steps} step{'s' * (self._steps > 1)}: no backward pass began at a "
+            "scalar tensor. Typical reasons: torch.func, torch.autograd.grad, a pipeline stage, or gradients "
+            "set by the script. Gradient norms and learning rates are recorded."
         )
         remedy = (
-            "Pass the loss by hand: `with mlflow_stability.attach(model, optimizer) as session: session.step(loss)`."
+            "Pass the loss yourself: `with mlflow_stability.attach(model, optimizer) as session: session.step(loss)`."
         )
         return [Event(step, NotMeasured.kind, Severity.INFO, message, "loss", remedies=(remedy,))]
 
@@ -87,8 +83,8 @@ class LossCount:
         self._last_told = step
         losses = ", ".join(f"{each:g}" for each in reading.discarded[:3])
         message = (
-            f"A loss that was not finite ({losses}) came before step {step} and is no part of it: the script discarded "
-            f"its gradients. {self._discarded} such loss{'es' * (self._discarded > 1)} so far."
+            f"A non-finite loss ({losses}) before step {step} belongs to no step: the script discarded its "
+            f"gradients. {self._discarded} such loss{'es' * (self._discarded > 1)} so far."
         )
         numbers = {"discarded": float(self._discarded)}
         return [Event(step, BatchDiscarded.kind, Severity.INFO, message, "", numbers, remedies=BatchDiscarded.remedies)]

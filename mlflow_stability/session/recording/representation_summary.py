@@ -23,11 +23,11 @@ MEASURED = frozenset({"effective_rank", "stable_rank", "mean_cosine", "sdr_input
 }
 """What is summed up."""
 VERDICTS: Mapping[str, str] = {
-    "sdr_collapse": "its codes collapsed",
-    "representation_collapse": "it collapsed",
-    "sdr_low_diversity": "its codes became more alike",
-    "sdr_bit_usage": "most of its bits were not used",
-    "sdr_temperature": "its temperature ran away",
+    "sdr_collapse": "codes collapsed",
+    "representation_collapse": "representation collapsed",
+    "sdr_low_diversity": "codes became more alike",
+    "sdr_bit_usage": "most bits were not used",
+    "sdr_temperature": "temperature diverged",
 }
 """What warnings of each kind come to, the worst first."""
 
@@ -134,6 +134,6 @@ def _of_rows(module: _Module) -> Sequence[str]:
 def _verdict(module: _Module, total: int) -> str:
     worst = next((kind for kind in VERDICTS if module.warnings[kind]), None)
     if worst is None:
-        return "Verdict: sound, no warnings."
+        return "Verdict: healthy, no warnings."
     often = "1 warning" if total == 1 else f"{total} warnings"
     return f"Verdict: {VERDICTS[worst]}, first seen at step {module.warned_at[worst]}; {often}."

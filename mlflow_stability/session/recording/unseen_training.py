@@ -21,9 +21,9 @@ FEWEST_BACKWARDS = 2
 FEWEST_NODES = 1000
 """So many nodes of graphs are a sign of training even where neither an optimizer nor a backward pass was seen."""
 WHY_AND_REMEDY = (
-    "nothing is recorded: a train step inside torch.compile, an optimizer that is no torch.optim.Optimizer (Keras, "
-    "fastai) and torch.func run no hooks; use `with mlflow_stability.attach(model, optimizer) as session: ... "
-    "session.step(loss)`."
+    "nothing is recorded. A train step inside torch.compile, an optimizer that is not a "
+    "torch.optim.Optimizer (Keras, fastai) and torch.func run no hooks. Use `with "
+    "mlflow_stability.attach(model, optimizer) as session: ... session.step(loss)`."
 )
 
 
@@ -95,5 +95,5 @@ class UnseenTraining:
         if counts.backwards >= FEWEST_BACKWARDS and not self._recorded:
             return f"autolog() saw {counts.backwards} backward passes"
         if counts.optimizers and (nodes > 0 or torch_api.has_compiled()):
-            return "autolog() saw an optimizer being made, forward passes"
+            return "autolog() saw a new optimizer, forward passes"
         return "autolog() saw forward passes with gradients" if nodes >= FEWEST_NODES and not self._recorded else ""

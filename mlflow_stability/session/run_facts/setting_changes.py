@@ -75,9 +75,9 @@ class SettingChanges:
         known.told += 1
         if known.told > MOST_TOLD:
             return None
-        message = f"{name} went from {before} to {value}, seen at step {known.since}."
+        message = f"{name} changed from {before} to {value}, seen at step {known.since}."
         if known.told == MOST_TOLD:
-            message += " It changes often: this is not told any more."
+            message += " It changes often; further changes are not reported."
         return Event(
             known.since,
             ConfigurationChanged.kind,
@@ -104,16 +104,16 @@ def _settings(view: TrainingView) -> dict[str, str]:
     if view.micro_batches:
         found["The number of micro-batches in a step"] = str(view.micro_batches)
     if "max_norm" in view.limits:
-        found["The norm that gradients are clipped to"] = view.limits["max_norm"]
+        found["The gradient clipping norm"] = view.limits["max_norm"]
     if "clip_value" in view.limits:
-        found["The value that gradients are clipped to"] = view.limits["clip_value"]
+        found["The gradient clipping value"] = view.limits["clip_value"]
     captures = any(vars(each).get("cycle_momentum") for each in view.schedulers)
     passed_over = _PASSED_OVER | _OF_CYCLES if captures else _PASSED_OVER
     for number, optimizer in enumerate(view.optimizers[:MOST_OPTIMIZERS]):
         title = type(optimizer).__name__ + (f" (optimizer_{number})" if number else "")
         found |= _of_optimizer(optimizer, passed_over, title)
     trained = [each.requires_grad for one in view.optimizers for each in parameters_of(one)]
-    found["The number of parameters that are trained"] = f"{sum(trained)} of {len(trained)}"
+    found["The number of trained parameters"] = f"{sum(trained)} of {len(trained)}"
     return found
 
 

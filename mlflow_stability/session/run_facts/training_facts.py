@@ -1,16 +1,9 @@
-"""Collects what tells a training from others and what is needed to repeat it.
+"""Facts that describe a training and are needed to repeat it.
 
-In: a training as it is seen at its gates. Out: facts, each once; they become the parameters ``stability.<key>`` of the
-run. Promised: parameters of a run cannot be changed, so what a key said first holds, and what changes later is told as
-an event; a look at a training of which nothing new is known costs microseconds.
-
-Says where and how the training was started.
-
-In: this process. Out: names and values, as they become parameters of the run: ``python``, ``system``, ``argv``, and the
-versions of the libraries that the script has loaded. Promised: nothing is imported and nobody is asked; secrets on the
-command line are hidden.
-
-What belongs to a training, as it was seen at a gate: what facts are made from.
+In: a training, seen before its steps; this process. Out: facts, each once; they become the parameters
+``stability.<key>`` of the run, such as ``python``, ``system``, ``argv`` and library versions. Guarantees: the first
+value of a key holds, later changes are events; nothing is imported; secrets on the command line are hidden; without
+news a call costs microseconds.
 """
 
 from __future__ import annotations

@@ -1,13 +1,9 @@
-"""The attention maps of a run, as compressed files of numpy.
+"""Artifact names and file format of attention maps, and artifact names of pictures.
 
-In: the maps of all layers at one step. Out: `stability/attention/maps/part-<recording>-<attempt>-<step>.npz`, in which
-the arrays of the n-th map are named `<n>.weights` and so on; and the maps back. Promised: a part is named by what it
-holds, so that one that is sent twice lands on itself; nothing in a part is ever executed; MLflow is not needed.
-
-Where the pictures of a run are among its artifacts.
-
-In: which picture, and which recording of its run it shows. Out: a folder and a file name. Promised: the pictures of a
-second training in the same run do not replace those of the first.
+In: the maps of all layers at one step. Out: `stability/attention/maps/part-<recording>-<attempt>-<step>.npz`, in
+which the arrays of map n are `<n>.weights` and so on; and the maps back. Guarantees: a part is named by its content,
+so that sending it twice replaces it; nothing in a part is executed; MLflow is not needed; pictures of a second
+recording do not replace those of the first.
 """
 
 from __future__ import annotations

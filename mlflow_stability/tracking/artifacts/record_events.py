@@ -60,7 +60,7 @@ def read_line(line: str) -> Said | None:
     try:
         return _said(json.loads(line))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"This is no line of events: {error!r}") from error
+        raise ValueError(f"Not an event line: {error!r}") from error
 
 
 def _said(known: dict[str, Any]) -> Said | None:
@@ -81,7 +81,7 @@ def _said(known: dict[str, Any]) -> Said | None:
 
 def _whole(value: Any) -> int:
     if not isinstance(value, int):
-        raise TypeError(f"{value!r} is no whole number")
+        raise TypeError(f"{value!r} is not an integer")
     return value
 
 

@@ -124,7 +124,7 @@ def read_part(file: Path) -> RunRecord:
     """A part as columns."""
     table = pq.read_table(file, schema=COLUMNS)
     if any(table.column(name).null_count for name in table.column_names):
-        raise ValueError("columns are missing, or values in them")
+        raise ValueError("columns or values are missing")
     quantity, place = (table.column(name).combine_chunks() for name in ("quantity", "place"))
     names = _pairs(quantity, place)
     pairs, first, signal = np.unique(names, return_index=True, return_inverse=True)

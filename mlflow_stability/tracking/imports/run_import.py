@@ -1,13 +1,8 @@
-"""Turns a run that was read from somewhere else into an MLflow run.
+"""Imports a run read from elsewhere as an MLflow run, once.
 
-In: a `RunHistory` and the name of an experiment. Out: a run id. Promised: params, tags, metrics under their own names,
-values that are not numbers included, times where there are any; the same log twice is one run, and two logs are two;
-an import that was killed is completed by the next, point by point the same.
-
-Finds the run that an earlier import made of the same log.
-
-In: a `RunHistory`, and the runs of an experiment. Out: the run that is it already, if there is one. Promised: the same
-log is one run, also after it was moved; two logs that are both there are two runs, even where every number is equal.
+In: a `RunHistory` and the name of an experiment. Out: a run id. Guarantees: parameters, tags and metrics keep their
+names, non-finite values and times included; the same log is one run, also after it was moved; two existing logs are
+two runs, even with equal numbers; an interrupted import is completed by the next one.
 """
 
 from __future__ import annotations
@@ -152,8 +147,8 @@ class RunImport:
             progress(history.points)
             if earlier.source != source_of(history):
                 remark(
-                    f"{history.source} is already there as run {earlier.run_id}, imported from {earlier.source}, "
-                    "which is not there any more."
+                    f"{history.source} is already imported as run {earlier.run_id} from {earlier.source}, "
+                    "which no longer exists."
                 )
             return earlier.run_id
         else:
@@ -176,7 +171,7 @@ class RunImport:
         if found.name != name:
             raise not_mlflow(self._uri)
         if found.lifecycle_stage != "active":
-            raise TrackingError(f"Experiment {name} was deleted. Restore it, or give --experiment another name.")
+            raise TrackingError(f"Experiment {name} was deleted. Restore it, or pass another --experiment NAME.")
         return str(found.experiment_id)
 
     def _create(self, history: RunHistory, content: str) -> str:

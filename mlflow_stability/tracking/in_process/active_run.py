@@ -1,12 +1,8 @@
-"""Which MLflow run the script is in, asked in the training process without ever talking to a server.
+"""The MLflow run that the script is in, read without talking to a server, and a pause of autologging.
 
-MLflow is not imported here: where the script has not imported it there is no run in progress, and importing it would
-cost the training seconds. What is known of a run is what the script's own `start_run` fetched.
-
-Keeps MLflow's automatic logging away from what we compute ourselves.
-
-In: nothing. Out: a `with` block in which no fitted model adds a run, a parameter or a metric to the user's store.
-Promised: MLflow is not loaded for it, and what the user had switched on is on again afterwards.
+Guarantees: MLflow is not imported here (without it there is no active run, and importing it costs seconds); what is
+known of a run is what the script's own `start_run` fetched; inside the pause no fitted model adds a run, parameter or
+metric to the user's store.
 """
 
 from __future__ import annotations
@@ -140,7 +136,7 @@ class ImplicitRunJoin:
                     if run_id is not None:
                         return fluent.start_run(run_id=run_id)
                 except Exception as error:  # then let MLflow do what it does without us
-                    _logger.debug("The script's own metrics do not go into our run: %s", error)
+                    _logger.debug("Metrics logged by the script do not reach the recorded run: %s", error)
             return original()
 
         def undo() -> None:
@@ -177,7 +173,7 @@ class RunEndWatch:
                 try:
                     self._on_end()
                 except Exception as error:  # the run ends all the same
-                    _logger.debug("What was not seen of the run is not said: %s", error)
+                    _logger.debug("Coverage of the run was not recorded: %s", error)
             return original(*args, **kwargs)
 
         for place in places:

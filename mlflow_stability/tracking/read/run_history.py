@@ -40,7 +40,7 @@ from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
 from mlflow_stability.vocabulary.text.phrases import counted
 
-DELETED = "This run was deleted by its owner; it can still be read until MLflow's garbage is collected."
+DELETED = "This run was deleted; it is readable until MLflow's garbage collection."
 READERS = 4
 """How many metrics are fetched at once: a server answers a few as fast as one."""
 _AS_GOOD_AS_INFINITE = 1.79e308  # what MLflow's databases make of an infinity
@@ -79,15 +79,15 @@ def _tables(reader: RunReader, client: MlflowClient, is_ours: bool) -> RunHistor
     outcome, detail = ending(_facts(reader), said)
     notes = []
     if is_ours:
-        notes.append("The full record is missing: these are the thinned points of MLflow's metric tables.")
+        notes.append("Full record missing: read the thinned points of MLflow's metric tables instead.")
     if no_steps:
-        notes.append("Every step is 0, because the script logged none: points are numbered in the order of their time.")
+        notes.append("Every step is 0, because the script logged no steps: points are numbered by their time.")
     basis = f"the complete history of {counted(len(metrics), 'metric')} ({counted(points, 'point')})"
     return RunHistory(
         source=reader.run_id,
         name=reader.name,
         format="recorded" if is_ours else "mlflow",
-        basis=f"our events and {basis}" if said else basis,
+        basis=f"recorded findings and {basis}" if said else basis,
         metrics=tuple(metrics),
         events=events_of(said) if said else None,
         gaps=gaps_of(said),

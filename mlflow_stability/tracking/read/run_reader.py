@@ -52,8 +52,8 @@ class RunReader:
             self._run = self._found(run_id)
         except RunNotFoundError:
             raise RunNotFoundError(
-                f"No run {run_id!r} at {strip_credentials(self._uri)}. Is the tracking URI right? "
-                "Without one given, MLFLOW_TRACKING_URI is taken."
+                f"No run {run_id!r} at {strip_credentials(self._uri)}. Check the tracking URI; the default is "
+                "MLFLOW_TRACKING_URI."
             ) from None
         if self._run.info.run_id.lower() != run_id.lower():
             raise not_mlflow(self._uri)
@@ -106,9 +106,9 @@ class RunReader:
             found = self.metric_points()
         if found is None:
             raise RunNotFoundError(
-                f"Run {self.run_id} holds nothing that mlflow-stability recorded: no file in {RECORD_FOLDER} and no "
-                "metric stability/…. Was autolog() on? If it ended just now, it may still be on its way: try again. "
-                "`mlflow-stability sync` delivers what was left behind."
+                f"Run {self.run_id} has no data of mlflow-stability: no file in {RECORD_FOLDER} and no metric "
+                "stability/…. Was autolog() on? Shortly after the end of a run its data may still be on the "
+                "way. `mlflow-stability sync` delivers what was left behind."
             )
         return found
 
@@ -196,7 +196,7 @@ class RunReader:
 
     def _leave_out(self, what: str, error: Exception) -> None:
         self.left_out.append(what)
-        _logger.warning("Left out %s: %s", what, sentence(error))
+        _logger.warning("Skipped %s: %s", what, sentence(error))
 
 
 @contextmanager

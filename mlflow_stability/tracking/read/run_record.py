@@ -1,8 +1,7 @@
-"""What was recorded of a run, as columns: one row per observation, in the order in which it was measured.
+"""The record of a run as columns: one row per observation, in the order of measurement.
 
-Reads whole numbers as SQLite gives them back: NumPy's integers become eight bytes there.
-
-A script that logs ``step=numpy.int64(5)`` into a SQLite store gets a blob for a step; MLflow hands it on as bytes.
+Integers that SQLite returns as eight bytes are decoded: a script that logs ``step=numpy.int64(5)`` into a SQLite
+store gets a blob for a step, and MLflow returns it as bytes.
 """
 
 from __future__ import annotations

@@ -64,12 +64,12 @@ def _experiment(client: MlflowClient, asked: str) -> Experiment:
             found = _experiment_by_id(client, asked)
         if found is None:
             names = [each.name for each in client.search_experiments(ViewType.ACTIVE_ONLY, max_results=6)]
-            there = f" There are {', '.join(names[:5])}{', …' if len(names) > 5 else ''}." if names else ""
-            raise RunNotFoundError(f"There is no experiment {asked!r}.{there}")
+            there = f" Available: {', '.join(names[:5])}{', …' if len(names) > 5 else ''}." if names else ""
+            raise RunNotFoundError(f"No experiment {asked!r}.{there}")
     if found.lifecycle_stage == "deleted":
         raise RunNotFoundError(
-            f"Experiment {asked!r} was deleted. `mlflow experiments restore -x {found.experiment_id}` brings it back, "
-            "until MLflow's garbage is collected."
+            f"Experiment {asked!r} was deleted. Restore it with `mlflow experiments restore -x "
+            f"{found.experiment_id}` before MLflow's garbage collection."
         )
     return found
 

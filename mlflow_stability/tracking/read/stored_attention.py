@@ -64,9 +64,9 @@ def _stored(
     parts = sorted(part for each in files if (part := attention_part(each)) is not None)
     if not parts:
         raise RunNotFoundError(
-            f"{what} holds no attention maps in {MAPS_FOLDER}. They are measured every attention_every_n_steps in "
-            "models that attend, and delivered by the courier: was the run recorded with autolog()? "
-            "`mlflow-stability sync` delivers what was left behind."
+            f"{what} has no attention maps in {MAPS_FOLDER}. autolog() records them every "
+            "attention_every_n_steps in models with attention. `mlflow-stability sync` delivers what was "
+            "left behind."
         )
     return StoredAttention(name, tuple(parts), fetch)
 

@@ -1,11 +1,8 @@
-"""Gives a client of a tracking store that is known to answer, or says within seconds that it does not.
+"""A client of a tracking store that answers, or an error within seconds.
 
-MLflow itself tries a dead server for four minutes, which is right for a training and wrong for a person who waits.
-
-Asks a tracking store whether it is there, within seconds.
-
-In: a tracking URI. Out: what kind of store it is and whether it answers. Promised: an answer before the deadline,
-whatever the store or the network does; nothing is created, a SQLite file that MLflow has not made yet included.
+In: a tracking URI. Out: a client; what kind of store it is, and whether it answers. Guarantees: a result before the
+deadline, whatever the store does (MLflow itself retries for four minutes); nothing is created, not even a missing
+SQLite file.
 """
 
 from __future__ import annotations
@@ -151,15 +148,15 @@ def answering_client(tracking_uri: str | None = None) -> MlflowClient:
             raise TrackingError(f"The tracking server at {strip_credentials(uri)} {_closed(check.answered)}")
         if not check.answers:
             raise TrackingError(
-                f"The tracking server at {strip_credentials(uri)} does not answer ({check.trouble}). "
-                "Is it running, and is the address right? `mlflow-stability doctor` looks closer."
+                f"The tracking server at {strip_credentials(uri)} does not answer ({check.trouble}). Check "
+                "that it runs and that the address is right; `mlflow-stability doctor` tests the connection."
             )
         _answered_at[uri] = time.monotonic()
     file = sqlite_file(uri)
     if file is not None and not file.exists():
         # MLflow would make it, which takes seven seconds and leaves an empty database behind.
         raise RunNotFoundError(
-            f"There is no MLflow database at {file}. Pass --tracking-uri (tracking_uri=) or set MLFLOW_TRACKING_URI."
+            f"No MLflow database at {file}. Pass --tracking-uri (tracking_uri=) or set MLFLOW_TRACKING_URI."
         )
     with store_trouble("open the tracking store"):
         return MlflowClient(tracking_uri=uri)

@@ -1,12 +1,7 @@
-"""Tells apart what can go wrong at the tracking store.
+"""Errors of tracking stores: three classes, and one sentence each.
 
-In: whatever MLflow, its HTTP client or its database raises. Out: one sentence without credentials, and one of three
-kinds: the store is away (try again later), it refuses this very thing (trying again does not help), or the run is gone.
-
-Puts into words what a server answered that is no MLflow server in good order.
-
-In: the exception in which MLflow's client wraps the answer. Out: the rest of a sentence that begins with the server's
-name; empty where nothing was answered at all.
+In: exceptions of MLflow, its HTTP client or its database. Out: unavailable (retry later), refused (a retry does not
+help) or run gone, and a sentence without credentials.
 """
 
 from __future__ import annotations
@@ -53,12 +48,11 @@ def sentence(error: BaseException) -> str:
     return text if len(text) <= _LONGEST_SENTENCE else text[:_LONGEST_SENTENCE] + "…"
 
 
-NOT_MLFLOW = "answers, but not as an MLflow server. Is it a login page or another service? Look at the address"
+NOT_MLFLOW = "answers, but not as an MLflow server. Check the address: a login page or another service?"
 _STATUS = re.compile(r"failed with error code (\d{3})|too many (\d{3}) error responses")
 _NOT_JSON = "not in a valid JSON format"
 _CREDENTIALS = (
-    "are credentials missing or wrong? They are MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or "
-    "MLFLOW_TRACKING_TOKEN"
+    "check the credentials in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 )
 
 
@@ -70,9 +64,9 @@ def answered(error: BaseException) -> str:
     if status in (401, 403):
         return f"answers with {status}: {_CREDENTIALS}"
     if status == 404:
-        return "answers with 404: there is no MLflow at this address. Is a path missing in it, or one too many?"
+        return "answers with 404: no MLflow at this address. Check the path in it"
     if status == 429 or status >= 500:
-        return f"answers with {status}: it is up, but in trouble. Try again later"
+        return f"answers with {status}: server error. Try again later"
     return f"answers with {status}" if status else ""
 
 

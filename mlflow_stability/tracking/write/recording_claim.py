@@ -1,18 +1,13 @@
-"""Takes a place in a run for one recording.
+"""Reserves the number and section of a recording in a run.
 
-In: the run's writer and the recording. Out: its place: its number, its section and what is added to its steps.
-Promised: the same recording always gets the same place back; two recordings never share one, however many come at the
-same moment; steps that the run has already are not written a second time by a process that started to count at 1 again.
+In: the run's writer and the recording. Out: its number, its section, its step offset. Guarantees: the same recording
+always gets the same place; two recordings never share one, however many come at once; a process that counts from 1
+again writes no step twice.
 
-A tracking store can only set and read tags, so the numbers are given out as in Lamport's bakery: say that you choose,
-choose one more than the highest you see, wait for all who are choosing; of two with the same number the one whose name
-comes later chooses again. See https://lamport.azurewebsites.net/pubs/bakery.pdf.
-
-The tag with which a recording takes its place in a run and shows that it lives.
-
-`stability.recording.<id>` holds a JSON object: which number this recording has in the run, how far it is and when that
-was written. It is how two processes that write into the same run keep apart, and how a resumed run knows at which step
-to go on. Each recording writes its own tag only.
+The tag `stability.recording.<id>` holds a JSON object: number, progress, time. Each recording writes its own tag
+only. A tracking store can only set and read tags, so numbers are given out by Lamport's bakery algorithm:
+https://lamport.azurewebsites.net/pubs/bakery.pdf. Of two with the same number the one whose name comes later chooses
+again.
 """
 
 from __future__ import annotations
@@ -111,7 +106,7 @@ def claim_place(writer: RunWriter, opening: Opening) -> RecordingTag:
             mine = replace(mine, settled=True)
             _say(writer, mine)
             return mine
-    raise TrackingError(f"Run {writer.run_id} gave no place to this recording in {_ATTEMPTS} attempts.")
+    raise TrackingError(f"Run {writer.run_id}: could not reserve a recording number in {_ATTEMPTS} attempts.")
 
 
 def place_among(known: list[RecordingTag], number: int, opening: Opening, now: float) -> RecordingTag:

@@ -50,9 +50,7 @@ class RunCheckpoints:
             self._artifacts().delete_artifacts(place)
             left = self._client.list_artifacts(self.run_id, place)
         if left:
-            raise RefusedError(
-                f"The artifact store of run {self.run_id} does not delete: {place} is still there after it was removed."
-            )
+            raise RefusedError(f"The artifact store of run {self.run_id} did not delete {place}.")
 
     def download(self, name: str, to: Path) -> Path:
         """Fetch a checkpoint; gives its folder."""

@@ -1,12 +1,8 @@
-"""Adds finished reports to a run.
+"""Adds reports to a run, or a comparison to an experiment as a run of its own.
 
-In: a run id and files. Out: artifacts in `stability/`, and where they lie. Promised: a report of the same name is
-replaced, nothing else of the run is touched, and its status and times stay as they are.
-
-Keeps a comparison in an experiment, as a run of its own.
-
-In: the experiment and finished reports. Out: the id of a run that holds them. Promised: the run is marked, so that it
-is not taken for a training when the experiment is compared again; one that could not be filled is not left running.
+In: a run id or experiment, and files. Out: artifacts in `stability/`, and where they are. Guarantees: a report of the
+same name is replaced; status and times of the run stay; comparison runs are marked, so that they are not compared as
+trainings, and are never left running.
 """
 
 from __future__ import annotations

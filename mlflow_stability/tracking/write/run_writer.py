@@ -1,14 +1,9 @@
-"""Writes into one MLflow run.
+"""Writes points, tags and files into one MLflow run, and starts its system metrics.
 
-In: points, tags, files. Out: the same in the run. Promised: sending the same points again changes nothing, for every
-point keeps the time at which it was measured; one metric that the store refuses does not hold up the others; no
-method waits longer than one request; every failure is a `StabilityError` without credentials in it.
-
-Switches MLflow's own measurements of the machine on for a run: processors, memory, disk, network, GPUs.
-
-In: a run id and where it lives. Out: metrics ``system/…`` of that run, as `mlflow.enable_system_metrics_logging` gives
-them. Promised: nothing of them is measured or named by us; where MLflow cannot measure, it says so in its log and the
-rest of the delivery goes on.
+In: points, tags, files. Out: the same in the run; metrics ``system/…`` as `mlflow.enable_system_metrics_logging`
+gives them. Guarantees: sending the same points again changes nothing, because each keeps its time; one refused metric
+does not block the others; no method waits longer than one request; every failure is a `StabilityError` without
+credentials.
 """
 
 from __future__ import annotations
@@ -139,7 +134,7 @@ class RunWriter:
         with store_trouble(f"read run {self.run_id}"):
             stage = self._client.get_run(self.run_id).info.lifecycle_stage
         if stage != "active":
-            raise RunNotFoundError(f"Run {self.run_id} was deleted; restore it to have the rest delivered.")
+            raise RunNotFoundError(f"Run {self.run_id} was deleted; restore it to deliver the rest.")
 
 
 _monitors: Any = system_metrics_monitor  # it carries no types

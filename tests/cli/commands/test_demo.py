@@ -77,7 +77,7 @@ def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp
         "bare NaN Dead: NaN from step 320 on.",
         "Set back once",
         "1 step skipped",
-        "Step 320 was skipped by us",
+        "Skipped step 320: non-finite",
         "Cause: learning rate jump (likely): The learning rate jumped",
     ):
         assert part in said

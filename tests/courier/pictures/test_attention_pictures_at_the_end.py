@@ -73,7 +73,7 @@ def test_the_end_of_the_training_waits_for_pictures_a_few_seconds_and_no_longer(
     clock.now += 11
     pictures.advance(over=True)
     assert not pictures.awaited
-    assert shelf.tags[0].startswith("4 are being drawn.")
+    assert shelf.tags[0].startswith("4 being drawn.")
     to_the_end(pictures)
     assert len(shelf.pictures) == 6
     assert shelf.tags[1:] == ["all drawn"]
@@ -121,7 +121,7 @@ def test_what_there_was_no_time_for_is_told_in_the_run(
     with caplog.at_level(logging.WARNING):
         to_the_end(pictures_of(tmp_path, shelf))
     assert [step for _, step in shelf.charted] == [500, 500, 10]
-    assert shelf.tags[-1] == "missing: 1 of step 10. attention_heatmap() draws any of them from the maps."
+    assert shelf.tags[-1] == "missing: 1 of step 10. attention_heatmap() draws any layer from the maps."
     assert sum("1 of step 10" in line for line in caplog.messages) == 1
 
 

@@ -131,7 +131,7 @@ def test_a_picture_that_cannot_be_drawn_is_told_of_once_and_the_others_are_drawn
     with caplog.at_level(logging.WARNING):
         drive(FigureStream(Delivered(training.journal.folder), shelf))
     assert shelf.sent == ["dashboard.png", "gradient_histogram.png"]
-    assert sum("No picture grad_norm.png: ZeroDivisionError" in line for line in caplog.messages) == 1
+    assert sum("Picture grad_norm.png not drawn: ZeroDivisionError" in line for line in caplog.messages) == 1
 
 
 def test_a_journal_that_is_misunderstood_costs_the_pictures_alone(

@@ -47,7 +47,7 @@ def test_what_went_on_was_a_pause() -> None:
     pause = heard(watch, 21, last + 100)
     assert pause is not None
     assert pause.severity is Severity.INFO
-    assert "100 s after step 20; then training went on" in pause.message
+    assert "100 s after step 20; then training continued" in pause.message
     assert watch.look(last + 130) is None
 
 
@@ -94,7 +94,7 @@ def test_a_pause_is_as_long_as_the_training_measured_it() -> None:
     watch, last = after_steps()
     pause = watch.heard(21, last + 7300, 100.0, last + 100)
     assert pause is not None
-    assert "No step came for 100 s after step 20" in pause.message
+    assert "No step for 100 s after step 20" in pause.message
 
 
 def test_a_journal_that_is_heard_late_is_no_stall() -> None:

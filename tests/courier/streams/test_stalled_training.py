@@ -50,7 +50,7 @@ def test_a_training_that_hangs_is_told_and_one_that_goes_on_had_paused(tmp_path:
         courier.wait()
     (pause,) = stalls(run_id, sqlite_uri)
     assert pause.severity is Severity.INFO
-    assert "then training went on" in pause.message
+    assert "then training continued" in pause.message
     assert client.get_run(run_id).data.tags["stability.events"] == "0 critical, 0 warning"
 
 

@@ -44,7 +44,7 @@ def broken(*events: Event, params: dict[str, str] | None = None, scale: float | 
 
 
 def born(source: str, *remedies: str, **numbers: float) -> Event:
-    message = f"Step {AT}: the first number that is not finite comes from somewhere."
+    message = f"Step {AT}: the first non-finite value comes from somewhere."
     evidence = {f"from.{source}": 1.0, "operation.div": 1.0, **numbers}
     return Event(AT, "nan_origin", Severity.INFO, message, "head", evidence, remedies)
 
@@ -125,7 +125,7 @@ def test_a_batch_without_targets_is_not_met_by_a_lower_learning_rate(kind: str) 
     remedies = documentation(kind).remedies
     assert any("Lower the learning rate" in each for each in remedies)
     seen = Event(AT, kind, Severity.WARNING, "It broke.", remedies=remedies)
-    exact = born("loss", "Leave out batches that have no target to learn from: the mean over none is 0/0.")
+    exact = born("loss", "Skip batches without targets: the mean over none is 0/0.")
     for params in (FLOAT32, {**FLOAT32, "stability.autocast": "cuda float16"}, {}):
         found = diagnosis_of(broken(NAN, seen, exact, params=params))
         assert found.cause is not None

@@ -27,7 +27,7 @@ def nan_from(at: int = AT) -> Event:
 
 def origin(source: str, *, place: str = "blocks.1.norm", **numbers: float) -> Event:
     evidence = {f"from.{source}": 1.0, **{key.replace("_", "."): value for key, value in numbers.items()}}
-    message = f"Step {AT}: the first number that is not finite comes from log in {place} (model.py:41)."
+    message = f"Step {AT}: the first non-finite value comes from log in {place} (model.py:41)."
     return Event(AT, "nan_origin", Severity.INFO, message, place, evidence)
 
 
@@ -63,9 +63,7 @@ def broken(*events: Event, more: tuple[Metric, ...] = (), gradients: np.ndarray 
 def test_where_the_first_bad_number_was_born_is_the_cause(source: str, name: str, certainty: str) -> None:
     cause = named(broken(origin(source, output_nan=3.0)))
     assert (cause.name, cause.certainty) == (name, certainty)
-    assert cause.statement.startswith(
-        "The first number that is not finite comes from log in blocks.1.norm (model.py:41)"
-    )
+    assert cause.statement.startswith("The first non-finite value comes from log in blocks.1.norm (model.py:41)")
     assert cause.place == ("" if source in ("loss", "input") else "blocks.1.norm")
 
 
@@ -151,7 +149,7 @@ def test_where_a_nan_was_born_is_said_beside_the_trouble_that_came_first() -> No
     found = diagnosis_of(run_of(*metrics, events=[spike, torn], params={"stability.autocast": "cuda float16"}))
     assert found.cause is not None
     assert found.cause.kind == "loss_spike"
-    assert any(f"At step {AT} the first number that is not finite comes from log" in e for e in found.cause.evidence)
+    assert any(f"At step {AT} the first non-finite value comes from log" in e for e in found.cause.evidence)
     assert "Train in bf16 instead of fp16." in found.remedies
 
 
@@ -199,7 +197,7 @@ def test_what_broke_behind_the_model_while_the_loss_was_finite_broke_on_the_way_
     metrics = [metric_of("loss", losses), metric_of("grad_norm", gradients)]
     cause = named(run_of(*metrics, events=[nan_from(), origin("loss")]))
     assert cause.name == "gradient_non_finite"
-    assert cause.statement.startswith("The first number that is not finite comes from log")
+    assert cause.statement.startswith("The first non-finite value comes from log")
 
 
 def test_a_loss_scale_that_is_raised_boldly_is_named_though_it_had_grown() -> None:

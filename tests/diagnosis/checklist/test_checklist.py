@@ -52,7 +52,7 @@ def test_a_run_that_broke_fills_in_where_and_what_it_cannot_know() -> None:
 def looked_into(source: str, *, holds: dict[str, float]) -> RunHistory:
     losses = falling(300)
     losses[200:] = math.nan
-    said = "Step 200: the first number that is not finite comes from log in head."
+    said = "Step 200: the first non-finite value comes from log in head."
     numbers = {f"from.{source}": 1.0, "output.inf": 7.0, "input.least": 0.0, "input.greatest": 1.0}
     events = [
         Event(200, "nan_detected", Severity.CRITICAL, "loss is NaN at step 200.", evidence={"loss": math.nan}),
@@ -65,7 +65,7 @@ def looked_into(source: str, *, holds: dict[str, float]) -> RunHistory:
 def test_what_was_found_of_a_step_that_broke_answers_the_questions_about_it() -> None:
     items = filled(looked_into("forward", holds={"least.args[0]": -3.0, "greatest.args[0]": 2.5}), "nan_detected")
     where = items["Where did the first non-finite value appear?"].finding
-    assert where.endswith("The first number that is not finite comes from log in head.")
+    assert where.endswith("The first non-finite value comes from log in head.")
     inputs = items["Are the inputs of that step finite and in range?"]
     assert (inputs.state, inputs.finding) == ("ok", "All of them are finite at step 200: args[0] from -3 to 2.5.")
     over = items["Did numbers overflow before they became NaN?"]

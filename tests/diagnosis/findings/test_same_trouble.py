@@ -11,7 +11,7 @@ from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
-BORN = "the first number that is not finite comes from sqrt in distance (train.py:11), which made 32 NaN."
+BORN = "the first non-finite value comes from sqrt in distance (train.py:11), which produced 32 NaN."
 
 
 def skipped(step: int) -> Event:

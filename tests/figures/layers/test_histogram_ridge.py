@@ -53,7 +53,7 @@ def test_the_layer_that_changed_most_is_followed_over_the_steps() -> None:
         table(1000 * number, ["steady", "shrinking"], [normal(1.0), normal(10.0**-number)]) for number in range(1, 31)
     ]
     figure = histogram_ridges(tables)
-    assert "The layer whose width changed most: shrinking" in texts(figure)
+    assert "Layer with the largest change in width: shrinking" in texts(figure)
     labels = [each.get_text() for each in figure.axes[1].get_yticklabels()]
     assert len(labels) == MOST_STEPS
     assert (labels[0], labels[-1]) == ("step 1,000", "step 30,000")
@@ -91,15 +91,15 @@ def test_that_no_gradient_was_finite_is_said_instead_of_a_layer() -> None:
     figure = histogram_ridges(broken)
     said = " ".join(texts(figure))
     assert len(figure.axes) == 1
-    assert "nor was any finite at the 3 steps measured" in said
+    assert "nor at any of the 3 measured steps" in said
     assert "changed most" not in said
 
 
 def test_a_layer_that_was_finite_before_all_broke_is_followed() -> None:
     tables = [table(100, ["inp", "out"], [not_finite, normal()]), table(200, ["inp", "out"], [not_finite])]
-    assert "Nothing is finite at step 200; a layer that was before: out" in texts(histogram_ridges(tables))
+    assert "No finite values at step 200; a layer was finite before: out" in texts(histogram_ridges(tables))
     tables = [table(100, ["inp", "out"], [normal()]), table(200, ["inp", "out"], [normal(), not_finite])]
-    assert "A layer that is not finite any more: out" in texts(histogram_ridges(tables))
+    assert "Layer that became non-finite: out" in texts(histogram_ridges(tables))
 
 
 def test_without_histograms_that_is_said() -> None:

@@ -58,9 +58,9 @@ def test_what_was_not_measured_is_said() -> None:
 
 
 def test_a_run_of_which_nothing_is_known_is_a_picture_too() -> None:
-    figure = dashboard(DashboardData("Training health", "no step yet", ()))
+    figure = dashboard(DashboardData("Training health", "no steps yet", ()))
     assert texts(figure).count("not measured") == 4
-    assert "nothing was found" in texts(figure)
+    assert "no findings" in texts(figure)
 
 
 def test_values_that_are_not_finite_are_marked_and_counted() -> None:

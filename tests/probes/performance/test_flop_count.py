@@ -172,7 +172,7 @@ def test_a_plain_model_is_counted() -> None:
     ("model", "words"),
     [
         (nn.DataParallel(nn.Linear(2, 2)), "over devices"),
-        (nn.Sequential(nn.LazyLinear(3)), "no shape yet"),
+        (nn.Sequential(nn.LazyLinear(3)), "uninitialised"),
         (torch.compile(nn.Linear(2, 2), backend="eager"), "compiled"),
         (nn.Sequential(torch.compile(nn.Linear(2, 2), backend="eager")), "compiled"),  # type: ignore[arg-type]
     ],

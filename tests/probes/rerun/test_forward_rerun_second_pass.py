@@ -114,7 +114,7 @@ def test_a_counter_of_the_script_does_not_count_a_second_pass() -> None:
     with torch.device("cpu"):
         assert reason(model, torch.ones(2, 6)) == ""
     with FlopCounterMode(display=False):
-        assert reason(model, torch.ones(2, 6)).endswith("FlopCounterMode, which is on, would see it run twice")
+        assert reason(model, torch.ones(2, 6)).endswith("FlopCounterMode is active and would see it run twice")
 
 
 class Odd(nn.Module):

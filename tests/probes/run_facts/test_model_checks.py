@@ -87,7 +87,7 @@ def test_all_that_is_odd_comes_as_one_event_each() -> None:
     optimizers = SGD(model.parameters(), lr=0.1), SGD(model["layer6"].parameters(), lr=0.1)
     messages = [each.message for each in lint(model, *optimizers)]
     assert messages == [
-        "1 parameter is known by several names: layer0.weight = layer7.weight.",
+        "1 parameter is shared under several names: layer0.weight = layer7.weight.",
         "10 parameters are frozen, 69% of all values: layer1.weight, layer1.bias, layer2.weight and 7 more.",
         "2 parameters are in more than one optimizer: layer6.weight, layer6.bias.",
     ]

@@ -172,7 +172,7 @@ def test_of_a_damaged_checkpoint_the_next_older_one_is_used_and_it_is_said(
     assert len(found.messages) == 1
     assert says in found.messages[0]
     assert "rollback_ckpt-000300-2.7000 is damaged" in found.messages[0]
-    assert "step 200 is used instead" in found.messages[0]
+    assert "using step 200 instead" in found.messages[0]
     newest = newest_complete(tmp_path)
     assert newest is not None
     assert newest.step == 200
@@ -189,21 +189,21 @@ def test_the_one_that_was_asked_for_is_found(tmp_path: Path) -> None:
         assert (found.checkpoint.step, found.messages) == (step, ())
     other = find(tmp_path, 250)
     assert other.checkpoint.step == 200
-    assert other.messages == ("There is no checkpoint of step 250; step 200 is used instead.",)
+    assert other.messages == ("No checkpoint of step 250; using step 200 instead.",)
 
 
 def test_where_none_has_proved_itself_the_newest_is_used_and_it_is_said(tmp_path: Path) -> None:
     filled(tmp_path, 100, 200, good=False)
     found = find(tmp_path, "last_good")
     assert found.checkpoint.step == 200
-    assert "No checkpoint has proved itself" in found.messages[0]
+    assert "No checkpoint is verified" in found.messages[0]
 
 
 def test_where_nothing_can_be_used_the_reasons_are_named(tmp_path: Path) -> None:
-    with pytest.raises(CheckpointsRefused, match="There is no checkpoint in"):
+    with pytest.raises(CheckpointsRefused, match="No checkpoint in"):
         find(tmp_path)
     filled(tmp_path, 100, 200)
-    with pytest.raises(CheckpointsRefused, match=r"no checkpoint of step 50 or before .* there are 100, 200"):
+    with pytest.raises(CheckpointsRefused, match=r"No checkpoint of step 50 or before .* available steps: 100, 200"):
         find(tmp_path, 50)
     for each in listing(tmp_path):
         flip(each.folder / "state.pt")
@@ -264,7 +264,7 @@ def test_a_run_does_not_mix_its_checkpoints_with_those_of_one_that_has_ended(tmp
 def test_a_directory_that_another_process_took_over_is_left_to_it(tmp_path: Path) -> None:
     store = filled(tmp_path, 100)
     (tmp_path / "owner.json").write_text(json.dumps({"run": "r", "pid": 1, "started": "", "host": "elsewhere"}))
-    with pytest.raises(OSError, match="taken over"):
+    with pytest.raises(OSError, match="Another process now uses"):
         store.commit(at(200), 1.0)
     assert steps_in(tmp_path) == [100]
 

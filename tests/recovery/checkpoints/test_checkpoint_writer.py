@@ -103,7 +103,7 @@ def test_a_disk_that_refuses_is_an_event_and_the_next_checkpoint_is_tried(
     writer.drain(30)
     (event,) = writer.events()
     assert (event.step, event.kind) == (1000, "checkpoint_failed")
-    assert "the newest is that of step 500" in event.message
+    assert "newest checkpoint there: step 500" in event.message
     (tmp_path / "away").rename(tmp_path / "c")
     assert writer.submit(state(1500), 2.0)
     writer.drain(30)

@@ -49,7 +49,7 @@ def test_a_full_disk_is_an_event_and_what_is_there_stays_whole(small_disk: Path)
     events = writer.events()
     assert [(each.step, each.kind) for each in events] == [(3, "checkpoint_failed"), (4, "checkpoint_failed")]
     assert "No space left on device" in events[0].message
-    assert "the newest is that of step 2" in events[0].message
+    assert "newest checkpoint there: step 2" in events[0].message
     assert [each.step for each in listing(small_disk / "c")] == [1, 2]
     assert not list((small_disk / "c").glob(".writing-*"))
     found = find(small_disk / "c", "newest")

@@ -110,7 +110,7 @@ def test_a_model_of_another_shape_is_refused_and_nothing_is_half_loaded(tmp_path
     other.model.head = nn.Linear(6, 2)
     other.optimizers = [torch.optim.AdamW(other.model.parameters())]
     before = bits(other)
-    with pytest.raises(RestoreRefused, match=r"head\.weight is \(1, 6\) there and \(2, 6\) here"):
+    with pytest.raises(RestoreRefused, match=r"head\.weight is \(1, 6\) in it and \(2, 6\) here"):
         restore(other.model, other.optimizers[0], directory=tmp_path)
     assert bits(other) == before
 
@@ -126,10 +126,10 @@ def test_what_could_not_be_restored_is_said(tmp_path: Path) -> None:
     store.commit(copy_state(parts, 3), 1.0)
     fresh = Training.of(OPTIMIZERS["adamw foreach"])
     said = "\n".join(restore(fresh.model, fresh.optimizers[0], directory=tmp_path).messages)
-    assert "1 schedulers were saved, and there are 0 here" in said
+    assert "1 schedulers saved, 0 given" in said
     assert "pass the loss scaler" in said
     assert "head.weight/odd: object" in said
-    assert "No checkpoint has proved itself" in said
+    assert "No checkpoint is verified" in said
 
 
 def test_the_local_directory_comes_first_and_then_what_is_fetched_of_the_run(tmp_path: Path) -> None:
@@ -144,7 +144,7 @@ def test_the_local_directory_comes_first_and_then_what_is_fetched_of_the_run(tmp
     arguments = {"run_id": "abc", "fetch": fetch}
     resumed = restore(fresh.model, fresh.optimizers[0], directory=tmp_path / "local", which="best", **arguments)
     assert (resumed.step, asked) == (5, [("abc", "best")])
-    assert "What was uploaded is used instead" in resumed.messages[0]
+    assert "Using the uploaded checkpoint instead" in resumed.messages[0]
     saved(tmp_path / "local", made, 9)
     assert restore(fresh.model, fresh.optimizers[0], directory=tmp_path / "local", **arguments).step == 9
     assert restore(fresh.model, fresh.optimizers[0], **arguments).step == 5

@@ -52,8 +52,8 @@ def test_a_birth_in_the_loss_function_is_a_sentence_that_stands_for_itself(make:
     origin = replayed(make()).origin
     assert origin is not None
     said = origin_event(LAST, origin, "").message
-    assert said.startswith(f"Step {LAST}: the first number that is not finite comes from the loss function, not from")
-    assert f"; the loss is not finite: {origin.operation} can do that." in said
+    assert said.startswith(f"Step {LAST}: the first non-finite value comes from the loss function, not from")
+    assert f"; the loss is non-finite: possible source {origin.operation}." in said
 
 
 def test_the_event_says_it_with_the_users_own_line_and_numbers() -> None:
@@ -61,7 +61,7 @@ def test_the_event_says_it_with_the_users_own_line_and_numbers() -> None:
     assert origin is not None
     event = origin_event(LAST, origin, "between")
     assert "comes from log in between (planted.py:" in event.message
-    assert "which made 24 NaN of float32 6x4 from -1.9 to -0.09295" in event.message
+    assert "which produced 24 NaN from float32 6x4 from -1.9 to -0.09295" in event.message
     assert (event.kind, event.place) == ("nan_origin", "between")
     assert event.evidence["from.forward"] == 1.0
     assert event.evidence["output.nan"] == 24.0
@@ -85,7 +85,7 @@ def test_an_overflow_is_named_rather_than_the_nan_it_led_to() -> None:
     found = replayed(an_overflow()).origin
     assert found is not None
     assert (found.operation, found.nan_by) == ("mm", "addmm")
-    assert "float16 ends at 65504" in origin_event(LAST, found, "between").message
+    assert "the largest float16 is 65504" in origin_event(LAST, found, "between").message
 
 
 class Recurrent(nn.Module):

@@ -53,22 +53,27 @@ def test_where_an_operation_is_not_defined_nothing_overflowed(
     event = origin_event(7, origin, "head")
     assert event.evidence["overflow"] == 0.0
     assert event.evidence[f"operation.{name}"] == 1.0
-    assert "ends at" not in event.message
+    assert "the largest" not in event.message
     assert not any("bf16" in each for each in event.remedies)
 
 
 @pytest.mark.parametrize(
     ("name", "do", "given", "limit"),
     [
-        ("mul", torch.mul, (HUGE, HUGE), "float32 ends at 3.4e38"),
-        ("mul", torch.mul, (HALF, HALF), "float16 ends at 65504"),
-        ("sum", torch.sum, (HALF.expand(8, 3),), "float16 ends at 65504"),
-        ("to_copy", torch.Tensor.half, (torch.tensor([1.0, 1e6]),), "float16 ends at 65504"),
-        ("exp", torch.exp, (SMALL * 50,), "float32 ends at 3.4e38"),
-        ("pow", lambda x: x**2, (HUGE,), "float32 ends at 3.4e38"),
-        ("div", torch.div, (HUGE, SMALL + 1e-4), "float32 ends at 3.4e38"),
-        ("linalg_vector_norm", torch.linalg.vector_norm, (HUGE,), "float32 ends at 3.4e38"),
-        ("matmul", torch.matmul, (torch.stack([HUGE, -HUGE]), torch.stack([HUGE, HUGE], 1)), "float32 ends at 3.4e38"),
+        ("mul", torch.mul, (HUGE, HUGE), "the largest float32 is 3.4e38"),
+        ("mul", torch.mul, (HALF, HALF), "the largest float16 is 65504"),
+        ("sum", torch.sum, (HALF.expand(8, 3),), "the largest float16 is 65504"),
+        ("to_copy", torch.Tensor.half, (torch.tensor([1.0, 1e6]),), "the largest float16 is 65504"),
+        ("exp", torch.exp, (SMALL * 50,), "the largest float32 is 3.4e38"),
+        ("pow", lambda x: x**2, (HUGE,), "the largest float32 is 3.4e38"),
+        ("div", torch.div, (HUGE, SMALL + 1e-4), "the largest float32 is 3.4e38"),
+        ("linalg_vector_norm", torch.linalg.vector_norm, (HUGE,), "the largest float32 is 3.4e38"),
+        (
+            "matmul",
+            torch.matmul,
+            (torch.stack([HUGE, -HUGE]), torch.stack([HUGE, HUGE], 1)),
+            "the largest float32 is 3.4e38",
+        ),
     ],
 )
 def test_where_large_numbers_exceed_what_the_type_can_hold_it_is_an_overflow(
@@ -82,14 +87,14 @@ def test_where_large_numbers_exceed_what_the_type_can_hold_it_is_an_overflow(
 @pytest.mark.parametrize(
     ("name", "do", "given", "said"),
     [
-        ("log", torch.log, (SMALL,), "Keep what goes into the logarithm above zero"),
-        ("sqrt", torch.sqrt, (-SMALL,), "Keep what is under the root above zero"),
+        ("log", torch.log, (SMALL,), "Keep the input of the logarithm above zero"),
+        ("sqrt", torch.sqrt, (-SMALL,), "Keep the input of the root above zero"),
         ("div", torch.div, (ZERO, ZERO), "Keep the divisor away from zero"),
         ("exp", torch.exp, (SMALL * 50,), "Subtract the maximum before the exponential"),
         ("softmax", lambda x: x.softmax(-1), (torch.full((2, 3), -math.inf),), "Do not mask a whole row"),
         ("to_copy", torch.Tensor.half, (torch.tensor([1.0, 1e6]),), "Train in bf16 instead of fp16."),
-        ("mul", torch.mul, (HUGE, HUGE), "Normalise or scale down what goes into this operation"),
-        ("lgamma", torch.lgamma, (ZERO,), "Keep what goes into this operation within its range"),
+        ("mul", torch.mul, (HUGE, HUGE), "Normalise or scale down the inputs of this operation"),
+        ("lgamma", torch.lgamma, (ZERO,), "Keep the inputs of this operation in its valid range"),
     ],
 )
 def test_what_to_do_is_told_by_the_operation(
@@ -106,4 +111,4 @@ def test_gradients_that_overflow_in_half_precision_ask_for_a_lower_loss_scale() 
 def test_of_a_loss_function_each_operation_that_can_do_it_is_named() -> None:
     event = origin_event(7, NanOrigin("loss", operation="log, div", name="loss"), "")
     assert {"operation.log", "operation.div"} <= event.evidence.keys()
-    assert [each.split()[2] for each in event.remedies] == ["goes", "take", "divisor"]
+    assert [each.split()[2] for each in event.remedies] == ["input", "or", "divisor"]

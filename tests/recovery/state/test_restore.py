@@ -283,9 +283,9 @@ def deeper() -> Training:
 @pytest.mark.parametrize(
     ("make", "says"),
     [
-        (wider, r"head\.weight is \(1, 6\) there and \(3, 6\) here"),
-        (in_double, r"head\.weight is torch\.float32 there and torch\.float64 here"),
-        (deeper, r"more\.weight is not in it"),
+        (wider, r"head\.weight is \(1, 6\) in it and \(3, 6\) here"),
+        (in_double, r"head\.weight is torch\.float32 in it and torch\.float64 here"),
+        (deeper, r"more\.weight is missing in it"),
         (with_sgd, r"optimizer 0 \(SGD\) was of type AdamW"),
     ],
 )

@@ -56,7 +56,7 @@ def test_a_broken_run_is_told_from_its_verdict_to_what_to_do() -> None:
 
 @pytest.mark.parametrize("quoted", [False, True])
 def test_where_a_nan_was_born_is_shown_unless_the_cause_says_it(quoted: bool) -> None:
-    said = "the first number that is not finite comes from log in head, which made 7 infinite."
+    said = "the first non-finite value comes from log in head, which produced 7 infinite."
     birth = replace(oscillation(), kind="nan_origin", message=f"Step 420: {said}", experimental=False)
     run = broken()
     assert run.cause is not None

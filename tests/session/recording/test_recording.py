@@ -76,10 +76,10 @@ def test_a_training_without_a_loss_says_so_once(
         TRAININGS[kind](tiny_model(), steps)
     (event,) = said(flown.records)
     assert (event.kind, event.severity) == ("not_measured", Severity.INFO)
-    assert f"No loss was seen in {min(steps, 20)} steps" in event.message
+    assert f"No loss recorded in {min(steps, 20)} steps" in event.message
     (note,) = [each for each in flown.records if isinstance(each, Note) and each.key == "loss"]
-    assert note.value.startswith("no loss seen")
-    lines = [each.getMessage() for each in caplog.records if "No loss was seen" in each.getMessage()]
+    assert note.value.startswith("no loss recorded")
+    lines = [each.getMessage() for each in caplog.records if "No loss recorded" in each.getMessage()]
     assert len(lines) == 1
     assert "attach(model, optimizer)" in lines[0]
 

@@ -40,13 +40,13 @@ def test_averages_the_end_and_the_verdict_are_told() -> None:
         "encoder",
     )
     assert "90.0% unique patterns (80.0% at the end), active bits 26.0/512 (5.1%)" in event.message
-    assert event.message.endswith("Verdict: sound, no warnings.")
+    assert event.message.endswith("Verdict: healthy, no warnings.")
     assert event.evidence["measurements"] == 3
 
 
 def test_a_collapse_is_the_verdict_with_its_first_step_and_the_number_of_warnings() -> None:
     (event,) = summed_up([0.8, 0.1, 0.1, 0.1, 0.8, 0.1, 0.1])
-    assert event.message.endswith("Verdict: its codes collapsed, first seen at step 300; 2 warnings.")
+    assert event.message.endswith("Verdict: codes collapsed, first seen at step 300; 2 warnings.")
     assert event.evidence["warnings"] == 2
     assert event.remedies
 

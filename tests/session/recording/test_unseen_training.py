@@ -41,7 +41,7 @@ def output_of(kind: str, folder: Path) -> str:
     ("kind", "signs"),
     [
         ("own_optimizer", "autolog() saw 20 backward passes"),
-        ("compiled_step", "autolog() saw an optimizer being made"),
+        ("compiled_step", "autolog() saw a new optimizer"),
         ("by_torch_func", "autolog() saw forward passes with gradients"),
     ],
 )

@@ -82,7 +82,7 @@ def test_a_setting_that_was_changed_is_told_once_with_both_numbers() -> None:
     assert told(watch, seen, 10, 20) == []
     seen.optimizers[0].param_groups[0]["weight_decay"] = 0.5
     (event,) = told(watch, seen, 30, 40, 50)
-    assert event.message == "weight_decay of AdamW went from 0.01 to 0.5, seen at step 30."
+    assert event.message == "weight_decay of AdamW changed from 0.01 to 0.5, seen at step 30."
     assert (event.step, event.severity) == (30, Severity.INFO)
     assert event.evidence == {"before": 0.01, "after": 0.5}
 
@@ -94,7 +94,7 @@ def test_the_small_batch_at_the_end_of_an_epoch_is_no_change() -> None:
     (shape,) = told(watch, replace(seen, batch="float32[16, 4]"), 100, 110)
     assert "from float32[8, 4] to float32[16, 4]" in shape.message
     (count,) = told(watch, replace(seen, batch="float32[16, 4]", micro_batches=8), 120, 130)
-    assert "micro-batches in a step went from 2 to 8" in count.message
+    assert "micro-batches in a step changed from 2 to 8" in count.message
 
 
 def test_frozen_parameters_and_a_further_group_are_told() -> None:
@@ -102,12 +102,12 @@ def test_frozen_parameters_and_a_further_group_are_told() -> None:
     told(watch, seen, 10)
     seen.models[0][0].requires_grad_(False)
     (event,) = told(watch, seen, 20, 30)
-    assert event.message == "The number of parameters that are trained went from 4 of 4 to 2 of 4, seen at step 20."
+    assert event.message == "The number of trained parameters changed from 4 of 4 to 2 of 4, seen at step 20."
     seen.optimizers[0].add_param_group({"params": nn.Linear(2, 2).parameters(), "weight_decay": 0.0})
     messages = [each.message for each in told(watch, seen, 40, 50)]
     assert [each.split(" went")[0] for each in messages] == [
         "The number of parameter groups of AdamW",
-        "The number of parameters that are trained",
+        "The number of trained parameters",
     ]
 
 
@@ -130,7 +130,7 @@ def test_what_changes_for_ever_is_told_a_few_times() -> None:
         seen.optimizers[0].param_groups[0]["eps"] = 10.0 ** -(5 + look // 2 % 5)
         events += told(watch, seen, 10 * look)
     assert len(events) == MOST_TOLD
-    assert events[-1].message.endswith("this is not told any more.")
+    assert events[-1].message.endswith("further changes are not reported.")
 
 
 def test_a_model_is_looked_over_once() -> None:

@@ -154,7 +154,7 @@ def test_a_run_that_is_not_there_is_said_in_one_sentence(sqlite_uri: str) -> Non
 
 
 def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
-    with pytest.raises(RunNotFoundError, match="no MLflow database"):
+    with pytest.raises(RunNotFoundError, match="No MLflow database"):
         read_run_history("nope", f"sqlite:///{tmp_path}/none.db")
     assert not (tmp_path / "none.db").exists()
 
@@ -186,9 +186,9 @@ def test_a_report_is_put_into_the_run_and_replaced(sqlite_uri: str) -> None:
 @pytest.mark.parametrize(
     ("status", "kind", "body", "said"),
     [
-        (401, "text/plain", b"no", "answers with 401: are credentials missing"),
+        (401, "text/plain", b"no", "answers with 401: check the credentials"),
         (403, "application/json", b'{"error_code": "PERMISSION_DENIED", "message": "no"}', "answers with 403"),
-        (503, "text/plain", b"busy", "answers with 503: it is up"),
+        (503, "text/plain", b"busy", "answers with 503: server error"),
         (200, "text/html", b"<html>Please log in</html>", "not as an MLflow server"),
         (200, "application/json", b"{}", "not as an MLflow server"),
     ],

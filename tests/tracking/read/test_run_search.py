@@ -93,7 +93,7 @@ def test_a_comparison_may_go_into_an_experiment_that_is_not_there_yet(sqlite_uri
     assert MlflowClient(tracking_uri=sqlite_uri).get_experiment_by_name("reports") is not None
 
 
-@pytest.mark.parametrize(("asked", "said"), [("none such", "There are Default"), ("77", "no experiment '77'")])
+@pytest.mark.parametrize(("asked", "said"), [("none such", "Available: Default"), ("77", "No experiment '77'")])
 def test_an_experiment_that_is_not_there_is_said_with_those_that_are(sqlite_uri: str, asked: str, said: str) -> None:
     with pytest.raises(RunNotFoundError, match=said):
         runs_of_experiment(asked, tracking_uri=sqlite_uri)
