@@ -87,15 +87,6 @@ def reading(step: int) -> StepReading:
     return StepReading(step, SIGNALS, (float(step), norm, 0.001, step + 0.5), 0, 1_700_000_000.0 + step / 8)
 
 
-def wait_until(true: Any, seconds: float = 60.0) -> None:
-    """Wait for something that another process does."""
-    until = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() > until:
-            raise AssertionError(f"not within {seconds} s")
-        time.sleep(0.05)
-
-
 def kill(process: subprocess.Popen[bytes]) -> None:
     """As the system would."""
     process.send_signal(signal.SIGKILL)

@@ -3,8 +3,9 @@ import time
 from collections import Counter
 
 import pytest
-from courier.staging import Training, kill, reading, wait_until
+from courier.staging import Training, kill, reading
 from mlflow import MlflowClient
+from waiting import wait_until
 
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.tracking.read.run_reader import RunReader

@@ -5,13 +5,13 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pandas as pd
 from mlflow import MlflowClient
 from mlflow.entities import Run
+from waiting import wait_until
 
 import mlflow_stability
 
@@ -62,7 +62,7 @@ class Training:
 
     def delivered(self, within: float = ARRIVES_WITHIN) -> Run:
         """The run, once everything has arrived and the journal is gone."""
-        assert wait_until(lambda: not self.journal.exists(), within), self._left()
+        wait_until(lambda: not self.journal.exists(), within, self._left)
         return self.run()
 
     def run(self) -> Run:
@@ -88,13 +88,3 @@ class Training:
     def _left(self) -> str:
         logs = [path.read_text() for path in self.journal.rglob("courier.log")]
         return f"left behind: {sorted(map(str, self.journal.rglob('*')))}; the courier said: {logs}"
-
-
-def wait_until(true: Callable[[], bool], seconds: float) -> bool:
-    """Whether it becomes true in time."""
-    until = time.monotonic() + seconds
-    while not true():
-        if time.monotonic() >= until:
-            return False
-        time.sleep(0.05)
-    return True

@@ -12,8 +12,9 @@ from pathlib import Path
 import psutil
 import pytest
 from courier.processes import couriers_of
-from faults.endings import Training, wait_until
+from faults.endings import Training
 from mlflow import MlflowClient
+from waiting import wait_until
 
 pytestmark = pytest.mark.fault
 
@@ -133,10 +134,10 @@ def test_the_next_start_delivers_what_a_killed_process_group_left_while_it_train
     second = Training(tmp_path, sqlite_uri, "wait", STEPS + 5, environment=environment)
     second.reach(STEPS + 5)
     client = MlflowClient(tracking_uri=sqlite_uri)
-    assert wait_until(lambda: outcomes(client) == {str(STEPS): "killed"}, 30)
+    wait_until(lambda: outcomes(client) == {str(STEPS): "killed"}, 30)
     second.process.kill()
     second.end()
-    assert wait_until(lambda: not second.journal.exists(), 20)
+    wait_until(lambda: not second.journal.exists(), 20)
     assert outcomes(client) == {str(STEPS): "killed", str(STEPS + 5): "killed"}
     assert len(client.search_runs(["0"])) == 2
 

@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 from courier.processes import couriers_of
-from faults.endings import STARTS_WITHIN, Training, wait_until
+from faults.endings import STARTS_WITHIN, Training
+from waiting import wait_until
 
 from mlflow_stability.journal.layout import session_folders
 
@@ -36,7 +37,7 @@ def test_the_courier_outlives_a_worker_whose_children_are_killed(
 def test_sync_knows_from_the_journal_alone_that_a_killed_worker_had_finished(sqlite_uri: str, tmp_path: Path) -> None:
     training = Training(tmp_path, sqlite_uri, "finished", STEPS, script="ray_like.py")
     training.reach(STEPS)
-    assert wait_until(lambda: bool(session_folders(training.journal)), STARTS_WITHIN)
+    wait_until(lambda: bool(session_folders(training.journal)), STARTS_WITHIN)
     (session,) = session_folders(training.journal)
     for courier in couriers_of(int(session.name.split("-")[2])):  # as with a container that ends with its driver
         courier.kill()

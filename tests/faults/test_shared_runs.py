@@ -6,8 +6,9 @@ import time
 from pathlib import Path
 
 import pytest
-from faults.endings import Training, wait_until
+from faults.endings import Training
 from mlflow import MlflowClient
+from waiting import wait_until
 
 import mlflow_stability
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from pathlib import Path
 
 import mlflow
@@ -20,13 +19,6 @@ from mlflow_stability.tracking.artifacts.layer_parts import read_layer_part
 
 pytestmark = pytest.mark.scenario
 SIGNALS = PACKAGE / "manual" / "signals.md"
-
-
-@pytest.fixture
-def store(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
-    yield MlflowClient(sqlite_uri)
-    mlflow_stability.autolog(disable=True)
 
 
 @pytest.fixture(autouse=True)

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
-import mlflow
 import pytest
 import torch
 from mlflow import MlflowClient
@@ -157,15 +156,6 @@ def test_the_steps_of_a_training_that_follows_another_come_after_its_own(tmp_pat
             for _ in range(5):
                 _step(optimizer, model(torch.randn(8, 4)).square().mean())
     assert [each.step for each in readings(flown)] == list(range(1, 16))
-
-
-@pytest.fixture
-def store(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
-    mlflow.set_tracking_uri(sqlite_uri)
-    yield MlflowClient(sqlite_uri)
-    mlflow_stability.autolog(disable=True)
-    mlflow.set_tracking_uri(None)
 
 
 @pytest.mark.scenario

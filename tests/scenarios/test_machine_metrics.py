@@ -3,28 +3,18 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
 
 import mlflow
 import pytest
 from mlflow import MlflowClient
 from scenarios.test_runs_in_mlflow import end, runs_of, train, watch
 
-import mlflow_stability
-
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 
 
-@pytest.fixture
-def store(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+@pytest.fixture(autouse=True)
+def every_second(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_SYSTEM_METRICS_SAMPLING_INTERVAL", "1")
-    mlflow.set_tracking_uri(sqlite_uri)
-    yield MlflowClient(sqlite_uri)
-    mlflow_stability.autolog(disable=True)
-    while mlflow.active_run():
-        mlflow.end_run()
-    mlflow.set_tracking_uri(None)
 
 
 def machine_keys(store: MlflowClient) -> set[str]:

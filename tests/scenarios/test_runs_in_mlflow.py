@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import mlflow
 import pandas as pd
 import pytest
@@ -17,17 +15,6 @@ import mlflow_stability
 from mlflow_stability.session.session import Session
 
 pytestmark = pytest.mark.scenario
-
-
-@pytest.fixture
-def store(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
-    mlflow.set_tracking_uri(sqlite_uri)
-    yield MlflowClient(sqlite_uri)
-    mlflow_stability.autolog(disable=True)
-    while mlflow.active_run():
-        mlflow.end_run()
-    mlflow.set_tracking_uri(None)
 
 
 def watch(**settings: object) -> Session:

@@ -21,16 +21,10 @@ pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.filterwarnings
 STEPS = 12
 
 
-@pytest.fixture
-def store(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
-    mlflow.set_tracking_uri(sqlite_uri)
-    yield MlflowClient(sqlite_uri)
-    mlflow_stability.autolog(disable=True)
+@pytest.fixture(autouse=True)
+def mlflow_autologging_ends() -> Iterator[None]:
+    yield
     mlflow.pytorch.autolog(disable=True)
-    while mlflow.active_run():
-        mlflow.end_run()
-    mlflow.set_tracking_uri(None)
 
 
 def watch() -> Session:

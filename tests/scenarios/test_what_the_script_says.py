@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -18,17 +17,6 @@ import mlflow_stability
 from mlflow_stability.session.session import Session
 
 pytestmark = [pytest.mark.scenario, pytest.mark.filterwarnings("ignore")]
-
-
-@pytest.fixture
-def store(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[MlflowClient]:
-    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
-    mlflow.set_tracking_uri(sqlite_uri)
-    yield MlflowClient(sqlite_uri)
-    mlflow_stability.autolog(disable=True)
-    while mlflow.active_run():
-        mlflow.end_run()
-    mlflow.set_tracking_uri(None)
 
 
 def watch() -> Session:

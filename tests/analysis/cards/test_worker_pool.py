@@ -13,8 +13,8 @@ import pytest
 from analysis.logs import falling, write_log
 from analysis.test_pair import recorded
 from architecture.repository import ROOT
-from courier.staging import wait_until
 from servers.troubled_server import TroubledServer
+from waiting import wait_until
 
 from mlflow_stability.analysis.cards.one_card import cards_at
 from mlflow_stability.analysis.cards.worker_pool import DIED, cards_from_processes

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import psutil
@@ -17,6 +16,7 @@ from analysis.stored_runs import store_run
 from architecture.repository import ROOT
 from jsonschema import Draft202012Validator
 from mlflow import MlflowClient
+from waiting import wait_until
 
 from mlflow_stability.cli.main import run
 from mlflow_stability.reports.comparison.comparison_json import schema
@@ -152,12 +152,9 @@ def test_nothing_is_left_running_after_ctrl_c_on_many(sqlite_uri: str) -> None:
     typed = [sys.executable, "-c", code, "compare", *runs, "--tracking-uri", sqlite_uri, "--no-cache"]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     process = subprocess.Popen(typed, env=environment, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
-    until = time.monotonic() + 60
-    while not (workers := psutil.Process(process.pid).children(recursive=True)) and time.monotonic() < until:
-        time.sleep(0.02)
+    workers = wait_until(lambda: psutil.Process(process.pid).children(recursive=True))
     process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
-    assert workers
     assert process.returncode == 130
     gone, alive = psutil.wait_procs(workers, timeout=60)
     assert len(gone) == len(workers)

@@ -6,13 +6,11 @@ import re
 import signal
 import subprocess
 import sys
-import time
-from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import psutil
 import pytest
+from waiting import wait_until
 
 import mlflow_stability
 from mlflow_stability import load_run
@@ -51,17 +49,6 @@ def trainings_of(pid: int) -> list[psutil.Process]:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has just ended
             if "mlflow_stability.demo.training" in each.cmdline():
                 found.append(each)
-    return found
-
-
-_T = TypeVar("_T")
-
-
-def until(there: Callable[[], list[_T]], at_least: int) -> list[_T]:
-    deadline = time.monotonic() + 120
-    while len(found := there()) < at_least:
-        assert time.monotonic() < deadline, f"only {found} after two minutes"
-        time.sleep(0.1)
     return found
 
 
@@ -110,8 +97,9 @@ def test_ctrl_c_leaves_no_training_behind(sqlite_uri: str, tmp_path: Path) -> No
         stderr=subprocess.PIPE,
         text=True,
     ) as demo:
-        trainings = until(lambda: trainings_of(demo.pid), at_least=3)
-        until(lambda: list((tmp_path / ".mlflow-stability").glob("2*")), at_least=1)
+        wait_until(lambda: len(trainings_of(demo.pid)) == 3, 120)
+        trainings = trainings_of(demo.pid)
+        wait_until(lambda: list((tmp_path / ".mlflow-stability").glob("2*")), 120)
         demo.send_signal(signal.SIGINT)
         out, err = demo.communicate()
     assert demo.returncode == 130

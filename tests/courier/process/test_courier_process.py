@@ -6,8 +6,9 @@ import time
 
 import psutil
 import pytest
-from courier.staging import Training, wait_until
+from courier.staging import Training
 from mlflow import MlflowClient
+from waiting import wait_until
 
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.courier.process.out_of_memory import MemoryWatch

@@ -11,10 +11,11 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from courier.staging import Training, wait_until
+from courier.staging import Training
 from figures.attention import attention, same
 from mlflow import MlflowClient
 from servers.mlflow_server import mlflow_server
+from waiting import wait_until
 
 from mlflow_stability.courier.pictures import attention_pictures
 from mlflow_stability.courier.pictures.attention_pictures import AttentionPictures

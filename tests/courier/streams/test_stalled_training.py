@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 from courier.staging import Training, reading
 from mlflow import MlflowClient
+from waiting import wait_until
 
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary import Closing, Event, Severity
@@ -33,14 +34,8 @@ def test_a_training_that_hangs_is_told_and_one_that_goes_on_had_paused(tmp_path:
     train_until(training, time.time() - 100)
     courier = training.start_courier()
     try:
-        until = time.monotonic() + 60
-        while client.get_run(run_id).data.tags.get("stability.events") != "1 critical, 0 warning":
-            assert time.monotonic() < until
-            time.sleep(0.3)
-        while not stalls(run_id, sqlite_uri):
-            assert time.monotonic() < until
-            time.sleep(0.3)
-        (stall,) = stalls(run_id, sqlite_uri)
+        wait_until(lambda: client.get_run(run_id).data.tags.get("stability.events") == "1 critical, 0 warning")
+        (stall,) = wait_until(lambda: stalls(run_id, sqlite_uri))
         assert (stall.step, stall.severity) == (20, Severity.CRITICAL)
         train_until(training, time.time(), first=21)
         training.end(Closing("finished", "", 40, time.time()))
@@ -62,10 +57,7 @@ def test_a_person_who_thinks_in_a_notebook_is_no_stall(tmp_path: Path, sqlite_ur
     train_until(training, time.time() - 100)
     courier = training.start_courier()
     try:
-        until = time.monotonic() + 60
-        while client.get_run(run_id).data.tags.get("stability.last_step") != "20":
-            assert time.monotonic() < until
-            time.sleep(0.3)
+        wait_until(lambda: client.get_run(run_id).data.tags.get("stability.last_step") == "20")
         assert client.get_run(run_id).data.tags["stability.events"] == "0 critical, 0 warning"
     finally:
         courier.kill()

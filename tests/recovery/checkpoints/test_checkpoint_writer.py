@@ -4,13 +4,13 @@ import dataclasses
 import os
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 import torch
 from recovery.restorable import OPTIMIZERS, Training
+from waiting import wait_until
 
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
@@ -167,9 +167,6 @@ def test_the_thread_ends_and_the_directory_is_free_for_the_next(tmp_path: Path) 
     writer = CheckpointWriter(CheckpointStore(tmp_path / "c", "one"), is_finite)
     writer.submit(state(1), 1.0)
     assert writer.close(30)
-    deadline = time.monotonic() + 10
-    while any(each.name == "mlflow-stability-checkpoints" for each in threading.enumerate()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
+    wait_until(lambda: all(each.name != "mlflow-stability-checkpoints" for each in threading.enumerate()), 10)
     shutil.rmtree(next((tmp_path / "c").glob("rollback_ckpt-*")))
     CheckpointStore(tmp_path / "c", "two")

@@ -4,9 +4,9 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
+from waiting import wait_until
 
 from mlflow_stability.session.recording.deferred_detection import MOST, SECONDS, DeferredDetection
 from mlflow_stability.vocabulary.measured.observation import StepReading
@@ -31,13 +31,6 @@ class Judged:
 
 def reading(step: int, when: float, loss: float = 1.0) -> StepReading:
     return StepReading(step, LAYOUT, (loss,), time=when)
-
-
-def until(condition: Callable[[], bool], seconds: float = 10.0) -> None:
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.02)
 
 
 def test_fast_steps_are_judged_many_at_a_time_in_their_order() -> None:
@@ -85,7 +78,7 @@ def test_a_training_that_stands_still_has_its_last_steps_judged_within_two_secon
     late.take(reading(1, 100.0))
     late.take(reading(2, 100.001))
     began = time.monotonic()
-    until(lambda: judged.steps == [1, 2])
+    wait_until(lambda: judged.steps == [1, 2], 10)
     assert time.monotonic() - began < 2 or os.getloadavg()[0] > 4
     assert judged.threads == {threading.current_thread().name, "mlflow-stability judge"}
     late.stop()

@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric
 from servers.same_answer import SameAnswer
 from servers.troubled_server import TroubledServer
+from waiting import wait_until
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.tracking.artifacts.record_events import EVENTS_FOLDER, events_name, line_of
@@ -233,9 +234,7 @@ def test_ctrl_c_does_not_wait_for_a_server_that_is_silent(troubled_server: Troub
     reading = subprocess.Popen(
         [sys.executable, "-c", code, run_id, troubled_server.url], env={**os.environ, "PYTHONPATH": str(ROOT)}
     )
-    until = time.monotonic() + 60
-    while not any("get-history" in path for path in troubled_server.requests) and time.monotonic() < until:
-        time.sleep(0.02)
+    wait_until(lambda: any("get-history" in path for path in troubled_server.requests))
     reading.send_signal(signal.SIGINT)
     try:
         assert reading.wait(timeout=60) == 130

@@ -1,0 +1,18 @@
+"""Waits for what another process or thread does, and never longer than is said."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+_T = TypeVar("_T")
+
+
+def wait_until(condition: Callable[[], _T], seconds: float = 60.0, told: Callable[[], str] = str) -> _T:
+    """What the condition returns as soon as that is true; an AssertionError, with what is told, if it never is."""
+    until = time.monotonic() + seconds
+    while not (found := condition()):
+        assert time.monotonic() < until, f"not within {seconds} s {told()}"
+        time.sleep(0.05)
+    return found
