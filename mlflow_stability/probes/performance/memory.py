@@ -10,10 +10,10 @@ can be used again and is no pressure.
 
 from __future__ import annotations
 
+import os
 import resource
 import sys
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -27,7 +27,7 @@ DEVICE = ("memory_allocated", "memory_reserved", "memory_peak", "memory_share")
 HOST = ("host_memory",)
 COUNTED = ("cuda", "xpu")
 """The kinds of devices whose allocator counts."""
-_STATM = Path("/proc/self/statm")
+_STATM = "/proc/self/statm"
 _PAGE = resource.getpagesize()
 
 
@@ -85,7 +85,11 @@ def device_memory(module: Any, device: torch.device) -> tuple[float, float, floa
 def process_memory() -> float:
     """Bytes of this process in the host's memory; where the system does not tell, the most there have been."""
     try:
-        return 1.0 * int(_STATM.read_text().split()[1]) * _PAGE
+        page = os.open(_STATM, os.O_RDONLY | os.O_CLOEXEC)  # a file object would take ten times as long
+        try:
+            return 1.0 * int(os.read(page, 256).split()[1]) * _PAGE
+        finally:
+            os.close(page)
     except OSError:  # not Linux
         most = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
         return 1.0 * most * (1 if sys.platform == "darwin" else 1024)

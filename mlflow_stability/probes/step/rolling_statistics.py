@@ -141,7 +141,6 @@ def _variance(values: Sequence[float]) -> float:
 
 def _slope(values: Sequence[float]) -> float:
     """Of the straight line through values one step apart."""
-    middle = (len(values) - 1) / 2
-    return sum((at - middle) * each for at, each in enumerate(values)) / sum(
-        (at - middle) ** 2 for at in range(len(values))
-    )
+    count = len(values)
+    middle = (count - 1) / 2
+    return sum([(at - middle) * each for at, each in enumerate(values)]) / (count * (count**2 - 1) / 12)
