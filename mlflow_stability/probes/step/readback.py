@@ -43,15 +43,19 @@ class Readback:
 
     def fetch(self, scalars: Sequence[Tensor | float], reader: Reader, rows: Sequence[Tensor] = ()) -> None:
         """Give the values to `reader`: now, or as soon as they have arrived."""
+        values: list[float] = []
         is_far = bool(rows) and not all(row.is_cpu for row in rows)
-        for each in scalars:
-            if isinstance(each, Tensor) and not each.is_cpu:
+        for each in () if is_far else scalars:
+            if not isinstance(each, Tensor):
+                values.append(each)
+            elif each.is_cpu:
+                values.append(each.item())
+            else:
                 is_far = True
                 break
         if not is_far:
             if self._pending:
                 self.drain()  # a cycle on an accelerator may still be on its way, and comes first
-            values = [each.item() if isinstance(each, Tensor) else each for each in scalars]
             reader(values, [each.tolist() for each in rows] if rows else [])
             return
         far = [(number, each) for number, each in enumerate(scalars) if isinstance(each, Tensor) and not each.is_cpu]

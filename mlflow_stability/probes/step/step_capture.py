@@ -7,7 +7,6 @@ in place.
 
 from __future__ import annotations
 
-import math
 import weakref
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -175,18 +174,6 @@ def take_losses(capture: StepCapture, tensors: Any, unscaled: UnscaledLoss | Non
             loss = loss / capture.scaler._scale
         single = loss if not loss.ndim else loss.reshape(())
         capture.losses.append(single.clone())  # a script may go on to change it in place
-
-
-def take_clip(capture: StepCapture, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
-    """A norm that the script took over gradients."""
-    scale = capture.scaler._scale.clone() if capture.scaler is not None and not capture.unscaled else None
-    capture.clips.append(Clip(norm.detach().clone(), float(order), frozenset(map(id, gradients)), scale))
-
-
-def take_limit(capture: StepCapture, kind: str, limit: Any) -> None:
-    """The limit at which the script clipped, where it is a plain number: none is fetched from a device."""
-    if isinstance(limit, int | float) and math.isfinite(limit):  # with an infinite one a norm is only measured
-        capture.limits[kind] = float(limit)
 
 
 def take_rates(capture: StepCapture, optimizer: Optimizer, known: KnownOptimizer) -> None:

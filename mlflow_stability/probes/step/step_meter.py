@@ -10,6 +10,7 @@ backward pass.
 
 from __future__ import annotations
 
+import math
 import time
 import weakref
 from collections.abc import Callable, Iterable, Sequence
@@ -36,8 +37,6 @@ from mlflow_stability.probes.step.step_capture import (
     KnownOptimizer,
     StepCapture,
     UnscaledLoss,
-    take_clip,
-    take_limit,
     take_losses,
     take_rates,
     take_scale,
@@ -182,13 +181,16 @@ class StepMeter:
 
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         """Runs after the script took a norm of gradients."""
-        if not self._capture.stepped and not hasattr(norm, "full_tensor"):
-            take_clip(self._capture, gradients, order, norm)
+        capture = self._capture
+        if not capture.stepped and not hasattr(norm, "full_tensor"):
+            scaled = capture.scaler is not None and not capture.unscaled
+            scale = capture.scaler._scale.clone() if scaled else None
+            capture.clips.append(Clip(norm.detach().clone(), float(order), frozenset(map(id, gradients)), scale))
 
     def clipped(self, kind: str, limit: Any) -> None:
-        """Runs after the script clipped gradients."""
-        if not self._capture.stepped:
-            take_limit(self._capture, kind, limit)
+        """Runs after the script clipped gradients; no limit is fetched from a device, and an infinite one is none."""
+        if not self._capture.stepped and isinstance(limit, int | float) and math.isfinite(limit):
+            self._capture.limits[kind] = float(limit)
 
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
         """Runs after a loss scaler multiplied a loss."""
