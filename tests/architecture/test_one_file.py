@@ -1,4 +1,4 @@
-"""One file adds a detector, a cause, a log format, an output format: it is written, and everything else follows."""
+"""One file adds a detector, a cause, a log format, an output format, a figure; everything else follows from it."""
 
 from __future__ import annotations
 
@@ -102,6 +102,25 @@ def read(opening: Opening) -> list[RunHistory] | None:
 
 FORMAT = LogFormat("toy logs", ToldBy.MARK, read, frozenset({".toy"}))
 '''
+FIGURE = '''
+"""A picture of one word."""
+
+from mlflow_stability.figures.run_figure import FigureData, RunFigure
+
+
+def draw(data: FigureData) -> bytes:
+    """Draw the word."""
+    from matplotlib.figure import Figure
+
+    from mlflow_stability.figures.style import png
+
+    figure = Figure(figsize=(2, 1))
+    figure.text(0.1, 0.5, f"{len(data.grid('adam_rms').layers)} layers")
+    return png(figure)
+
+
+FIGURES = (RunFigure("one_word", draw, lambda data: data.has_layers("adam_rms"), by_layer="adam_rms"),)
+'''
 OUTPUT_FORMAT = '''
 """A report in one word a line."""
 
@@ -139,6 +158,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     (copied / "diagnosis" / "causes" / "calendar_day.py").write_text(CAUSE)
     (copied / "importers" / "formats" / "toy_log.py").write_text(LOG_FORMAT)
     (copied / "reports" / "formats" / "words.py").write_text(OUTPUT_FORMAT)
+    (copied / "figures" / "of_run" / "one_word.py").write_text(FIGURE)
     return folder
 
 
@@ -219,6 +239,40 @@ def test_an_output_format_is_offered_written_and_told_by_its_ending(package: Pat
     assert "divergence" in typed(package, "diagnose", str(log), "--output-format", "words").split()
     assert typed(package, "compare", str(log), str(log), "--output", "out.words", "--no-cache") == ""
     assert (package / "out.words").read_text().strip().isdigit()
+
+
+def test_a_figure_is_drawn_from_what_it_asked_for_and_sent_to_the_run(package: Path) -> None:
+    code = """
+import sys
+from pathlib import Path
+
+sys.path.append(sys.argv[2])
+from courier.staging import Training
+
+from mlflow_stability.courier.pictures.figure_stream import FigureStream
+from mlflow_stability.courier.progress.delivered import Delivered
+from mlflow_stability.vocabulary import Signal, StepReading
+
+
+class Store:
+    run_id = "a run"
+
+    def upload(self, file, folder):
+        print(folder, file.name, file.read_bytes()[1:4].decode())
+
+
+training = Training(Path(sys.argv[1]), "sqlite:///never-opened.db")
+signals = (Signal("loss"), Signal("adam_rms", "a"), Signal("adam_rms", "b"))
+for step in range(20):
+    training.journal.append(StepReading(step, signals, (1.0 / (step + 1), 1.0, 2.0), 0, float(step)))
+stream = FigureStream(Delivered(training.journal.folder), Store())
+assert "matplotlib" not in sys.modules
+while not stream.done:
+    stream.advance(over=True)
+training.end()
+"""
+    done = run_in(package, "-c", code, str(package / "journal"), str(ROOT / "tests"))
+    assert done.out == "stability dashboard.png PNG\nstability/layers one_word.png PNG\n"
 
 
 def test_nothing_of_the_toys_is_in_the_real_package() -> None:

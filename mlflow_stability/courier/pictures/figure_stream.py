@@ -12,22 +12,59 @@ import logging
 import tempfile
 import time
 from collections import deque
+from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_stability.courier.pictures.picture_data import BY_LAYER, PictureData
+from mlflow_stability.courier.pictures.picture_data import PictureData
 from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.figures.layers.layer_grid import LayerGrid
+from mlflow_stability.figures.run_figure import RunFigure, run_figures
+from mlflow_stability.figures.run_page.dashboard_data import DashboardData
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.tracking.artifacts.attention_parts import PictureName, picture_place
+from mlflow_stability.tracking.artifacts.attention_parts import picture_name
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.vocabulary.measured.layer_table import LayerTable
 
 INTERVAL = 600.0
 _READ_AT_ONCE = 500
-_MOST_TABLES = 10
-"""How many tables of layers are read for one picture."""
 _logger = logging.getLogger("mlflow_stability.courier")
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    """What figures ask of a recording, in the words of `FigureData`."""
+
+    data: PictureData
+    run_id: str
+    folder: Path
+
+    @property
+    def subtitle(self) -> str:
+        return self.data.subtitle(self.run_id)
+
+    def board(self) -> DashboardData:
+        return self.data.board(self.run_id)
+
+    def has_layers(self, quantity: str) -> bool:
+        return self.data.has_layers(quantity)
+
+    def grid(self, quantity: str) -> LayerGrid:
+        return self.data.grid(quantity)
+
+    def has_histograms(self) -> bool:
+        return bool(self._tables())
+
+    def gradient_tables(self, most: int) -> list[LayerTable]:
+        files = self._tables()
+        chosen = files[-1 :: -max(1, len(files) // most)][:most]  # backwards, the newest always
+        return [read_layer_table(each.path) for each in reversed(chosen)]
+
+    def _tables(self) -> list[LayerTableFile]:
+        files = layer_table_files(self.folder)
+        return [each for each in files if each.what == "gradient" and each.has_histograms]
 
 
 class FigureStream:
@@ -42,10 +79,10 @@ class FigureStream:
         self._follower = JournalFollower(delivered.folder / JOURNAL)
         self._data = PictureData(delivered.offset)
         self._due_at = time.monotonic() + INTERVAL
-        self._to_draw: deque[PictureName] = deque()
-        self._drawn: tuple[PictureName, bytes] | None = None
+        self._to_draw: deque[RunFigure] = deque()
+        self._drawn: tuple[RunFigure, bytes] | None = None
         """A picture that has not arrived yet."""
-        self._given_up: set[PictureName] = set()
+        self._given_up: set[str] = set()
         self._deaf = False
         """The journal could not be understood."""
         self._ending = False
@@ -78,59 +115,38 @@ class FigureStream:
             return False
         return len(entries) >= _READ_AT_ONCE
 
-    def _pictures(self) -> list[PictureName]:
+    def _pictures(self) -> list[RunFigure]:
         """Those for which there is something to draw."""
         if self._deaf or not self._data.readings:
             return []
-        layers = [name for name in BY_LAYER if self._data.has_layers(name)]
-        histogram: list[PictureName] = ["gradient_histogram"] if self._histograms() else []
-        found: list[PictureName] = ["dashboard", *layers, *histogram]
-        return [name for name in found if name not in self._given_up]
+        known = _Known(self._data, self._writer.run_id, self._delivered.folder)
+        return [each for each in run_figures() if each.name not in self._given_up and each.there(known)]
 
-    def _draw(self, name: PictureName) -> None:
+    def _draw(self, figure: RunFigure) -> None:
+        """Draw it; the first one loads matplotlib."""
         try:
-            self._drawn = (name, self._png(name))
+            known = _Known(self._data, self._writer.run_id, self._delivered.folder)
+            self._drawn = (figure, figure.draw(known))
         except Exception as error:  # likewise
-            self._give_up(name, error)
-
-    def _png(self, name: PictureName) -> bytes:
-        """The picture; the first one loads matplotlib."""
-        from mlflow_stability.figures.layers.histogram_ridge import histogram_ridges
-        from mlflow_stability.figures.layers.layer_heatmap import layer_heatmap
-        from mlflow_stability.figures.run_page.dashboard import dashboard
-        from mlflow_stability.figures.style import png
-
-        run_id = self._writer.run_id
-        if name == "dashboard":
-            return png(dashboard(self._data.board(run_id)))
-        if name == "gradient_histogram":
-            files = self._histograms()
-            chosen = files[-1 :: -max(1, len(files) // _MOST_TABLES)][:_MOST_TABLES]  # backwards, the newest always
-            tables = [read_layer_table(each.path) for each in reversed(chosen)]
-            return png(histogram_ridges(tables, self._data.subtitle(run_id)))
-        return png(layer_heatmap(self._data.grid(name), self._data.subtitle(run_id)))
-
-    def _histograms(self) -> list[LayerTableFile]:
-        files = layer_table_files(self._delivered.folder)
-        return [each for each in files if each.what == "gradient" and each.has_histograms]
+            self._give_up(figure, error)
 
     def _send(self) -> None:
         if self._drawn is None:
             return
-        name, content = self._drawn
-        folder, file_name = picture_place(name, self._delivered.number or 0)
+        figure, content = self._drawn
+        file_name = picture_name(figure.name, self._delivered.number or 0)
         try:
             with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
                 file = Path(room, file_name)
                 file.write_bytes(content)
-                self._writer.upload(file, folder)
+                self._writer.upload(file, figure.folder)
         except (OSError, RefusedError) as error:
-            self._give_up(name, error)
+            self._give_up(figure, error)
         self._drawn = None
 
-    def _give_up(self, name: PictureName, error: Exception) -> None:
-        self._given_up.add(name)
-        self._note(f"Picture {name}.png not drawn", error)
+    def _give_up(self, figure: RunFigure, error: Exception) -> None:
+        self._given_up.add(figure.name)
+        self._note(f"Picture {figure.name}.png not drawn", error)
 
     @staticmethod
     def _note(what: str, error: Exception) -> None:

@@ -13,18 +13,18 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.figures.layers.layer_grid import LayerGrid, LayerSketch
+from mlflow_stability.figures.run_figure import run_figures
 from mlflow_stability.figures.run_page.curve import CurveSketch
 from mlflow_stability.figures.run_page.dashboard_data import MOST_CURVES, QUANTITIES, DashboardData
 from mlflow_stability.figures.run_page.mark import MarkSketch
 from mlflow_stability.journal.record import Record
-from mlflow_stability.tracking.artifacts.attention_parts import PictureName
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.event import Event
 from mlflow_stability.vocabulary.run.milestone import Closing
 
-BY_LAYER: tuple[PictureName, ...] = ("grad_norm", "update_ratio", "param_norm")
+BY_LAYER = tuple(dict.fromkeys(each.by_layer for each in run_figures() if each.by_layer))
 """The quantities that have a picture by layer."""
 _MOST_LAYOUTS = 64
 
@@ -69,11 +69,11 @@ class PictureData:
         curves = tuple(sketch.curve() for sketch in self._curves.values())
         return DashboardData("Training health", self.subtitle(run_id), curves, self._marks.marks(), left_out)
 
-    def has_layers(self, quantity: PictureName) -> bool:
+    def has_layers(self, quantity: str) -> bool:
         """Whether a quantity was measured by layer."""
         return bool(self._layers[quantity].layers)
 
-    def grid(self, quantity: PictureName) -> LayerGrid:
+    def grid(self, quantity: str) -> LayerGrid:
         """A quantity by layer."""
         # What is measured in turns names its layers in another order than the model has them.
         fullest = max(self._layers.values(), key=lambda each: len(each.layers))

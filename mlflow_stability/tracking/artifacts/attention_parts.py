@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from io import BytesIO
 from pathlib import Path
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -76,11 +76,9 @@ def read_attention_part(file: Path) -> list[AttentionMap]:
         raise ValueError(f"{file.name} holds no attention maps: {error}") from error
 
 
-PictureName: TypeAlias = Literal["dashboard", "grad_norm", "update_ratio", "param_norm", "gradient_histogram"]
 LAYERS_FOLDER = "stability/layers"
-_FOLDERS: dict[PictureName, str] = {"dashboard": "stability"}
 
 
-def picture_place(name: PictureName, recording: int) -> tuple[str, str]:
-    """The folder and the file of a picture: `stability`, `dashboard.png`; of a second recording `dashboard-2.png`."""
-    return _FOLDERS.get(name, LAYERS_FOLDER), f"{name}.png" if recording == 0 else f"{name}-{recording + 1}.png"
+def picture_name(name: str, recording: int) -> str:
+    """The file of a picture: `dashboard.png`; of a second recording `dashboard-2.png`."""
+    return f"{name}.png" if recording == 0 else f"{name}-{recording + 1}.png"

@@ -154,8 +154,8 @@ def test_a_picture_is_not_drawn_again_because_the_store_is_away(
     shelf, drawn = Shelf(), []
     shelf.trouble = TrackingError("away")
     stream = FigureStream(Delivered(training.journal.folder), shelf)
-    draw = FigureStream._png
-    monkeypatch.setattr(FigureStream, "_png", lambda self, name: drawn.append(name) or draw(self, name))
+    draw = FigureStream._draw
+    monkeypatch.setattr(FigureStream, "_draw", lambda self, one: drawn.append(one.name) or draw(self, one))
     for _ in range(3):
         with pytest.raises(TrackingError):
             stream.advance(over=True)
