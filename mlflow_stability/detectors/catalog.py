@@ -65,7 +65,7 @@ def built(text: str) -> tuple[Detector, ...]:
     except (TypeError, ValueError) as error:
         if isinstance(error, SettingsError):
             raise
-        raise SettingsError(f"This is no description of detectors ({error}): {text[:100]!r}") from None
+        raise SettingsError(f"Not a description of detectors ({error}): {text[:100]!r}") from None
 
 
 def documentation(name: str) -> FindingDocumentation:

@@ -49,7 +49,7 @@ def _summary(cards: Sequence[RunCard], unread: int, interrupted: bool) -> str:
     if not cards and interrupted:
         return "Interrupted before a run was read."
     if not cards:
-        return "No run could be read." if unread else "There is no run to compare."
+        return "No run could be read." if unread else "No run to compare."
     counts = Counter(card.state for card in cards)
     shaky = sum(card.state == "stuck" and card.unstable is True for card in cards)
     some = f" ({shaky} of them unstable as well)" if shaky else ""
@@ -58,7 +58,7 @@ def _summary(cards: Sequence[RunCard], unread: int, interrupted: bool) -> str:
         "unstable": "unstable",
         "stuck": f"stuck{some if shaky < counts['stuck'] else ' and unstable'}",
         "stable": "stable",
-        "unclear": "not to be told",
+        "unclear": "not judged",
     }
     counted = ", ".join(f"{counts[state]} {word}" for state, word in words.items() if counts[state])
     more = f"; {unread} could not be read" if unread else ""

@@ -117,10 +117,13 @@ def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector
 def _notes(history: RunHistory, curves: RunCurves, resumed: int | None) -> tuple[str, ...]:
     starts = len({curve.attempt for curve in curves.losses})
     if resumed is not None:
-        said = f"The training was started {starts} times and went on: the verdict is that of the last start."
+        said = f"The training was started {starts} times and continued: the verdict is that of the last start."
         return (*_basis(history), said)
     if starts > 1 and history.events is None:
-        return (*_basis(history), f"The training begins anew {starts} times: the verdict is that of the worst part.")
+        return (
+            *_basis(history),
+            f"The log holds {starts} starts of a training: the verdict is that of the worst part.",
+        )
     return _basis(history)
 
 
@@ -128,7 +131,10 @@ def _basis(history: RunHistory) -> tuple[str, ...]:
     if history.events is not None:
         return (*history.notes, JUDGED_LIVE)
     if not history.complete:
-        return (*history.notes, "Only some of the measured points are left: judged by rules for sparse points alone.")
+        return (
+            *history.notes,
+            "The run holds only some of the measured points: judged by the rules for sparse curves only.",
+        )
     return history.notes
 
 

@@ -75,9 +75,6 @@ BANNED = (
     Banned(r"(?<!there )\b(?:is|are) no\b(?! longer)", "is not a", "'x' is no file or folder here"),
 )
 NOT_YET = {
-    "detectors": "phrases of findings",
-    "diagnosis": "phrases of conclusions",
-    "vocabulary": "phrases of data classes",
     "session": "warnings of a recording",
     "recovery": "warnings of rollbacks",
     "probes": "warnings of measurements",

@@ -32,7 +32,7 @@ def test_the_stablest_run_comes_first_and_the_one_that_was_lost_first_comes_last
 def test_the_summary_counts_every_run_once() -> None:
     cards = [made("a", {}), made("b", {}, lost=5), RunCard("c"), RunCard("d", error="gone")]
     found = comparison_of(cards)
-    assert found.summary == "3 runs: 1 lost, 1 stable, 1 not to be told; 1 could not be read."
+    assert found.summary == "3 runs: 1 lost, 1 stable, 1 not judged; 1 could not be read."
     assert [card.source for card in found.unread] == ["d"]
 
 
@@ -96,5 +96,5 @@ def test_twice_as_many_spikes_in_twice_as_many_steps_is_no_higher_rate() -> None
 
 
 def test_nothing_to_compare_and_interrupted_are_told_apart() -> None:
-    assert comparison_of([]).summary == "There is no run to compare."
+    assert comparison_of([]).summary == "No run to compare."
     assert comparison_of([], asked=3, interrupted=True).summary == "Interrupted before a run was read."

@@ -53,7 +53,7 @@ class Detector(FindingType, ABC):
     """One judgement. Its class documents it: what it sees, why it matters, what to try, when it is wrong.
 
     A detector is a frozen dataclass: annotated fields are thresholds, what is not annotated says how it looks. It says
-    only where it differs from what stands here.
+    only where it differs from what is set here.
     """
 
     quantities: ClassVar[tuple[str, ...]]

@@ -48,7 +48,7 @@ class Divergence(Detector):
     below 1 % of the first loss never count. The finding ends after 64 steps without a high loss, or when the higher
     level has become the baseline.
 
-    Why it matters: a diverging run rarely recovers by itself, and every further step is wasted.
+    Why it matters: a diverging run rarely recovers by itself, and every further step is lost.
 
     What to try: restart from a checkpoint before the divergence; lower the learning rate by a factor of 2 to 5;
     lengthen the warm-up; clip gradients.
@@ -203,7 +203,7 @@ class DivergenceClassic(Detector):
     What it sees: 3 losses in a row above 2.0 times the mean of the 100 values before each, from the 21st value on. A
     run of such losses is one finding.
 
-    Why it matters: a diverging run rarely recovers by itself, and every further step is wasted.
+    Why it matters: a diverging run rarely recovers by itself, and every further step is lost.
 
     What to try: restart from a checkpoint before the divergence; lower the learning rate by a factor of 2 to 5;
     lengthen the warm-up; clip gradients.

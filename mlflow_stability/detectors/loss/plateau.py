@@ -38,8 +38,8 @@ class Plateau(Detector):
 
     What it sees: from 1000 steps on, a loss within 2 % of its start that has not fallen. Or a loss that fell by less
     than 10 % in all and not in the last 10,000 steps. Not fallen means: no clear fall, and any fall hidden in the noise
-    is below 0.5 %. A loss at the logarithm of a number of classes is reported as chance level. A run that fell further
-    and then converged is no plateau. The finding ends when the loss has fallen by 10 %. Losses that can be negative and
+    is below 0.5 %. A loss at the logarithm of a number of classes is called chance level. A run that fell further and
+    then converged is not a plateau. The finding ends when the loss has fallen by 10 %. Losses that can be negative and
     adversarial training, such as a GAN, are not judged. `diagnose` sees the whole curve and also judges shorter runs,
     from 15 points on.
 

@@ -41,7 +41,7 @@ class LearningRateJump(Detector):
     continues a linear warm-up from near zero. Restarts (cosine with warm restarts, cyclic schedules) return to the
     highest rate and do not count; nor does a decrease. Groups that jump in the same step are one finding.
 
-    Why it matters: the schedule, or a resumed run that lost its schedule, uses a rate that nobody tested. Later changes
+    Why it matters: the schedule, or a resumed run that lost its schedule, uses an untested rate. Later changes
     in the loss have their cause here.
 
     What to try: check the schedule, above all at its end and after a resume; warm up to the new rate over some hundred

@@ -32,7 +32,7 @@ def statement_of(feature: Feature, watched: Watched, beside: Sequence[Feature] =
             and inner is not None
             and _contrast(inner, outcome, outer.worse) > _contrast(split, outcome)
         ):
-            return f"Of the runs with {outer.words}: {_counts(inner, outcome, outer.worse)}."
+            return f"Among runs with {outer.words}: {_counts(inner, outcome, outer.worse)}."
     return f"{capitalised(counts_of(feature, watched))}."
 
 
@@ -48,17 +48,17 @@ def counts_of(feature: Feature, watched: Watched) -> str:
     worse, other = (watched.steps[watched.troubled & side] for side in (split.worse, ~split.worse))
     if not len(worse) or not len(other):
         return said
-    return f"{said}; there after {np.median(worse):,.0f} steps, here after {np.median(other):,.0f}, in the middle"
+    return f"{said}; median start at step {np.median(worse):,.0f} and {np.median(other):,.0f}"
 
 
 def _counts(split: Split | None, outcome: NDArray[np.bool_], among: NDArray[np.bool_] | None = None) -> str:
     if split is None:
-        return "its values go with the outcome, with too few runs a value for counts"
+        return "associated with the outcome, with too few runs per value for counts"
     asked = np.ones(len(outcome), bool) if among is None else among
     worse, other = outcome[asked & split.worse], outcome[asked & ~split.worse]
     return (
-        f"unstable were {int(worse.sum())} of {len(worse)} with {split.words}, and {int(other.sum())} of {len(other)} "
-        f"with {split.other_words}"
+        f"{split.words}: {int(worse.sum())} of {len(worse)} unstable; {split.other_words}: {int(other.sum())} of "
+        f"{len(other)}"
     )
 
 

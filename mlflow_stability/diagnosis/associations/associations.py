@@ -90,10 +90,10 @@ def associations_of(cards: Sequence[RunCard]) -> Found:
 def _too_few(runs: int, unstable: int, features: int) -> str:
     if runs < FEWEST_RUNS or min(unstable, runs - unstable) < FEWEST:
         return (
-            f"Which parameter goes with instability: too few runs to tell; of {runs} that can be judged {unstable} "
-            f"were unstable, and {FEWEST_RUNS} are needed with {FEWEST} of either kind."
+            f"Parameters associated with instability: {unstable} of {runs} judged runs were unstable; at least "
+            f"{FEWEST_RUNS} runs are needed, {FEWEST} of each kind."
         )
-    return "" if features else "Which parameter goes with instability: the runs differ in none."
+    return "" if features else "Parameters associated with instability: the runs have equal parameters."
 
 
 def _candidates(
@@ -147,7 +147,7 @@ def _explained_away(alone: Sequence[_Candidate], named: Sequence[Feature]) -> li
     taken = {feature.name for feature in named}
     others = ", ".join(sorted(taken))
     return [
-        f"{each.group[0].name} goes with instability too, but no longer among runs that are alike in {others}."
+        f"{each.group[0].name} is associated with instability as well, but not among runs with similar {others}."
         for each in alone
         if taken and each.named and each.group[0].name not in taken
     ]
@@ -157,9 +157,9 @@ def _doubtful(candidates: Sequence[_Candidate], watched: Watched, named: Sequenc
     """What stands out among runs, and not among settings."""
     count = len(np.unique(watched.settings))
     return [
-        f"Whether {' / '.join(sorted(part.name for part in each.group))} goes with instability"
+        f"Association of {' / '.join(sorted(part.name for part in each.group))} with instability"
         f"{f' beside {listed}' if (listed := ', '.join(one.name for one in named)) else ''}: "
-        f"{statement_of(each.group[0], watched, named).removesuffix('.')}; but these are {count} different settings "
-        "only, too few to tell it from whatever else they have in common."
+        f"{statement_of(each.group[0], watched, named).removesuffix('.')}; only {count} different settings, too few to "
+        "separate it from other differences."
         for each in [each for each in candidates if each.by_run < UNLIKELY][:MOST]
     ]

@@ -43,8 +43,8 @@ def warnings_about(groups: Sequence[Sequence[Feature]], named: Sequence[Feature]
     """What to bear in mind about what is named."""
     taken = {feature.name for feature in named}
     said = [
-        f"{' and '.join(sorted(each.name for each in group))} change together in all of these runs: which of them "
-        "matters cannot be told."
+        f"{' and '.join(sorted(each.name for each in group))} change together in all of these runs: vary them "
+        "separately to see which one matters."
         for group in groups
         if len(group) > 1 and group[0].name in taken
     ]
@@ -55,10 +55,12 @@ def warnings_about(groups: Sequence[Sequence[Feature]], named: Sequence[Feature]
             correlation = rank_correlation(one.values, other.values)
             if correlation is not None and abs(correlation) >= NEARLY:
                 said.append(
-                    f"{one.name} and {other.name} move together (rank correlation {correlation:.2f}): what goes with "
-                    "one goes with the other."
+                    f"{one.name} and {other.name} are correlated (rank correlation {correlation:.2f}): an association "
+                    "with one may come from the other."
                 )
-    return said if len(said) <= MOST_WARNINGS else [*said[:MOST_WARNINGS], f"{len(said) - MOST_WARNINGS} more such."]
+    return (
+        said if len(said) <= MOST_WARNINGS else [*said[:MOST_WARNINGS], f"{len(said) - MOST_WARNINGS} more such pairs."]
+    )
 
 
 def rank_correlation(one: NDArray[np.float64], other: NDArray[np.float64]) -> float | None:

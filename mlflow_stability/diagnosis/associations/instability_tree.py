@@ -110,6 +110,6 @@ def _conditions(path: Sequence[tuple[int, float, bool]], columns: Sequence[_Colu
             yield f"{name} {NOT_SET}"
         else:
             least = max(above, default=-1.0)
-            parts = [f"above {limits[int(least)]:.3g}"] if least >= 0 else ["set"] if above and not below else []
-            parts += [f"up to {limits[int(min(below))]:.3g}"] if below else []
+            parts = [f"> {limits[int(least)]:.3g}"] if least >= 0 else ["set"] if above and not below else []
+            parts += [f"≤ {limits[int(min(below))]:.3g}"] if below else []
             yield f"{name} {' and '.join(parts)}"

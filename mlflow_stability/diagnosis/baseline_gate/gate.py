@@ -44,7 +44,7 @@ def gate_of(cards: Sequence[RunCard], baseline: RunCard) -> Gate:
 
 def _verdict(card: RunCard, baseline: RunCard, siblings: Sequence[RunCard], unlikely: float) -> GateVerdict:
     if card.error:
-        return GateVerdict(card.source, card.name, False, (f"It could not be read: {card.error}",))
+        return GateVerdict(card.source, card.name, False, (f"Not readable: {card.error}",))
     reasons = (
         *_worse_outcome(card, baseline),
         *_more_spikes(card, baseline, unlikely),
@@ -64,17 +64,17 @@ def _verdict(card: RunCard, baseline: RunCard, siblings: Sequence[RunCard], unli
 
 def _worse_outcome(card: RunCard, baseline: RunCard) -> Iterator[str]:
     if card.lost and not baseline.lost:
-        yield f"It {_was_lost(card)}, and the baseline was not lost."
+        yield f"The run {_was_lost(card)}; the baseline did not."
     elif _lost_much_sooner(card, baseline):
-        yield f"It was lost at step {card.divergence:,}, the baseline at step {baseline.divergence:,}."
+        yield f"The run diverged at step {card.divergence:,}, the baseline at step {baseline.divergence:,}."
     elif card.unstable is None and baseline.unstable is False:
-        yield f"It cannot be told to be healthy, as the baseline is: {card.verdict}"
+        yield f"The baseline is healthy; this run could not be judged: {card.verdict}"
     else:
         new = [each for each in card.troubles if each.severity > _worst(baseline, each.kind)]
         kinds = [each.kind for each in new if each.kind != "loss_spike" or each.severity is Severity.CRITICAL]
         if kinds:
             first = min(each.start for each in new if each.kind in kinds)
-            yield f"It had {listed(kinds)}, first at step {first:,}; the baseline had nothing of the kind as bad."
+            yield f"The run had {listed(kinds)}, first at step {first:,}; the baseline had no finding this severe."
 
 
 def _worst(card: RunCard, kind: str) -> Severity:
@@ -89,7 +89,7 @@ def _lost_much_sooner(card: RunCard, baseline: RunCard) -> bool:
 
 def _was_lost(card: RunCard) -> str:
     at = "" if card.divergence is None else f" at step {card.divergence:,}"
-    return f"became non-finite for good{at}" if card.outcome == "broken" else f"diverged{at}"
+    return f"became permanently non-finite{at}" if card.outcome == "broken" else f"diverged{at}"
 
 
 def _more_spikes(card: RunCard, baseline: RunCard, unlikely: float) -> Iterator[str]:
@@ -99,8 +99,8 @@ def _more_spikes(card: RunCard, baseline: RunCard, unlikely: float) -> Iterator[
     p = chance_of_more(rate, usual)
     if p < unlikely:
         yield (
-            f"Its loss spiked {rate.count} times in {rate.steps:,} steps, the baseline's {usual.count} times in "
-            f"{usual.steps:,}: chance alone does that with a probability of {p:.2g}."
+            f"Loss spikes: {rate.count} in {rate.steps:,} steps; baseline {usual.count} in {usual.steps:,} (p = "
+            f"{p:.2g})."
         )
 
 
@@ -112,9 +112,9 @@ def _higher_loss(card: RunCard, baseline: RunCard, siblings: Sequence[RunCard], 
     explained, by = _explained(gap, siblings, unlikely)
     if gap.wide <= max(explained, LEAST if gap.logarithmic else LEAST * abs(gap.theirs)):
         return
-    said = f"Its {card.loss} is {gap.mine:.4g} at step {gap.step:,}, the baseline's {gap.theirs:.4g}"
+    said = f"{card.loss} {gap.mine:.4g} at step {gap.step:,}, baseline {gap.theirs:.4g}"
     if gap.logarithmic:
-        yield f"{said}, {math.expm1(gap.wide):.1%} higher; {by} explains up to {math.expm1(explained):.1%}."
+        yield f"{said}: {math.expm1(gap.wide):.1%} higher; {by} explains up to {math.expm1(explained):.1%}."
     else:
         yield f"{said}; {by} explains a difference of up to {explained:.2g}."
 
@@ -137,22 +137,22 @@ def _gap(card: RunCard, baseline: RunCard) -> Gap | None:
 
 def _unclear(others: Sequence[RunCard], baseline: RunCard) -> Iterator[str]:
     if baseline.lost:
-        yield "The baseline itself was lost: hardly anything is worse than it."
+        yield "The baseline itself diverged or broke: choose a stable baseline."
     elif baseline.unstable is None:
-        yield f"The baseline cannot be judged: {baseline.verdict}"
+        yield f"The baseline could not be judged: {baseline.verdict}"
     readable = [card for card in others if card.readable]
     different = [card for card in readable if card.loss != baseline.loss]
     if different:
         metric = baseline.loss or "none"
-        yield f"The loss of {_names(different)} is not the baseline's metric ({metric}), so it was not compared."
+        yield f"Not compared: the final loss of {_names(different)}; its metric differs from the baseline's ({metric})."
     few = [c for c in readable if not c.lost and c.loss == baseline.loss != "" and _gap(c, baseline) is None]
     if few:
-        yield f"The final loss of {_names(few)} was not compared: it or the baseline's has too few points."
+        yield f"Not compared: the final loss of {_names(few)}; one of the curves has too few points."
     short = [c for c in readable if not c.lost and c.steps < SHORT * baseline.steps]
     if short:
         yield (
-            f"{_names(short)} made {'fewer than' if len(short) > 1 else f'{short[0].steps:,} of'} the baseline's "
-            f"{baseline.steps:,} steps: what comes later is not known."
+            f"Not compared: later steps of {_names(short)}, which made "
+            f"{'fewer than' if len(short) > 1 else f'{short[0].steps:,} of'} the baseline's {baseline.steps:,} steps."
         )
 
 

@@ -24,14 +24,14 @@ def overflow_said(around: Surroundings) -> tuple[str, bool] | None:
     """Whether numbers overflowed where the first bad one was born; None where that was not looked for."""
     origin = origin_near(around)
     if origin is not None and source_of(origin) == "input":
-        return "No: what is not finite came in with the batch.", False
+        return "No: the batch itself was non-finite.", False
     if origin is None or source_of(origin) not in ("forward", "backward"):
         return None
     ranges = range_of(origin)
-    given = f" What went in ranges {ranges}." if ranges else ""
+    given = f" Its inputs range {ranges}." if ranges else ""
     if overflowed(origin):
         return f"Yes, in {origin.place or 'the model'} at step {origin.step}.{given}", True
-    return f"No: the operation that broke is not defined for what it was given.{given}", False
+    return f"No: the operation is undefined for its inputs.{given}", False
 
 
 def inputs_said(around: Surroundings) -> tuple[str, bool] | None:
@@ -42,9 +42,9 @@ def inputs_said(around: Surroundings) -> tuple[str, bool] | None:
     ill = {_name(key): int(number) for key, number in batch.evidence.items() if key.startswith("not_finite.")}
     if ill:
         told = [f"{counted(number, 'number')} of {name}" for name, number in ill.items()]
-        return f"Not finite at step {batch.step}: {'; '.join(told[:MOST])}.", False
+        return f"Non-finite at step {batch.step}: {'; '.join(told[:MOST])}.", False
     ranges = _ranges(batch)
-    said = f"All of them are finite at step {batch.step}"
+    said = f"All finite at step {batch.step}"
     return f"{said}: {'; '.join(ranges[:MOST])}." if ranges else f"{said}.", True
 
 

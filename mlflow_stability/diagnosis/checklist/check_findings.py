@@ -61,7 +61,7 @@ def _inputs(case: Case) -> Found:
     looked = inputs_said(case.around)
     if looked is not None:
         return Found(looked[0], "ok" if looked[1] else "bad")
-    said = f"The inputs of step {case.around.episode.start} are not in the record."
+    said = f"No data: the inputs of step {case.around.episode.start} were not recorded."
     return Found(said, "unknown")
 
 
@@ -77,7 +77,7 @@ def _overflow(case: Case) -> Found:
 def _data(case: Case) -> Found:
     loss = case.around.whole_loss
     if loss is None:
-        return Found("No loss was logged.", "unknown")
+        return Found("No data: no loss was logged.", "unknown")
     spikes = [each for each in _of(case.diagnosis, "loss_spike") if each.severity >= Severity.WARNING]
     if spikes:
         listed = ", ".join(str(each.start) for each in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
@@ -87,16 +87,16 @@ def _data(case: Case) -> Found:
 
 def _labels(case: Case) -> Found:
     if case.around.whole_loss is None or not case.around.whole_loss.finite.any():
-        return Found("No loss was logged.", "unknown")
+        return Found("No data: no loss was logged.", "unknown")
     values = case.around.whole_loss.values[case.around.whole_loss.finite]
     last = float(np.median(values[-max(1, len(values) // 10) :]))
     stuck = _of(case.diagnosis, "plateau")
     classes = chance_of(last) if last > 0 else 0
     if stuck:
-        among = f", that of guessing among {classes} classes" if classes else ""
+        among = f", chance level for {classes} classes" if classes else ""
         return Found(f"The loss stayed at {shown(last)}{among}.", "bad")
     state: State = "ok" if last < values[0] else "unknown"
-    return Found(f"The loss went from {shown(float(values[0]))} to {shown(last)}.", state)
+    return Found(f"The loss changed from {shown(float(values[0]))} to {shown(last)}.", state)
 
 
 def _gradients(case: Case) -> Found:
@@ -124,7 +124,7 @@ def _learning_rate(case: Case) -> Found:
     if case.around.episode.kind == "":
         rates = [rate.values[rate.finite] for rate in case.around.rates if rate.finite.any()]
         if not rates:
-            return Found("The learning rate was not logged.", "unknown")
+            return Found("No data: the learning rate was not logged.", "unknown")
         every = np.concatenate(rates)
         return Found(f"Between {shown(float(every.min()))} and {shown(float(every.max()))}.", "ok")
     low = rate_too_low_look(case.around)
@@ -151,7 +151,7 @@ def _validation(case: Case) -> Found:
         each for each in case.diagnosis.curves if "val" in each.metric.lower() or "eval" in each.metric.lower()
     ]
     if not validated:
-        return Found("No validation loss was logged.", "unknown")
+        return Found("No data: no validation loss was logged.", "unknown")
     first = validated[0]
     best = f"{first.metric} was best, {shown(first.best)}, at step {first.best_step}"
     return Found(f"{best}, and {shown(first.last)} at the end.", "ok")
@@ -159,7 +159,7 @@ def _validation(case: Case) -> Found:
 
 def _end(case: Case) -> Found:
     if not case.diagnosis.ended:
-        return Found("The record does not say.", "unknown")
+        return Found("No data: the end of the process was not recorded.", "unknown")
     detail = f": {case.around.history.outcome_detail}" if case.around.history.outcome_detail else ""
     state: State = "ok" if case.diagnosis.ended in ("finished", "running") else "bad"
     return Found(f"{process_ended(case.diagnosis.ended)}{detail}.", state)
@@ -170,9 +170,9 @@ def _memory(case: Case) -> Found:
         if "memory" in metric.meaning.quantity and len(metric.series) > 1:
             values = decoded(metric.series.values)
             grown = float(values[-1]) > 1.5 * float(values[0]) > 0
-            said = f"{metric.name} went from {shown(float(values[0]))} to {shown(float(values[-1]))}."
+            said = f"{metric.name} changed from {shown(float(values[0]))} to {shown(float(values[-1]))}."
             return Found(said, "bad" if grown else "ok")
-    return Found("Memory was not logged.", "unknown")
+    return Found("No data: memory was not logged.", "unknown")
 
 
 FINDINGS: dict[str, Callable[[Case], Found]] = {
@@ -201,10 +201,10 @@ def _at(episode: Episode) -> str:
 def _finite(around: Surroundings) -> tuple[str, State]:
     loss = around.whole_loss
     if loss is None:
-        return "No loss was logged.", "unknown"
+        return "No data: no loss was logged.", "unknown"
     count = int((~loss.finite).sum())
     if count:
-        return f"{count} of the {len(loss.values)} points of {loss.name} are not finite.", "bad"
+        return f"{count} of the {len(loss.values)} points of {loss.name} are non-finite.", "bad"
     return f"All {len(loss.values)} points of {loss.name} are finite.", "ok"
 
 

@@ -45,23 +45,23 @@ QUESTIONS: dict[str, tuple[str, str]] = {
         "Look for an infinity before the first NaN; try bf16 or fp32; bound exponentials and divisions.",
     ),
     "data": (
-        "Is it a batch, or the data?",
-        "Look at the batch of that step, and train on it alone; check shuffling, duplicates and labels.",
+        "Is a batch, or the data, the cause?",
+        "Inspect the batch at that step, and train on it alone; check shuffling, duplicates and labels.",
     ),
     "labels": (
-        "Does the model beat guessing?",
+        "Is the loss below chance level?",
         "Overfit ten samples on purpose; if that fails, labels or the loss are wrong.",
     ),
     "gradients": (
-        "Are gradients of a usual size, in every layer?",
+        "Are the gradient norms normal, in every layer?",
         "Log the norm before clipping, of the model and by layer; clip at 1.0.",
     ),
     "learning_rate": (
-        "Is the learning rate right, and its schedule?",
+        "Are the learning rate and its schedule right?",
         "Log it; try 3 times higher and lower; warm up over 1-5 % of the steps.",
     ),
     "numerics": (
-        "Is everything finite, and the loss scale steady?",
+        "Are all values finite, and is the loss scale steady?",
         "Train some steps in fp32; log the loss scale; use bf16 where the device has it.",
     ),
     "validation": (
@@ -70,11 +70,11 @@ QUESTIONS: dict[str, tuple[str, str]] = {
     ),
     "end": (
         "How did the process end?",
-        "The last lines of its output; `dmesg`; the scheduler's own record of the job.",
+        "Read the last lines of its output, `dmesg`, and the scheduler's record of the job.",
     ),
     "memory": (
         "Did memory grow?",
-        "torch.cuda.memory_allocated() every 100 steps; look for losses that are collected with their graph.",
+        "Log torch.cuda.memory_allocated() every 100 steps; look for losses that are kept with their graph.",
     ),
 }
 """Each question, and how to answer it by hand."""

@@ -84,8 +84,8 @@ def _halves(feature: Feature, judged: Sequence[RunCard]) -> Mapping[str, Sequenc
     if middle == known.max():  # more than half of them have the highest value
         middle = float(known[known < middle].max())
     sides = {
-        f"{feature.name} up to {middle:.3g}": values <= middle,
-        f"{feature.name} above {middle:.3g}": values > middle,
+        f"{feature.name} ≤ {middle:.3g}": values <= middle,
+        f"{feature.name} > {middle:.3g}": values > middle,
         f"{feature.name} {NOT_SET}": np.isnan(values),
     }
     return {label: [card for card, is_in in zip(judged, side, strict=True) if is_in] for label, side in sides.items()}
@@ -112,14 +112,14 @@ def _unclear(cards: Sequence[RunCard], groups: Sequence[SeedGroup]) -> list[str]
     said = []
     repeated = groups_of_seeds(cards)
     if not groups:
-        said.append("What to expect over seeds: no two runs have equal parameters but for the seed.")
+        said.append("Variation over seeds: no two runs differ only in the seed.")
     elif all(len(group.sources) < FEWEST for group in groups):
         most = max(map(len, repeated))
-        said.append(f"What to expect over seeds: too few runs to tell; {most} seeds at most, {FEWEST} are needed.")
+        said.append(f"Variation over seeds: at most {most} seeds of one setting, {FEWEST} are needed.")
     early = sum(len(stopped_early(group)) for group in repeated if len(group) > 1)
     if groups and early:
-        said.append(f"What {counted(early, 'run')} would have ended at: stopped early, and not counted over seeds.")
+        said.append(f"Final loss of {counted(early, 'run')}: stopped early, and not counted over seeds.")
     unjudged = sum(card.unstable is None for card in cards)
     if unjudged:
-        said.append(f"Whether {unjudged} of the runs were stable: they are too short, or have no loss.")
+        said.append(f"Stability of {unjudged} of the runs: too short, or without a loss.")
     return said

@@ -88,9 +88,7 @@ def sensitivity_of(cards: Sequence[RunCard]) -> tuple[Sensitivity | None, str]:
     name = names.pop()
     sweeps = _comparable(sweeps_of(rated, name))
     if not sweeps:
-        said = (
-            "Its sensitivity to the learning rate: there is no sweep over it alone, so it is that of all runs together."
-        )
+        said = "Learning-rate sensitivity: no sweep over the learning rate alone, so all runs are taken together."
         return _sensitivity(name, [_binned(rated)]), said
     count = sum(map(len, sweeps))
     said = (

@@ -86,7 +86,7 @@ def _why(diagnosis: Diagnosis, about_training: list[Episode]) -> str:
         return cause.statement
     if first.cause is not None and first.cause.statement == cause.statement:
         return cause.statement
-    return f"Why there was {noun_of(cause.kind)} at step {cause.step}: {cause.statement}"
+    return f"Cause of {noun_of(cause.kind)} at step {cause.step}: {cause.statement}"
 
 
 def main_curve(history: RunHistory) -> Curve | None:

@@ -50,7 +50,7 @@ def with_main_curves(history: RunHistory, asked: AskedCurves | None = None) -> R
     for quantity, name in (("loss", asked.loss), ("val_loss", asked.val_loss)):
         history = _as_asked(history, quantity, name) if name else _as_curves_say(history, quantity)
     if asked and history.events is not None and history.complete:
-        note = "Judged again, by other curves than while it trained."
+        note = "Judged again, by other curves than during training."
         history = replace(history, events=None, notes=(*history.notes, note))
     return history
 
@@ -58,7 +58,7 @@ def with_main_curves(history: RunHistory, asked: AskedCurves | None = None) -> R
 def _as_asked(history: RunHistory, quantity: str, name: str) -> RunHistory:
     chosen = _named(history, name)
     option = "--loss" if quantity == "loss" else "--val-loss"
-    return _with_whole(history, quantity, chosen, f"{chosen.name} was asked for with {option}")
+    return _with_whole(history, quantity, chosen, f"{chosen.name} was chosen with {option}")
 
 
 def _named(history: RunHistory, name: str) -> Metric:
@@ -70,7 +70,7 @@ def _named(history: RunHistory, name: str) -> Metric:
     if found is None:
         raise SettingsError(f"No metric {name!r} in {history.source}. {_near(name, list(metrics))}")
     if len(found.series) < 2:
-        raise SettingsError(f"{found.name!r} in {history.source} has a single value; a curve needs two at least.")
+        raise SettingsError(f"{found.name!r} in {history.source} has a single value; a curve needs at least two.")
     return found
 
 

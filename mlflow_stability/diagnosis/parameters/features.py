@@ -73,10 +73,12 @@ def features_of(cards: Sequence[RunCard]) -> tuple[list[Feature], list[str]]:
             wordy.append((name, len(set(told))))
         else:
             features.append(feature)
-    said = [f"{name} has {count} different words in {len(cards)} runs, too many to compare." for name, count in wordy]
+    said = [
+        f"{name} has {count} different text values in {len(cards)} runs, too many to compare." for name, count in wordy
+    ]
     if len(wordy) > FEW_SENTENCES:
         names = ", ".join(name for name, _ in wordy[:FEW_NAMES]) + (", …" if len(wordy) > FEW_NAMES else "")
-        said = [f"{len(wordy)} parameters have too many different words to compare: {names}."]
+        said = [f"{len(wordy)} parameters have too many different text values to compare: {names}."]
     return features, said
 
 

@@ -56,7 +56,7 @@ def _sides(feature: Feature) -> list[tuple[NDArray[np.bool_], str, str, float | 
     known = np.unique(feature.values[~np.isnan(feature.values)])
     limits = _between(known)
     sides: list[tuple[NDArray[np.bool_], str, str, float | None]] = [
-        (feature.values > limit, f"{name} above {limit:.3g}", f"{name} up to {limit:.3g}", limit) for limit in limits
+        (feature.values > limit, f"{name} > {limit:.3g}", f"{name} ≤ {limit:.3g}", limit) for limit in limits
     ]
     absent, unset = feature.absent, bool(np.isnan(feature.values).any())
     zero = bool((feature.values == 0).any())

@@ -50,7 +50,7 @@ def parting_of(first: RunHistory, second: RunHistory) -> Parting:
     same_seed = _same_seed(first, second)
     if one is None or other is None:
         which = " and ".join(each.name for each, curve in ((first, one), (second, other)) if curve is None)
-        said = f"There is no curve of a loss in {which}."
+        said = f"No loss curve in {which}."
         return Parting(first.source, second.source, "", same_seed=same_seed, sentence=said)
     metric = one.name if one.name == other.name else f"{one.name} and {other.name}"
     steps, of_one, of_other = np.intersect1d(one.steps, other.steps, return_indices=True)
@@ -154,25 +154,25 @@ def _sentence(
     meets: int | None,
 ) -> str:
     if not len(pair.steps):
-        return "They have no step in common."
+        return "The runs have no step in common."
     if differs is None:
-        return f"Their {metric} is the same to the last digit at all {len(pair.steps):,} common steps."
-    seeds = {True: "With the same seed, their", False: "With different seeds, their", None: "Their"}[same_seed]
+        return f"{metric} is identical at all {len(pair.steps):,} common steps."
+    seeds = {True: "With the same seed,", False: "With different seeds,", None: ""}[same_seed]
     alike = [int(step) for step in pair.steps[pair.steps < differs]]
     if not alike:
-        begun = f"{metric} differs from the first common step, {differs:,}, on"
+        begun = f"{metric} differs from step {differs:,}"
     elif identical is None:  # so few may be equal by chance
         at = " and ".join(f"{step:,}" for step in alike)
-        begun = f"{metric} is the same at step{'s' if len(alike) > 1 else ''} {at} and differs from step {differs:,} on"
+        begun = f"{metric} is identical at step{'s' if len(alike) > 1 else ''} {at} and differs from step {differs:,}"
     else:
-        begun = f"{metric} is the same to the last digit up to step {identical:,} and differs from step {differs:,} on"
-    begun = f"{seeds} {begun}"
+        begun = f"{metric} is identical up to step {identical:,} and differs from step {differs:,}"
+    begun = f"{seeds} {begun}".lstrip()
     if parts is None:
         if len(pair.steps) < FEWEST:
-            return f"{begun}; {len(pair.steps)} common steps are too few to tell that from noise."
-        return f"{begun}, but never by more than its noise."
-    again = "" if meets is None else f"; from step {meets:,} on they are together again"
-    return f"{begun}. From step {parts:,} on they differ by more than their noise{wide}{again}."
+            return f"{begun}; {len(pair.steps)} common steps are too few to separate this from noise."
+        return f"{begun}, but always within its noise."
+    again = "" if meets is None else f"; from step {meets:,} on they agree again"
+    return f"{begun}. From step {parts:,} on the runs differ by more than their noise{wide}{again}."
 
 
 def _wide(gap: float | None, first: RunHistory, second: RunHistory) -> str:

@@ -60,7 +60,7 @@ def layers_beside(
 def lacking(first: Mapping[str, LayerCourse], second: Mapping[str, LayerCourse], names: tuple[str, str]) -> list[str]:
     """A sentence for each thing that cannot be laid beside each other, and why."""
     if not first and not second:
-        return ["Layers cannot be laid beside each other: neither run has gradient norms or the like by layer."]
+        return ["Layers not compared: neither run has measurements by layer."]
     said = []
     for quantity in BY_LAYER:
         has = (quantity in first, quantity in second)
@@ -69,9 +69,9 @@ def lacking(first: Mapping[str, LayerCourse], second: Mapping[str, LayerCourse],
                 said.append(f"Neither run has {IN_WORDS[quantity]}.")
         elif not all(has):
             without, with_it = (names[1], names[0]) if has[0] else (names[0], names[1])
-            said.append(f"{without} has no {IN_WORDS[quantity]}, so that of {with_it} has nothing to stand beside.")
+            said.append(f"{without} has no {IN_WORDS[quantity]} to compare with {with_it}.")
     left_out = [(each.left_out, IN_WORDS[each.quantity]) for each in (*first.values(), *second.values())]
-    return said + [f"{count:,} rows of {what} were too many to be kept." for count, what in left_out if count]
+    return said + [f"{count:,} rows of {what} were omitted (too many)." for count, what in left_out if count]
 
 
 def _beside(

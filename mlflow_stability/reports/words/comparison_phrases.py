@@ -217,7 +217,7 @@ def tree(found: Tree) -> str:
 
 def nothing_named(cohort: Cohort) -> str:
     """What to say where no parameter is named."""
-    if cohort.associations or not cohort.tested or any("goes with instability" in each for each in cohort.cannot_tell):
+    if cohort.associations or not cohort.tested or any("with instability" in each for each in cohort.cannot_tell):
         return ""
     return (
         f"None of {len(cohort.tested)} parameters goes with instability beyond chance: {', '.join(cohort.tested[:8])}"

@@ -79,7 +79,7 @@ def map_of(arrays: Arrays) -> AttentionMap:
     head = json.loads(arrays["head"].tobytes())
     weights, average = arrays["weights"], arrays["average"]
     if weights.ndim != 3 or average.shape != weights.shape[1:] or len(head["heads"]) != len(weights):
-        raise ValueError(f"weights of the shape {weights.shape} and an average of {average.shape} are no map")
+        raise ValueError(f"weights of the shape {weights.shape} and an average of {average.shape} do not form a map")
     queries, keys = head["tokens"]
     return AttentionMap(
         head["step"],

@@ -183,12 +183,12 @@ def card_of(text: str) -> RunCard:
     try:
         return _card(json.loads(text))
     except (KeyError, TypeError, AttributeError, RecursionError) as error:
-        raise ValueError(f"This is no card of a run: {error!r}") from error
+        raise ValueError(f"Not a run card: {error!r}") from error
 
 
 def _card(found: dict[str, Any]) -> RunCard:
     if set(found) != _NAMES:
-        raise ValueError("This is no card of a run, or one of another version.")
+        raise ValueError("Not a run card, or one of another version.")
     sketch, course = found["sketch"], found["course"]
     return RunCard(
         **{

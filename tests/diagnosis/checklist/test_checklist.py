@@ -27,7 +27,7 @@ def test_without_a_run_every_question_says_how_to_answer_it(kind: str) -> None:
 
 def test_the_classic_order_is_data_gradients_learning_rate_numerics() -> None:
     questions = " ".join(item.question for item in checklist_of("loss_spike"))
-    places = [questions.index(word) for word in ("batch", "gradients", "learning rate", "finite")]
+    places = [questions.index(word) for word in ("batch", "gradient", "learning rate", "finite")]
     assert places == sorted(places)
 
 
@@ -44,8 +44,8 @@ def test_a_run_that_broke_fills_in_where_and_what_it_cannot_know() -> None:
     assert items["Where did the first non-finite value appear?"].finding == "First seen in loss at step 200."
     assert items["Did numbers overflow before they became NaN?"].state == "bad"
     assert items["Are the inputs of that step finite and in range?"].state == "unknown"
-    assert items["Is the learning rate right, and its schedule?"].finding.startswith(
-        "Learning rate: constant at 0.0003, and"
+    assert items["Are the learning rate and its schedule right?"].finding.startswith(
+        "Learning rate: constant at 0.0003; at"
     )
 
 
@@ -67,17 +67,19 @@ def test_what_was_found_of_a_step_that_broke_answers_the_questions_about_it() ->
     where = items["Where did the first non-finite value appear?"].finding
     assert where.endswith("The first non-finite value comes from log in head.")
     inputs = items["Are the inputs of that step finite and in range?"]
-    assert (inputs.state, inputs.finding) == ("ok", "All of them are finite at step 200: args[0] from -3 to 2.5.")
+    assert (inputs.state, inputs.finding) == ("ok", "All finite at step 200: args[0] from -3 to 2.5.")
     over = items["Did numbers overflow before they became NaN?"]
     assert over.state == "ok"
-    assert over.finding.endswith("What went in ranges from 0 to 1.")
+    assert over.finding.endswith("Its inputs range from 0 to 1.")
 
 
 def test_inputs_that_were_not_finite_are_counted() -> None:
     items = filled(looked_into("input", holds={"not_finite.args[0]": 12.0}), "nan_detected")
     inputs = items["Are the inputs of that step finite and in range?"]
-    assert (inputs.state, inputs.finding) == ("bad", "Not finite at step 200: 12 numbers of args[0].")
-    assert items["Did numbers overflow before they became NaN?"].finding.startswith("No: what is not finite came in")
+    assert (inputs.state, inputs.finding) == ("bad", "Non-finite at step 200: 12 numbers of args[0].")
+    assert items["Did numbers overflow before they became NaN?"].finding.startswith(
+        "No: the batch itself was non-finite"
+    )
 
 
 @pytest.mark.parametrize(("last", "state"), [(0.01, "ok"), (4.4, "bad")])
@@ -85,7 +87,7 @@ def test_small_gradients_are_trouble_only_where_nothing_was_learned(last: float,
     losses, norms = falling(300, last=last), np.geomspace(1.0, 1e-3, 300)
     losses[290:] = norms[290:] = math.nan
     items = filled(run_named(loss=losses, grad_norm=norms), "nan_detected")
-    assert items["Are gradients of a usual size, in every layer?"].state == state
+    assert items["Are the gradient norms normal, in every layer?"].state == state
 
 
 def test_a_healthy_run_has_nothing_bad_on_its_list() -> None:

@@ -44,7 +44,7 @@ def test_of_a_random_search_many_rates_are_taken_together_and_that_is_said() -> 
     assert len(found.rates) <= MOST_RATES
     assert sum(found.runs) == 100
     assert found.best_rate == pytest.approx(1e-3, rel=0.8)
-    assert "all runs together" in said
+    assert "all runs are taken together" in said
 
 
 def test_a_run_that_was_stopped_early_says_nothing_about_its_rate() -> None:

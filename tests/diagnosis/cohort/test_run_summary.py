@@ -127,7 +127,7 @@ def test_the_cause_of_a_later_finding_is_told_as_such() -> None:
     ]
     history = run_of(metric_of("loss", losses), events=events)
     said = run_card_of(history, diagnosis_of(history)).cause_statement
-    assert said == "Why there was NaN at step 600: The batch was not finite."
+    assert said == "Cause of NaN at step 600: The batch was not finite."
 
 
 def test_the_cause_of_the_first_finding_stands_for_itself() -> None:
@@ -148,7 +148,7 @@ def test_a_cause_that_is_the_first_finding_itself_is_not_said_to_be_unknown_ther
     norms = np.full(400, 0.4)
     norms[200] = 1009.0
     events = [
-        Event(199, "learning_rate_jump", Severity.WARNING, "The learning rate leapt from 0.001 to 0.5 at step 199."),
+        Event(199, "learning_rate_jump", Severity.WARNING, "learning rate jumped from 0.001 to 0.5 at step 199."),
         Event(200, "loss_spike", Severity.CRITICAL, "loss is 2674 at step 200."),
         Event(200, "gradient_explosion", Severity.CRITICAL, "grad_norm is 1009 at step 200."),
     ]

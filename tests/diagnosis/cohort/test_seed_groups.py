@@ -83,7 +83,7 @@ def test_a_run_that_was_stopped_early_has_no_final_loss() -> None:
     assert len(group.sources) == 4
     cohort = cohort_of(cards)
     assert cohort is not None
-    assert any("1 run would have ended at: stopped early" in each for each in cohort.cannot_tell)
+    assert any("1 run: stopped early" in each for each in cohort.cannot_tell)
 
 
 def test_one_seed_that_was_run_four_times_is_one_seed() -> None:

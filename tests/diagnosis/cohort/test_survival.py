@@ -28,8 +28,8 @@ def test_runs_without_the_parameter_are_a_part_of_their_own() -> None:
     cohort = cohort_of(cards)
     assert cohort is not None
     assert [(each.label, each.runs) for each in cohort.survival[1:]] == [
-        ("clip up to 20.5", 20),
-        ("clip above 20.5", 20),
+        ("clip ≤ 20.5", 20),
+        ("clip > 20.5", 20),
         ("clip not set", 10),
     ]
 
@@ -41,7 +41,7 @@ def test_a_parameter_most_of_whose_values_are_its_highest_is_parted_below_it() -
     ]
     cohort = cohort_of(cards)
     assert cohort is not None
-    assert [each.label for each in cohort.survival[1:]] == ["warmup up to 50", "warmup above 50"]
+    assert [each.label for each in cohort.survival[1:]] == ["warmup ≤ 50", "warmup > 50"]
 
 
 def test_three_runs_that_were_lost_by_chance_are_hardly_ever_told_from_the_others() -> None:
