@@ -163,16 +163,3 @@ class CheckpointNotFinite(FindingType):
     plural = "states that are not finite"
     order = 1100
     remedies = ("Find what became non-finite first.",)
-
-
-AUTOPILOT_KINDS: tuple[
-    type[Rollback | GiveUp | BrokenBatch | NanOrigin | CheckpointFailed | CheckpointNotFinite], ...
-] = (
-    Rollback,
-    GiveUp,
-    BrokenBatch,
-    NanOrigin,
-    CheckpointFailed,
-    CheckpointNotFinite,
-)
-"""All of them."""

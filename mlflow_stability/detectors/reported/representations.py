@@ -34,7 +34,3 @@ class RepresentationSummary(FindingType):
     order = 1150
     severities = (Severity.INFO,)
     remedies = ("Read the findings of the same module, which say when it started.",)
-
-
-REPRESENTATION_KINDS: tuple[type[RepresentationSummary], ...] = (RepresentationSummary,)
-"""All of them."""

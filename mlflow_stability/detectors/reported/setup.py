@@ -115,12 +115,3 @@ class BatchDiscarded(FindingType):
     order = 1110
     severities = (Severity.INFO,)
     remedies = ("Inspect the batch whose loss was not finite.",)
-
-
-SETUP_KINDS: tuple[type[BatchDiscarded | ConfigurationChanged | ModelLint | NotMeasured], ...] = (
-    BatchDiscarded,
-    ConfigurationChanged,
-    ModelLint,
-    NotMeasured,
-)
-"""All of them."""

@@ -139,10 +139,6 @@ def hooks_muted(model: Module) -> Iterator[None]:
                 table.update(hooks | ours)  # ours are taken off by whoever has put them on
 
 
-def _without_graph(value: Any) -> Any:
-    return value.detach() if isinstance(value, torch.Tensor) else value
-
-
 def _is_ours(hook: Any) -> bool:
     return str(getattr(hook, "__module__", "")).startswith("mlflow_stability.")
 

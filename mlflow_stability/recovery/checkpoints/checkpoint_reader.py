@@ -74,11 +74,6 @@ def damage_of(checkpoint: StoredCheckpoint) -> str:
     return ""
 
 
-def newest_complete(directory: Path) -> StoredCheckpoint | None:
-    """The newest checkpoint that is whole; None where there is none."""
-    return next((each for each in reversed(listing(directory)) if not damage_of(each)), None)
-
-
 def find(directory: Path, which: Which = "last_good") -> Found:
     """The checkpoint that was asked for, or the next older one that is whole."""
     stored = listing(directory)

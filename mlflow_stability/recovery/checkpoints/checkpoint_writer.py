@@ -15,7 +15,6 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.state_copy import StateCopy
@@ -34,7 +33,6 @@ class CheckpointWriter:
         self._pid = os.getpid()
         self._jobs: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
         self._told: queue.SimpleQueue[Event] = queue.SimpleQueue()
-        self._written: queue.SimpleQueue[CheckpointMeta] = queue.SimpleQueue()
         self._idle = threading.Event()
         self._idle.set()
         self.writing: int | None = None
@@ -68,10 +66,6 @@ class CheckpointWriter:
     def events(self) -> list[Event]:
         """What happened since this was asked last."""
         return _taken(self._told)
-
-    def written(self) -> list[CheckpointMeta]:
-        """What has arrived on the disk since this was asked last."""
-        return _taken(self._written)
 
     def drain(self, seconds: float) -> bool:
         """Wait until all is written; False if it takes longer."""
@@ -112,9 +106,8 @@ class CheckpointWriter:
 
     def _write_finite(self, copy: StateCopy, loss: float) -> None:
         if self._is_finite(copy):
-            meta = self._store.commit(copy, loss)
+            self._store.commit(copy, loss)
             self._newest = copy.step
-            self._written.put(meta)
             return
         names = sorted(copy.not_finite())
         self._tell(

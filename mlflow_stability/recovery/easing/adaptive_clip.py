@@ -53,11 +53,6 @@ class AdaptiveClip:
             return None
         return clip_in_place(gradients, norm, norms.largest(norm))
 
-    def usual_norm(self, optimizer: Optimizer) -> Tensor | None:
-        """The mean norm of this optimizer's gradients; None while it warms up."""
-        norms = self._known.get(optimizer)
-        return None if norms is None or norms.seen < self._rule.warm_up else norms.mean
-
     def forget(self) -> None:
         """The training was set back: norms are compared with those to come."""
         self._known.clear()

@@ -34,8 +34,6 @@ class SkipRow:
     """The loss scale is too high and does not come down by itself: see `cut_loss_scale`."""
     calm_scaler: bool = False
     """It was cut not long ago, and has grown back: see `calm_loss_scaler`."""
-    roll_back: bool = False
-    """Skipping does not help."""
 
 
 class SkipCount:
@@ -81,13 +79,12 @@ class SkipCount:
         searching = skipped == "scaler" and not self._grown and row <= policy.search_skips
         cut = row % policy.cut_after_skips == 0 and loss_scale is not None and not (searching and self._is_falling())
         cut = cut and loss_scale is not None and loss_scale > policy.smallest_scale
-        back = row % policy.rollback_after_skips == 0
         calm = cut and self._last_cut is not None and step - self._last_cut <= policy.skip_window
         if cut:
             self._last_cut = step
         said = self._say(step, skipped, loss_scale, cut=cut, searching=searching)
         events = () if said is None else (Event(step, KIND, *said, remedies=REMEDIES, attempt=attempt, time=time),)
-        return SkipRow(row, events, cut, calm, back)
+        return SkipRow(row, events, cut, calm)
 
     def forget_row(self) -> None:
         """The training was set back: what is skipped now is a new row."""

@@ -38,10 +38,6 @@ class FiniteCheck:
         self._rows = self._answers.all()
         self._found: frozenset[str] | None = None
 
-    def is_answered(self) -> bool:
-        """Whether the answer can be read without waiting."""
-        return self._answers.have_arrived() and self._copies.have_arrived()
-
     def not_finite(self) -> frozenset[str]:
         """The tensors with NaN or infinity in them; waits for the device if need be."""
         if self._found is None:

@@ -14,7 +14,6 @@ import math
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Literal
 
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.host_copy import free_memory
@@ -59,16 +58,6 @@ class SnapshotRing:
         """The states that can be gone back to, oldest first."""
         self._admit_initial()
         return tuple(each for each in self._good if each.step not in self._lent)
-
-    @property
-    def waiting(self) -> Snapshot | None:
-        """The newest, which has yet to prove itself."""
-        return self._waiting
-
-    @property
-    def nbytes(self) -> int:
-        """How much memory they take together."""
-        return sum(each.copy.nbytes for each in (*self._good, self._waiting) if each is not None)
 
     def is_due(self, step: int, nbytes: int) -> bool:
         """Whether a state of this size should be taken after this step."""
@@ -117,13 +106,6 @@ class SnapshotRing:
         if self._usual is None:
             self._usual = copy.infinite_buffers()
         return copy.not_finite() <= self._usual
-
-    def choose(self, onset: int, rewind: int, select: Literal["newest", "best"] = "newest") -> Snapshot | None:
-        """The newest good state at least `rewind` steps before the onset, or of all those the one of lowest loss."""
-        fit = [each for each in self.good if each.step <= onset - rewind]
-        if select == "best":
-            return min(reversed(fit), key=lambda each: math.inf if math.isnan(each.loss) else each.loss, default=None)
-        return fit[-1] if fit else None
 
     def rolled_back(self, step: int) -> None:
         """Runs after a return to the state of this step: those after it led to trouble."""

@@ -116,10 +116,6 @@ class StateCopy:
     checks: tuple[FiniteCheck, ...] = ()
     copies: tuple[HostCopies, ...] = ()
 
-    def has_arrived(self) -> bool:
-        """Whether it can be read without waiting for the device."""
-        return all(each.have_arrived() for each in self.copies) and all(each.is_answered() for each in self.checks)
-
     def wait(self) -> None:
         """Wait until it can be read."""
         for each in self.copies:

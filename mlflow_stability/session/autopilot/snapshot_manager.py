@@ -208,11 +208,6 @@ class SnapshotManager:
         told, self._told = self._told, []
         return told if self._writer is None else told + self._writer.events()
 
-    def drain(self, seconds: float) -> None:
-        """Wait until the checkpoint on its way is written."""
-        if self._writer is not None:
-            self._writer.drain(seconds)
-
     def save_last_good(self, seconds: float) -> Path | None:
         """Make sure that the newest good state is on the disk; gives the directory."""
         good = [each for each in self.ring.good if each.step != self.ring.initial_step]

@@ -12,7 +12,6 @@ of its first table, so that one sent twice, or again with more behind it, lands 
 
 from __future__ import annotations
 
-import re
 from collections.abc import Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -26,7 +25,6 @@ from mlflow_stability.vocabulary.measured.layer_table import PERCENTILES, STATIS
 
 SCHEMA_KEY = b"mlflow_stability.schema"
 SCHEMA = 1
-_PART = re.compile(r"part-(\d{3,})-(\d{12,})\.parquet")
 _NAMES = pa.dictionary(pa.int32(), pa.string())
 COLUMNS = pa.schema(
     [
@@ -46,12 +44,6 @@ COLUMNS = pa.schema(
 def layer_part_name(recording: int, step: int) -> str:
     """The name of the part whose first table is of this step."""
     return f"part-{recording:03d}-{step:012d}.parquet"
-
-
-def layer_part_order(name: str) -> tuple[int, int] | None:
-    """Recording and step of a part, by which parts are sorted; None if the file is something else."""
-    found = _PART.fullmatch(name)
-    return (int(found[1]), int(found[2])) if found else None
 
 
 def write_layer_part(file: Path, tables: Sequence[LayerTable], recording: int, offset: int = 0) -> None:

@@ -31,9 +31,8 @@ def test_the_first_skip_of_each_row_is_told() -> None:
     assert "are unchanged" in told[2][0].message
 
 
-def test_twenty_five_skips_in_a_row_lead_back_and_are_critical() -> None:
+def test_twenty_five_skips_in_a_row_are_critical() -> None:
     rows = skip(SkipCount(POLICY), 30, "guard")
-    assert [number for number, each in enumerate(rows, 1) if each.roll_back] == [25]
     assert rows[24].events[0].severity is Severity.CRITICAL
     assert rows[24].in_a_row == 25
 
@@ -51,7 +50,7 @@ def test_a_hundred_skips_in_a_row_never_pass_in_silence(
 def test_a_loss_scaler_that_looks_for_its_first_scale_is_left_alone() -> None:
     count = SkipCount(POLICY)
     rows = [count.step(step, "scaler", 2.0 ** (16 - step)) for step in range(12)]
-    assert not any(each.cut_scale or each.roll_back for each in rows)
+    assert not any(each.cut_scale for each in rows)
     assert [event.severity for each in rows for event in each.events] == [Severity.INFO]
 
 

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import dataclasses
 
-import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -87,7 +86,6 @@ def test_trouble_drops_what_has_not_proved_itself_and_nothing_else() -> None:
     ring = filled(0, 100)
     ring.add(fine(200), 2.0)
     ring.trouble()
-    assert ring.waiting is None
     assert ring.healthy(300) is None
     assert steps_of(ring) == [0, 100]
 
@@ -96,36 +94,12 @@ def test_a_state_that_is_not_finite_is_never_good() -> None:
     ring = filled(0, 100)
     ring.add(poisoned(200), 2.0)
     assert ring.healthy(250) is None
-    assert ring.waiting is None
     assert steps_of(ring) == [0, 100]
 
 
 def test_three_states_are_kept_in_all() -> None:
     ring = filled(0, 100, 200, 300)
     assert steps_of(ring) == [200, 300]
-    ring.add(fine(400), 1.0)
-    assert ring.nbytes == 3 * FINE.nbytes
-
-
-@pytest.mark.parametrize(
-    ("onset", "rewind", "select", "step"),
-    [
-        (350, 40, "newest", 300),
-        (330, 40, "newest", 200),
-        (340, 40, "newest", 300),
-        (900, 40, "best", 100),
-        (250, 300, "newest", None),
-    ],
-)
-def test_the_state_to_go_back_to_lies_far_enough_before_the_onset(
-    onset: int, rewind: int, select: str, step: int | None
-) -> None:
-    ring = ring_of(snapshots=5)
-    for number, loss in ((0, 9.0), (100, 1.0), (200, 2.0), (300, float("nan"))):
-        ring.add(fine(number), loss)
-        ring.healthy(number + 50)
-    chosen = ring.choose(onset, rewind, select)  # type: ignore[arg-type]
-    assert (None if chosen is None else chosen.step) == step
 
 
 def test_after_going_back_newer_states_are_forgotten() -> None:
@@ -133,7 +107,6 @@ def test_after_going_back_newer_states_are_forgotten() -> None:
     ring.add(fine(300), 1.0)
     ring.rolled_back(100)
     assert steps_of(ring) == [0, 100]
-    assert ring.waiting is None
 
 
 def test_states_take_no_more_than_the_budget() -> None:

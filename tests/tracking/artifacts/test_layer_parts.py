@@ -9,7 +9,6 @@ from journal.test_layer_tables import bare, equal
 
 from mlflow_stability.tracking.artifacts.layer_parts import (
     layer_part_name,
-    layer_part_order,
     read_layer_part,
     write_layer_part,
 )
@@ -41,7 +40,8 @@ def test_anybody_can_read_a_part_with_pandas_and_steps_are_the_runs(tmp_path: Pa
     assert np.array_equal(frame["edges"][1], told.edges[1])
 
 
-def test_a_part_is_named_by_recording_and_step_and_nothing_else_is_one() -> None:
-    assert layer_part_order(layer_part_name(2, 1500)) == (2, 1500)
-    assert layer_part_order(layer_part_name(2, 10**13)) == (2, 10**13)
-    assert layer_part_order("grad_norm.png") is None
+def test_names_of_parts_sort_by_recording_and_step() -> None:
+    places = [(0, 9), (0, 1500), (2, 0), (2, 1500), (2, 10**11)]
+    names = [layer_part_name(*each) for each in places]
+    assert names == sorted(names)
+    assert len(set(names)) == len(places)
