@@ -1,15 +1,15 @@
 """Everything this package raises on purpose.
 
 StabilityError
- |- SettingsError         an argument that cannot be meant
- |- RunNotFoundError      no such run, or nothing of ours in it
- |- TrackingError         the tracking server or store could not be reached or refused
+ |- SettingsError         an argument with an invalid value
+ |- RunNotFoundError      no such run, or no readable data in it
+ |- TrackingError         the tracking server or store did not answer or refused
  |- JournalError          a journal that cannot be read, written or delivered
- |- RestoreRefused        a saved state does not fit the training it should be put into; nothing was changed
- |- CheckpointsRefused    a folder of checkpoints belongs to another run, or holds nothing that can be used
- |- TrainingDiverged      a training ends here: ``stop_on``, or rollbacks that did not help
- |- TorchLacksError       this torch has not what a part of us needs; that part is off
- `- UnreadableLogError    a file or folder that is no training log, or one that cannot be read
+ |- RestoreRefused        a saved state does not match the model or optimizer; nothing was changed
+ |- CheckpointsRefused    a folder of checkpoints belongs to another run or has no usable checkpoint
+ |- TrainingDiverged      training stopped: ``stop_on`` was met or rollbacks did not help
+ |- TorchLacksError       PyTorch lacks a symbol that is needed; that part is switched off
+ `- UnreadableLogError    a file or folder that is not a training log or cannot be read
 
 Nothing here is ever raised into a training loop, unless the user asked for ``strict=True``, ``stop_on`` or rollbacks.
 """
@@ -24,23 +24,23 @@ TORCH_IS_MISSING = (
 
 
 class StabilityError(Exception):
-    """Something that mlflow-stability has to say in one sentence."""
+    """Base class of all errors; the message is for people."""
 
 
 class TorchLacksError(StabilityError):
-    """This torch has not what a part of us needs: that part is off."""
+    """PyTorch lacks a symbol that is needed; that part is switched off."""
 
 
 class SettingsError(StabilityError, ValueError):
-    """An argument is outside of what it can mean."""
+    """An argument has an invalid value."""
 
 
 class RunNotFoundError(StabilityError, LookupError):
-    """There is no such run, or nothing in it that could be read."""
+    """The run does not exist or has no readable data."""
 
 
 class TrackingError(StabilityError):
-    """The tracking server or store is away, or refused."""
+    """The tracking server or store did not answer or refused."""
 
 
 class JournalError(StabilityError):
@@ -48,16 +48,16 @@ class JournalError(StabilityError):
 
 
 class RestoreRefused(StabilityError):  # noqa: N818 - a refusal is no malfunction
-    """A saved state does not fit the training it should be put into; nothing was changed."""
+    """A saved state does not match the model or optimizer; nothing was changed."""
 
 
 class CheckpointsRefused(StabilityError):  # noqa: N818
-    """A folder of checkpoints belongs to another run, or holds nothing that can be used."""
+    """A folder of checkpoints belongs to another run or has no usable checkpoint."""
 
 
 class UnreadableLogError(StabilityError):
-    """A file or folder is no training log, or one that cannot be read."""
+    """A file or folder is not a training log or cannot be read."""
 
 
 class TrainingDiverged(StabilityError):  # noqa: N818 - what happened to the training, not an error of ours
-    """A training was ended because it diverged, by ``stop_on`` or because rollbacks did not help."""
+    """Training stopped because it diverged: ``stop_on`` was met or rollbacks did not help."""

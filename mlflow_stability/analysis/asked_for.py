@@ -64,12 +64,13 @@ def asked_for(source: str | os.PathLike[str], argument: str = "run_id_or_path") 
     text = source_text(source, argument)
     looks_like_a_run = isinstance(source, str) and _RUN_ID.fullmatch(text) is not None
     if os.path.lexists(text):
-        remark = f"{text} is here as a file or folder, so it was not looked for as a run." if looks_like_a_run else ""
+        remark = f"{text} exists as a path, so it was not read as a run id." if looks_like_a_run else ""
         return AskedFor(text, Path(text), remark)
     if os.path.isfile(os.path.dirname(text)):  # noqa: PTH113, PTH120 one of the runs in a file: `train.ipynb/cell 19`
         return AskedFor(text, Path(text))
     if looks_like_a_run:
         return AskedFor(text, None)
     raise UnreadableLogError(
-        f"No such file, folder or run id: {text!r}. The id of an MLflow run has 32 hexadecimal digits."
+        f"No such file, folder or run id: {text!r}. "
+        "Run ids have 32 hex digits; --tracking-uri says which server to ask."
     )

@@ -99,8 +99,8 @@ def attention_entropy_plot(run_id_or_path: Source, tracking_uri: str | None = No
     layers = _entropies(history)
     if not layers:
         raise RunNotFoundError(
-            f"{history.source} holds no attention_entropy. It is measured every attention_every_n_steps in models that "
-            "attend, by autolog()."
+            f"{history.source} has no attention_entropy. autolog() records it every attention_every_n_steps "
+            "for models with attention."
         )
     return attention_entropy(layers, "Entropy of attention heads", history.name)
 
@@ -151,7 +151,7 @@ def _not_shared(step: int, one: StoredAttention, other: StoredAttention, shared:
         return f"{said} They share no step; without `step` the last of each are compared."
     nearest = min(shared, key=lambda each: abs(each - step))
     both = _listed([f"{each:,}" for each in shared], "steps")
-    return f"{said} The nearest that both have is step {nearest:,}. Both have maps of {both}."
+    return f"{said} The nearest step that both have is {nearest:,}. Both have maps of {both}."
 
 
 def _alike(one: Sequence[AttentionMap], other: Sequence[AttentionMap]) -> tuple[AttentionMap, AttentionMap]:

@@ -80,7 +80,7 @@ def compare(
         where = (
             "" if experiment is None else f" Experiment {experiment!r} has none{' that meets it' if filter else ''}."
         )
-        raise SettingsError(f"There is no run to compare.{where}")
+        raise SettingsError(f"No runs to compare.{where}")
     try:
         heads = {**_heads(sources, heads, tracking_uri), **heads} if remember else {}
         made = make_cards(sources, heads, HowToRead(tracking_uri, detectors, dask, remember, curves), progress)
@@ -113,7 +113,7 @@ def _concluded(
     try:
         pair = Pair() if interrupted else pair_of(readable, tracking_uri, curves)
     except KeyboardInterrupt:
-        pair, interrupted = Pair(lacking=("Interrupted: the two runs were not looked at closer.",)), True
+        pair, interrupted = Pair(lacking=("Interrupted: the two runs were not compared step by step.",)), True
     with without_autologging():
         return comparison_of(
             made.cards,
@@ -132,7 +132,7 @@ def _asked(
     """The runs of the experiment that was asked for, by their ids."""
     if experiment is None:
         if condition:
-            raise SettingsError("A filter chooses among the runs of an experiment; say which.")
+            raise SettingsError("filter needs an experiment: give its name or id.")
         return {}
     if sources:
         raise SettingsError("Give run ids or an experiment, not both.")
@@ -202,7 +202,7 @@ def _baseline(made: Made, asked: str) -> RunCard | None:
     if found and found[0].error:
         raise SettingsError(f"The baseline could not be read: {found[0].error}")
     if len(found) > 1:
-        raise SettingsError(f"{len(found)} of the runs are called {asked!r}; give the id of the one to compare with.")
+        raise SettingsError(f"{len(found)} of the runs are named {asked!r}; give the id of the one to compare with.")
     if not found and not made.interrupted:
-        raise SettingsError(f"The baseline {asked!r} is none of the runs.")
+        raise SettingsError(f"The baseline {asked!r} is not one of the runs.")
     return found[0] if found else None

@@ -131,7 +131,7 @@ def concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Diag
     from mlflow_stability.diagnosis.diagnose import diagnosis_of
 
     if detectors is not None and history.events is not None and history.complete:
-        note = "Judged again, with other detectors than while it trained."
+        note = "Detected again, with other detectors than during training."
         history = replace(history, events=None, notes=(*history.notes, note))
     return diagnosis_of(history, detectors=detectors)
 

@@ -57,10 +57,10 @@ def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None, curves: A
         beside = layers_beside(courses, theirs, rulers, (first, second))
         return Pair(parting, beside, tuple(lacking(courses, theirs, names)))
     except StabilityError as error:  # one was deleted meanwhile, or is one of several runs in a file
-        return Pair(lacking=(f"The two runs could not be looked at closer: {error}",))
+        return Pair(lacking=(f"The two runs could not be compared step by step: {error}",))
     except Exception as error:  # a mistake of ours must not take with it what is known of either
         what = f"unexpected {type(error).__name__}, {error}"
-        return Pair(lacking=(f"The two runs could not be looked at closer: {what}. Please report it.",))
+        return Pair(lacking=(f"The two runs could not be compared step by step: {what}. Please report it.",))
 
 
 def _read(

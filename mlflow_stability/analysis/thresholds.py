@@ -37,9 +37,7 @@ def asked_detectors(detectors: Sequence[Detector] | None, sensitivity: str) -> S
     sensitivity = _SENSITIVITY.checked("sensitivity", sensitivity)
     if detectors is None or sensitivity == "normal":
         return detectors_with(sensitivity=sensitivity) if detectors is None else detectors
-    raise SettingsError(
-        "Leave out detectors= or sensitivity=: the one sets thresholds of your own, the other moves the usual ones."
-    )
+    raise SettingsError("Give detectors= or sensitivity=, not both: each sets the thresholds.")
 
 
 def _with(detector: Detector, loss_spike: float | None, gradient_explosion: float | None) -> Detector:

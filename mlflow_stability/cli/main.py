@@ -31,15 +31,15 @@ class Commands(CommandsOnDemand):
     summaries: ClassVar[Mapping[str, tuple[str, str]]] = {
         "diagnose": (
             "mlflow_stability.cli.commands.diagnose",
-            "Say what went wrong in runs and logs, why, and what to change.",
+            "Diagnose runs and logs: what went wrong, the likely cause, what to change.",
         ),
         "compare": (
             "mlflow_stability.cli.commands.compare",
-            "Say which of many runs are unstable, since when, and what they have in common.",
+            "Compare runs: which are unstable, since which step, what they have in common.",
         ),
         "explain": (
             "mlflow_stability.cli.commands.explain",
-            "Say what a judgement sees, why it matters and what to try.",
+            "Explain a finding or a cause: what it means, what to do, when it is wrong.",
         ),
         "thresholds": (
             "mlflow_stability.cli.commands.thresholds",
@@ -47,7 +47,7 @@ class Commands(CommandsOnDemand):
         ),
         "checklist": (
             "mlflow_stability.cli.commands.checklist",
-            "List what to check, filled in with what a run shows.",
+            "List what to check, with what a run shows for each item.",
         ),
         "import": ("mlflow_stability.cli.commands.import_logs", "Turn logs of other tools into MLflow runs."),
         "checkpoints": (
@@ -56,21 +56,21 @@ class Commands(CommandsOnDemand):
         ),
         "demo": (
             "mlflow_stability.cli.commands.demo",
-            "Let a tiny GPT go wrong, bare and with the autopilot, and show both.",
+            "Train a tiny GPT that breaks, with and without the autopilot.",
         ),
         "doctor": (
             "mlflow_stability.cli.commands.doctor",
             "Check the installation, the tracking store and the journals.",
         ),
-        "manual": ("mlflow_stability.cli.commands.manual", "Show the manual, a page at a time, without a network."),
-        "sync": ("mlflow_stability.cli.commands.sync", "Deliver what journals still hold."),
+        "manual": ("mlflow_stability.cli.commands.manual", "Show a page of the manual; needs no network."),
+        "sync": ("mlflow_stability.cli.commands.sync", "Send recorded data that has not reached the tracking server."),
     }
 
 
 @click.group(cls=Commands, context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100})
 @click.version_option(mlflow_stability.__version__, prog_name="mlflow-stability")
 def commands() -> None:
-    """A flight recorder for PyTorch training, living in MLflow."""
+    """Record and diagnose PyTorch training in MLflow."""
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

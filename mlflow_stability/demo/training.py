@@ -90,10 +90,10 @@ def say(**what: float | str | None) -> None:
 
 def main() -> None:
     """Train, and say where it was recorded."""
-    parser = argparse.ArgumentParser(description="Train a tiny GPT on made-up sentences.")
+    parser = argparse.ArgumentParser(description="Train a tiny GPT on generated sentences.")
     parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--ill", action="store_true", help="let two things go wrong")
-    parser.add_argument("--autopilot", action="store_true", help="record it, and let it be rescued")
+    parser.add_argument("--ill", action="store_true", help="inject two faults")
+    parser.add_argument("--autopilot", action="store_true", help="record it with rollback=True")
     options = parser.parse_args()
     if options.autopilot:
         mlflow_stability.autolog(rollback=True, extra_tags={"mlflow.runName": "mlflow-stability demo"})

@@ -1,6 +1,7 @@
-"""What goes wrong in the demo's training: a learning rate that leaps, and a batch with nothing in it.
+"""Faults of the demo's training: a learning-rate jump, and an empty batch.
 
-In: how many steps there are. Out: which of them. Promised: a state from well before the leap has proved itself by then.
+In: how many steps there are. Out: which of them. Guarantees: a state before the jump is
+confirmed as good by then.
 """
 
 from __future__ import annotations
@@ -8,11 +9,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 FEWEST_STEPS = 400
-"""What goes wrong needs room: before it for a state to go back to, behind it to recover."""
+"""The faults need room: before them for a good state, after them to recover."""
 TOO_HIGH = 30
 """So many times too high is the learning rate."""
 FOR_STEPS = 20
-_KEPT_EVERY, _BEHIND_KEPT = 100, 60  # the autopilot's own rhythm: it goes back at least 40 steps behind the leap
+_KEPT_EVERY, _BEHIND_KEPT = 100, 60  # the autopilot's own rhythm: it goes back at least 40 steps before the jump
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +33,6 @@ class Troubles:
 
 
 def troubles_in(steps: int) -> Troubles:
-    """The leap near the middle, the empty batch after four fifths."""
+    """The jump near the middle, the empty batch after four fifths."""
     first = steps // 2 // _KEPT_EVERY * _KEPT_EVERY + _BEHIND_KEPT
     return Troubles(first, first + FOR_STEPS - 1, max(first + 2 * FOR_STEPS, steps * 4 // 5))

@@ -69,8 +69,8 @@ def read_folder(folder: Path, read_file: Reader) -> list[RunHistory]:
     if not found:
         why = f" {walk.trouble[0]}" if walk.trouble else ""
         raise UnreadableLogError(
-            f"There is no training log in {shown_path(folder)!r}{walk.searched}.{why} "
-            "Give the file itself if it has an unusual name."
+            f"No training log in {shown_path(folder)!r}{walk.searched}.{why} "
+            "Give the file itself if its name is unusual."
         )
     notes = tuple(walk.notes())
     return [replace(each, notes=(*each.notes, *notes)) if notes else each for each in found]
@@ -154,7 +154,7 @@ class _Walk:
             yield f"{others} beside it could not be read: {self.trouble[0]}"
         if self.deleted:
             runs = "A deleted run was" if len(self.deleted) == 1 else f"{len(self.deleted)} deleted runs were"
-            yield f"{runs} left out; {shown_path(self.deleted[0])} is read where it is asked for."
+            yield f"{runs} left out; {shown_path(self.deleted[0])} is read if asked for by name."
         if not self._left:
             yield f"Only the first {MOST_FILES:,} files were looked at."
 

@@ -35,7 +35,8 @@ def read_part(path: Path) -> list[RunHistory]:
     runs = [run for run in read_file(path.parent) if run.source == str(path)]
     if not runs:
         raise UnreadableLogError(
-            f"{shown_path(path.parent)} has no {shown_text(path.name)} with a training; give the file alone to see all."
+            f"{shown_path(path.parent)} has no {shown_text(path.name)} with training metrics. "
+            "Give the file alone to see all."
         )
     return runs
 
@@ -43,16 +44,16 @@ def read_part(path: Path) -> list[RunHistory]:
 def read_file(path: Path) -> list[RunHistory]:
     """The runs that a file tells of: one, unless it is a notebook in which several things were trained."""
     if path.exists() and not path.is_file():
-        raise UnreadableLogError(f"{shown_path(path)} is neither a file nor a folder; give the path of a log.")
+        raise UnreadableLogError(f"{shown_path(path)} is not a file or folder; give the path of a log.")
     head = head_of(path)
     if not head.strip():
-        raise UnreadableLogError(f"{shown_path(path)} is empty; nothing was logged to it.")
+        raise UnreadableLogError(f"{shown_path(path)} is empty.")
     opening = Opening(path, head, encoding_of(head))
     for each in formats():
         runs = each.read(opening)
         if runs is not None:
             return runs
     raise UnreadableLogError(
-        f"{shown_path(path)} is a binary file of no known kind. {', '.join(each.name for each in formats())} "
-        "and MLflow folders can be read; a checkpoint holds no curves."
+        f"{shown_path(path)} is a binary file of unknown format. {', '.join(each.name for each in formats())} "
+        "and MLflow folders can be read; checkpoints have no curves."
     )

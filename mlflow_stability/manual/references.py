@@ -62,7 +62,7 @@ def causes() -> str:
     ]
     for each in every_cause().values():
         lines += ["", f"## {each.name}", "", each.meaning, ""]
-        lines += [f"**What is seen of it:** {each.evidence}", "", f"**When it is wrong:** {each.wrong}", ""]
+        lines += [f"**Evidence:** {each.evidence}", "", f"**When it is wrong:** {each.wrong}", ""]
         lines += ["**What to do:**", "", *(f"{number}. {remedy}" for number, remedy in enumerate(each.remedies, 1))]
     return "\n".join(lines) + "\n"
 
@@ -73,7 +73,7 @@ def _finding(about: FindingDocumentation) -> Iterator[str]:
     if not about.rule and (PICTURES / f"{about.kind}.png").is_file():
         yield f"![A recorded run with {about.kind}](findings/{about.kind}.png)"
         yield ""
-    facts = [("Severity", _severity(about)), ("Looks at", ", ".join(f"`{each}`" for each in about.quantities))]
+    facts = [("Severity", _severity(about)), ("Signals", ", ".join(f"`{each}`" for each in about.quantities))]
     facts += [("What it sees", about.sees), ("Why it matters", about.why), ("What to do", about.try_)]
     facts += [("When it is wrong", about.wrong)]
     if not about.rule:

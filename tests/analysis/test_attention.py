@@ -85,7 +85,7 @@ def test_two_runs_are_compared_at_the_last_step_that_both_have(tmp_path: Path) -
 
 def test_of_a_step_that_one_of_two_runs_lacks_it_is_said_which_and_what_both_have(tmp_path: Path) -> None:
     small, large = run_folder(tmp_path / "small", (10, 25, 150)), run_folder(tmp_path / "large", (10, 25, 100))
-    lacking = r"large has no attention maps of step 150, while small has\. The nearest that both have is step 25\."
+    lacking = r"large has no attention maps of step 150, while small has\. The nearest step that both have is 25\."
     for pair in ((small, large), (large, small)):
         with pytest.raises(SettingsError, match=lacking + r" Both have maps of 10, 25\."):
             compare_attention(*pair, step=150)
@@ -160,5 +160,5 @@ def test_a_run_of_a_store_is_drawn_and_compared_and_its_entropy_too(tmp_path: Pa
     with pytest.raises(RunNotFoundError, match="holds no attention maps"):
         attention_heatmap(runs[2], tracking_uri=sqlite_uri)
     client.log_metric(runs[2], "loss", 1.0)
-    with pytest.raises(RunNotFoundError, match="holds no attention_entropy"):
+    with pytest.raises(RunNotFoundError, match="has no attention_entropy"):
         attention_entropy_plot(runs[2], tracking_uri=sqlite_uri)

@@ -70,9 +70,9 @@ def test_an_experiment_is_searched_by_name_and_by_mlflows_filters(sqlite_uri: st
     [
         ({"experiment": "no such"}, "There are Default"),
         ({"experiment": "Default", "filter": "nonsense ="}, "[Ii]nvalid"),
-        ({"experiment": "Default"}, "no run to compare"),
+        ({"experiment": "Default"}, "No runs to compare"),
         ({"filter": "params.lr = '1'"}, "say which"),
-        ({}, "no run to compare"),
+        ({}, "No runs to compare"),
     ],
 )
 def test_what_cannot_be_searched_is_said_in_a_sentence(sqlite_uri: str, asked: dict[str, str], said: str) -> None:
@@ -190,7 +190,7 @@ def test_a_process_that_dies_costs_the_runs_that_it_held(sqlite_uri: str, monkey
     found = compare(runs, tracking_uri=sqlite_uri, remember=False, progress=kill)
     assert len(found.runs) + len(found.unread) == count
     assert not found.interrupted
-    assert any("ended before it was done" in card.error for card in found.unread)
+    assert any("ended early" in card.error for card in found.unread)
 
 
 def test_ctrl_c_gives_what_is_done_so_far(sqlite_uri: str) -> None:

@@ -24,7 +24,7 @@ def test_what_looks_like_a_run_id_is_one_unless_it_exists_as_a_path(tmp_path: Pa
     (tmp_path / SOME_ID).mkdir()
     there = asked_for(SOME_ID)
     assert there.is_path
-    assert "was not looked for as a run" in there.remark
+    assert "was not read as a run id" in there.remark
 
 
 def test_a_path_object_is_always_a_path() -> None:
@@ -34,7 +34,7 @@ def test_a_path_object_is_always_a_path() -> None:
 
 @pytest.mark.parametrize("typed", ["gone.csv", "a\x00b", "x" * 5000, SOME_ID[:-1]])
 def test_what_is_neither_is_said_in_one_sentence(typed: str) -> None:
-    with pytest.raises(UnreadableLogError, match="32 hexadecimal digits"):
+    with pytest.raises(UnreadableLogError, match="32 hex digits"):
         asked_for(typed)
 
 

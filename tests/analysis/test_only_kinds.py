@@ -18,7 +18,7 @@ def test_nothing_that_rests_on_a_hidden_kind_is_shown() -> None:
     assert whole.outcome == "broken"
     narrowed = only_kinds(whole, ("plateau",))
     assert (narrowed.episodes, narrowed.cause, narrowed.remedies, narrowed.outcome) == ((), None, (), "cannot_tell")
-    assert narrowed.verdict == ("Cannot tell: no plateau was found; what was found is of other kinds: nan_detected.")
+    assert narrowed.verdict == ("Cannot tell: no plateau found; findings of other kinds: nan_detected.")
 
 
 def test_what_is_kept_has_the_verdict_that_it_would_have_alone() -> None:

@@ -55,7 +55,7 @@ def test_a_sensitivity_moves_the_usual_detectors_and_no_others() -> None:
     assert asked_detectors(None, "normal") is None
     assert asked_detectors(None, "high") == detectors_with(sensitivity="high")
     assert asked_detectors((LossSpike(),), "normal") == (LossSpike(),)
-    with pytest.raises(SettingsError, match="Leave out"):
+    with pytest.raises(SettingsError, match="not both"):
         asked_detectors((LossSpike(),), "low")
     with pytest.raises(SettingsError, match="sensitivity must be 'low', 'normal' or 'high'; got 'hgih'"):
         asked_detectors(None, "hgih")

@@ -61,7 +61,7 @@ def test_a_terminal_of_80_columns_is_wide_enough(made: Made, verbose: bool, unic
 
 def test_a_person_reads_who_is_worse_where_two_part_and_what_goes_with_instability() -> None:
     said = " ".join(comparison_terminal.render(two(), width=80).split())
-    for part in ("2 runs: 1 lost, 1 stable.", "Where they part", "failed", "worse wild", "diverged at step"):
+    for part in ("2 runs: 1 lost, 1 stable.", "First difference", "failed", "worse wild", "diverged at step"):
         assert part in said
     said = " ".join(comparison_terminal.render(many(), width=80).split())
     for part in ("Over seeds", "Time to divergence", "Learning rate", "Interrupted: 18 of 20", "lr=0.003"):

@@ -82,9 +82,9 @@ def test_the_numbers_of_long_trainings_fit_into_80_columns() -> None:
 def test_how_long_runs_are_is_told_where_they_are_not_as_long_as_each_other() -> None:
     long, short = made("long", {}, last=399), replace(made("short", {}, last=129), ended="running")
     said = comparison_terminal.render(comparison_of([long, short]), width=80)
-    assert "steps: how long it is" in said
+    assert "steps: length of the run" in said
     assert "130 so far" in said
-    assert "how long it is" not in comparison_terminal.render(comparison_of([long, made("b", {}, last=399)]))
+    assert "length of the run" not in comparison_terminal.render(comparison_of([long, made("b", {}, last=399)]))
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
@@ -94,10 +94,9 @@ def test_runs_without_a_repetition_are_not_listed_over_seeds(form: str) -> None:
     comparison = comparison_of([*repeated, *alone])
     said = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
     over_seeds = said[said.index("Over seeds") :]
-    assert "3 runs" in over_seeds
-    assert "1 run;" not in over_seeds
-    assert "1 run<" not in over_seeds
-    assert "| 1 run |" not in over_seeds
+    cell = {"terminal": "runs {};", "markdown": "| {} |", "html": ">{}<"}[form]
+    assert cell.format(3) in over_seeds
+    assert cell.format(1) not in over_seeds
     assert "Left out: 2 runs without a repetition." in over_seeds
 
 
@@ -124,7 +123,7 @@ def test_where_all_were_lost_no_interval_is_told() -> None:
 
 def test_one_step_is_no_steps() -> None:
     assert wording.survival(SurvivalCurve("all runs", 3, 3, (1,), (0.0,), last_step=9)).endswith(
-        "half of all by 1 step"
+        "half of them by 1 step"
     )
 
 
@@ -146,26 +145,26 @@ def test_what_goes_with_instability_is_the_first_of_what_differs(form: str) -> N
         made(f"run-{n}", {"lr": (0.1, 0.2, 0.3, 3.0)[n % 4], **{f"innocent_{k}": n % 2 for k in range(20)}})
         for n in range(8)
     ]
-    cohort = Cohort(8, 2, associations=(Association(("lr",), "Unstable were 2 of 2.", 0.001),))
+    cohort = Cohort(8, 2, associations=(Association(("lr",), "lr above 2: 2 of 2 unstable.", 0.001),))
     comparison = replace(comparison_of(cards), cohort=cohort)
     said = comparison_terminal.render(comparison) if form == "terminal" else render_comparison(comparison, form)
-    differs = said[said.index("What differs") :]
+    differs = said[said.index("Differences") :]
     assert differs.index("lr") < differs.index("innocent_0")
 
 
 @pytest.mark.parametrize("form", ["terminal", "markdown", "html"])
 def test_what_goes_with_instability_stands_at_the_top_before_any_run(form: str) -> None:
-    named = (Association(("lr",), "Unstable were 2 of 2.", 0.001), Association(("warmup",), "And so on.", 0.002))
+    named = (Association(("lr",), "lr above 2: 2 of 2 unstable.", 0.001), Association(("warmup",), "And so on.", 0.002))
     comparison = comparison_of([made(f"run-{n}", {"lr": n}) for n in range(8)])
     for cohort, there in ((Cohort(8, 2, associations=named), True), (Cohort(8, 2), False)):
         told = replace(comparison, cohort=cohort)
         said = comparison_terminal.render(told) if form == "terminal" else render_comparison(told, form)
         top = said[: said.index("run-0")]
-        assert ("Unstable were 2 of 2. Named as well: warmup." in top) is there
+        assert ("lr above 2: 2 of 2 unstable. Also associated: warmup." in top) is there
 
 
 def test_what_the_rate_does_is_told_with_the_number_of_runs_that_tell_it() -> None:
     found = Sensitivity("lr", (0.1, 0.2, 0.4), (1.0, 2.0, 3.0), (0.0, 0.0, 1.0), (4, 3, 4), 0.1, 0.2, 1.0)
     best, _, stable = wording.sensitivity(found)
     assert best == "Best at 0.1 of 3 rates from 0.1 to 0.4 (lr, 11 runs)."
-    assert stable == "Up to 0.2 none of these 11 runs was unstable."
+    assert stable == "All runs up to 0.2 were stable (of 11 runs)."

@@ -140,7 +140,7 @@ class CardCache:
 
     def _give_up(self, why: str) -> None:
         self._writable = False
-        _logger.warning("Cards of runs are not remembered: %s. XDG_CACHE_HOME can name another folder.", why)
+        _logger.warning("Summaries of runs are not cached: %s. Set XDG_CACHE_HOME to choose another folder.", why)
 
 
 def _write(file: Path, text: str) -> None:

@@ -92,7 +92,7 @@ def _made(
 ) -> Generator[tuple[int, list[RunCard]], None, None]:
     if how.dask is not None:
         if not sendable:
-            raise SettingsError("Detectors of your own cannot be sent to a cluster; leave dask= or detectors= out.")
+            raise SettingsError("Custom detectors cannot be sent to a cluster: give dask= or detectors=, not both.")
         from mlflow_stability.analysis.cards.dask_cluster import cards_from_dask
 
         yield from cards_from_dask(sources, how.dask, how.tracking_uri, judged_by, how.curves)

@@ -24,7 +24,7 @@ DEADLINE = 20
 """Seconds that the scheduler has for its first answer."""
 AT_ONCE = 1000
 """Sources that are handed over at a time."""
-GONE = "The cluster went away before it was read."
+GONE = "The cluster disconnected before the run was read."
 
 
 def cards_from_dask(
@@ -80,7 +80,7 @@ def _cards(future: object, source: str) -> list[RunCard]:
         return [RunCard(source, source, error=said)]
     if rules != rules_here():
         said = (
-            f"The cluster judges by other rules than this machine (mlflow-stability {_version(rules)} there, "
+            f"The cluster has other detection rules than this machine (mlflow-stability {_version(rules)} there, "
             f"{_version(rules_here())} here): install the same there."
         )
         return [RunCard(source, source, error=said)]

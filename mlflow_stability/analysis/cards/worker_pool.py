@@ -27,7 +27,7 @@ from mlflow_stability.vocabulary.run.run_card import RunCard, card_of
 
 AHEAD = 2
 """Sources that a worker holds."""
-DIED = "The process that was reading it ended before it was done (out of memory?). Ask for it alone."
+DIED = "The process that read this run ended early (out of memory?). Try this run alone."
 _CHUNK = 1 << 20
 _PROGRAM = """
 import sys

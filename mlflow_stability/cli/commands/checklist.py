@@ -21,20 +21,19 @@ STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}
 
 @click.command("checklist")
 @click.argument("kind", required=False, callback=checked_kind_if_any, shell_complete=complete_kinds)
-@click.option("--run", metavar="RUN_ID|PATH", type=click.Path(), help="Fill it in with what this run or log shows.")
+@click.option("--run", metavar="RUN_ID|PATH", type=click.Path(), help="A run id or log to check against the list.")
 @curve_options
 @tracking_uri_option
 def command(
     kind: str | None, run: str | None, loss: str | None, val_loss: str | None, tracking_uri: str | None
 ) -> None:
-    """List what to check, filled in with what a run shows.
+    """List what to check, with what a run shows for each item.
 
-    KIND is what `diagnose` calls an issue. Without it: the checks for the worst issue of the run, or those that fit any
-    trouble.
+    KIND is the name of a finding, such as loss_spike. Default: the worst finding of the run, else a general list.
     """
     if run is None:
         items = checklist_of(kind or "")
-        title = f"What to check: {kind or 'any trouble'}"
+        title = f"What to check: {kind or 'a general list'}"
     else:
         with notes_console().status("Reading ..."):
             history = history_of(run, tracking_uri, asked_curves(loss, val_loss))
@@ -58,5 +57,5 @@ def _body(out: TerminalWriter, item: ChecklistItem) -> Text:
     lines = [out.text(item.question, "bold")]
     if item.finding:
         lines.append(out.text(item.finding))
-    lines.append(out.text(f"by hand: {item.how}", "dim"))
+    lines.append(out.text(f"manual check: {item.how}", "dim"))
     return Text("\n").join(lines)

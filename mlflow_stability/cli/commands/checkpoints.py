@@ -37,21 +37,21 @@ class _Kept:
 
 @click.command("checkpoints")
 @click.argument("run_id")
-@click.option("--verify", is_flag=True, help="Download each and compare its SHA-256 with what was written.")
+@click.option("--verify", is_flag=True, help="Download each checkpoint and verify its SHA-256.")
 @click.option(
     "--download",
     type=click.Path(file_okay=False, path_type=Path),
     metavar="DIR",
-    help="Download them into this folder, verified.",
+    help="Download into this folder and verify.",
 )
-@click.option("--step", type=int, metavar="N", help="Only the one of this step.")
+@click.option("--step", type=int, metavar="N", help="Only the checkpoint of this step.")
 @tracking_uri_option
 def command(run_id: str, verify: bool, download: Path | None, step: int | None, tracking_uri: str | None) -> int:
     """List, verify and download the checkpoints of a run.
 
-    `mlflow_stability.restore(model, optimizer, run_id=...)` goes on from one of them.
+    `mlflow_stability.restore(model, optimizer, run_id=...)` resumes from one of them.
 
-    Exit code 1: at least one is damaged.
+    Exit code 1: at least one checkpoint is damaged.
     """
     checkpoints = RunCheckpoints(answering_client(tracking_uri), run_id)
     names = [each for each in checkpoints.names() if step_of_name(each) is not None]
@@ -76,7 +76,7 @@ def _looked_at(checkpoints: RunCheckpoints, names: list[str], verify: bool, down
             file = checkpoints.meta(name, Path(room, "meta"))
             meta = read_meta(file.read_bytes()) if file is not None else None
             if meta is None:
-                yield _Kept(name, None, "incomplete: its upload broke off")
+                yield _Kept(name, None, "incomplete: the upload was interrupted")
             elif not verify and download is None:
                 yield _Kept(name, meta)
             else:
@@ -110,5 +110,5 @@ def _show(kept: list[_Kept], verified: bool) -> None:
 
 
 def _state(meta: CheckpointMeta, verified: bool) -> Text:
-    said = Text("good", "green") if meta.good else Text("not proved yet", "yellow")
+    said = Text("good", "green") if meta.good else Text("not confirmed as good yet", "yellow")
     return said.append(", verified" if verified else "")

@@ -25,17 +25,17 @@ FOUND = 1
 
 @click.command("compare")
 @click.argument("sources", metavar="RUN_ID|PATH...", nargs=-1, type=click.Path())
-@click.option("--experiment", metavar="NAME", help="All runs of this experiment, by its name or id.")
-@click.option("--filter", "condition", metavar="FILTER", help="Those that meet this: \"params.lr = '0.1'\".")
-@click.option("--baseline", metavar="RUN", help="The run that no other may be worse than, by its id or name.")
+@click.option("--experiment", metavar="NAME", help="Compare all runs of this experiment (name or id).")
+@click.option("--filter", "condition", metavar="FILTER", help="Only runs that match, e.g. \"params.lr = '0.1'\".")
+@click.option("--baseline", metavar="RUN", help="Baseline run (id or name): exit code 1 if any other is worse.")
 @click.option("--verbose", "-v", is_flag=True, help="Show everything: all runs, causes, parameters and groups.")
 @curve_options
 @sensitivity_option
 @output_options(FORMATS)
-@click.option("--log-to-run", metavar="RUN_ID", help="Add the comparison to this run, as HTML and JSON.")
-@click.option("--log-to-experiment", metavar="NAME", help="Add it to this experiment, as a run of its own.")
-@click.option("--dask", metavar="ADDRESS", help="Let a dask.distributed cluster read the runs: tcp://HOST:PORT.")
-@click.option("--no-cache", is_flag=True, help="Read finished runs again, too, and remember nothing.")
+@click.option("--log-to-run", metavar="RUN_ID", help="Log the comparison to this run as HTML and JSON.")
+@click.option("--log-to-experiment", metavar="NAME", help="Log it to this experiment as a new run.")
+@click.option("--dask", metavar="ADDRESS", help="Read the runs on a dask.distributed cluster: tcp://HOST:PORT.")
+@click.option("--no-cache", is_flag=True, help="Read all runs again and cache nothing.")
 @tracking_uri_option
 def command(
     sources: tuple[str, ...],
@@ -54,15 +54,15 @@ def command(
     no_cache: bool,
     tracking_uri: str | None,
 ) -> int:
-    """Say which of many runs are unstable, since when, and what they have in common.
+    """Compare runs: which are unstable, since which step, what they have in common.
 
-    Takes ids of MLflow runs and paths of logs, or an experiment. Finished runs are judged once and remembered.
+    Takes ids of MLflow runs and paths of logs, or an experiment. Results of finished runs are cached.
 
-    Exit code 0: nothing above INFO. 1: a WARNING or CRITICAL was found, or a run is worse than the baseline. 2:
-    something could not be read; what could is shown all the same. 130: Ctrl-C; what was done so far is shown.
+    Exit code 0: no warnings. 1: a WARNING or CRITICAL finding, or a run is worse than the baseline. 2: an
+    input could not be read; the others are shown. 130: Ctrl-C; what was done so far is shown.
     """
     if not sources and experiment is None:
-        raise click.UsageError("Give ids of runs, paths of logs, or --experiment NAME.")
+        raise click.UsageError("Give run ids, paths of logs, or --experiment NAME.")
     form = form_for(file, form)
     must_not_overwrite(file, sources)
     with ReadingProgress(notes_console()) as progress:
@@ -131,19 +131,19 @@ def _log(comparison: Comparison, run_id: str | None, experiment: str | None, tra
     if run_id is not None:
         from mlflow_stability.tracking.write.run_report import log_report
 
-        with notes_console().status("Adding the comparison to the run ..."):
+        with notes_console().status("Logging the comparison to the run ..."):
             log_report(run_id, tracking_uri, files)
         _note(_added(run_id, files))
     if experiment is not None:
         from mlflow_stability.tracking.write.run_report import log_comparison
 
-        with notes_console().status("Adding the comparison to the experiment ..."):
+        with notes_console().status("Logging the comparison to the experiment ..."):
             made = log_comparison(experiment, tracking_uri, files, comparison.summary)
         _note(_added(made, files))
 
 
 def _added(run_id: str, files: Iterable[str]) -> str:
-    return f"Added to run {run_id}: {', '.join(f'stability/{name}' for name in files)}"
+    return f"Logged to run {run_id}: {', '.join(f'stability/{name}' for name in files)}"
 
 
 def _note(said: str) -> None:

@@ -31,22 +31,21 @@ from mlflow_stability.vocabulary.result.event import Event
     default=FEWEST_STEPS,
     show_default=True,
     type=click.IntRange(FEWEST_STEPS, 100_000),
-    help="How long to train.",
+    help="Number of training steps.",
 )
 def command(steps: int) -> None:
-    """Let a tiny GPT go wrong, bare and with the autopilot, and show both.
+    """Train a tiny GPT that breaks, with and without the autopilot.
 
-    Three trainings, each a script like any other in a process of its own: one in which nothing goes wrong, one that
-    is left to itself, and one with autolog(rollback=True), which is recorded where MLflow would log to from here:
-    MLFLOW_TRACKING_URI, else mlflow.db in this directory.
+    Three trainings, each a script in its own process: a healthy one, the same with two faults, and the same faults with
+    autolog(rollback=True). The last is recorded in MLFLOW_TRACKING_URI, else in mlflow.db in this directory.
     """
     if find_spec("torch") is None:
         raise StabilityError(
             f"The demo {TORCH_IS_MISSING} In an environment for the demo alone, "
-            "pip install 'mlflow-stability[demo]' brings the one that it was written against."
+            "pip install 'mlflow-stability[demo]' installs the tested version."
         )
     if os.environ.get("MLFLOW_STABILITY_DISABLE", "") not in ("", "0"):
-        raise SettingsError("MLFLOW_STABILITY_DISABLE is set, so nothing would be recorded. Unset it for the demo.")
+        raise SettingsError("MLFLOW_STABILITY_DISABLE is set, so nothing would be recorded. Unset it to run the demo.")
     notes = notes_console()
     if notes.is_terminal:
         notes.print(f"Training a tiny GPT three times, {steps} steps each, for under a minute ...")
@@ -62,7 +61,7 @@ def told(steps: int, notes: Console) -> Story:
     run_id = trainings.rescued.run_id
     if run_id is None:
         raise TrackingError(
-            "The training is done, but the tracking store has not taken its run yet. Nothing is lost: run "
+            "Training finished, but the tracking store has not accepted the run yet. No data is lost: run "
             "`mlflow-stability doctor` to see why, and `mlflow-stability sync` when the store answers."
         )
     with notes.status("Reading the run back ..."):

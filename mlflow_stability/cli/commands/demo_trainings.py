@@ -45,7 +45,7 @@ class Training:
 class Trainings:
     """All of them."""
 
-    twin: Training = field(default_factory=lambda: Training("its healthy twin"))
+    twin: Training = field(default_factory=lambda: Training("healthy reference"))
     bare: Training = field(default_factory=lambda: Training("bare", ("--ill",)))
     rescued: Training = field(default_factory=lambda: Training("autolog(rollback=True)", ("--ill", "--autopilot")))
 

@@ -52,12 +52,12 @@ def show(out: TerminalWriter, story: Story) -> None:
     """All of it."""
     out.rule("mlflow-stability demo")
     out.console.print(out.text(_what_was_done(story)))
-    out.section("What goes wrong", _troubles(out, story.troubles))
+    out.section("Injected faults", _troubles(out, story.troubles))
     _show_table(out, story)
     for training in story.trainings.all:
         _show_curve(out, training)
     out.section("What the autopilot did", _acts(out, story))
-    show_gist(out, story.diagnosis, "What `mlflow-stability diagnose` says of it")
+    show_gist(out, story.diagnosis, "Diagnosis (mlflow-stability diagnose)")
     _show_way(out, story)
 
 
@@ -78,22 +78,22 @@ def _what_was_done(story: Story) -> str:
     one = story.trainings.twin
     return (
         f"A GPT of {one.parameters:,} parameters was trained three times side by side, with the same weights "
-        f"and the same batches: {len(one.losses)} steps each, {story.seconds:.0f} s in all. In two of them something "
-        "goes wrong."
+        f"and the same batches: {len(one.losses)} steps each, {story.seconds:.0f} s in all. Two of them have "
+        "the same faults."
     )
 
 
 def _troubles(out: TerminalWriter, troubles: Troubles) -> Iterator[tuple[Text, Text]]:
     steps = f"steps {troubles.first} to {troubles.last}"
-    yield out.text(steps), out.text(f"The schedule gives {TOO_HIGH} times the learning rate that is meant.")
-    yield out.text(f"step {troubles.empty}"), out.text("The batch is nothing but padding; its mean loss is 0 / 0.")
+    yield out.text(steps), out.text(f"Learning rate {TOO_HIGH} times too high.")
+    yield out.text(f"step {troubles.empty}"), out.text("Empty batch: only padding, so the mean loss is 0 / 0 = NaN.")
 
 
 def _show_table(out: TerminalWriter, story: Story) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("training", no_wrap=True)
     table.add_column("final loss", no_wrap=True, justify="right")
-    table.add_column("what became of it", overflow="fold")
+    table.add_column("result", overflow="fold")
     became = (_of_the_twin(), _of_the_bare(story), _of_the_rescued(story))
     for training, (said, style) in zip(story.trainings.all, became, strict=True):
         table.add_row(out.text(training.title), out.text(number_text(final_of(training))), out.text(said, style))
@@ -101,7 +101,7 @@ def _show_table(out: TerminalWriter, story: Story) -> None:
 
 
 def _of_the_twin() -> tuple[str, str]:
-    return "Nothing went wrong.", "green"
+    return "No problems.", "green"
 
 
 def _of_the_bare(story: Story) -> tuple[str, str]:
@@ -114,7 +114,7 @@ def _of_the_rescued(story: Story) -> tuple[str, str]:
     back = [event for event in story.events if event.kind == "rollback"]
     skipped = max((event.evidence.get("skipped_steps", 0.0) for event in story.events), default=0.0)
     lost = sum(event.evidence.get("steps_lost", 0.0) for event in back)
-    done = [f"Set back {_times(len(back))} ({counted(int(lost), 'step')} lost)"] if back else []
+    done = [f"Rolled back {_times(len(back))} ({counted(int(lost), 'step')} lost)"] if back else []
     done += [f"{counted(int(skipped), 'step')} skipped"] if skipped else []
     end = _end(story.trainings.rescued, story.trainings.twin)
     return ", ".join([*done, end[:1].lower() + end[1:] if done else end]) + ".", "green"
@@ -125,12 +125,12 @@ def _times(count: int) -> str:
 
 
 def _end(training: Training, twin: Training) -> str:
-    """``NaN from step 320 on``, ``Ends 2.7% above its twin``."""
+    """``NaN from step 320 on``, ``Ends 2.7% above the reference``."""
     dead = dead_from(training)
     if dead is not None:
-        return f"{number_text(training.losses[-1])} from step {dead} on"
+        return f"{number_text(training.losses[-1])} from step {dead}"
     ratio = final_of(training) / final_of(twin) - 1
-    return f"Ends {abs(ratio):.1%} {'above' if ratio >= 0 else 'below'} its twin"
+    return f"Ends {abs(ratio):.1%} {'above' if ratio >= 0 else 'below'} the reference"
 
 
 def _show_curve(out: TerminalWriter, training: Training) -> None:
@@ -178,10 +178,10 @@ def _show_way(out: TerminalWriter, story: Story) -> None:
     """How to go on; commands and addresses are never broken over lines, so that they can be copied."""
     run_id = story.diagnosis.source
     ways = {
-        "The report": [_report(story.reports)],
-        "The whole diagnosis": [f"mlflow-stability diagnose {run_id}"],
-        "Every step, in Python": [f'mlflow_stability.load_run("{run_id}")'],
-        "The run in MLflow": [each for each in (story.page.command, story.page.url) if each],
+        "Report": [_report(story.reports)],
+        "Full diagnosis": [f"mlflow-stability diagnose {run_id}"],
+        "All steps, in Python": [f'mlflow_stability.load_run("{run_id}")'],
+        "Run in MLflow": [each for each in (story.page.command, story.page.url) if each],
         "Left on disk": _left_on_disk(story.journal),
     }
     for title, lines in ((title, lines) for title, lines in ways.items() if lines):

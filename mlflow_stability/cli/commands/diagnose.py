@@ -39,30 +39,30 @@ FLOORS = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
     metavar="KIND",
     callback=checked_kinds,
     shell_complete=complete_kinds,
-    help="Show and count only these; may be given several times.  [all]",
+    help="Show and count only this kind; may be repeated.  [all]",
 )
 @sensitivity_option
 @click.option(
     "--loss-spike-threshold",
     type=click.FloatRange(min=0, min_open=True),
     metavar="Z",
-    help="How many robust sigmas above its level a loss is a spike.",
+    help="Loss spike threshold in robust σ above the baseline.",
 )
 @click.option(
     "--gradient-explosion-threshold",
     type=click.FloatRange(min=0, min_open=True),
     metavar="Z",
-    help="How many robust sigmas above its level a gradient norm has exploded.",
+    help="Gradient explosion threshold in robust σ above the baseline.",
 )
 @curve_options
 @output_options(FORMATS)
-@click.option("--log-to-run", is_flag=True, help="Add the report to each run: stability/report.html and report.json.")
+@click.option("--log-to-run", is_flag=True, help="Log the report to each run: stability/report.html and report.json.")
 @click.option(
     "--fail-on",
     type=click.Choice(list(FLOORS)),
     default="warning",
     show_default=True,
-    help="How bad a finding has to be for exit code 1.",
+    help="Lowest severity that gives exit code 1.",
 )
 @tracking_uri_option
 def command(
@@ -80,13 +80,13 @@ def command(
     fail_on: str,
     tracking_uri: str | None,
 ) -> int:
-    """Say what went wrong in runs and logs, why, and what to change.
+    """Diagnose runs and logs: what went wrong, the likely cause, what to change.
 
-    Takes ids of MLflow runs, log files, folders of logs and mlruns folders. What exists as a path is taken as one, and
-    needs no server.
+    Takes ids of MLflow runs, log files, folders of logs and mlruns folders. An existing path is read as a path, without
+    a server.
 
-    Exit code 0: nothing above INFO. 1: a WARNING or CRITICAL was found. 2: something could not be read; what could is
-    shown all the same.
+    Exit code 0: no warnings. 1: a WARNING or CRITICAL finding. 2: an input could not be read; the others
+    are shown.
     """
     form = form_for(file, form)
     must_not_overwrite(file, sources)
@@ -142,7 +142,7 @@ def _must_be_runs(sources: Sequence[str]) -> None:
         except UnreadableLogError:
             continue  # it is said where it is read
         if asked.is_path:
-            raise click.UsageError(f"--log-to-run adds the report to a run, and {plain(source)} is a file or folder.")
+            raise click.UsageError(f"--log-to-run needs a run, and {plain(source)} is a file or folder.")
 
 
 def _log(report: Report, tracking_uri: str | None) -> None:
@@ -152,9 +152,9 @@ def _log(report: Report, tracking_uri: str | None) -> None:
         if is_from_store(diagnosis):
             alone = Report((diagnosis,))
             files = {"report.html": render(alone, "html"), "report.json": render(alone, "json")}
-            with notes_console().status("Adding the report to the run ..."):
+            with notes_console().status("Logging the report to the run ..."):
                 log_report(diagnosis.source, tracking_uri, files)
-            _note(f"Added to run {diagnosis.source}: {', '.join(f'stability/{name}' for name in files)}")
+            _note(f"Logged to run {diagnosis.source}: {', '.join(f'stability/{name}' for name in files)}")
 
 
 def _note(said: str) -> None:

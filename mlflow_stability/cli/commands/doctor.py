@@ -50,7 +50,7 @@ def check_python() -> Iterator[Finding]:
     if sys.platform.startswith(("linux", "darwin")):
         yield Finding("python", FINE, said)
     else:
-        advice = "Trainings can be watched on Linux and macOS only; runs can be read back anywhere."
+        advice = "Training can be recorded on Linux and macOS only; runs can be read anywhere."
         yield Finding("python", Severity.CRITICAL, said, advice)
     if os.environ.get("MLFLOW_STABILITY_DISABLE", "") not in ("", "0"):
         advice = "autolog() does nothing in this environment. Unset it to record."
@@ -60,7 +60,7 @@ def check_python() -> Iterator[Finding]:
 def check_torch() -> Iterator[Finding]:
     """PyTorch, and every place in it that watching needs."""
     if find_spec("torch") is None:
-        advice = f"Runs can be read back without it. To train here, autolog() {TORCH_IS_MISSING}"
+        advice = f"Runs can be read without it. To train here, autolog() {TORCH_IS_MISSING}"
         yield Finding("torch", Severity.WARNING, "not installed", advice)
         return
     try:
@@ -75,7 +75,7 @@ def check_torch() -> Iterator[Finding]:
         advice = f"Off without it: {unseen}. Needed: torch {OLDEST_TORCH} or later."
         yield Finding("torch", Severity.CRITICAL, f"{version} lacks {', '.join(lacking)}", advice)
     else:
-        yield Finding("torch", FINE, f"{version}, every symbol that is used of it is there")
+        yield Finding("torch", FINE, f"{version}, all symbols that are used are present")
 
 
 def check_mlflow(uri: str | None) -> Iterator[Finding]:
@@ -85,8 +85,9 @@ def check_mlflow(uri: str | None) -> Iterator[Finding]:
     if not store.answers:
         said = f"{store.kind} {store.uri} {store.answered or f'does not answer: {store.trouble}'}"
         advice = (
-            "Is the address right, and is it running? It comes from --tracking-uri, else MLFLOW_TRACKING_URI. "
-            "A training records all the same: its journal waits for the store."
+            "Check the address and that the server is running. "
+            "The address comes from --tracking-uri, else MLFLOW_TRACKING_URI. "
+            "Training is recorded anyway: the journal keeps the data until the store answers."
         )
         yield Finding("store", Severity.CRITICAL, said, advice)
     elif not store.exists:
@@ -102,13 +103,13 @@ def check_journal_directory() -> Iterator[Finding]:
     while not folder.exists():
         folder = folder.parent
     if not folder.is_dir() or not os.access(folder, os.W_OK | os.X_OK):
-        advice = "Name another with autolog(journal_dir=...) or MLFLOW_STABILITY_JOURNAL_DIR."
+        advice = "Choose another with autolog(journal_dir=...) or MLFLOW_STABILITY_JOURNAL_DIR."
         yield Finding("journal", Severity.CRITICAL, f"{root} cannot be written to", advice)
         return
     room = shutil.disk_usage(folder).free
     said = f"{root}, {megabytes(room)} free"
     if room < LITTLE_ROOM:
-        advice = "Recording stops when the disk is full; training goes on. Make room, or name another folder."
+        advice = "Recording stops when the disk is full; training continues. Free some space or choose another folder."
         yield Finding("journal", Severity.WARNING, said, advice)
     else:
         yield Finding("journal", FINE, said)
@@ -124,7 +125,7 @@ def check_sessions() -> Iterator[Finding]:
             yield Finding("undelivered", Severity.WARNING, said, "mlflow-stability sync")
         elif session.trouble:
             said = f"{session.folder.name}: {session.trouble}"
-            yield Finding("courier", Severity.WARNING, said, "It tries again by itself until the store answers.")
+            yield Finding("courier", Severity.WARNING, said, "It retries until the store answers.")
         else:
             who = "training and courier run" if session.training_lives else "its courier is delivering the rest"
             yield Finding("courier", FINE, f"{session.folder.name}: {who}")
@@ -153,9 +154,9 @@ _MARKS = {
     Severity.CRITICAL: ("broken", "bold red"),
 }
 _ENDINGS = {
-    Severity.INFO: "Everything is in place.",
-    Severity.WARNING: "It works; see the lines marked 'look'.",
-    Severity.CRITICAL: "Something will not work; see the lines marked 'broken'.",
+    Severity.INFO: "All checks passed.",
+    Severity.WARNING: "Working, with warnings: see the lines marked 'look'.",
+    Severity.CRITICAL: "Something does not work: see the lines marked 'broken'.",
 }
 
 
@@ -166,12 +167,12 @@ def command(tracking_uri: str | None) -> int:
 
     Takes a few seconds, for torch and MLflow are loaded; the store has five to answer. Nothing is changed.
 
-    Exit code 0: all is well. 1: something is worth a look, such as a journal that was left behind. 2: something will
-    not work, such as a store that does not answer.
+    Exit code 0: all is well. 1: a warning, such as a journal left behind. 2: something does not work, such as a
+    store that does not answer.
     """
     notes = notes_console()
     out = result_console()
-    with notes.status("Looking ..."):
+    with notes.status("Checking ..."):
         findings = list(check_everything(tracking_uri))
     show(out, findings)
     return EXIT_CODES[worst(findings)]

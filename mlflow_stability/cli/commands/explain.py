@@ -31,25 +31,23 @@ EXPLAINED_CAUSES_ALONE = frozenset(causes()) - frozenset(KINDS)
 @click.command("explain")
 @click.argument("kind", required=False, callback=checked_rule_if_any, shell_complete=complete_explained)
 def command(kind: str | None) -> None:
-    """Say what a judgement sees, why it matters and what to try.
+    """Explain a finding or a cause: what it means, what to do, when it is wrong.
 
-    KIND is what `diagnose` calls an issue or a cause: loss_spike, divergence:start, bad_batch. Without it, all of them
-    are listed.
+    KIND is the name of a finding or a cause: loss_spike, divergence:start, bad_batch. Without it, all are listed.
     """
     present(_list_all if kind is None else lambda out: _explain_name(out, kind))
 
 
 def _list_all(out: TerminalWriter) -> None:
     usual = [documentation(each) for each in KINDS if each not in RULES_ON_REQUEST]
-    out.section("Kinds", _listed(out, usual), space=False)
-    out.section("Rules that look beside them", _listed(out, [documentation(each) for each in RULES_BESIDE]))
-    out.section("Rules that look on request", _listed(out, [documentation(each) for each in RULES_ON_REQUEST]))
+    out.section("Findings", _listed(out, usual), space=False)
+    out.section("Rules for whole curves", _listed(out, [documentation(each) for each in RULES_BESIDE]))
+    out.section("Rules on request (--issue-type)", _listed(out, [documentation(each) for each in RULES_ON_REQUEST]))
     alone = [each for each in causes().values() if each.name not in KINDS]
     out.section("Causes", ((out.text(each.name), out.text(each.meaning)) for each in alone))
-    out.paragraph(
-        "Kinds that are causes, too", ", ".join(each.name for each in causes().values() if each.name in KINDS)
-    )
-    out.paragraph("More", "`mlflow-stability explain KIND` says everything about one.")
+    also = [each.name for each in causes().values() if each.name in KINDS]
+    out.paragraph("Findings that are also causes", ", ".join(also))
+    out.paragraph("More", "`mlflow-stability explain KIND` shows everything about one.")
 
 
 def _listed(out: TerminalWriter, found: list[FindingDocumentation]) -> Rows:
@@ -72,18 +70,18 @@ def _explain_cause(out: TerminalWriter, cause: CauseDocumentation, *, heading: b
         out.console.print(Text.assemble(out.text(cause.name, "bold"), ": ", out.text(cause.meaning)))
     else:
         out.paragraph("As a cause", cause.meaning)
-    out.paragraph("What is seen of it", cause.evidence)
-    out.paragraph("What goes against it", " ".join(cause.remedies))
-    out.paragraph("When another cause looks the same", cause.wrong)
+    out.paragraph("Evidence", cause.evidence)
+    out.paragraph("What to do", " ".join(cause.remedies))
+    out.paragraph("When it is wrong", cause.wrong)
 
 
 def _explain(out: TerminalWriter, about: FindingDocumentation) -> None:
     out.console.print(Text.assemble(out.text(about.name, "bold"), ": ", out.text(about.sentence)))
     out.paragraph("Severity", _severity(about))
-    out.paragraph("Looks at", ", ".join(about.quantities), names=True)
+    out.paragraph("Signals", ", ".join(about.quantities), names=True)
     out.paragraph("What it sees", about.sees)
     out.paragraph("Why it matters", about.why)
-    out.paragraph("What to try", about.try_)
+    out.paragraph("What to do", about.try_)
     out.paragraph("When it is wrong", about.wrong)
     out.section("Thresholds", _thresholds(out, about))
     if not about.rule:

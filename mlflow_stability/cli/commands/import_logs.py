@@ -21,15 +21,13 @@ from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 @click.command("import")
 @click.argument("paths", nargs=-1, required=True, type=click.Path(path_type=Path), metavar="PATH...")
-@click.option(
-    "--experiment", required=True, metavar="NAME", help="The experiment that the runs go to; made if missing."
-)
+@click.option("--experiment", required=True, metavar="NAME", help="Experiment for the runs; created if missing.")
 @tracking_uri_option
 def command(paths: tuple[Path, ...], experiment: str, tracking_uri: str | None) -> None:
     """Turn logs of other tools into MLflow runs.
 
     PATH is a log file, a folder of logs, or a folder in MLflow's file-store layout. Every run becomes an MLflow run;
-    its id is printed. A log that was imported before is not imported again, also where it was moved since.
+    its run id is printed. A log is imported once, even if it was moved since.
     """
     notes = notes_console()
     histories, trouble = _read_all(paths)

@@ -57,7 +57,7 @@ def _complete(_context: click.Context, _argument: click.Parameter, begun: str) -
 @click.command("manual")
 @click.argument("page", required=False, callback=_checked, shell_complete=_complete)
 def command(page: Page | None) -> None:
-    """Show the manual, a page at a time, without a network.
+    """Show a page of the manual; needs no network.
 
     PAGE is the name of a page; without it, all pages are listed. In a pipe a page is plain Markdown.
     """

@@ -60,7 +60,7 @@ def sessions_in(journal: Path) -> list[SessionState]:
     sessions = [_state(folder) for folder in session_folders(journal) if is_session(folder)]
     if not sessions and journal.is_dir() and any(journal.iterdir()):
         raise JournalError(
-            f"{journal} holds no journal of mlflow-stability. Journals lie in .mlflow-stability/ where the training "
+            f"{journal} has no journal of mlflow-stability. Journals are in .mlflow-stability/ where the training "
             "was started, or where MLFLOW_STABILITY_JOURNAL_DIR or autolog(journal_dir=...) says."
         )
     return sessions
@@ -99,14 +99,14 @@ def _size(recording: Path) -> int:
     default=10.0,
     show_default=True,
     metavar="SECONDS",
-    help="For how long to try again while the store does not answer.",
+    help="How long to retry while the store does not answer.",
 )
 @click.pass_context
 def command(context: click.Context, journal: Path | None, tracking_uri: str | None, wait: float) -> None:
-    """Deliver what journals still hold.
+    """Send recorded data that has not reached the tracking server.
 
-    JOURNAL is a journal directory, or one session in it; without it, the one that autolog() would use here. What has
-    arrived before is not sent again. A session that its own courier is delivering is left to it.
+    JOURNAL is a journal directory, or one session in it; without it, the one that autolog() would use here. Nothing is
+    sent twice. A session whose courier is running is skipped.
 
     --tracking-uri is for credentials, which no journal holds: it has to name the store that the training recorded for.
     """
@@ -137,7 +137,7 @@ def report_lines(session: SessionState, report: DeliveryReport) -> Iterator[str]
     """What became of one session, a line for each thing worth saying."""
     name = session.folder.name
     if report.busy:
-        yield f"{name}: left to its own courier, which is delivering it."
+        yield f"{name}: skipped: its courier is delivering it."
         return
     runs = ", ".join(report.run_ids) or "no run"
     if report.delivered or not report.remaining:
@@ -149,7 +149,11 @@ def report_lines(session: SessionState, report: DeliveryReport) -> Iterator[str]
             "`mlflow-stability sync` there, or delete the folder when it has."
         )
     if report.remaining:
-        why = "the training goes on" if session.training_lives and not report.error else report.error or "not all sent"
+        why = (
+            "the training is still running"
+            if session.training_lives and not report.error
+            else report.error or "not all sent"
+        )
         yield f"{name}: {megabytes(report.waiting_bytes)} not delivered ({why})."
     if report.refused:
         yield f"{name}: the store refused {', '.join(report.refused)}; the full record has them."
@@ -161,7 +165,7 @@ def _must_be_the_same_store(sessions: list[SessionState], uri: str) -> None:
             if opening.tracking_uri is not None and not same_store(uri, opening.tracking_uri, opening.directory):
                 raise SettingsError(
                     f"{session.folder.name} was recorded for {opening.tracking_uri}, and {strip_credentials(uri)} is "
-                    "another store. Leave --tracking-uri out, or name the same store with its credentials."
+                    "another store. Omit --tracking-uri, or give the same store with credentials."
                 )
 
 

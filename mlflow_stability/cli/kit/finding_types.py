@@ -29,7 +29,7 @@ def checked_kind(typed: str, known: Sequence[str] = KINDS) -> str:
     near = get_close_matches(kind, known, n=3, cutoff=0.5) or [each for each in known if kind and kind in each][:3]
     meant = f"Did you mean {', '.join(near)}? " if near else ""
     raise click.BadParameter(
-        f"there is no kind {plain(typed, 60)!r}. {meant}`mlflow-stability explain` lists them all."
+        f"No such finding or cause: {plain(typed, 60)!r}. {meant}`mlflow-stability explain` lists them all."
     )
 
 

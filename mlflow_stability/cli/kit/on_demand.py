@@ -81,7 +81,7 @@ def with_a_hint(error: click.ClickException) -> click.ClickException:
     if not forms or (form and form not in forms):
         return error
     if not form:
-        said = f"{FORM} takes {', '.join(forms)}; {FILE} FILE writes to a file, in the form that its ending says."
+        said = f"{FORM} takes {', '.join(forms)}; {FILE} FILE writes to a file, in the format of its extension."
     elif form == "rich":
         said = f"Write {FORM} rich, which is how it looks without it."
     else:

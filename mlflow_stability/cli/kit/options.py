@@ -21,16 +21,14 @@ def tracking_uri_option(command: _F) -> _F:
         "--tracking-uri",
         metavar="URI",
         envvar="MLFLOW_TRACKING_URI",
-        help="Where runs live. Without it: MLFLOW_TRACKING_URI, else what MLflow takes by default.",
+        help="MLflow tracking server or store. Default: MLFLOW_TRACKING_URI, else MLflow's default.",
     )(command)
 
 
 def curve_options(command: _F) -> _F:
     """`--loss` and `--val-loss`: the curves to judge."""
-    validation = click.option("--val-loss", metavar="NAME", help="The metric that is the validation loss.  [chosen]")
-    return click.option("--loss", metavar="NAME", help="The metric that is the loss to judge.  [chosen]")(
-        validation(command)
-    )
+    validation = click.option("--val-loss", metavar="NAME", help="Metric to use as the validation loss.  [auto]")
+    return click.option("--loss", metavar="NAME", help="Metric to use as the loss.  [auto]")(validation(command))
 
 
 def sensitivity_option(command: _F) -> _F:
@@ -40,7 +38,7 @@ def sensitivity_option(command: _F) -> _F:
         type=click.Choice(list(SENSITIVITIES)),
         default="normal",
         show_default=True,
-        help="How little evidence is enough: low is wrong less often, high finds more.",
+        help="low: fewer false alarms; high: finds more.",
     )(command)
 
 
@@ -54,13 +52,13 @@ def output_options(formats: Iterable[str]) -> Callable[[_F], _F]:
             type=click.Path(dir_okay=False, writable=True, path_type=Path),
             callback=must_be_writable,
             metavar="FILE",
-            help="Write there instead of to stdout.",
+            help="Write to this file instead of stdout.",
         )
         form = click.option(
             "--output-format",
             "form",
             type=click.Choice(list(formats)),
-            help="Without it: what the ending of --output says, else rich.",
+            help="Default: from the extension of --output, else rich.",
         )
         return form(to_file(command))
 

@@ -66,7 +66,7 @@ USUAL = "rich"
 def must_be_writable(_context: click.Context, _option: click.Parameter, file: Path | None) -> Path | None:
     """Refuse a file in a folder that is not there, before anything is read."""
     if file is not None and not file.absolute().parent.is_dir():
-        raise click.BadParameter(f"there is no folder {file.absolute().parent}.")
+        raise click.BadParameter(f"no such folder: {file.absolute().parent}.")
     return file
 
 
@@ -77,7 +77,7 @@ def form_for(file: Path | None, asked: str | None) -> str:
     form = form_of(file)
     if form is None and file.suffix:
         raise click.UsageError(
-            f"--output: nothing is known to go into {plain(file.suffix)} files. Known endings: {', '.join(ENDINGS)}; "
+            f"--output: unknown output format: {plain(file.suffix)} files. Known endings: {', '.join(ENDINGS)}; "
             "or say --output-format."
         )
     return form or USUAL
@@ -90,6 +90,5 @@ def must_not_overwrite(file: Path | None, sources: Iterable[str]) -> None:
     for source in sources:
         if os.path.isfile(source) and os.path.samefile(file, source):  # noqa: PTH113, PTH121 - may be a run's id
             raise SettingsError(
-                f"--output {file} is one of the logs that were asked about, and would be written over. "
-                "Name another file."
+                f"--output {file} is one of the input logs and would be overwritten. Choose another file."
             )

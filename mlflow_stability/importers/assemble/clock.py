@@ -112,12 +112,12 @@ def _tell(steps: _Floats, epochs: _Floats, main: _Ints, totals: Iterable[int]) -
         width = _width_of_an_epoch(own, epoch[counted], totals) if np.isfinite(epochs).any() else 0
         if width and (np.abs(epoch).max() + 1) * width <= _LARGEST_STEP:
             told = _in_a_row(steps, epoch, counted, width)
-            reason = f"steps begin anew in each epoch of {width:,} steps, so a step is epoch x {width:,} + step"
+            reason = f"steps restart in each epoch of {width:,} steps, so a step is epoch x {width:,} + step"
             return told, False, True, reason, "step"
         return np.round(_filled(steps)), False, False, "", "step"
     of_main = _filled(epochs)[main] if np.isfinite(epochs).any() else np.empty(0)
     if len(of_main) > 1 and np.floor(of_main[0]) != np.floor(of_main[-1]) and _counts(of_main):
-        reason = "the step stands still, so epochs are taken for steps" if len(own) > 1 else ""
+        reason = "the step does not change, so epochs are used as steps" if len(own) > 1 else ""
         return epoch, False, True, reason, "epoch"
     none = np.zeros(len(steps))
     if len(own) > 1 and (own == own[0]).all():

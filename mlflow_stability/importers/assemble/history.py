@@ -32,7 +32,7 @@ def history_of(
     curves = [each for each, column in columns.items() if len(column) > 1]
     if not curves and not (lone_values and columns):
         raise UnreadableLogError(
-            f"{shown_path(path)} is no training log that could be read: no metric in it has two values or more. "
+            f"{shown_path(path)} is not a readable training log: no metric has two or more values. "
             "CSV, JSON lines, TensorBoard event files, MLflow folders and text such as `step 10 loss 2.3` can be read."
         )
     meanings = _meanings(columns, curves)
@@ -125,11 +125,11 @@ def _notes(gathered: Gathered, clock: Clock | None) -> list[str]:
         notes.append(sentence(clock.reason))
     if clock is not None and len(clock.begins):
         times = "once" if len(clock.begins) == 1 else f"{len(clock.begins)} times"
-        notes.append(f"The step goes back {times}: {len(clock.begins) + 1} runs or attempts, one after the other.")
+        notes.append(f"The step decreases {times}: {len(clock.begins) + 1} runs or attempts, one after the other.")
     if gathered.thinned:
         notes.append(
-            "The log is too long to be held whole: of every four consecutive values of its longest metrics the lowest "
-            "and the highest are kept."
+            "The log is too long for memory: of every four consecutive values of its longest metrics, only the "
+            "lowest and the highest are kept."
         )
     if gathered.names_left_out:
         notes.append(f"Only the first {len(gathered.columns):,} metrics are read.")

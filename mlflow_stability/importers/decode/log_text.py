@@ -43,9 +43,9 @@ def opened(path: Path) -> Iterator[BinaryIO]:
             with gzip.GzipFile(fileobj=raw) if packed else raw as file:
                 yield cast("BinaryIO", file)
     except FileNotFoundError:
-        raise UnreadableLogError(f"There is no {shown_path(path)}; check the path.") from None
+        raise UnreadableLogError(f"No such file: {shown_path(path)}.") from None
     except PermissionError:
-        raise UnreadableLogError(f"{shown_path(path)} may not be read by you; ask for permission to read it.") from None
+        raise UnreadableLogError(f"{shown_path(path)} cannot be read: permission denied.") from None
     except (OSError, EOFError, zlib.error) as error:
         raise UnreadableLogError(f"{shown_path(path)} could not be read: {reason_of(error)}.") from error
 

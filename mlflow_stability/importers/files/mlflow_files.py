@@ -67,7 +67,7 @@ def read_mlflow_run(folder: Path) -> RunHistory:
     )
     if not _names_a_run(meta):
         why = "cannot be understood" if (folder / "meta.yaml").exists() else "is missing"
-        gathered.notes.append(f"Its meta.yaml {why}: when it began and how it ended is not known.")
+        gathered.notes.append(f"Its meta.yaml {why}: start time and status are unknown.")
     elif meta.get("lifecycle_stage") == "deleted":
         gathered.notes.append("This run was deleted by its owner; its files are still there.")
     for name, file in _files(folder / "metrics"):
@@ -82,7 +82,7 @@ def read_mlflow_run(folder: Path) -> RunHistory:
 def _thinned(history: RunHistory) -> RunHistory:
     """A run that we recorded: MLflow's metrics hold some of its points, and tags say how it ended."""
     outcome = history.tags.get("stability.outcome", history.outcome)
-    note = "These are the thinned points of a recorded run; its full record is among its artifacts."
+    note = "These are thinned points; the full record is among the artifacts of the run."
     detail = history.tags.get("stability.outcome_detail", "")
     return replace(history, outcome=outcome, outcome_detail=detail, complete=False, notes=(*history.notes, note))
 

@@ -78,11 +78,11 @@ def plain_value(content: bytes) -> object:
             machine.do(operation.name, argument)
         return _Finished().of(machine.pop())
     except (IndexError, KeyError, TypeError, AttributeError, OverflowError, MemoryError) as error:
-        raise NotPlainError("something that is damaged") from error
+        raise NotPlainError("damaged data") from error
     except NotPlainError:
         raise
     except ValueError as error:  # it is cut off, or no pickle
-        raise NotPlainError("something that is damaged") from error
+        raise NotPlainError("damaged data") from error
 
 
 class _Machine:
@@ -164,7 +164,7 @@ class _Machine:
             raise TypeError
         for key, value in zip(items[::2], items[1::2], strict=True):
             if not isinstance(key, str | int | float):
-                raise NotPlainError("a dictionary whose keys are no texts")
+                raise NotPlainError("a dictionary whose keys are not strings")
             target[key if isinstance(key, str) else str(key)] = value
         self._stack.append(target)
 
@@ -242,7 +242,7 @@ class _Finished:
         """The value in numbers, texts, lists and dictionaries alone."""
         self._left -= 1
         if depth > _DEEPEST or self._left < 0:
-            raise NotPlainError("lists within lists without end")
+            raise NotPlainError("endlessly nested lists")
         if value is None or isinstance(value, bool | int | float | str):
             return value
         if isinstance(value, _Array):
@@ -253,4 +253,4 @@ class _Finished:
             return {key: self.of(each, depth + 1) for key, each in value.items()}
         if isinstance(value, bytes | bytearray):
             return value[:_LONGEST_TEXT].decode("utf-8", "replace")
-        raise NotPlainError(value.text.replace(" ", ".") if isinstance(value, _Name) else "something that is damaged")
+        raise NotPlainError(value.text.replace(" ", ".") if isinstance(value, _Name) else "damaged data")

@@ -87,7 +87,7 @@ def read_document(path: Path, found: Document, log_format: str = "json") -> RunH
     """The run that a document tells of."""
     gathered, document = Gathered(), found.value
     if found.cut:
-        gathered.notes.append("The file ends in the middle: what is whole of it was read, and its end is missing.")
+        gathered.notes.append("The file is truncated: the complete part was read.")
     if isinstance(document, dict) and isinstance(document.get("log_history"), list):
         rows = [row for row in document["log_history"] if isinstance(row, dict)]
         _read_rows(gathered, [row for row in rows if not _SUMMARY & set(row)])

@@ -53,11 +53,11 @@ def read_notebook(opening: Opening) -> list[RunHistory] | None:
     told = [each for each in told if _means(each[1], _LOSSES)] or [each for each in told if _means(each[1], ())]
     if not told:
         raise UnreadableLogError(
-            f"{shown_path(opening.path)} is a notebook in which no cell shows a training: none of them has a "
-            "metric with two values or more. Where it was run without saving its output, run it again and save it."
+            f"{shown_path(opening.path)} is a notebook without training output: no cell has a metric with two "
+            "or more values. If it was run without saving its output, run it again and save it."
         )
     if document.cut:
-        note = "The notebook ends in the middle: its last cells are missing."
+        note = "The notebook is truncated: its last cells are missing."
         told = [(number, replace(run, notes=(*run.notes, note))) for number, run in told]
     if len(told) == 1:
         return [told[0][1]]

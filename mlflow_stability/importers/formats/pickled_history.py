@@ -33,9 +33,9 @@ def read_pickled_history(opening: Opening) -> list[RunHistory] | None:
         found = plain_value(content)
     except NotPlainError as error:
         raise UnreadableLogError(
-            f"{shown_path(opening.path)} is a pickle, and it holds {shown_text(str(error))}. Of pickles only those of "
-            "numbers, texts, lists and dictionaries are read, for any other can run what it likes; a checkpoint holds "
-            "no curves. Keep a history as JSON or CSV: json.dump(history.history, file)."
+            f"{shown_path(opening.path)} is a pickle, and it holds {shown_text(str(error))}. Only pickles of "
+            "numbers, strings, lists and dictionaries are read, because others can run arbitrary code; checkpoints "
+            "have no curves. Save the history as JSON or CSV: json.dump(history.history, file)."
         ) from None
     return [read_document(opening.path, Document(found), "pickle")]
 

@@ -142,7 +142,7 @@ def _read_from_console(opening: Opening, found: Gathered) -> Gathered:
     read, _ = log.finish()
     read.params, read.tags = found.params, found.tags
     if read.columns:
-        read.notes.append("Nothing was logged to W&B that has two values or more; these are from what the run printed.")
+        read.notes.append("No metric logged to W&B has two or more values; these are from the printed output.")
     return read
 
 
@@ -150,11 +150,11 @@ def _lost(losses: Losses) -> Iterator[str]:
     if losses.damaged_blocks:
         blocks = counted(losses.damaged_blocks, "damaged block")
         at = f"{'at' if losses.damaged_blocks == 1 else 'the first at'} byte {losses.first_damage:,}"
-        yield f"{blocks} of {BLOCK // 1024} KiB, {at}: what was logged there is missing."
+        yield f"{blocks} of {BLOCK // 1024} KiB, {at}: data logged there is missing."
     if losses.cut:
-        yield "The file ends in the middle of a record: the run was cut off, or is still writing."
+        yield "The file ends within a record: the run was interrupted or is still writing."
     if losses.too_long:
-        yield f"{counted(losses.too_long, 'record')} too long for metrics passed over."
+        yield f"{counted(losses.too_long, 'record')} too long for metrics skipped."
 
 
 def _printed(output: bytes) -> Iterator[str]:

@@ -134,12 +134,12 @@ class Told:
     def _went_on(self) -> None:
         """What the log took for the end was none: it is an event where it stands."""
         if self._ending not in _GOOD:
-            said = f"{process_ended(self._ending)} after step {self._last_step}, and went on or was started again"
+            said = f"{process_ended(self._ending)} after step {self._last_step}, and continued or was restarted"
             message = f"{said}. {_place(self._line)}: {self._detail}"
             event = Event(self._last_step, self._ending, Severity.INFO, message, evidence=_evidence(self._line))
             self._keep(Heard(event, self._row))
         if self._stop is not None:
-            self._keep(Heard(replace(self._stop, message=f"{self._stop.message} It went on afterwards."), self._row))
+            self._keep(Heard(replace(self._stop, message=f"{self._stop.message} It continued afterwards."), self._row))
         self._ending = self._detail = ""
         self._stop = None
 
@@ -186,9 +186,9 @@ class Told:
         times = "once" if self._skipped == 1 else f"{self._skipped:,} times"
         first, last = self._first_skip, self._last_skip
         where = f"after step {first:,}" if first == last else f"between steps {first:,} and {last:,}"
-        note = f"The log says {times} that a step was skipped, {where}."
+        note = f"The log reports {times} that a step was skipped, {where}."
         if last <= SEARCH and self._all_scaled:
-            note += " At the beginning that is how a loss scale is found, and normal."
+            note += " At the start of training this is normal: the loss scale is being calibrated."
         gathered.notes.append(note)
 
 

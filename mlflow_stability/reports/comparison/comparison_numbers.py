@@ -13,6 +13,9 @@ from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.vocabulary.run.run_card import RunCard
 
 TITLE = "Spikes, losses and speed"
+RUNS_TITLE = "Runs, most stable first"
+HEAD = ("run", "outcome", "first issue", "spikes per 10k steps", "recovered", "final", "best", "lost steps", "verdict")
+"""Columns of the first table; a page has the findings in place of the verdict."""
 
 
 def _steps(card: RunCard) -> str:
@@ -54,16 +57,16 @@ class Column:
     """What the title leaves open."""
 
 
-STEPS = Column("steps", _steps, "how long it is")
+STEPS = Column("steps", _steps, "length of the run")
 NUMBERS = (
     Column("1st spike", _first_spike, "the step of the first loss spike"),
-    Column("score", _score, "the share of losses 7 sigma or more from the mean of the last 1,000"),
-    Column("lost at", _lost_at, "the step from which it never came back"),
+    Column("spike score", _score, "the share of losses 7 sigma or more from the mean of the last 1,000"),
+    Column("lost at", _lost_at, "the step from which the loss never recovered"),
     Column("recovered", _recovered, "of how many episodes, within how many steps at most"),
-    Column("undone", _rolled_back, "steps rolled back"),
+    Column("rolled back", _rolled_back, "steps rolled back"),
     Column("skipped", _skipped, "steps without an update"),
-    Column("speed", wording.speed, "steps a second"),
-    Column("ours", lambda card: wording.share(card.overhead), "our share of the time"),
+    Column("speed", wording.speed, "steps per second"),
+    Column("overhead", lambda card: wording.share(card.overhead), "share of the time that recording took"),
 )
 
 
@@ -74,5 +77,5 @@ def columns_of(cards: Sequence[RunCard]) -> list[Column]:
 
 
 def meanings(columns: Sequence[Column]) -> str:
-    """What the titles say: ``lost at: the step from which it never came back; ...``."""
+    """What the titles say: ``lost at: the step from which the loss never recovered; ...``."""
     return "; ".join(f"{each.title}: {each.meaning}" for each in columns) + "."

@@ -14,6 +14,8 @@ from mlflow_stability.reports.html_kit.chart import HEIGHT, WIDTH, Chart, chart_
 from mlflow_stability.reports.html_kit.sketched import sketches_of
 from mlflow_stability.reports.html_kit.templates import page_template
 from mlflow_stability.reports.report import Report
+from mlflow_stability.reports.run.sections import run_sections
+from mlflow_stability.reports.sections import failures
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.reports.words import run_phrases as wording
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
@@ -24,7 +26,13 @@ MOST_CHARTS = 6
 
 def render(report: Report) -> str:
     """The report as a page."""
-    return _template().render(report=report, charts=[_charts(each) for each in report.diagnoses]) + "\n"
+    page = _template().render(
+        report=report,
+        runs=[run_sections(each) for each in report.diagnoses],
+        charts=[_charts(each) for each in report.diagnoses],
+        unread=failures((each.source, each.message) for each in report.failures),
+    )
+    return f"{page}\n"
 
 
 def _charts(diagnosis: Diagnosis) -> list[Chart]:

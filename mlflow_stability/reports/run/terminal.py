@@ -1,12 +1,7 @@
-"""Shows a report to a person at a terminal.
+"""Shows a report on a terminal: of one run all sections, of many a table and those worth a look.
 
-In: a `Report` and a console. Out: for each run what became of it, its loss with the episodes marked beneath, what
-happened, why, and what to do; a table above them where there are several. Promised: everything that only colour says
-is said in words too, and nothing that a log brought along reaches the terminal as anything but visible text.
-
-Shows one run on a terminal: verdict, loss, what happened, why, what to do, what could not be told.
-
-Shows many runs on a terminal, a row for each, in the order asked for.
+In: a `Report` and a console. Out: text with the loss drawn in characters and its findings marked beneath.
+Guarantees: what colour says is said in words too; text from a log reaches the terminal as visible text only.
 """
 
 from __future__ import annotations
@@ -14,7 +9,7 @@ from __future__ import annotations
 import os
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from itertools import islice, takewhile
+from itertools import takewhile
 from pathlib import Path
 
 import numpy as np
@@ -24,6 +19,7 @@ from rich.text import Text
 
 from mlflow_stability.reports.html_kit.sketched import Sketched, sketches_of
 from mlflow_stability.reports.report import Report, is_from_store
+from mlflow_stability.reports.run.sections import Finding, RunSections, run_sections
 from mlflow_stability.reports.terminal_kit import (
     GUTTER,
     OUTCOME_STYLES,
@@ -34,77 +30,78 @@ from mlflow_stability.reports.terminal_kit import (
     number_text,
     written,
 )
+from mlflow_stability.reports.terminal_kit.section_rows import draw_section
 from mlflow_stability.reports.words import run_phrases as wording
-from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 
 CURVE_ROWS = 6
-FEW_EPISODES, FEW_BIRTHS, FEW_CURVES, FEW_REMEDIES, FEW_REASONS = 12, 2, 2, 5, 4
+FEW_FINDINGS, FEW_ORIGINS, FEW_CURVES = 12, 2, 2
 _Row = tuple[Text, Text]
-_Numbered = Sequence[tuple[int, Episode]]
+_Numbered = Sequence[tuple[int, Finding]]
+_Episodes = Sequence[tuple[int, Episode]]
 
 
 def show_run(out: TerminalWriter, diagnosis: Diagnosis) -> None:
     """Everything about one run; without `verbose`, what fits on a page."""
-    numbered = _numbered(out, diagnosis)
-    out.rule(diagnosis.name or diagnosis.source)
-    out.console.print(_headline(out, diagnosis))
-    out.section("Summary", _facts(out, diagnosis))
-    _show_curves(out, diagnosis, numbered)
-    out.section("What happened", _happened(out, diagnosis, numbered))
-    out.section("Why", _why(out, diagnosis))
-    out.section("What to do", _to_do(out, diagnosis))
-    out.section("What could not be told", _some(out, diagnosis.cannot_tell, FEW_REASONS))
-    out.section("Remarks", _some(out, diagnosis.notes, FEW_REASONS))
+    run = run_sections(diagnosis)
+    shown = _shown(out, run)
+    out.rule(run.title)
+    out.console.print(_headline(out, run))
+    out.section(run.summary.title, _facts(out, run))
+    _show_curves(out, diagnosis, [(number, each.episode) for number, each in shown])
+    out.section("Findings", _findings(out, run, shown))
+    for section in run.after_findings:
+        if section is not run.curves:
+            draw_section(out, section)
 
 
 def show_gist(out: TerminalWriter, diagnosis: Diagnosis, title: str) -> None:
-    """What became of a run and why, in a few lines."""
+    """Outcome and cause of a run, in a few lines."""
+    run = run_sections(diagnosis)
     out.console.print()
     out.console.print(out.text(title, "bold"))
-    out.console.print(Padding(_headline(out, diagnosis), (0, 0, 0, 2)))
-    for _, cause in islice(_why(out, diagnosis), 1):
-        out.console.print(Padding(Text.assemble("Cause: ", cause), (0, 0, 0, 2)))
+    out.console.print(Padding(_headline(out, run), (0, 0, 0, 2)))
+    for row in run.cause.rows[:1]:
+        said = Text.assemble(f"{run.cause.title}: ", out.text(f"{row.label}: ", "bold"), out.text(row.text))
+        out.console.print(Padding(said, (0, 0, 0, 2)))
 
 
-def _headline(out: TerminalWriter, diagnosis: Diagnosis) -> Text:
-    word, sentence = wording.headline(diagnosis)
-    return Text.assemble(out.text(f"{word}:", OUTCOME_STYLES[diagnosis.outcome]), " ", out.text(sentence))
+def _headline(out: TerminalWriter, run: RunSections) -> Text:
+    outcome = out.text(f"{run.outcome}:", OUTCOME_STYLES[run.diagnosis.outcome])
+    return Text.assemble(outcome, " ", out.text(run.verdict))
 
 
-def _numbered(out: TerminalWriter, diagnosis: Diagnosis) -> _Numbered:
-    """The episodes to show, in order of time; without `verbose` the worst of those above INFO and what is not said yet.
+def _shown(out: TerminalWriter, run: RunSections) -> _Numbered:
+    """The findings to show, in order of time; without `verbose` the worst of those above INFO and what is not said yet.
 
-    Where a NaN was born is what people look for: it is shown unless the cause says it.
+    The origin of a NaN is shown unless the cause says it.
     """
-    episodes = diagnosis.episodes
-    places = [place for place, each in enumerate(episodes) if out.verbose or each.severity > Severity.INFO]
+    findings = [each for each in run.findings if out.verbose or each.episode.severity > Severity.INFO]
     if not out.verbose:
-        places = sorted(places, key=lambda place: -episodes[place].severity)[:FEW_EPISODES]
-        births = [place for place, each in enumerate(episodes) if wording.is_unsaid_birth(each, diagnosis)]
-        places = sorted({*places, *births[:FEW_BIRTHS]})
-    return [(number, episodes[place]) for number, place in enumerate(places, start=1)]
+        findings = sorted(findings, key=lambda each: -each.episode.severity)[:FEW_FINDINGS]
+        origins = [each for each in run.findings if wording.is_unsaid_birth(each.episode, run.diagnosis)]
+        findings = sorted({each.number: each for each in (*findings, *origins[:FEW_ORIGINS])}.values(), key=_number)
+    return list(enumerate(findings, start=1))
 
 
-def _facts(out: TerminalWriter, diagnosis: Diagnosis) -> Iterator[_Row]:
-    if diagnosis.source != diagnosis.name:
-        yield out.text("source", "dim"), out.text(diagnosis.source)
-    yield out.text("read", "dim"), out.text(wording.basis(diagnosis))
-    yield out.text("judged", "dim"), out.text(wording.judged(diagnosis))
-    if out.verbose:
-        yield from ((out.text("", "dim"), out.text(reason, "dim")) for reason in diagnosis.judged.reasons)
-    ending = wording.ending(diagnosis)
-    if ending is not None:
-        yield out.text(ending[0], "dim"), out.text(ending[1])
-    yield out.text("found", "dim"), out.text(wording.counts_of(diagnosis))
-    for reading in diagnosis.curves if out.verbose else diagnosis.curves[:FEW_CURVES]:
-        said = [wording.curve(reading), wording.character(reading), wording.figures(reading) if out.verbose else ""]
-        yield out.text(reading.metric, "dim"), out.text("; ".join(part for part in said if part))
+def _number(finding: Finding) -> int:
+    return finding.number
 
 
-def _show_curves(out: TerminalWriter, diagnosis: Diagnosis, numbered: _Numbered) -> None:
+def _facts(out: TerminalWriter, run: RunSections) -> Iterator[_Row]:
+    for row in run.summary.rows:
+        yield out.text(row.label, "dim"), out.text(row.text)
+        if out.verbose and row.label == "judged":
+            yield from ((out.text(""), out.text(reason, "dim")) for reason in run.diagnosis.judged.reasons)
+    for row in run.curves.rows if out.verbose else run.curves.rows[:FEW_CURVES]:
+        first, last, best, shape, figures = row.cells
+        said = [f"{first} -> {last}, best {best}", shape, figures if out.verbose else ""]
+        yield out.text(row.label, "dim"), out.text("; ".join(part for part in said if part))
+
+
+def _show_curves(out: TerminalWriter, diagnosis: Diagnosis, numbered: _Episodes) -> None:
     """The first curve with every mark, and that of the first bad episode; when asked for, all others."""
     decisive = next((each.metric for each in diagnosis.episodes if each.severity > Severity.INFO), "")
     for place, curve in enumerate(sketches_of(diagnosis)):
@@ -114,7 +111,7 @@ def _show_curves(out: TerminalWriter, diagnosis: Diagnosis, numbered: _Numbered)
             )
 
 
-def _show_curve(out: TerminalWriter, curve: Sketched, unit: str, numbered: _Numbered) -> None:
+def _show_curve(out: TerminalWriter, curve: Sketched, unit: str, numbered: _Episodes) -> None:
     width = out.console.width - 2
     title = out.text(curve.metric, "bold cyan")
     title.truncate(width // 2, overflow="ellipsis" if out.unicode else "crop")
@@ -137,16 +134,16 @@ def _drawn(out: TerminalWriter, curve: Sketched, width: int) -> list[str]:
     return draw(steps, values, width, CURVE_ROWS, dots=out.unicode, logarithmic=curve.logarithmic)[:-1]
 
 
-def _happened(out: TerminalWriter, diagnosis: Diagnosis, numbered: _Numbered) -> Iterator[_Row]:
-    for number, episode in numbered:
+def _findings(out: TerminalWriter, run: RunSections, shown: _Numbered) -> Iterator[_Row]:
+    for number, finding in shown:
+        episode = finding.episode
         style = out.style(episode.severity)
         head = Text.assemble(
-            out.text(f"{episode.severity.name} {episode.kind}", style), "  ", out.text(wording.where(episode), "dim")
+            out.text(f"{episode.severity.name} {episode.kind}", style), "  ", out.text(finding.where, "dim")
         )
-        lines = _lines_about(out, episode, wording.own_cause(episode, diagnosis))
-        yield out.text(str(number), style), Text("\n").join([head, *lines])
-    hidden = Counter((each.severity > Severity.INFO, each.kind) for each in diagnosis.episodes)
-    hidden.subtract((each.severity > Severity.INFO, each.kind) for _, each in numbered)
+        yield out.text(str(number), style), Text("\n").join([head, *_lines_about(out, finding)])
+    hidden = Counter((each.episode.severity > Severity.INFO, each.episode.kind) for each in run.findings)
+    hidden.subtract((each.episode.severity > Severity.INFO, each.episode.kind) for _, each in shown)
     for bad, title in ((True, "not shown"), (False, "for your information")):
         kinds = [
             f"{kind} ({left})" if left > 1 else kind
@@ -157,43 +154,15 @@ def _happened(out: TerminalWriter, diagnosis: Diagnosis, numbered: _Numbered) ->
             yield out.text("-", "dim"), out.text(f"{title}: {', '.join(kinds)}; --verbose shows more", "dim")
 
 
-def _lines_about(out: TerminalWriter, episode: Episode, cause: Cause | None) -> Iterator[Text]:
-    yield out.text(episode.message)
-    if cause is not None:
-        yield out.text(f"cause: {wording.cause_name(cause)}: {cause.statement}", "dim")
+def _lines_about(out: TerminalWriter, finding: Finding) -> Iterator[Text]:
+    yield out.text(finding.episode.message)
+    if finding.cause:
+        yield out.text(f"Cause: {finding.cause}", "dim")
     if out.verbose:
-        if episode.evidence:
-            yield out.text(wording.evidence(episode), "dim")
-        for remedy in episode.remedies:
+        if finding.evidence:
+            yield out.text(finding.evidence, "dim")
+        for remedy in finding.remedies:
             yield out.text(f"-> {remedy}", "green")
-
-
-def _why(out: TerminalWriter, diagnosis: Diagnosis) -> Iterator[_Row]:
-    cause = diagnosis.cause
-    if cause is None:
-        return
-    name, explained = out.text(wording.cause_name(cause), "bold"), wording.explained(diagnosis)
-    yield out.text(""), Text.assemble(name, ": ", out.text(cause.statement))
-    if explained:
-        yield out.text(""), out.text(f"explains {explained}", "dim")
-    for said in cause.evidence:
-        yield out.text("+", "green"), out.text(said)
-    for word, said in wording.weighed(cause):
-        yield out.text("-", "dim"), out.text(f"{word}: {said}", "dim")
-
-
-def _to_do(out: TerminalWriter, diagnosis: Diagnosis) -> Iterator[_Row]:
-    shown = diagnosis.remedies if out.verbose else diagnosis.remedies[:FEW_REMEDIES]
-    for number, remedy in enumerate(shown, start=1):
-        yield out.text(f"{number}.", "green"), out.text(remedy)
-
-
-def _some(out: TerminalWriter, sentences: Sequence[str], few: int) -> Iterator[_Row]:
-    shown = sentences if out.verbose or len(sentences) <= few + 1 else sentences[:few]
-    for sentence in shown:
-        yield out.text("-", "dim"), out.text(sentence)
-    if len(shown) < len(sentences):
-        yield out.text("-", "dim"), out.text(f"{len(sentences) - len(shown)} more; --verbose shows them", "dim")
 
 
 SHORT = 12
@@ -264,11 +233,11 @@ def show(out: TerminalWriter, report: Report) -> None:
             left_out.append(diagnosis)
     unclear = [each for each in left_out if each.outcome == "cannot_tell"]
     rows = ((out.text(each.name or each.source), out.text(wording.headline(each)[1])) for each in unclear)
-    out.section("What could not be judged", rows)
+    out.section("Not judged", rows)
     if left_out and len(left_out) < len(report.diagnoses):
         out.console.print()
-        others = "1 run without trouble is" if len(left_out) == 1 else f"{len(left_out)} runs without trouble are"
-        out.console.print(out.text(f"{others} in the table alone; --verbose shows everything.", "dim"))
+        others = "1 run without warnings is" if len(left_out) == 1 else f"{len(left_out)} runs without warnings are"
+        out.console.print(out.text(f"{others} only listed in the table; --verbose shows everything.", "dim"))
 
 
 def _worth_a_look(diagnosis: Diagnosis) -> bool:

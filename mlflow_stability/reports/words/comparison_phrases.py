@@ -21,9 +21,7 @@ from mlflow_stability.vocabulary.run.run_card import RunCard
 from mlflow_stability.vocabulary.text.phrases import counted
 
 OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}
-CONFOUNDING = (
-    "What goes with instability need not cause it: something that was changed along with it may. Vary it alone to know."
-)
+CONFOUNDING = "Correlation only: vary it alone to confirm."
 FEW_VALUES = 6
 NOTHING = "-"
 NOT_SET = "not set"
@@ -67,7 +65,7 @@ def short_rate(value: Rate | None) -> str:
     return NOTHING if value is None else f"{_short(value.per_10k)} ({_short(value.low)}-{_short(value.high)})"
 
 
-def wasted(card: RunCard) -> str:
+def lost_steps(card: RunCard) -> str:
     """``120 rolled back, 3 skipped``; a dash for none."""
     parts = [
         f"{count:,} {word}" for count, word in ((card.rolled_back, "rolled back"), (card.skipped, "skipped")) if count
@@ -122,7 +120,7 @@ def values(difference: Difference) -> str:
 
 
 def differences(comparison: Comparison) -> list[Difference]:
-    """What goes with instability first, then the others as they are."""
+    """What is associated with instability first, then the others as they are."""
     associations = comparison.cohort.associations if comparison.cohort is not None else ()
     named = {param for each in associations for param in each.params}
     return sorted(comparison.differences, key=lambda each: each.is_tag or each.name not in named)
@@ -130,7 +128,7 @@ def differences(comparison: Comparison) -> list[Difference]:
 
 def differs_title(comparison: Comparison) -> str:
     """What the list of differences is called; values of a few runs come in the order of the table."""
-    return "What differs, in the order of the runs" if len(comparison.runs) <= FEW_VALUES else "What differs"
+    return "Differences, in the order of the runs" if len(comparison.runs) <= FEW_VALUES else "Differences"
 
 
 def interval(value: Interval | None) -> str:
@@ -161,39 +159,39 @@ def not_repeated(cohort: Cohort) -> str:
 
 
 def group(each: SeedGroup) -> str:
-    """``4 runs, 1 lost``: not "seeds", for one may have been run twice."""
+    """``4, 1 lost``: how many runs a group has."""
     lost = f", {each.lost} lost" if each.lost else ""
     shaky = each.unstable - each.lost
-    return f"{counted(len(each.sources), 'run')}{lost}" + (f", {shaky} unstable" if shaky > 0 else "")
+    return f"{len(each.sources)}{lost}" + (f", {shaky} unstable" if shaky > 0 else "")
 
 
 def survival(curve: SurvivalCurve) -> str:
-    """``3 of 12 lost, half of all by 1,400 steps``; ``1 of 5 lost; 80% are not lost within 150 steps``."""
+    """``3 of 12 lost, half of them by 1,400 steps``; ``1 of 5 lost; 80% survive 150 steps``."""
     said = f"{curve.lost} of {curve.runs} lost"
     if curve.shares:
         half = next((step for step, left in zip(curve.steps, curve.shares, strict=True) if left <= 0.5), None)
         said += (
-            f", half of all by {counted(half, 'step')}"
+            f", half of them by {counted(half, 'step')}"
             if half is not None
-            else f"; {curve.shares[-1]:.0%} are not lost within {counted(curve.last_step, 'step')}"
+            else f"; {curve.shares[-1]:.0%} survive {counted(curve.last_step, 'step')}"
         )
     return f"{said}; {p_value(curve.p_value)} (log-rank against the others)" if curve.p_value is not None else said
 
 
 def sensitivity(found: Sensitivity) -> list[str]:
-    """What the final loss owes to the learning rate, in sentences."""
+    """How the final loss depends on the learning rate, in sentences."""
     low, high, best = (number_text(each) for each in (found.rates[0], found.rates[-1], found.best_rate))
     runs = counted(sum(found.runs), "run")
     said = [
         f"Best at {best} of {len(found.rates)} rates from {low} to {high} ({found.param}, {runs}).",
-        f"Sensitivity: over these rates the loss lies {number_text(found.sensitivity)} above the best one on average.",
+        f"Sensitivity: the mean final loss over these rates is {number_text(found.sensitivity)} above the best one.",
     ]
     if found.highest_stable is None:
-        said.append("Already at the lowest rate a run was unstable.")
+        said.append("A run was unstable even at the lowest rate.")
     elif found.highest_stable < found.rates[-1]:
-        said.append(f"Up to {number_text(found.highest_stable)} none of these {runs} was unstable.")
+        said.append(f"All runs up to {number_text(found.highest_stable)} were stable (of {runs}).")
     else:
-        said.append("No rate made a run unstable.")
+        said.append("No run was unstable at any rate.")
     return said
 
 
@@ -203,25 +201,22 @@ def association(each: Association) -> str:
     if each.correlation is not None:
         parts.append(f"rank correlation {each.correlation:+.2f}")
     if each.given:
-        parts.append(f"among runs alike in {', '.join(each.given)}")
+        parts.append(f"among runs with the same {', '.join(each.given)}")
     return f"{each.statement} ({'; '.join(parts)})"
 
 
 def tree(found: Tree) -> str:
-    """How far the tree can be believed."""
-    said = (
-        f"guesses {found.accuracy:.0%} of runs right that it had not seen; always saying the same, {found.baseline:.0%}"
-    )
-    return f"A tree of these rules {said}." if found.better else f"A shallow tree {said}: no better than that."
+    """How accurate the tree is."""
+    said = f"Decision tree: {found.accuracy:.0%} of held-out runs right (majority class {found.baseline:.0%})"
+    return f"{said}." if found.better else f"{said}: no better than the majority class."
 
 
 def nothing_named(cohort: Cohort) -> str:
     """What to say where no parameter is named."""
     if cohort.associations or not cohort.tested or any("with instability" in each for each in cohort.cannot_tell):
         return ""
-    return (
-        f"None of {len(cohort.tested)} parameters goes with instability beyond chance: {', '.join(cohort.tested[:8])}"
-        + (", …" if len(cohort.tested) > 8 else ".")
+    return f"None of {len(cohort.tested)} parameters is associated with instability: {', '.join(cohort.tested[:8])}" + (
+        ", …" if len(cohort.tested) > 8 else "."
     )
 
 

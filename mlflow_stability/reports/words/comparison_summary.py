@@ -1,10 +1,6 @@
-"""Says in one line what many runs that had trouble have in common: whoever reads no further has read that.
+"""The sentence that leads a comparison, and its notes.
 
-In: a comparison. Out: a sentence or two; empty where nothing goes with instability, or too few runs tell.
-
-What has to be remarked upon beside a comparison: mostly that a run could not be read as it should be.
-
-In: a comparison. Out: sentences. Promised: each remark once, with the runs that it is about.
+In: a comparison. Out: sentences. Guarantees: each note once, with the runs that it is about.
 """
 
 from __future__ import annotations
@@ -15,19 +11,19 @@ from mlflow_stability.vocabulary.text.phrases import counted
 
 
 def lead(comparison: Comparison) -> str:
-    """``Unstable were 15 of 15 with lr above 0.1, and 0 of 25 with lr up to 0.1. Named as well: warmup.``"""
+    """``Unstable were 15 of 15 with lr above 0.1, and 0 of 25 with lr up to 0.1. Also associated: warmup.``"""
     named = comparison.cohort.associations if comparison.cohort else ()
     if not named:
         return ""
     others = ", ".join(" and ".join(each.params) for each in named[1:])
-    return f"{named[0].statement} Named as well: {others}." if others else named[0].statement
+    return f"{named[0].statement} Also associated: {others}." if others else named[0].statement
 
 
 FEW_NAMES, MOST = 3, 8
 
 
-def remarks(comparison: Comparison) -> list[str]:
-    """What was remarked upon while these runs were read and compared."""
+def notes(comparison: Comparison) -> list[str]:
+    """Notes on these runs and on comparing them."""
     about: dict[str, list[str]] = {}
     for card in comparison.cards:
         for note in card.notes:
@@ -37,5 +33,5 @@ def remarks(comparison: Comparison) -> list[str]:
         f"{', '.join(names) if len(names) <= FEW_NAMES else counted(len(names), 'run')}: {note}"
         for note, names in about.items()
     ]
-    more = [f"{counted(len(told) - MOST, 'more remark')} on single runs."] if len(told) > MOST else []
+    more = [f"{counted(len(told) - MOST, 'more note')} on single runs."] if len(told) > MOST else []
     return [*comparison.notes, *told[:MOST], *more]

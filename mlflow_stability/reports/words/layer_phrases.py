@@ -1,4 +1,4 @@
-"""The phrases about two runs' layers beside each other that every report words alike."""
+"""Phrases about the layers of two runs, for every format."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ TITLES = {
     "param_norm": "Parameter norm by layer",
     "attention_entropy": "Attention entropy by head",
 }
-SECTION = "Layers beside each other"
+SECTION = "Layers compared"
 
 
 def title(beside: LayersBeside) -> str:
@@ -22,7 +22,7 @@ def title(beside: LayersBeside) -> str:
 
 
 def measure(beside: LayersBeside) -> str:
-    """What colours stand for: ``gradient norm``."""
+    """What colours show: ``gradient norm``."""
     return title(beside).partition(" by ")[0].lower()
 
 
@@ -40,17 +40,17 @@ def columns(beside: LayersBeside) -> str:
 def _farthest(beside: LayersBeside, names: tuple[str, str]) -> Iterator[str]:
     found = beside.farthest
     if found is None and beside.absent[0] | beside.absent[1] == set(beside.layers):
-        yield f"They have no {beside.row} in common."
+        yield f"The runs have no {beside.row} in common."
         return
     if found is None:
-        yield f"No {beside.row} has a value of both at the same time."
+        yield f"No {beside.row} has values of both runs at the same step."
         return
     if found.first == found.second:
-        yield f"The same in every {beside.row} wherever both were measured."
+        yield f"Identical in every {beside.row} where both were measured."
         return
     low, high = sorted((found.first, found.second))
     times = f" ({number_text(high / low)} times)" if low > 0 and not beside.smallest else ""
-    where = f"Farthest apart in {beside.row} {found.layer} {_at(beside, found.offset, beside.spans)}"
+    where = f"Largest difference in {beside.row} {found.layer} {_at(beside, found.offset, beside.spans)}"
     yield f"{where}: {number_text(found.first)} in {names[0]}, {number_text(found.second)} in {names[1]}{times}."
 
 

@@ -16,6 +16,15 @@ from mlflow_stability.vocabulary.text.phrases import changed, counted
 
 OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}
 """Words for programs that people would write otherwise."""
+TRENDS = {
+    "strong": "fell strongly",
+    "steady": "fell steadily",
+    "marginal": "fell slightly",
+    "flat": "did not change",
+    "rising": "rose",
+}
+STABILITIES = {"smooth": "low noise"}
+SHAPES = {"u-shape": "U-shaped"}
 FEW_NAMES = 3
 """Of so many names at most each is told."""
 WELL = frozenset({"healthy", "cannot_tell"})
@@ -34,13 +43,13 @@ def headline(diagnosis: Diagnosis) -> tuple[str, str]:
 
 
 def counts(report: Report) -> str:
-    """``1 critical, 2 warnings``; ``nothing found`` where that is all."""
-    return _counts({each: report.count(each) for each in Severity}) or "nothing found"
+    """``1 critical, 2 warnings``; ``no findings`` where that is all."""
+    return _counts({each: report.count(each) for each in Severity}) or "no findings"
 
 
 def counts_of(diagnosis: Diagnosis) -> str:
-    """The same for one run, to stand behind the word ``found``: ``nothing`` where that is all."""
-    return _counts(Counter(each.severity for each in diagnosis.episodes)) or "nothing"
+    """The same for one run, behind the word ``findings``: ``none`` where there are none."""
+    return _counts(Counter(each.severity for each in diagnosis.episodes)) or "none"
 
 
 def read(report: Report) -> str:
@@ -102,10 +111,14 @@ def where(episode: Episode) -> str:
     return ", ".join(parts)
 
 
+def bare_cause_name(cause: Cause) -> str:
+    """``learning rate too high``, ``overflow in decoder``."""
+    return cause_phrase(cause.name) + (f" in {cause.place}" if cause.place else "")
+
+
 def cause_name(cause: Cause) -> str:
     """``learning rate too high (likely)``."""
-    where = f" in {cause.place}" if cause.place else ""
-    return f"{cause_phrase(cause.name)}{where} ({cause.certainty})"
+    return f"{bare_cause_name(cause)} ({cause.certainty})"
 
 
 def explained(diagnosis: Diagnosis) -> str:
@@ -126,12 +139,6 @@ def own_cause(episode: Episode, diagnosis: Diagnosis) -> Cause | None:
     return None if same else cause
 
 
-def weighed(cause: Cause) -> list[tuple[str, str]]:
-    """What is not the cause, or may be one, each with the word for it: ``ruled out``, ``not checked``."""
-    ruled_out = [("ruled out", each) for each in cause.ruled_out]
-    return ruled_out + [("not checked", each) for each in cause.not_checked]
-
-
 def is_unsaid_birth(episode: Episode, diagnosis: Diagnosis) -> bool:
     """Whether an episode tells where the first number that is not finite was born, and nothing else does."""
     if episode.kind != "nan_origin":
@@ -148,16 +155,15 @@ def evidence(episode: Episode) -> str:
     return ", ".join(f"{name} {number_text(value)}" for name, value in episode.evidence.items())
 
 
-def curve(reading: CurveReading) -> str:
-    """``4.61 -> 1.78, best 1.74 at step 950``."""
-    ends = f"{number_text(reading.first)} -> {number_text(reading.last)}"
-    return f"{ends}, best {number_text(reading.best)} at {reading.unit} {reading.best_step:,}"
-
-
 def character(reading: CurveReading) -> str:
-    """``strong, smooth, monotone, decay``: what can be told of a curve; empty where nothing can."""
-    words = [reading.trend, reading.stability, reading.pattern, reading.shape]
-    words.append("" if reading.health == "ok" else reading.health)
+    """``fell strongly, low noise, monotone, decay``; empty where nothing is known."""
+    words = [
+        TRENDS.get(reading.trend, reading.trend),
+        STABILITIES.get(reading.stability, reading.stability),
+        reading.pattern,
+        SHAPES.get(reading.shape, reading.shape),
+        "" if reading.health == "ok" else reading.health,
+    ]
     return ", ".join(word for word in words if word)
 
 
@@ -169,7 +175,7 @@ def figures(reading: CurveReading) -> str:
     if reading.volatility is not None:
         parts.append(f"volatility {reading.volatility:.0%}")
     if reading.expected_final is not None:
-        parts.append(f"heading for {number_text(reading.expected_final)}")
+        parts.append(f"expected final {number_text(reading.expected_final)}")
     if reading.spike_score is not None:
         parts.append(f"spike score {reading.spike_score:.2%}")
     return ", ".join(parts)

@@ -80,7 +80,7 @@ def test_cards_that_a_cluster_made_by_other_rules_are_neither_shown_nor_remember
     with (other / "diagnosis" / "verdict" / "verdict.py").open("a") as rule:
         rule.write("# another one\n")
     run_id = store_run(sqlite_uri, falling()[:200])
-    with cluster(other.parent) as address, pytest.raises(RunNotFoundError, match="judges by other rules"):
+    with cluster(other.parent) as address, pytest.raises(RunNotFoundError, match="has other detection rules"):
         compare([run_id], tracking_uri=sqlite_uri, dask=address)
     assert not list((tmp_path / "cache").rglob("*.json"))
 

@@ -28,13 +28,13 @@ def test_every_kind_has_a_list_of_questions_with_a_way_to_answer_each(
     for number, item in enumerate(checklist_of(kind), start=1):
         assert f" {number}. " in text
         assert item.question in words(text)
-        assert f"by hand: {item.how}" in words(text)
+        assert f"manual check: {item.how}" in words(text)
     assert max(map(len, text.splitlines())) <= 80
 
 
 def test_without_kind_and_run_the_checks_fit_any_trouble(capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["checklist"]) == 0
-    assert "What to check: any trouble" in capsys.readouterr().out
+    assert "What to check: a general list" in capsys.readouterr().out
 
 
 def test_a_run_fills_in_what_it_shows(capsys: pytest.CaptureFixture[str]) -> None:

@@ -66,7 +66,7 @@ def test_a_person_reads_the_order_and_where_two_part(capsys: pytest.CaptureFixtu
     run(["compare", "logs/bad.jsonl", "logs/good.jsonl"])
     said = capsys.readouterr()
     assert said.out.index("good.jsonl") < said.out.index("bad.jsonl")
-    assert "Where they part" in said.out
+    assert "First difference" in said.out
     assert max(map(len, said.out.splitlines())) <= 80
     assert said.err == ""
 

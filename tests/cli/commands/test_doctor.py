@@ -33,7 +33,7 @@ def silent_address() -> Iterator[str]:
 def test_a_place_where_all_is_well_gives_code_0(sqlite_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["doctor", "--tracking-uri", sqlite_uri]) == 0
     said = capsys.readouterr().out
-    assert "Everything is in place." in said
+    assert "All checks passed." in said
     assert torch.__version__ in said
     assert not HERE.exists()
 
@@ -47,7 +47,7 @@ def test_a_store_that_is_away_gives_code_2_and_says_what_to_do(capsys: pytest.Ca
     assert run(["doctor", "--tracking-uri", "http://me:hunter2@127.0.0.1:9"]) == 2
     said = " ".join(capsys.readouterr().out.split())
     assert "tracking server http://127.0.0.1:9 does not answer: Connection refused" in said
-    assert "its journal waits for the store" in said
+    assert "the journal keeps the data" in said
     assert "hunter2" not in said
 
 

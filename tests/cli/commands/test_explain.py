@@ -74,7 +74,7 @@ def test_a_name_from_a_program_keeps_its_small_letters(kind: str, capsys: pytest
     assert "Http" not in text
     assert not re.search(r"^ *[A-Z][a-z]+_[a-z_]+", text, re.MULTILINE)
     quantities = ", ".join(documentation(kind).quantities)
-    assert f"Looks at {quantities}" in words(text) or not quantities
+    assert f"Signals {quantities}" in words(text) or not quantities
 
 
 def test_a_kind_is_listed_and_suggested_once(capsys: pytest.CaptureFixture[str]) -> None:

@@ -87,7 +87,7 @@ def test_a_folder_that_is_no_journal_is_refused(tmp_path: Path, capsys: pytest.C
     (tmp_path / "photos").mkdir()
     (tmp_path / "photos" / "cat.jpg").touch()
     assert run(["sync", "photos"]) == 2
-    assert "holds no journal of mlflow-stability" in capsys.readouterr().err
+    assert "has no journal of mlflow-stability" in capsys.readouterr().err
 
 
 def test_a_training_that_goes_on_gets_what_it_has_so_far_delivered(

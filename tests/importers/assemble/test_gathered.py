@@ -39,7 +39,7 @@ def test_a_log_that_does_not_fit_keeps_every_extreme_and_says_so(
     assert np.isnan(kept[5005])
     assert len(kept) <= 4000
     assert not run.complete
-    assert "too long to be held whole" in " ".join(run.notes)
+    assert "too long for memory" in " ".join(run.notes)
     assert (metric(run, "loss").series.steps[0], metric(run, "loss").series.steps[-1]) == (0, 8999)
 
 

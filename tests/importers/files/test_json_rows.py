@@ -18,7 +18,7 @@ def test_of_a_trainers_state_that_was_cut_off_the_whole_rows_are_read(tmp_path: 
     assert run.format == "trainer_state"
     assert curve(run, "loss") == [(n * 10, 1.5) for n in range(len(curve(run, "loss")))]
     assert len(curve(run, "loss")) > 30
-    assert "ends in the middle" in run.notes[0]
+    assert "truncated" in run.notes[0]
 
 
 def test_lists_by_name_are_read_as_far_as_they_go(tmp_path: Path) -> None:

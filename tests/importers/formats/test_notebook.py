@@ -70,7 +70,7 @@ def test_several_folds_in_one_cell_are_several_attempts(tmp_path: Path) -> None:
     series = metric(run, "val_loss").series
     assert series.attempts.max() == 2
     assert len(series) == 27
-    assert "goes back 2 times" in " ".join(run.notes)
+    assert "decreases 2 times" in " ".join(run.notes)
 
 
 def test_trainings_in_several_cells_are_several_runs_and_each_can_be_asked_for(tmp_path: Path) -> None:
@@ -81,7 +81,7 @@ def test_trainings_in_several_cells_are_several_runs_and_each_can_be_asked_for(t
     assert second.source == str(tmp_path / "train.ipynb" / "cell 4")
     (again,) = read(Path(second.source))
     assert again.name == second.name
-    assert "has no cell 3 with a training" in refused(tmp_path / "train.ipynb" / "cell 3")
+    assert "has no cell 3 with training metrics" in refused(tmp_path / "train.ipynb" / "cell 3")
 
 
 HUGGING_FACE = """
@@ -166,13 +166,13 @@ def test_a_notebook_that_is_cut_off_gives_the_cells_before(tmp_path: Path) -> No
     (tmp_path / "train.ipynb").write_text(whole[: len(whole) - 400])
     (run,) = read(tmp_path / "train.ipynb")
     assert len(curve(run, "loss")) == 9
-    assert "ends in the middle" in run.notes[-1]
+    assert "truncated" in run.notes[-1]
 
 
 def test_a_notebook_without_a_training_is_refused_and_costs_a_folder_nothing(tmp_path: Path) -> None:
     for cells in ((), (cell(),), (cell(printed("accuracy 0.9\n")),), (cell(printed("price 3\nprice 4\nrows 3\n")),)):
         (tmp_path / "empty.ipynb").write_text(notebook(*cells))
-        assert "no cell shows a training" in refused(tmp_path / "empty.ipynb")
+        assert "without training output" in refused(tmp_path / "empty.ipynb")
     (tmp_path / "train.ipynb").write_text(notebook(cell(printed(keras(9)))))
     assert [run.name for run in read(tmp_path)] == ["train.ipynb"]
 

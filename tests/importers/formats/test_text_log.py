@@ -53,7 +53,7 @@ def test_steps_that_begin_anew_in_each_epoch_are_put_in_a_row(tmp_path: Path) ->
     assert steps(run, "Loss") == sorted(steps(run, "Loss"))
     assert len(set(steps(run, "Loss"))) == 12
     assert metric(run, "Loss").series.attempts.max() == 0
-    assert "begin anew in each epoch" in run.notes[0]
+    assert "restart in each epoch" in run.notes[0]
 
 
 def test_several_runs_in_one_file_are_several_attempts(tmp_path: Path) -> None:
@@ -121,7 +121,7 @@ def test_fairseq_writes_numbers_as_text_and_says_of_overflows(tmp_path: Path) ->
     assert [(each.kind, each.step, each.evidence) for each in run.reported] == [
         ("step_skipped", 1, {"line": 2.0, "loss_scale": 2.0})
     ]
-    assert "how a loss scale is found" in " ".join(run.notes)
+    assert "the loss scale is being calibrated" in " ".join(run.notes)
     assert run.outcome == "finished"
 
 

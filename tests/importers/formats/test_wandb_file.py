@@ -91,7 +91,7 @@ def test_where_nothing_was_logged_what_was_printed_is_read(tmp_path: Path) -> No
     run = history(tmp_path, wandb_file([config({"lr": "1"}), *(printed(f"step {n} loss {4 / n}\n") for n in (1, 2))]))
     assert curve(run, "loss") == [(1, 4.0), (2, 2.0)]
     assert run.params == {"lr": "1"}
-    assert "from what the run printed" in run.notes[-1]
+    assert "from the printed output" in run.notes[-1]
 
 
 def test_records_longer_than_a_block_are_put_together(tmp_path: Path) -> None:
@@ -105,7 +105,7 @@ def test_wherever_the_file_is_cut_off_what_is_whole_is_read(tmp_path: Path) -> N
     for length in range(len(wandb_file(falling(3))), len(whole)):
         run = history(tmp_path, whole[:length])
         assert len(curve(run, "loss")) == max(n for end, n in ends.items() if end <= length)
-        assert any("ends in the middle" in note for note in run.notes) == (length not in ends)
+        assert any("ends within a record" in note for note in run.notes) == (length not in ends)
 
 
 @settings(deadline=None)

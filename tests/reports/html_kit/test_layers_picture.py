@@ -93,7 +93,7 @@ def test_where_they_differ_most_is_a_sentence() -> None:
     assert "40 to 49 steps after the onset: 0.1 in calm, 900 in wild (9000 times)." in said
     assert "Not finite in 27 layers of wild, first in model.blocks.1.attn 200 to 209 steps after the onset." in said
     assert "in the first 10 steps from the onset: 2.9 in calm, 0 in wild." in sentences(entropies, NAMES)
-    assert sentences(one([[np.nan]]), NAMES) == "No layer has a value of both at the same time."
+    assert sentences(one([[np.nan]]), NAMES) == "No layer has values of both runs at the same step."
 
 
 def test_a_column_is_told_as_far_as_the_runs_reach_into_it() -> None:
@@ -146,11 +146,11 @@ def test_runs_of_one_name_are_told_apart_by_their_ids() -> None:
 
 def test_models_without_a_common_layer_have_none_in_common() -> None:
     apart = one([[1.0], [2.0]], absent=(frozenset({"layer0"}), frozenset({"layer1"})))
-    assert sentences(apart, NAMES) == "They have no layer in common."
+    assert sentences(apart, NAMES) == "The runs have no layer in common."
     never = one([[1.0], [2.0]], absent=(frozenset({"layer0"}), frozenset()))
-    assert sentences(never, NAMES) == "No layer has a value of both at the same time."
+    assert sentences(never, NAMES) == "No layer has values of both runs at the same step."
 
 
 def test_two_runs_that_are_the_same_are_not_said_to_be_apart() -> None:
     same = one([[1.0], [2.0]], farthest=Farthest("layer0", 0, 1.0, 1.0))
-    assert sentences(same, NAMES) == "The same in every layer wherever both were measured."
+    assert sentences(same, NAMES) == "Identical in every layer where both were measured."

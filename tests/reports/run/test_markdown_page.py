@@ -25,12 +25,13 @@ def test_a_run_is_told_from_its_verdict_to_what_to_do() -> None:
     assert titles == [
         "Training diagnosis",
         "bad.jsonl",
-        "What happened",
-        "Why",
+        "Findings",
+        "Likely cause",
+        "Ruled out",
         "What to do",
         "Curves",
-        "What could not be told",
-        "Remarks",
+        "Not checked",
+        "Notes",
     ]
     assert "**Broken:** train_loss became NaN at step 960" in text
     assert "| CRITICAL | nan_detected | steps 960 to 999, attempt 2, in train_loss (decoder), not recovered |" in text
@@ -38,7 +39,7 @@ def test_a_run_is_told_from_its_verdict_to_what_to_do() -> None:
 
 def test_several_runs_have_a_table_and_what_could_not_be_read_is_named() -> None:
     text = render(SEVERAL)
-    assert "| logs/good.jsonl | healthy | 999 | nothing |" in text
+    assert "| logs/good.jsonl | healthy | 999 | none |" in text
     assert "- gone.csv: There is no gone.csv." in text
 
 
@@ -47,7 +48,7 @@ def test_several_runs_have_a_table_and_what_could_not_be_read_is_named() -> None
 def test_no_name_becomes_structure(report: Report) -> None:
     lines = render(report).splitlines()
     tables = [line for line in lines if line.startswith("|")]
-    assert {cells(line) for line in tables} <= {4, 5}
+    assert {cells(line) for line in tables} <= {4, 5, 6}
     assert sum(line.startswith("## ") for line in lines) == len(report.diagnoses) + bool(report.failures)
     assert sum(line.startswith("# ") for line in lines) == 1
     for line in lines:

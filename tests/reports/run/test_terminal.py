@@ -45,8 +45,8 @@ def test_a_broken_run_is_told_from_its_verdict_to_what_to_do() -> None:
         "1 critical, 1 warning, 1 info",
         "WARNING loss_spike  step 300, in train_loss, recovered",
         "CRITICAL nan_detected",
-        "overflow (likely): The loss was infinite one step before it was NaN.",
-        "ruled out: learning rate: constant at 3e-4",
+        "overflow: The loss was infinite one step before it was NaN.",
+        "Ruled out\n  -  learning rate: constant at 3e-4",
         "1.  Train in bf16 instead of fp16.",
         "Gradients: no gradient norm was logged.",
         "5 lines were no JSON.",
@@ -97,7 +97,7 @@ def test_of_several_runs_the_healthy_ones_are_in_the_table_alone() -> None:
     assert "2 files: 1 critical, 1 warning, 1 info" in text
     assert "logs/good.jsonl" in text
     assert "Healthy: train_loss fell" not in text
-    assert "1 run without trouble is in the table alone" in text
+    assert "1 run without warnings is only listed in the table" in text
     assert "Healthy: train_loss fell" in shown(SEVERAL, verbose=True)
 
 
@@ -109,7 +109,7 @@ def test_runs_that_are_all_healthy_are_a_table() -> None:
 
 def test_a_healthy_run_alone_is_shown_in_full() -> None:
     assert "Healthy: train_loss fell from 4.50 to 1.50" in shown(GOOD)
-    assert re.search(r"^  found +nothing *$", shown(GOOD), re.MULTILINE)
+    assert re.search(r"^  findings +none *$", shown(GOOD), re.MULTILINE)
 
 
 def test_a_folder_that_all_lie_in_is_named_once() -> None:
@@ -168,7 +168,7 @@ def test_of_many_episodes_the_worst_are_shown_and_the_others_counted() -> None:
 
 
 def test_nothing_read_is_said() -> None:
-    assert shown(NOTHING).strip() == "0 runs: nothing found"
+    assert shown(NOTHING).strip() == "0 runs: no findings"
     assert "cannot tell" in shown(MIXED)
 
 
@@ -182,8 +182,8 @@ def test_no_name_steers_the_terminal(report: Report) -> None:
             assert "[bold" in text
 
 
-def test_the_gist_is_what_became_of_it_and_the_first_cause() -> None:
+def test_the_gist_is_the_verdict_and_the_likely_cause() -> None:
     text = written(lambda console: show_gist(TerminalWriter(console), broken(), "What came of it"), 80)
     assert text.startswith("What came of it\n  Broken: train_loss became NaN")
-    assert "Cause: overflow (likely): The loss was infinite" in text
-    assert "Cause" not in written(lambda console: show_gist(TerminalWriter(console), healthy(), "What came of it"), 80)
+    assert "Likely cause: overflow: The loss was infinite" in text
+    assert "cause" not in written(lambda console: show_gist(TerminalWriter(console), healthy(), "What came of it"), 80)

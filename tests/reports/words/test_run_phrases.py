@@ -14,10 +14,10 @@ from mlflow_stability.vocabulary.result.episode import Episode
     ("report", "read", "counts"),
     [
         (BAD, "1 file", "1 critical, 1 warning, 1 info"),
-        (GOOD, "1 file", "nothing found"),
+        (GOOD, "1 file", "no findings"),
         (SEVERAL, "2 files", "1 critical, 1 warning, 1 info"),
         (MIXED, "1 file and 1 run", "1 critical, 1 warning, 1 info"),
-        (Report((run_of_a_store(),) * 2), "2 runs", "nothing found"),
+        (Report((run_of_a_store(),) * 2), "2 runs", "no findings"),
     ],
 )
 def test_what_was_read_and_found_is_counted(report: Report, read: str, counts: str) -> None:
@@ -27,7 +27,7 @@ def test_what_was_read_and_found_is_counted(report: Report, read: str, counts: s
 def test_what_a_run_shows_is_counted_by_how_bad_it_is_and_what_is_not_there_is_left_out() -> None:
     assert wording.counts_of(broken()) == "1 critical, 1 warning, 1 info"
     assert wording.counts_of(replace(broken(), episodes=(spike(), spike()))) == "2 warnings"
-    assert wording.counts_of(healthy()) == "nothing"
+    assert wording.counts_of(healthy()) == "none"
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,84 @@
+"""Section model of reports: terminal, Markdown and HTML draw the same titles, sentences and rows.
+
+In: what is to be said. Out: frozen sections. Guarantees: a report's words are chosen once; renderers only lay them out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from enum import Enum
+
+from mlflow_stability.vocabulary.result.event import Severity
+
+
+class Sign(Enum):
+    """What a row begins with."""
+
+    LABEL = ""
+    """Its label alone."""
+    ITEM = "-"
+    LEAD = " "
+    """The sentence that the rows after it are about; its label begins it."""
+    FOR = "+"
+    """Evidence for a cause."""
+    NUMBER = "1."
+    """Rows are counted."""
+    WARNING = "!"
+    PASSED = "ok"
+    FAILED = "worse"
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One sentence, or one row of a table."""
+
+    cells: tuple[str, ...]
+    """Sentences; of a table one for each column beside the label."""
+    label: str = ""
+    sign: Sign = Sign.ITEM
+    note: str = ""
+    """What to type to see more: a run id or a path."""
+    severity: Severity | None = None
+    """How bad what it says is, where that is shown."""
+
+    @property
+    def text(self) -> str:
+        """All cells as one sentence or more."""
+        return " ".join(self.cells)
+
+
+@dataclass(frozen=True, slots=True)
+class Section:
+    """A title, and rows beneath it; a table where it has a head."""
+
+    title: str
+    rows: tuple[Row, ...] = ()
+    head: tuple[str, ...] = ()
+    """Titles of the columns, that of the labels first."""
+    numbers: frozenset[str] = frozenset()
+    """The columns that hold numbers."""
+    few: int | None = None
+    """How many rows a terminal shows unless it is asked for all."""
+    most: int | None = None
+    """How many rows a page shows."""
+    remarks: tuple[str, ...] = ()
+    """Sentences about the whole section, shown beneath its rows."""
+
+    def __bool__(self) -> bool:
+        return bool(self.rows or self.remarks)
+
+    @property
+    def beyond(self) -> str:
+        """How many rows a page does not show; empty for none."""
+        return "" if self.most is None or len(self.rows) <= self.most else f"{len(self.rows) - self.most} more."
+
+
+def sentences(title: str, said: Iterable[str], sign: Sign = Sign.ITEM, few: int | None = None) -> Section:
+    """A section of sentences without labels."""
+    return Section(title, tuple(Row((each,), sign=sign) for each in said), few=few)
+
+
+def failures(unread: Iterable[tuple[str, str]], few: int | None = None) -> Section:
+    """The inputs that could not be read, each with the reason."""
+    return Section("Not read", tuple(Row((reason,), source, Sign.LABEL) for source, reason in unread), few=few)
