@@ -18,7 +18,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves, curves_of
+from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, Curve, RunCurves, curves_of, median_deviation
 from mlflow_stability.diagnosis.findings.attempt_span import AttemptSpan, RunAttempts, attempts_of_run
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Event
@@ -162,5 +162,4 @@ def split(norms: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.f
 def usual_of(norms: NDArray[np.float64]) -> tuple[float, float]:
     """The middle, and the spread of their logarithms."""
     logs = np.log(norms)
-    middle = float(np.median(logs))
-    return float(np.exp(middle)), 1.4826 * float(np.median(np.abs(logs - middle))) + 0.02
+    return float(np.exp(np.median(logs))), NORMAL_MAD * median_deviation(logs) + 0.02

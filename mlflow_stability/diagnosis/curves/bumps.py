@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, median_deviation
 from mlflow_stability.diagnosis.curves.prominence import median_of_each, noise_of_points, tail_limit
 
 WIDTHS = (2, 3)
@@ -128,7 +129,7 @@ def _noise(inside: NDArray[np.float64], width: int, highest: int) -> float:
     kept = differences[(np.abs(places - highest) >= width) & (np.abs(places + width - highest) >= width)]
     if len(kept) < 3:
         return math.inf
-    return 1.4826 * float(np.median(np.abs(kept - np.median(kept)))) / math.sqrt(2)
+    return NORMAL_MAD * median_deviation(kept) / math.sqrt(2)
 
 
 def _whole(bump: Bump, x: NDArray[np.float64]) -> Bump:

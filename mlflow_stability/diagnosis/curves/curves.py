@@ -251,3 +251,12 @@ def _sums(curves: list[Curve]) -> Iterator[Curve]:
                 total = np.sum([each.values for each in parts], axis=0)
             made_of = tuple(each.name for each in parts)
             yield Curve(f"sum of {names}", parts[0].quantity, "", attempt, parts[0].steps, total, made_of=made_of)
+
+
+NORMAL_MAD = 1.4826
+"""The standard deviation of a normal distribution over its median absolute deviation."""
+
+
+def median_deviation(values: NDArray[np.float64]) -> float:
+    """The median absolute deviation from the median."""
+    return float(np.median(np.abs(values - np.median(values))))

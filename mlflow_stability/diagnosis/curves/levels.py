@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.diagnosis.curves.curves import Curve
+from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, Curve, median_deviation
 
 BLOCKS = 100
 """About how many levels a long curve is read as."""
@@ -21,8 +21,6 @@ SMALLEST_NOISE = 0.002
 """The least uncertainty of a level that is believed, in nats: rounding in the log makes constant stretches."""
 MANY = 40
 """From so many values on, a few spikes do not spoil an estimate of the noise."""
-NORMAL_MAD = 1.4826
-"""The standard deviation of a normal distribution over its median absolute deviation."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -91,7 +89,7 @@ def noise_of(x: NDArray[np.float64]) -> float:
     noise = float(np.median(bends)) / math.sqrt(6)
     if len(x) < MANY:
         differences = np.diff(x)
-        noise = min(noise, float(np.median(np.abs(differences - np.median(differences)))) / math.sqrt(2))
+        noise = min(noise, median_deviation(differences) / math.sqrt(2))
     return max(noise * NORMAL_MAD, SMALLEST_NOISE)
 
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, median_deviation
+
 FEWEST_FOR_TAIL = 40
 """A tail is fitted to so many points or more."""
 USUAL_SHAPE, USUAL_COUNT = 0.15, 10
@@ -86,7 +88,7 @@ def noise_of_points(x: NDArray[np.float64], height: NDArray[np.float64] | None =
     if len(x) >= 6 and height is not None:
         kept[np.argsort(height)[-2:]] = False
     differences = np.diff(x)[kept[1:] & kept[:-1]]
-    return max(1.4826 * float(np.median(np.abs(differences - np.median(differences)))) / math.sqrt(2), 1e-3)
+    return max(NORMAL_MAD * median_deviation(differences) / math.sqrt(2), 1e-3)
 
 
 def _apart(ordered: NDArray[np.float64]) -> int:

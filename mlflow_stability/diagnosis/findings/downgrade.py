@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
 from mlflow_stability.diagnosis.curves.log_resolution import is_rounding
 from mlflow_stability.diagnosis.rules.spike import SpikeRule
 from mlflow_stability.vocabulary.result.episode import Episode
@@ -88,7 +88,7 @@ def _unanswered(episode: Episode, loss: Curve) -> Episode:
     if episode.severity is not Severity.WARNING or len(before) < 8 or len(after) < 3 or not finite[-1]:
         return episode
     usual = float(np.median(before))
-    spread = 1.4826 * float(np.median(np.abs(before - usual))) + 1e-3 * abs(usual)
+    spread = NORMAL_MAD * median_deviation(before) + 1e-3 * abs(usual)
     if float(after.max()) > usual + max(ANSWER * abs(usual), 5 * spread):
         return episode
     return replace(episode, severity=Severity.INFO, message=f"{episode.message} The loss did not rise.")
