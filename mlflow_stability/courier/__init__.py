@@ -1,1 +1,1 @@
-"""Wires, beside training: everything in a journal directory becomes part of an MLflow run."""
+"""Delivers a journal directory into an MLflow run, from a process of its own."""

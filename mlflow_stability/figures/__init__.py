@@ -1,1 +1,1 @@
-"""Draws: curves, grids of layers and histograms -> pictures. The one room that loads matplotlib."""
+"""Draws curves, layer grids and histograms; the only package that loads matplotlib."""

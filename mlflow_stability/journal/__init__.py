@@ -1,1 +1,1 @@
-"""Keeps: an append-only file that training writes and the courier follows."""
+"""The append-only file that training writes and the courier follows."""

@@ -1,1 +1,1 @@
-"""Measures: hooks on torch turn training into numbers, without changing it."""
+"""Measures a training through torch hooks, without changing it."""

@@ -1,1 +1,1 @@
-"""Restores: a broken step changes nothing, and a training that diverges is set back to a good state and goes on."""
+"""Skips broken steps, restores a good state when training diverges, and finds the origin of a NaN."""

@@ -65,51 +65,50 @@ def autolog(
     """Record every step of the PyTorch training that follows into MLflow.
 
     Args:
-        log_every_n_steps: Every how many steps MLflow's metric tables get a point. The full record, which `load_run`
-            reads, has every step whatever this says.
-        layers_every_n_steps: Every how many steps gradients, weights and updates are measured layer by layer.
-        layer_metrics: Have layers among MLflow's metrics, too: `True` for one curve for each block of the model,
-            `"parameters"` for every layer. The full record and the pictures have them whatever this says.
-        attention_every_n_steps: Every how many steps attention is looked at, head by head: 500, and never under
-            `preset="production"`, if not given; 0 for never.
-        attention_max_seq_len: Of how many tokens a map of attention shows the weights.
-        representations: The module, or modules, whose output is looked at as a representation. Those that put out
-            sparse binary codes are found without being named.
-        sdr_check_interval: Every how many steps representations and sparse codes are looked at; 0 for never.
-        sdr_collapse_threshold: Below this share of unique patterns sparse codes are said to have collapsed.
-        tokens_per_step: How many tokens a step takes; counted from the model's input if not given.
-        memory_budget: How many bytes of the device the measurements may take for copies of weights; 1 % of it, and at
-            most 256 MB, if not given.
-        system_metrics: Switch MLflow's own measurements of the machine on for the run.
-        exit_wait: For how many seconds the end of the training waits until everything is delivered.
-        journal_dir: Where the journal is kept until it is delivered; `./.mlflow-stability` if not given.
-        detectors: Which detectors look: names such as "loss_spike" or "loss_spike:classic", or detectors with
-            thresholds of your own such as `LossSpike(z=10)`; all of `mlflow-stability explain` if not given.
-        sensitivity: How little evidence is enough for a finding: "low" finds less and is wrong less often, "high" finds
-            more. Moves the thresholds of all detectors but those with thresholds of your own.
-        divergence_threshold: Call it divergence, too, when the loss is above this many times its mean of 100 steps.
-        consecutive_divergence_steps: For how many steps in a row, with `divergence_threshold`.
-        rollback: Set the training back to a good state when it diverges, inside your loop, and ease it back in; `True`,
-            or a `RollbackPolicy` with knobs of your own. Turns the guard on.
-        guard: Skip steps whose loss or gradients are not finite, or absurd: nothing of the training changes by them.
-            `"late"` never waits for the device, and answers a broken step by going back. On with `rollback`.
-        stop_on: End the training with `TrainingDiverged` when one of these is met, once its last good state is on the
-            disk: "nonfinite", or conditions such as "grad_norm>100" and "loss>50".
-        recovery_patience: For how many steps after going back a finding waits: the state may need them to settle.
-        rollback_checkpoint_interval: Every how many steps a state is written to disk, under `checkpoints/` in the
-            journal's folder.
-        max_checkpoints: How many of them are kept; the best and the last good one always are.
-        adaptive_clip: Clip gradients whose norm stands out from the training's own.
-        preset: Knobs for the autopilot: "research" acts early, "production" late and seldom, "debugging" keeps states
-            often and ends the training where it can do no more. What you give yourself comes first.
-        capture_batch: Look at the batch of a step that broke, run it once more, and name the module and the operation
-            in which the first bad number was born; without the guard of the first such step, on the CPU alone.
-            What is found goes into the run; the tensors stay in the journal's folder, unless it is "upload".
-        snapshot_budget: How many bytes of host memory the kept states may take; a quarter of what is free if not given.
-        exclusive: Leave runs alone that the script has started; record only into runs of our own.
-        disable: Take everything off again.
-        silent: Say nothing, not even warnings.
-        strict: Raise our own errors instead of switching the failing part off. For tests of this package.
+        log_every_n_steps: Interval in steps of points in MLflow's metric tables. The full record, which `load_run`
+            reads, always has every step.
+        layers_every_n_steps: Interval in steps of measurements of gradients, weights and updates by layer.
+        layer_metrics: Log layers as MLflow metrics too: `True` for one curve for each block of the model,
+            `"parameters"` for every layer. The full record and the pictures always have them.
+        attention_every_n_steps: Interval in steps of attention measurements, by head; 0 for never. Default: 500, and
+            never with `preset="production"`.
+        attention_max_seq_len: Number of tokens in an attention map.
+        representations: Names of modules whose outputs are measured as representations. Modules that return sparse
+            binary codes are found automatically.
+        sdr_check_interval: Interval in steps of measurements of representations and sparse codes; 0 for never.
+        sdr_collapse_threshold: Share of unique patterns below which sparse codes count as collapsed.
+        tokens_per_step: Number of tokens in a step. Default: counted from the model's input.
+        memory_budget: Bytes of device memory for copies of weights. Default: 1 % of it, at most 256 MB.
+        system_metrics: Log MLflow's system metrics in the run.
+        exit_wait: Seconds that the end of the training waits for delivery.
+        journal_dir: Folder of the journal until it is delivered. Default: `./.mlflow-stability`.
+        detectors: Detectors to run: names such as "loss_spike" or "loss_spike:classic", or detectors with your own
+            thresholds such as `LossSpike(z=10)`. Default: all of `mlflow-stability explain`.
+        sensitivity: "low" finds less with fewer false alarms, "high" finds more. Moves the thresholds of all
+            detectors except those with your own thresholds.
+        divergence_threshold: Report divergence too when the loss exceeds this multiple of its mean over 100 steps.
+        consecutive_divergence_steps: Number of consecutive steps, with `divergence_threshold`.
+        rollback: Restore a good state inside your loop when the training diverges, and continue with smaller steps:
+            `True`, or a `RollbackPolicy`. Turns the guard on.
+        guard: Skip steps with non-finite or extremely large loss or gradients, leaving the training unchanged.
+            `"late"` never waits for the device, and rolls back after a broken step. On with `rollback`.
+        stop_on: Raise `TrainingDiverged` when a condition is met, after saving the last good state: "nonfinite", or
+            conditions such as "grad_norm>100" and "loss>50".
+        recovery_patience: Number of steps after a rollback in which findings are ignored while the state settles.
+        rollback_checkpoint_interval: Interval in steps of states written to disk, in `checkpoints/` of the journal's
+            folder.
+        max_checkpoints: Number of checkpoints kept; the best and the last good one are always among them.
+        adaptive_clip: Clip gradients whose norm is an outlier among the norms of this training.
+        preset: Defaults of the autopilot: "research" acts early, "production" late and rarely, "debugging" saves
+            states often and raises when rollbacks do not help. Your own arguments take precedence.
+        capture_batch: Run the batch of a broken step again and report the module and operation of the first
+            non-finite value. Without the guard, the first such step is reported on the CPU only. Results go into the
+            run; the tensors stay in the journal's folder, except with "upload".
+        snapshot_budget: Bytes of host memory for snapshots. Default: a quarter of the free memory.
+        exclusive: Ignore runs started by the script; record only into runs of this package.
+        disable: Stop recording and remove all hooks.
+        silent: Suppress all output, warnings included.
+        strict: Raise internal errors instead of switching the failing part off. For tests of this package.
         extra_tags: Tags for the run.
     """
     global _current
@@ -165,21 +164,21 @@ def autolog(
 
 
 def current_session() -> Session | None:
-    """The session that `autolog` began, or None."""
+    """The current session of `autolog`, or None."""
     return _current
 
 
 class Attachment:
-    """A loop that is watched by hand: call `step` once per optimizer step."""
+    """A training loop recorded by explicit calls: call `step` once per optimizer step."""
 
     def __init__(self, session: Session | None, model: Module, optimizer: Any) -> None:
         self.session = session
-        """The session that records; None where the environment switched us off."""
+        """The recording session; None where the environment switched it off."""
         self._model = model
         self._optimizer = optimizer
 
     def step(self, loss: Any = None) -> None:
-        """Record one step; call it after backward, while the gradients are still there."""
+        """Record one step; call it after backward, before the gradients are cleared."""
         if self.session is not None:
             self.session.record_step(loss, self._model, self._optimizer)
 

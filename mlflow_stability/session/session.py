@@ -264,7 +264,7 @@ class Session:
 
     def _foreign_thread(self) -> None:
         self._warn(
-            "Two threads train at the same time, and their steps cannot be told apart. Only those of the "
+            "Two threads train at the same time, and their steps cannot be separated. Only those of the "
             "first are recorded. Train in separate processes to record both."
         )
 

@@ -1,1 +1,1 @@
-"""Remembers: what was measured, to and from an MLflow run."""
+"""Writes to MLflow runs and reads them back."""

@@ -75,10 +75,6 @@ BANNED = (
     Banned(r"(?<!there )\b(?:is|are) no\b(?! longer)", "is not a", "'x' is no file or folder here"),
 )
 NOT_YET = {
-    "session": "warnings of a recording",
-    "recovery": "warnings of rollbacks",
-    "probes": "warnings of measurements",
-    "tracking": "errors of stores",
     "manual": "output of commands",
     "README.md": "output of commands",
 }

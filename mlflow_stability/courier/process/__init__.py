@@ -1,1 +1,1 @@
-"""Who delivers, and whether the training lives."""
+"""The claim on a session, and whether its training process is alive."""

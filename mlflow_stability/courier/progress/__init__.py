@@ -1,4 +1,4 @@
-"""How far the delivery is, on pages that other processes read."""
+"""Progress of the delivery, in files that other processes read."""
 
 from __future__ import annotations
 

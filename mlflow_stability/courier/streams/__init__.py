@@ -1,1 +1,1 @@
-"""One file for each kind of data that goes from a journal into a run."""
+"""One stream for each kind of data that goes from a journal into a run."""

@@ -1,1 +1,1 @@
-"""Statistics of what modules put out."""
+"""Statistics of module outputs."""

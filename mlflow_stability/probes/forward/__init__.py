@@ -1,1 +1,1 @@
-"""Opens and closes looks into a forward pass."""
+"""Opens and closes measurements inside a forward pass."""

@@ -1,1 +1,1 @@
-"""Everything installed into torch, and all of it taken out again."""
+"""Installs and removes everything in torch."""

@@ -97,8 +97,8 @@ SYMBOLS: dict[str, Symbol] = {
         "torch.optim.optimizer:Optimizer.profile_hook_step", "detection of nested optimizer steps", lambda step: step
     ),
     "backward": Symbol("torch.autograd:backward", "the loss"),
-    "zero_grad_of_optimizer": Symbol("torch.optim.optimizer:Optimizer.zero_grad", "gradients that are thrown away"),
-    "zero_grad_of_module": Symbol("torch.nn:Module.zero_grad", "gradients that are thrown away"),
+    "zero_grad_of_optimizer": Symbol("torch.optim.optimizer:Optimizer.zero_grad", "discarded gradients"),
+    "zero_grad_of_module": Symbol("torch.nn:Module.zero_grad", "discarded gradients"),
     "get_total_norm": Symbol("torch.nn.utils.clip_grad:_get_total_norm", _NORM),
     "public_get_total_norm": Symbol("torch.nn.utils:get_total_norm", _NORM),
     "clip_grads_with_norm_": Symbol("torch.nn.utils.clip_grad:_clip_grads_with_norm_", _LIMIT),
@@ -167,8 +167,8 @@ SYMBOLS: dict[str, Symbol] = {
     ),
     # public, and younger than some torch
     "is_compiling": Symbol("torch.compiler:is_compiling", "detection of code that is being compiled"),
-    "current_stream": Symbol("torch.accelerator:current_stream", "one copy to the host that nobody waits for"),
-    "get_device_module": Symbol("torch:get_device_module", "one copy to the host that nobody waits for"),
+    "current_stream": Symbol("torch.accelerator:current_stream", "copies to the host without waiting"),
+    "get_device_module": Symbol("torch:get_device_module", "copies to the host without waiting"),
 }
 _known: dict[str, Any] = {}
 

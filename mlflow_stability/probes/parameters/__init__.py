@@ -1,1 +1,1 @@
-"""Numbers of weights, gradients and optimizer state, of the whole model and by layer."""
+"""Statistics of weights, gradients and optimizer state, of the whole model and by layer."""

@@ -1,1 +1,1 @@
-"""Time, throughput, operations, memory and progress."""
+"""Time, throughput, FLOPs, memory and progress."""

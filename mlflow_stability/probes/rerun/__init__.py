@@ -1,1 +1,1 @@
-"""Runs a forward pass again, and undoes what it changed."""
+"""Runs a forward pass again without changing the training."""

@@ -1,1 +1,1 @@
-"""States on disk."""
+"""States on disk: writing, choosing, resuming."""

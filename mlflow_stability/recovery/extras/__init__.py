@@ -1,4 +1,4 @@
-"""An optimizer and a loss scaler for trainings that spike."""
+"""SPAMAdam and a conservative loss scaler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A broken step changes nothing."""
+"""Skips broken steps without changing the training."""
 
 from __future__ import annotations
 

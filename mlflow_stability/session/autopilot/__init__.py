@@ -1,4 +1,4 @@
-"""Skips, snapshots and rollbacks, decided together by all ranks."""
+"""Skipped steps, snapshots and rollbacks, decided together by all ranks."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""Reports on the batch of a broken step."""
+"""Reports the batch of a broken step."""

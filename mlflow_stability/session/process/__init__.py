@@ -1,4 +1,4 @@
-"""The courier process, and the ends of threads and of the process."""
+"""Starts the courier process; detects the end of threads and of the process."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What goes into the journal."""
+"""Writes the journal of a run and runs its detectors."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a run should know about itself."""
+"""Facts and settings of the run: environment, model, optimizer, and their changes."""
 
 from __future__ import annotations
 

@@ -1,1 +1,1 @@
-"""The formats of our files among a run's artifacts."""
+"""File formats of this package among a run's artifacts."""

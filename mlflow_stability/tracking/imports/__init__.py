@@ -1,4 +1,4 @@
-"""Other people's logs as runs."""
+"""Imports logs of other tools as runs."""
 
 from __future__ import annotations
 

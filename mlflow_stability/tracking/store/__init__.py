@@ -1,1 +1,1 @@
-"""Reaches a tracking store, and explains what fails there."""
+"""Connects to a tracking store, and explains its errors."""

@@ -101,7 +101,7 @@ def test_changes_on_the_way_are_events_that_replay_does_not_look_for(watched: Wa
     train(model, optimizer, 25)
     optimizer.param_groups[0]["weight_decay"] = 0.3
     train(model, optimizer, 30, rows=16, micro=4)
-    messages = {each.message.split(" went")[0]: each for each in watched.events()}
+    messages = {each.message.split(" changed")[0]: each for each in watched.events()}
     assert set(messages) == {
         "weight_decay of AdamW",
         "The shape of the batches",

@@ -105,7 +105,7 @@ def test_frozen_parameters_and_a_further_group_are_told() -> None:
     assert event.message == "The number of trained parameters changed from 4 of 4 to 2 of 4, seen at step 20."
     seen.optimizers[0].add_param_group({"params": nn.Linear(2, 2).parameters(), "weight_decay": 0.0})
     messages = [each.message for each in told(watch, seen, 40, 50)]
-    assert [each.split(" went")[0] for each in messages] == [
+    assert [each.split(" changed")[0] for each in messages] == [
         "The number of parameter groups of AdamW",
         "The number of trained parameters",
     ]
