@@ -33,8 +33,8 @@ class RollbackPolicy:
     """Policy of the autopilot: skipped steps, saved states, rollbacks, and when to give up."""
 
     guard: bool | Literal["late"] = field(default=True, metadata=one_of(True, False, "late"))
-    """Skip steps with non-finite loss or gradients. `"late"` never waits for the device: a broken step is taken, and the
-    newest state is restored after it."""
+    """Skip steps with non-finite loss or gradients. `"late"` never waits for the device: a broken step is taken,
+    and the newest state is restored after it."""
     skip_gradients_above: float | None = field(default=100.0, metadata=number(above=1, optional=True))
     """Skip steps too whose gradient norm exceeds this multiple of the usual norm, and ten times the largest of the
     256. After three in a row the next one is taken. None: skip only non-finite steps."""
