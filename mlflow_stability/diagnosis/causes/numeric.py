@@ -43,8 +43,8 @@ def overflow_look(around: Surroundings) -> Look:
         later, where = first["nan"]
         what = f"{said}, before anything was NaN."
         return is_it("overflow", what, f"NaN followed at step {later} in {where}", since=step)
-    named = " nor ".join(curve.name for curve in curves)
-    return is_not(f"overflow: {named or 'logged values'} not infinite before the first NaN at step {start}")
+    named = " and ".join(curve.name for curve in curves)
+    return is_not(f"overflow: no infinity in {named or 'the logged values'} before the first NaN at step {start}")
 
 
 def _where_it_was_born(origin: Event) -> Look:

@@ -19,6 +19,7 @@ from mlflow_stability.diagnosis.curves.levels import Levels, coarser, levels_of,
 from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.text.phrases import factor
 
 LAST = 5
 """So many last points say together where a loss ended: a single one may be lucky."""
@@ -202,8 +203,9 @@ class DivergenceRule(Rule):
             ended = f"ended near {last:.4g}"  # the median of a few points, and not the last one
         # A level is the median of neighbours: the lowest single point, which luck made, is told elsewhere as the best.
         least = math.exp(self.smallest_rise_of_a_game if curve.game else self.smallest_rise)
-        times = f", {last / lowest:.3g} times its best level of" if lowest > 0 else "; best level"
-        limit = f" (threshold {least:.3g} times)" if lowest > 0 else ""
+        times = f", {factor(last / lowest)} times its best level of" if lowest > 0 else "; best level"
+        # Judged by means of levels: the ratio of these two medians may be lower.
+        limit = f" (threshold {least:.3g} times)" if lowest > 0 and last >= least * lowest else ""
         first, final = int(levels.raw_steps[start]), int(curve.steps[-1])
         peak = start + int(np.argmax(finite[start:]))
         return Episode(

@@ -18,6 +18,7 @@ from mlflow_stability.diagnosis.curves.levels import noise_of, scaled
 from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.text.phrases import factor
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,7 +100,7 @@ class FinalRiseRule(Rule):
         least = math.exp(self.smallest_rise_of_a_game if curve.game else self.smallest_rise)
         times = f"; level before {usual:.4g}"
         if usual > 0:
-            times = f", {last / usual:.3g} times its level of {usual:.4g} before (threshold {least:.3g} times)"
+            times = f", {factor(last / usual)} times its level of {usual:.4g} before (threshold {least:.3g} times)"
         start, count = int(steps[first]), len(values) - first
         return Episode(
             self.kind,

@@ -52,6 +52,11 @@ def infinite(value: float) -> str:
     return "infinite" if value > 0 else "-infinite"
 
 
+def factor(value: float) -> str:
+    """How many times as large, as text: ``12.3``, ``1,750``, ``1.2e+09``."""
+    return f"{value:,.0f}" if 1000 <= value < 1e6 else f"{value:.3g}"
+
+
 MOST_IN_PERCENT = 10.0
 """A rise above this share is given as a factor."""
 
