@@ -61,8 +61,10 @@ def _where_it_was_born(origin: Event) -> Look:
 
 def gradient_first_look(around: Surroundings) -> Look:
     """Whether the gradient norm was not finite while the loss still was."""
+    if around.norm is None or around.loss is None:
+        return not_seen("gradient norm: not logged" if around.norm is None else "loss: not logged")
     first, after = _first_broken(around)
-    if first is None or after is None or around.norm is None or around.loss is None:
+    if first is None or after is None:
         return is_not("non-finite gradient: its norm was finite as long as the loss")
     row = _row_of_broken(around.norm, first)
     whole = f" up to step {after}" if after < int(around.loss.steps[-1]) else ""
