@@ -63,7 +63,7 @@ def test_what_is_not_there_is_said_with_what_is(tmp_path: Path) -> None:
     with pytest.raises(SettingsError, match="more than one layer 'attn'"):
         attention_heatmap(folder, layer="attn")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(RunNotFoundError, match="holds no attention maps"):
+    with pytest.raises(RunNotFoundError, match="has no attention maps"):
         attention_heatmap(tmp_path / "empty")
 
 
@@ -89,7 +89,7 @@ def test_of_a_step_that_one_of_two_runs_lacks_it_is_said_which_and_what_both_hav
     for pair in ((small, large), (large, small)):
         with pytest.raises(SettingsError, match=lacking + r" Both have maps of 10, 25\."):
             compare_attention(*pair, step=150)
-    with pytest.raises(SettingsError, match=r"Neither small nor large has .* step 11\. The nearest .* is step 10\."):
+    with pytest.raises(SettingsError, match=r"Neither small nor large has .* step 11\. The nearest .* is 10\."):
         compare_attention(small, large, step=11)
     with pytest.raises(SettingsError, match="They share no step; without `step` the last of each are compared"):
         compare_attention(small, run_folder(tmp_path / "late", (900,)), step=900)
@@ -157,7 +157,7 @@ def test_a_run_of_a_store_is_drawn_and_compared_and_its_entropy_too(tmp_path: Pa
     assert "2 layers, all in h · 2 heads · " in words
     assert words.count(" · baseline") == 1
     assert [len(axes.lines) for axes in figure.axes] == [2, 2]
-    with pytest.raises(RunNotFoundError, match="holds no attention maps"):
+    with pytest.raises(RunNotFoundError, match="has no attention maps"):
         attention_heatmap(runs[2], tracking_uri=sqlite_uri)
     client.log_metric(runs[2], "loss", 1.0)
     with pytest.raises(RunNotFoundError, match="has no attention_entropy"):

@@ -68,10 +68,10 @@ def test_an_experiment_is_searched_by_name_and_by_mlflows_filters(sqlite_uri: st
 @pytest.mark.parametrize(
     ("asked", "said"),
     [
-        ({"experiment": "no such"}, "There are Default"),
+        ({"experiment": "no such"}, "Available: Default"),
         ({"experiment": "Default", "filter": "nonsense ="}, "[Ii]nvalid"),
         ({"experiment": "Default"}, "No runs to compare"),
-        ({"filter": "params.lr = '1'"}, "say which"),
+        ({"filter": "params.lr = '1'"}, "give its name or id"),
         ({}, "No runs to compare"),
     ],
 )
@@ -145,7 +145,7 @@ def test_a_cache_that_cannot_be_written_holds_nothing_up(sqlite_uri: str, caplog
     folder().parent.mkdir(parents=True)
     folder().write_text("in the way")
     assert compare([store_run(sqlite_uri, falling())], tracking_uri=sqlite_uri).runs
-    assert "not remembered" in caplog.text
+    assert "not cached" in caplog.text
 
 
 def test_processes_of_their_own_give_the_same_cards(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:

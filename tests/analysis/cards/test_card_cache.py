@@ -32,7 +32,7 @@ def test_a_user_without_a_home_folder_compares_without_memory(
     found = compare([store_run(sqlite_uri, falling(number)) for number in range(2)], tracking_uri=sqlite_uri)
     assert len(found.runs) == 2
     assert [record.getMessage() for record in caplog.records] == [
-        "Cards of runs are not remembered: this user has no home folder. XDG_CACHE_HOME can name another folder."
+        "Summaries of runs are not cached: this user has no home folder. Set XDG_CACHE_HOME to choose another folder."
     ]
 
 
