@@ -12,6 +12,7 @@ from importers.reading import history
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.folder import read_folder
+from mlflow_stability.importers.log_format import formats
 from mlflow_stability.importers.open_log import read, read_file
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
@@ -62,6 +63,7 @@ def as_nobody() -> Iterator[Path]:
 
 
 def become_nobody() -> None:
+    formats()  # found once for the process: nobody may not list a checkout in the home of root
     if os.geteuid() == 0:
         os.seteuid(65534)
 
