@@ -83,7 +83,7 @@ def test_a_run_without_heads_is_said_to_have_none(sqlite_uri: str, tmp_path: Pat
     other = recorded(sqlite_uri, tmp_path / "other", "other", heads=False)
     found = compare([one, other], tracking_uri=sqlite_uri)
     assert [each.quantity for each in found.layers] == ["grad_norm"]
-    assert found.notes == ("other has no attention entropy by head, so that of one has nothing to stand beside.",)
+    assert found.notes == ("other has no attention entropy by head to compare with one.",)
 
 
 def test_an_event_at_a_step_that_no_run_can_have_costs_only_the_closer_look(sqlite_uri: str, tmp_path: Path) -> None:
@@ -93,7 +93,7 @@ def test_an_event_at_a_step_that_no_run_can_have_costs_only_the_closer_look(sqli
     MlflowClient(tracking_uri=sqlite_uri).log_artifact(one, str(odd), EVENTS_FOLDER)
     found = compare([one, other], tracking_uri=sqlite_uri)
     assert len(found.runs) == 2
-    assert "could not be looked at closer: unexpected OverflowError" in found.notes[0]
+    assert "could not be compared step by step: unexpected OverflowError" in found.notes[0]
 
 
 def test_two_logs_without_layers_are_compared_all_the_same() -> None:

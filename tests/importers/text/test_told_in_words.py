@@ -84,4 +84,4 @@ def test_of_very_many_skipped_steps_the_last_are_kept_and_all_are_counted(tmp_pa
     text = "".join(f"step {n} loss 1.{n % 7}\nOVERFLOW! Skipping step\n" for n in range(1, 3001))
     run = history(tmp_path, text)
     assert (len(run.reported), run.reported[-1].step) == (1000, 3000)
-    assert "The log says 3,000 times that a step was skipped, between steps 1 and 3,000." in run.notes
+    assert "The log reports 3,000 times that a step was skipped, between steps 1 and 3,000." in run.notes
