@@ -93,7 +93,7 @@ def test_what_cannot_be_read_beside_a_log_is_noted(as_nobody: Path) -> None:
     (as_nobody / "secret.log").chmod(0)
     become_nobody()
     (run,) = read(as_nobody)
-    assert "secret.log permission denied" in " ".join(run.notes)
+    assert "secret.log cannot be read: permission denied" in " ".join(run.notes)
 
 
 @pytest.mark.parametrize("name", ["a" * 5000, "nul\0byte"])
