@@ -25,7 +25,7 @@ def rows_of(marks: tuple[Mark, ...]) -> list[tuple[str, list[Mark]]]:
     if len(ranked) <= MOST_ROWS:
         return ranked
     rest = [mark for _, found in ranked[MOST_ROWS - 1 :] for mark in found]
-    return [*ranked[: MOST_ROWS - 1], (f"{len(ranked) - MOST_ROWS + 1} other finding types", rest)]
+    return [*ranked[: MOST_ROWS - 1], (f"{len(ranked) - MOST_ROWS + 1} other types", rest)]
 
 
 def draw_events(axes: Axes, rows: list[tuple[str, list[Mark]]]) -> None:

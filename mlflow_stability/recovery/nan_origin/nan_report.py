@@ -109,7 +109,7 @@ def origin_sentence(origin: NanOrigin, layer: str) -> str:
     """Where the first number that is not finite was born."""
     source = origin.source
     if source == "input":
-        return f"the batch itself was non-finite: {_holds(origin)}{_in(origin, layer, ', its first user')}."
+        return f"the batch itself was non-finite: {_holds(origin)}{_in(origin, layer, ', where it was first used')}."
     if source in ("weight", "buffer"):
         return f"a {source} of {layer} was non-finite: {_holds(origin)}. The optimizer's state does not explain it."
     if source == "optimizer":

@@ -125,7 +125,7 @@ def test_more_kinds_than_there_are_rows_share_the_last_one() -> None:
     marks = tuple(Mark(f"kind_{number}", Severity.INFO, number, number) for number in range(20))
     worst = Mark("nan_detected", Severity.CRITICAL, 30, 30)
     figure = dashboard(DashboardData("", "", (curve("loss", np.ones(40)),), (*marks, worst)))
-    assert {"nan detected", "16 other kinds"} <= set(texts(figure))
+    assert {"nan detected", "16 other types"} <= set(texts(figure))
     assert overlapping_labels(figure) == []
 
 
