@@ -96,5 +96,5 @@ def test_arrays_that_do_not_fit_together_are_no_map(tmp_path: Path) -> None:
     odd = replace(attention(), average=np.zeros((3, 3), np.float32))
     file = write_attention_map(tmp_path, odd)
     assert file is not None
-    with pytest.raises(JournalError, match="no map"):
+    with pytest.raises(JournalError, match="do not form a map"):
         read_attention_map(file)

@@ -73,7 +73,7 @@ def test_a_batch_that_cannot_be_kept_is_told_of_all_the_same(tmp_path: Path) -> 
         assert flown.session.parts_off == {}
     (told,) = flown.events("broken_batch")
     assert "1 NaN" in told.message
-    assert "could not be kept" in told.message
+    assert "could not be saved" in told.message
 
 
 @pytest.mark.parametrize("kind", [GeneratorAtDepth, HelperObject])

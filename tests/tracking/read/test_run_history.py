@@ -206,7 +206,7 @@ def test_a_deleted_run_is_read_and_that_is_said(sqlite_uri: str) -> None:
     run_id = a_run(sqlite_uri, [("loss", 0, 1.0, 1000), ("loss", 1, 0.5, 2000)])
     assert not read_run_history(run_id, sqlite_uri).notes
     MlflowClient(tracking_uri=sqlite_uri).delete_run(run_id)
-    assert "deleted by its owner" in read_run_history(run_id, sqlite_uri).notes[-1]
+    assert "This run was deleted" in read_run_history(run_id, sqlite_uri).notes[-1]
 
 
 def test_an_id_in_capital_letters_is_found(sqlite_uri: str) -> None:
