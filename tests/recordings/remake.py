@@ -68,7 +68,7 @@ def record(name: str, room: Path) -> Path:
     subprocess.run(command, cwd=room, env=environment, capture_output=True, check=False)
     until = time.monotonic() + 60  # of a killed training the courier delivers the rest
     journals = room / ".mlflow-stability"
-    while any(each.name not in (CHECKPOINTS_FOLDER, BATCHES_FOLDER) for each in journals.glob("*")):
+    while any(each.is_dir() and each.name not in (CHECKPOINTS_FOLDER, BATCHES_FOLDER) for each in journals.glob("*")):
         if time.monotonic() > until:
             raise RuntimeError(f"The recording of {name} was not delivered within a minute.")
         time.sleep(0.2)
