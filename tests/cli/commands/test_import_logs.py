@@ -42,7 +42,7 @@ def test_what_cannot_be_read_is_said_and_the_rest_is_imported(
     assert run(given) == 2
     printed = capsys.readouterr()
     assert len(printed.out.split()) == 1
-    assert "There is no gone.log" in printed.err
+    assert "No such file: gone.log" in printed.err
     assert "empty.log is empty" in printed.err
     assert "Traceback" not in printed.err
 
