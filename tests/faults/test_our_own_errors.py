@@ -61,7 +61,7 @@ def test_the_part_is_off_after_one_warning_and_the_weights_are_the_same(
     assert list(session.parts_off) == ["learning rate"]
     (record,) = caplog.records
     assert record.getMessage() == (
-        "Our part 'learning rate' failed at step 5 (RuntimeError: no rate today) and is switched off. "
+        "Part 'learning rate' of mlflow-stability failed at step 5 (RuntimeError: no rate today) and is switched off. "
         "Training continues unchanged without it. Pass strict=True to see the traceback."
     )
     recording = session.recording

@@ -138,7 +138,7 @@ def test_what_going_back_cannot_help_is_stopped_by_default_with_what_to_change(t
     with flying(tmp_path, rollback=policy) as flown, pytest.raises(TrainingDiverged, match="Lower the learning rate"):
         train(steps=900, jump=(200, 900))
     (final,) = [each for each in flown.events("give_up") if each.severity.name == "CRITICAL"]
-    assert "The training is stopped" in final.message
+    assert "Training stopped with TrainingDiverged." in final.message
 
 
 @pytest.mark.slow

@@ -329,8 +329,8 @@ def test_detectors_that_fail_leave_the_record_whole(
         assert own.recording is not None
         own.recording.settle()
     assert list(own.parts_off) == ["detectors"]
-    assert [each.getMessage().split(" failed")[0] for each in caplog.records if "Our part" in each.getMessage()] == [
-        "Our part 'detectors'"
+    assert [each.getMessage().split(" failed")[0] for each in caplog.records if "Part '" in each.getMessage()] == [
+        "Part 'detectors' of mlflow-stability"
     ]
     assert sum(isinstance(each, StepReading) for each in records_of(own)) == 7
 

@@ -88,7 +88,7 @@ def test_the_training_goes_on(name: str, monkeypatch: pytest.MonkeyPatch, caplog
     assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
     said = [each.getMessage() for each in caplog.records if where in each.getMessage()]
     assert len(said) == loaded
-    assert all("Off without it: " in each for each in said)
+    assert all("Switched off without it: " in each for each in said)
     assert not any("TorchLacksError" in each.getMessage() for each in caplog.records)
 
 
@@ -117,7 +117,7 @@ def test_what_our_modules_are_made_of_may_be_missing_when_they_are_imported() ->
         [sys.executable, "-c", SCRIPT, *AT_IMPORT], capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stderr
-    assert done.stderr.count("Off without it: ") == 1, done.stderr
+    assert done.stderr.count("Switched off without it: ") == 1, done.stderr
 
 
 @pytest.mark.parametrize("name", [each for each in torch_api.SYMBOLS if each.startswith("foreach_")])
