@@ -112,7 +112,7 @@ def test_of_thinned_points_only_whole_curves_are_judged_and_it_says_so() -> None
     losses[100] *= 3
     diagnosis = diagnosis_of(run_of(metric_of("loss", losses), complete=False))
     assert [each.kind for each in diagnosis.episodes] == ["loss_spike"]
-    assert any("sparse points" in note for note in diagnosis.notes)
+    assert any("sparse curves" in note for note in diagnosis.notes)
 
 
 def test_neighbouring_spikes_are_one_episode_and_distant_ones_are_two() -> None:

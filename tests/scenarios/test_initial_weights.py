@@ -97,7 +97,10 @@ def test_a_training_none_of_whose_steps_can_be_taken_is_not_set_back_to_where_it
             optimizer.step()
             optimizer.zero_grad()
 
-    with flying(tmp_path, rollback=True) as flown, pytest.raises(TrainingDiverged, match="100 consecutive steps skipped"):
+    with (
+        flying(tmp_path, rollback=True) as flown,
+        pytest.raises(TrainingDiverged, match="100 consecutive steps"),
+    ):
         never()
     assert flown.events("rollback") == []
 
@@ -118,7 +121,10 @@ def test_what_overflows_in_half_precision_is_not_blamed_on_the_learning_rate(
 
     with (
         flying(tmp_path, rollback=True, capture_batch=capture_batch) as flown,
-        pytest.raises(TrainingDiverged, match=r"consecutive steps skipped.*\. Train in bf16 instead of fp16.*Lower the learning rate"),
+        pytest.raises(
+            TrainingDiverged,
+            match=r"consecutive steps.*\. Train in bf16 instead.*Lower the learning rate",
+        ),
     ):
         overflowing()
     assert flown.events("give_up")[-1].remedies[0].startswith("Train in bf16 instead of fp16")

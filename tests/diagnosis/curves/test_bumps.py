@@ -65,7 +65,7 @@ def test_a_spike_of_several_points_is_one_spike_with_its_first_step_and_its_wors
     assert (episode.start, episode.peak, episode.severity) == (100, 100, Severity.WARNING)
     assert episode.end - 99 == pytest.approx(length, abs=1)
     assert episode.recovered
-    assert f"and came back after {episode.end - 99} points." in episode.message
+    assert f"and recovered after {episode.end - 99} points." in episode.message
 
 
 def test_a_spike_that_builds_up_over_epochs_is_found_where_it_begins() -> None:

@@ -38,10 +38,10 @@ def flat(classes: int) -> np.ndarray:
 def test_a_plateau_at_the_cost_of_guessing_among_the_classes_of_a_setting_has_that_cause() -> None:
     found = diagnosis_of(run_of(metric_of("loss", flat(77)), params={"vocab_size": "77"}))
     assert found.cause is not None
-    assert (found.cause.name, "among 77 classes" in found.cause.statement) == ("guessing", True)
+    assert (found.cause.name, "chance level for 77 classes" in found.cause.statement) == ("guessing", True)
 
 
 def test_where_the_loss_is_another_one_what_guessing_costs_is_told() -> None:
     found = diagnosis_of(run_of(metric_of("loss", flat(77)), params={"vocab_size": "5000"}))
     assert found.cause is None
-    assert "guessing: it costs 8.52 among 5,000 classes, the loss is 4.34" in " ".join(found.cannot_tell)
+    assert "chance level: 8.52 for 5,000 classes, loss 4.34" in " ".join(found.cannot_tell)

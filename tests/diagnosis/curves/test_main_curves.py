@@ -114,7 +114,7 @@ def test_what_was_asked_for_is_judged() -> None:
     assert chosen(history, AskedCurves("other", "acc")) == ("other", "acc")
     assert chosen(history, AskedCurves("other")) == ("other", "val_loss")
     judged = diagnosis_of(with_main_curves(history, AskedCurves("other"))).judged
-    assert judged.reasons == ("other was asked for with --loss",)
+    assert judged.reasons == ("other was chosen with --loss",)
 
 
 def test_what_was_the_loss_before_is_no_duplicate_of_what_was_asked_for() -> None:
@@ -136,7 +136,7 @@ def test_a_name_may_be_asked_for_with_other_capitals_and_separators() -> None:
         ("trian_loss", "Did you mean 'train_loss'"),
         ("loss", "Did you mean 'val_loss' or 'train_loss'?"),
         ("zzz", "Its metrics: lone, lr, train_loss, val_loss."),
-        ("lone", "has a single value; a curve needs two at least"),
+        ("lone", "has a single value; a curve needs at least two"),
     ],
 )
 def test_a_name_that_cannot_be_judged_is_an_error_that_helps(name: str, said: str) -> None:
@@ -152,7 +152,7 @@ def test_what_was_judged_while_it_trained_is_judged_again_by_curves_that_were_as
     assert with_main_curves(history).events is not None
     again = with_main_curves(history, AskedCurves("other"))
     assert again.events is None
-    assert "Judged again, by other curves than while it trained." in again.notes
+    assert "Judged again, by other curves than during training." in again.notes
 
 
 NAMES = ["loss", "train_loss", "train/loss_step", "train/loss_epoch", "val_loss", "eval_loss", "test_loss", "kl_loss"]

@@ -28,7 +28,7 @@ def test_a_loss_that_stays_higher_after_a_resume_has_diverged_and_the_rate_is_wh
     assert "after the resume at step 900, 2.5" in diagnosis.verdict
     assert diagnosis.cause is not None
     assert diagnosis.cause.name == "learning_rate_jump"
-    assert "0.001 after the resume at step 900, and 0.0001 before it" in diagnosis.cause.statement
+    assert "changed at the resume at step 900: 0.0001 before, 0.001 after" in diagnosis.cause.statement
 
 
 def test_without_another_rate_the_rate_is_not_blamed() -> None:
@@ -64,4 +64,4 @@ def test_of_independent_runs_in_one_file_the_worst_decides_and_it_says_so(worst:
     steps, attempts = np.tile(np.arange(500), 2), np.repeat([0, 1], 500)
     diagnosis = diagnosis_of(run_of(metric_of("loss", np.concatenate(runs), steps=steps, attempts=attempts)))
     assert diagnosis.outcome == "diverged"
-    assert any("begins anew 2 times" in note for note in diagnosis.notes)
+    assert any("holds 2 starts of a training" in note for note in diagnosis.notes)

@@ -198,7 +198,7 @@ def test_a_forward_pass_that_was_interrupted_leaves_nothing_behind(sign: Callabl
 @pytest.mark.parametrize(
     ("model", "batch", "words"),
     [
-        (nn.Embedding(WORDS, 2), tokens(), "known formula"),
+        (nn.Embedding(WORDS, 2), tokens(), "known FLOP formula"),
         (torch.compile(nn.Linear(4, 3), backend="eager"), torch.zeros(2, 4), "compiled"),
     ],
 )
