@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
+from textwrap import wrap
 from typing import Any, TypeAlias
 
 import matplotlib
@@ -89,14 +90,14 @@ def png(figure: Figure) -> bytes:
 
 
 def entitle(figure: Figure, title: str, facts: str, name: str = "", left: float = 0.012) -> None:
-    """A title in the upper left corner and a fainter line beneath: the facts, then a name in the room they leave."""
+    """A title in the upper left corner and fainter lines beneath: the facts, then a name in the room they leave."""
     height = float(figure.get_size_inches()[1])
     room = _SUBTITLE - len(facts) - (3 if facts else 0)
-    subtitle = " · ".join(filter(None, [facts, shown(name, room) if room >= _LEAST_NAME else ""]))
+    subtitle = " · ".join(filter(None, [shown(facts), shown(name, room) if room >= _LEAST_NAME else ""]))
     figure.text(left, 1 - 0.12 / height, shown(title, 80), ha="left", va="top", fontsize=TITLE_SIZE, fontweight="bold")
-    figure.text(
-        left, 1 - 0.40 / height, shown(subtitle, _SUBTITLE), ha="left", va="top", fontsize=TEXT_SIZE, color=FAINT
-    )
+    first, *rest = wrap(subtitle, _SUBTITLE) or [""]
+    lines = "\n".join([first, shown(" ".join(rest), _SUBTITLE)]).rstrip()
+    figure.text(left, 1 - 0.38 / height, lines, ha="left", va="top", fontsize=TEXT_SIZE, color=FAINT)
 
 
 def say_instead(axes: Axes, text: str) -> None:

@@ -210,7 +210,8 @@ class SpikeRule(Rule):
         message = f"{curve.name} jumped to {values[peak]:.4g} at step {int(steps[peak])} from about {level:.4g}{above}"
         if count > 1:
             begun = f" at step {int(steps[first])}" if peak > first else ""
-            message = f"{curve.name} rose from about {level:.4g}{begun} to {values[peak]:.4g} at step {int(steps[peak])}"
+            message = f"{curve.name} rose from about {level:.4g}{begun} to {values[peak]:.4g}"
+            message += f" at step {int(steps[peak])}"
         message += " and recovered" if recovered else "; the log ends there"
         message += f" after {count} points." if count > 1 and recovered else "."
         return Episode(

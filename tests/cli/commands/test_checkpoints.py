@@ -38,7 +38,7 @@ def test_they_are_listed_oldest_first(
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [(row[0], row[1]) for row in rows] == [("500", "1.25"), ("1000", "1.25")]
     assert rows[0][-1] == "good"
-    assert rows[1][-3:] == ["not", "proved", "yet"]
+    assert rows[1][-5:] == ["not", "confirmed", "as", "good", "yet"]
 
 
 def test_one_that_was_damaged_is_found_by_its_hash(
