@@ -56,4 +56,4 @@ def test_steps_that_are_skipped_to_the_last_are_found() -> None:
     skipped[-10:] += np.arange(1, 11)
     (episode,) = found(SkippedEndRule(), metric_of("skipped_steps", skipped))
     assert (episode.kind, episode.start, episode.end) == ("step_skipped", 50, 59)
-    assert "The last 10 steps" in episode.message
+    assert "all of the last 10 steps skipped" in episode.message

@@ -216,7 +216,7 @@ def test_why_a_model_is_not_looked_into_is_told_once() -> None:
         loop.train(torch.ones(3, 4))
     (event,) = told
     assert (event.kind, event.step, probe.steps) == ("not_measured", 1, [])
-    assert event.message.startswith("The forward pass of Linear is not looked into")
+    assert event.message.startswith("Activations, attention and representations of Linear are not measured: ")
 
 
 def test_nothing_of_a_pass_is_held_when_it_is_over() -> None:
