@@ -33,7 +33,7 @@ def test_an_example_runs_and_leaves_only_the_store(example: Path, sqlite_uri: st
         env={**os.environ, "MLFLOW_TRACKING_URI": sqlite_uri, "PYTHONPATH": str(ROOT)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
         check=False,
     )
     assert done.returncode == 0, done.stderr
