@@ -82,7 +82,7 @@ class LossFall:
         """What is left of the median of the first losses; None where that cannot be said."""
         if len(self.begun.first) < self.begun.count:
             return None
-        # Of the last values, not of the baseline: that does not follow a loss which leapt when the gradient went.
+        # Of the last values, not of the baseline: that does not follow a loss which jumped when the gradient went.
         start, now = median(self.begun.first), median(self.recent)
         return now / start if start > 0 and now >= 0 else None
 

@@ -1,4 +1,4 @@
-"""Says in which layer the gradient leapt far above its own level."""
+"""Says in which layer the gradient jumped far above its own level."""
 
 from __future__ import annotations
 
@@ -83,15 +83,15 @@ class LayerExplosion(Detector):
         for each in layers:
             if each.finite:
                 state.begun.setdefault(each.place, Beginning()).take(each.value)
-        leapt = [each for each in layers if self._leapt(each) and state.begun[each.place].matters(each.value)]
-        if not leapt:
+        jumped = [each for each in layers if self._jumped(each) and state.begun[each.place].matters(each.value)]
+        if not jumped:
             if state.gate.said:
                 state.gate.quiet(self.calm_rounds)
             return state, None
         if not state.gate.speaks(self.severities[-1]):
             return state, None
-        worst = max(leapt, key=lambda each: each.value / each.center)
-        others = f"; {len(leapt)} of {len(layers)} layers jumped together" if len(leapt) > 1 else ""
+        worst = max(jumped, key=lambda each: each.value / each.center)
+        others = f"; {len(jumped)} of {len(layers)} layers jumped together" if len(jumped) > 1 else ""
         return state, finding(
             self,
             worst,
@@ -103,12 +103,12 @@ class LayerExplosion(Detector):
                 "grad_norm": worst.value,
                 "level": worst.center,
                 "z": worst.z,
-                "leapt": float(len(leapt)),
+                "jumped": float(len(jumped)),
                 "layers": float(len(layers)),
             },
         )
 
-    def _leapt(self, point: Point) -> bool:
+    def _jumped(self, point: Point) -> bool:
         limit = max(self.threshold, self.share_of_tail * point.tail)
         return (
             point.finite and point.center > 0 and point.z >= limit and point.value >= point.center * self.smallest_rise

@@ -107,7 +107,7 @@ def _leap(around: Surroundings, value: float, usual: float, span: float) -> Look
 
 
 def _last_of_the_leap(around: Surroundings, usual: float, span: float) -> int:
-    """The last of a few steps that leapt as far and were followed by usual ones; the first where it went on."""
+    """The last of a few steps that jumped as far and were followed by usual ones; the first where it went on."""
     step, loss = around.episode.start, around.loss
     if loss is None:
         return step
