@@ -1,17 +1,14 @@
-"""The part of a judgement that NaN and infinity share: when one appears, where it came first, when it is over.
+"""Detects the first NaN and the first infinity of a loss or a gradient norm.
 
 A run of bad values is one finding, not one for each step and each quantity: it begins with the first and is over when
-every quantity is finite again. Gradients that a loss scaler found to be infinite and threw away are its normal search
-for a scale and are not counted here.
-
-Says when a loss or a gradient norm is not a number.
-
-Says when a loss or a gradient norm is infinite.
+every quantity is finite again. Gradients that a loss scaler found to be infinite and discarded are its normal search
+for a scale and do not count.
 """
 
 from __future__ import annotations
 
 import math
+from abc import abstractmethod
 from dataclasses import dataclass, replace
 
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
@@ -59,7 +56,34 @@ def before(point: Point) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class NanDetected(Detector):
+class NonFiniteDetector(Detector):
+    """What the detectors of NaN and of infinity share."""
+
+    symptom = Symptom.NON_FINITE
+    quantities = ("skipped_steps", "loss", "grad_norm")
+    places = WHOLE
+    severities = (Severity.CRITICAL,)
+    state_type = NonFinite
+
+    @staticmethod
+    @abstractmethod
+    def named(value: float) -> str:
+        """What the value is called, if it is what the detector looks for; else an empty string."""
+
+    def step(self, state: NonFinite, point: Point) -> tuple[NonFinite, Event | None]:
+        """Look at the next value."""
+        if point.finite and not state.ill and point.quantity != SKIPPED:
+            return state, None  # nearly always
+        name = self.named(point.value)
+        new, found = watch(state, point, is_bad=bool(name))
+        if not found:
+            return new, None
+        message = f"{point.quantity} is {name} at step {point.step}; {before(point)}."
+        return new, finding(self, point, Severity.CRITICAL, message, {point.quantity: point.value})
+
+
+@dataclass(frozen=True, slots=True)
+class NanDetected(NonFiniteDetector):
     """The loss or the gradient norm became NaN.
 
     What it sees: the first NaN of the loss or of the gradient norm after finite values. The finding ends when all are
@@ -77,37 +101,22 @@ class NanDetected(Detector):
 
     kind = "nan_detected"
     noun = "NaN"
-    symptom = Symptom.NON_FINITE
     order = 10
-    quantities = ("skipped_steps", "loss", "grad_norm")
-    places = WHOLE
-    severities = (Severity.CRITICAL,)
     remedies = (
         "Find the first module whose output is NaN.",
         "Inspect the inputs at this step: empty targets, division by zero, logarithm of zero.",
         "Lower the learning rate by a factor of 2 to 5, or clip gradients at 1.0.",
         "Train in bf16 instead of fp16.",
     )
-    state_type = NonFinite
 
-    def step(self, state: NonFinite, point: Point) -> tuple[NonFinite, Event | None]:
-        """Look at the next value."""
-        if point.finite and not state.ill and point.quantity != SKIPPED:
-            return state, None  # nearly always
-        new, found = watch(state, point, is_bad=math.isnan(point.value))
-        if not found:
-            return new, None
-        return new, finding(
-            self,
-            point,
-            Severity.CRITICAL,
-            f"{point.quantity} is NaN at step {point.step}; {before(point)}.",
-            {point.quantity: point.value},
-        )
+    @staticmethod
+    def named(value: float) -> str:
+        """What the value is called."""
+        return "NaN" if math.isnan(value) else ""
 
 
 @dataclass(frozen=True, slots=True)
-class InfDetected(Detector):
+class InfDetected(NonFiniteDetector):
     """The loss or the gradient norm became infinite.
 
     What it sees: the first infinity of the loss or of the gradient norm after finite values. The finding ends when all
@@ -126,29 +135,14 @@ class InfDetected(Detector):
 
     kind = "inf_detected"
     noun = "infinity"
-    symptom = Symptom.NON_FINITE
     order = 20
-    quantities = ("skipped_steps", "loss", "grad_norm")
-    places = WHOLE
-    severities = (Severity.CRITICAL,)
     remedies = (
         "Lower the learning rate by a factor of 2 to 5, or clip gradients at 1.0.",
         "Find an unbounded exponential, division or logarithm in the first infinite module.",
         "Train in bf16 instead of fp16, or start with a loss scale of 1024.",
     )
-    state_type = NonFinite
 
-    def step(self, state: NonFinite, point: Point) -> tuple[NonFinite, Event | None]:
-        """Look at the next value."""
-        if point.finite and not state.ill and point.quantity != SKIPPED:
-            return state, None  # nearly always
-        new, found = watch(state, point, is_bad=math.isinf(point.value))
-        if not found:
-            return new, None
-        return new, finding(
-            self,
-            point,
-            Severity.CRITICAL,
-            f"{point.quantity} is {infinite(point.value)} at step {point.step}; {before(point)}.",
-            {point.quantity: point.value},
-        )
+    @staticmethod
+    def named(value: float) -> str:
+        """What the value is called."""
+        return infinite(value) if math.isinf(value) else ""
