@@ -18,7 +18,7 @@ def section_lines(section: Section, level: str = "##") -> Iterator[str]:
     if section.title:
         yield from ("", f"{level} {markdown(section.title)}")
     if section.head:
-        yield from table_lines(section.head, [(row.label, *row.cells) for row in section.rows])
+        yield from table_lines(section.head, [(_named(row), *row.cells) for row in section.rows])
     elif section.rows:
         yield ""
         yield from (_item(row, number) for number, row in enumerate(section.rows[: section.most], start=1))
@@ -33,6 +33,10 @@ def table_lines(head: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator[
     yield f"|{' --- |' * len(head)}"
     for row in rows:
         yield f"| {' | '.join(markdown(cell) for cell in row)} |"
+
+
+def _named(row: Row) -> str:
+    return f"{row.label} ({row.note})" if row.note else row.label
 
 
 def _item(row: Row, number: int) -> str:

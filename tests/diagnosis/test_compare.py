@@ -29,6 +29,14 @@ def test_the_stablest_run_comes_first_and_the_one_that_was_lost_first_comes_last
     assert [card.name for card in comparison_of(cards).cards] == ["well", "spiking", "late", "early"]
 
 
+def test_a_run_that_never_learned_comes_behind_those_that_did_with_some_trouble() -> None:
+    spiking = falling(600)
+    spiking[300] *= 3
+    stuck = RunCard("stuck", "stuck", outcome="stuck", marks=(Mark("plateau", Severity.WARNING, 10, 100),), last_step=9)
+    cards = [stuck, card_of_loss(diverging(onset=400), "lost"), card_of_loss(spiking, "spiking")]
+    assert [card.name for card in comparison_of(cards).cards] == ["spiking", "stuck", "lost"]
+
+
 def test_the_summary_counts_every_run_once() -> None:
     cards = [made("a", {}), made("b", {}, lost=5), RunCard("c"), RunCard("d", error="gone")]
     found = comparison_of(cards)

@@ -1,8 +1,8 @@
 """Puts runs in the order of their stability, the stablest first.
 
-In: cards. Out: the same in order. What counts, one after the other: whether the training was lost, and how late; the
-worst finding; how often the loss spiked; steps in vain; the final loss. Runs that cannot be judged come last but for
-those that were lost.
+In: cards. Out: the same in order. What counts, one after the other: whether the training was lost, and how late;
+whether it never learned; the worst finding; how often the loss spiked; steps in vain; the final loss. Runs that never
+learned come behind all that did, and runs that cannot be judged behind those; only lost ones come later.
 """
 
 from __future__ import annotations
@@ -26,4 +26,6 @@ def _instability(card: RunCard) -> tuple[float, ...]:
     unjudged = card.unstable is None
     lateness = -float(card.divergence or 0) if card.lost else 0.0
     spikes = len(card.spike_steps) / steps
-    return card.lost, lateness, unjudged, worst, spikes, len(card.troubles) / steps, card.wasted / steps, final
+    stuck = card.state == "stuck"
+    findings = len(card.troubles) / steps
+    return card.lost, lateness, unjudged, stuck, worst, spikes, findings, card.wasted / steps, final

@@ -11,8 +11,9 @@ In: its lowest and highest value. Out: the values to write beside it.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +48,19 @@ def decades(low: float, high: float) -> list[float]:
     steps = (1.0, 2.0, 5.0) if last - first <= 2 else (1.0,)
     found = [step * 10.0**power for power in range(first, last + 1, every) if power < 308 for step in steps]
     return [value for value in found if low <= value <= high]
+
+
+def apart(ticks: Sequence[Tick], characters: float) -> tuple[Tick, ...]:
+    """Every tick, or every second, third, ...: as many as have labels that do not touch each other.
+
+    `characters` is how many of them fit side by side along the whole axis.
+    """
+    for every in range(1, len(ticks)):
+        kept = ticks[::every]
+        pairs = pairwise(kept)
+        if all((b.at - a.at) / 100 * characters > (len(a.label) + len(b.label)) / 2 + 1 for a, b in pairs):
+            return tuple(kept)
+    return tuple(ticks[:1])
 
 
 WIDE = 10.0

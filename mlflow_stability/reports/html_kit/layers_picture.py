@@ -21,7 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.figures.layers.layer_label import labels_of
-from mlflow_stability.reports.html_kit.axis import Axis, Tick
+from mlflow_stability.reports.html_kit.axis import Axis, Tick, apart
 from mlflow_stability.reports.words import layer_phrases as wording
 from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
 
@@ -67,6 +67,8 @@ NOT_FINITE, ZERO, ABSENT = (213, 94, 0), (160, 160, 160), (205, 184, 150)
 ROW, THIN_ROW, FEW = 0.95, 0.5, 24
 """The height of a layer, in the letters of the page, where there are few and where there are many."""
 LOWEST, HIGHEST = 4.0, 30.0
+BAR = 24
+"""Characters that fit beneath the bar of colours, where it is narrowest."""
 LABEL = 0.85
 LONGEST = 26
 """Characters of a name beside a row; of longer ones the end is kept."""
@@ -135,7 +137,7 @@ def layers_picture_of(beside: LayersBeside, names: tuple[str, str]) -> LayersPic
         steps=across.ticks(4),
         zero=across.place(0.0) if beside.aligned and across.low <= 0 <= across.high else None,
         bar=tuple("#{:02x}{:02x}{:02x}".format(*each) for each in _COLOURS.astype(int)),
-        values=Axis(low, high, beside.logarithmic).ticks(4),
+        values=apart(Axis(low, high, beside.logarithmic).ticks(4), BAR),
         special=tuple(_special(beside)),
         measure=wording.measure(beside),
     )

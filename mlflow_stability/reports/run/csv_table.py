@@ -35,6 +35,8 @@ COLUMNS = (
     "remedies",
     "cause",
     "cause_statement",
+    "verdict",
+    "verdict_cause",
 )
 
 
@@ -68,3 +70,5 @@ def _cells(diagnosis: Diagnosis, episode: Episode) -> Iterator[str | int]:
     yield csv_cell("; ".join(episode.remedies))
     yield csv_cell("" if episode.cause is None else episode.cause.name)
     yield csv_cell("" if episode.cause is None else episode.cause.statement)
+    yield csv_cell(diagnosis.verdict)
+    yield csv_cell("" if diagnosis.cause is None else diagnosis.cause.name)

@@ -14,7 +14,7 @@ from mlflow_stability.reports.html_kit.chart import HEIGHT, WIDTH, Chart, chart_
 from mlflow_stability.reports.html_kit.sketched import sketches_of
 from mlflow_stability.reports.html_kit.templates import page_template
 from mlflow_stability.reports.report import Report
-from mlflow_stability.reports.run.sections import run_sections
+from mlflow_stability.reports.run.sections import overview, run_sections
 from mlflow_stability.reports.sections import failures
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.reports.words import run_phrases as wording
@@ -28,6 +28,7 @@ def render(report: Report) -> str:
     """The report as a page."""
     page = _template().render(
         report=report,
+        overview=overview(report),
         runs=[run_sections(each) for each in report.diagnoses],
         charts=[_charts(each) for each in report.diagnoses],
         unread=failures((each.source, each.message) for each in report.failures),

@@ -36,6 +36,8 @@ def _lines(report: Report) -> Iterator[str]:
 def _run(run: RunSections) -> Iterator[str]:
     yield from ("", f"## {markdown(run.title)}", "")
     yield f"**{markdown(run.outcome)}:** {markdown(run.verdict)}"
+    for section in run.lead:
+        yield from section_lines(section, "###")
     yield from section_lines(replace(run.summary, title=""))
     if run.findings:
         yield from ("", "### Findings")

@@ -54,9 +54,14 @@ class RunSections:
     notes: Section
 
     @property
+    def lead(self) -> tuple[Section, ...]:
+        """What comes right beneath the verdict: why, and what to do."""
+        return self.cause, self.actions
+
+    @property
     def after_findings(self) -> tuple[Section, ...]:
         """What comes beneath the findings, in order."""
-        return self.cause, self.ruled_out, self.actions, self.curves, self.not_checked, self.notes
+        return self.ruled_out, self.curves, self.not_checked, self.notes
 
 
 def run_sections(diagnosis: Diagnosis) -> RunSections:
@@ -80,20 +85,21 @@ def run_sections(diagnosis: Diagnosis) -> RunSections:
 
 
 def overview(report: Report) -> Section:
-    """A row for each of several runs."""
+    """A row for each of several runs, with its source where that says more than its name."""
     rows = tuple(
         Row(
             (
                 wording.outcome(each),
+                wording.cause_name(each.cause) if each.cause else "",
                 f"{each.steps[1]:,}" if each.steps else "",
                 wording.counts_of(each),
-                each.verdict,
             ),
-            each.source,
+            each.name or each.source,
+            note=each.source if each.name and each.name != each.source else "",
         )
         for each in report.diagnoses
     )
-    return Section("", rows, ("run", "outcome", "last step", "findings", "verdict"), frozenset({"last step"}))
+    return Section("", rows, ("run", "outcome", "cause", "last step", "findings"), frozenset({"last step"}))
 
 
 def _facts(diagnosis: Diagnosis) -> Iterator[tuple[str, str]]:

@@ -49,6 +49,8 @@ def show_run(out: TerminalWriter, diagnosis: Diagnosis) -> None:
     shown = _shown(out, run)
     out.rule(run.title)
     out.console.print(_headline(out, run))
+    for section in run.lead:
+        draw_section(out, section)
     out.section(run.summary.title, _facts(out, run))
     _show_curves(out, diagnosis, [(number, each.episode) for number, each in shown])
     out.section("Findings", _findings(out, run, shown))

@@ -34,6 +34,12 @@ def test_evidence_and_remedies_share_a_cell_each() -> None:
     assert (row["recovered"], rows_of(BAD)[1]["recovered"]) == ("true", "")
 
 
+def test_every_issue_has_the_verdict_of_its_run_and_the_cause_of_that() -> None:
+    row = rows_of(BAD)[0]
+    assert row["verdict"] == "Broken: train_loss became NaN at step 960 and stayed so to the end."
+    assert (row["cause"], row["verdict_cause"]) == ("bad_batch", "overflow")
+
+
 @settings(max_examples=50, deadline=None)
 @given(hostile_reports())
 def test_no_cell_is_a_formula_and_no_row_is_lost(report: Report) -> None:

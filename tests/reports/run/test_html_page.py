@@ -97,6 +97,18 @@ def test_a_page_of_several_runs_begins_with_all_of_them() -> None:
     assert "gone.csv : There is no gone.csv." in text_of(page)
 
 
+def test_the_list_of_several_runs_has_their_names_and_causes() -> None:
+    said = text_of(Page(render(SEVERAL)))
+    assert "good.jsonl logs/good.jsonl healthy" in said
+    assert "bad.jsonl logs/bad.jsonl broken overflow (likely) 999" in said
+
+
+def test_cause_and_actions_come_before_curves_and_findings() -> None:
+    text = render(BAD)
+    order = [text.index(each) for each in (">Likely cause<", ">What to do<", '<figure class="chart"', ">Findings<")]
+    assert order == sorted(order)
+
+
 def test_a_page_asks_nobody_for_anything() -> None:
     text = render(BAD)
     assert not re.search(r"https?:|url\(|@import|<script|src=", text)

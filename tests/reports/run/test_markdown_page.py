@@ -25,10 +25,10 @@ def test_a_run_is_told_from_its_verdict_to_what_to_do() -> None:
     assert titles == [
         "Training diagnosis",
         "bad.jsonl",
-        "Findings",
         "Likely cause",
-        "Ruled out",
         "What to do",
+        "Findings",
+        "Ruled out",
         "Curves",
         "Not checked",
         "Notes",
@@ -39,7 +39,7 @@ def test_a_run_is_told_from_its_verdict_to_what_to_do() -> None:
 
 def test_several_runs_have_a_table_and_what_could_not_be_read_is_named() -> None:
     text = render(SEVERAL)
-    assert "| logs/good.jsonl | healthy | 999 | none |" in text
+    assert "| good.jsonl (logs/good.jsonl) | healthy |  | 999 | none |" in text
     assert "- gone.csv: There is no gone.csv." in text
 
 
