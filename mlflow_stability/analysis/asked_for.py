@@ -1,17 +1,18 @@
 """Tells whether somebody asked for a path or for a run.
 
 In: what was typed or passed. Out: the path, or the run id. Promised: something that exists here is taken as a path,
-even where its name looks like a run id, and that is said.
+even where its name looks like a run id, and that is said. A run's name and the beginning of its id are as good as its
+id; only for those a store is searched.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+from mlflow_stability.analysis.named_run import is_run_id, no_such, run_called
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.vocabulary.argument import Takes
 
@@ -26,7 +27,6 @@ def _named(given: object) -> str:
 
 
 _SOURCE = Takes("the id of an MLflow run or the path of a log", _named)
-_RUN_ID = re.compile(r"[0-9a-fA-F]{32}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +34,7 @@ class AskedFor:
     """One thing to diagnose."""
 
     source: str
-    """As it was given."""
+    """As it was given; the whole id, where a run was given by its name or by the beginning of its id."""
     path: Path | None
     """Where to read; None: `source` is the id of a run."""
     remark: str = ""
@@ -59,10 +59,12 @@ def source_texts(given: object, argument: str) -> Iterator[str]:
         yield source_text(each, argument)
 
 
-def asked_for(source: str | os.PathLike[str], argument: str = "run_id_or_path") -> AskedFor:
-    """What this is; ``UnreadableLogError`` for what is neither."""
+def asked_for(
+    source: str | os.PathLike[str], tracking_uri: str | None = None, argument: str = "run_id_or_path"
+) -> AskedFor:
+    """What this is; ``UnreadableLogError`` for what is neither, ``RunNotFoundError`` for what may be several runs."""
     text = source_text(source, argument)
-    looks_like_a_run = isinstance(source, str) and _RUN_ID.fullmatch(text) is not None
+    looks_like_a_run = isinstance(source, str) and is_run_id(text)
     if os.path.lexists(text):
         remark = f"{text} exists as a path, so it was not read as a run id." if looks_like_a_run else ""
         return AskedFor(text, Path(text), remark)
@@ -70,7 +72,19 @@ def asked_for(source: str | os.PathLike[str], argument: str = "run_id_or_path") 
         return AskedFor(text, Path(text))
     if looks_like_a_run:
         return AskedFor(text, None)
-    raise UnreadableLogError(
-        f"No such file, folder or run id: {text!r}. "
-        "Run ids have 32 hex digits; --tracking-uri says which server to ask."
-    )
+    if not isinstance(source, str) or _looks_like_a_path(text):
+        raise UnreadableLogError(f"No such file or folder: {text!r}.")
+    run_id = run_called(text, tracking_uri)
+    if run_id is None:
+        raise UnreadableLogError(no_such(text, "file, folder, run id or run name", tracking_uri))
+    return AskedFor(run_id, None)
+
+
+def names_a_source(text: str) -> bool:
+    """Whether it is a path that is here, or a whole run id: no store needs to be asked what it is."""
+    return os.path.lexists(text) or os.path.isfile(os.path.dirname(text)) or is_run_id(text)  # noqa: PTH113, PTH120
+
+
+def _looks_like_a_path(text: str) -> bool:
+    """Whether it was meant as a file or folder that is not there: no store is asked for that."""
+    return any(each in text for each in ("/", os.sep)) or Path(text).suffix[1:].isalpha()

@@ -119,7 +119,7 @@ def _entropies(history: RunHistory) -> list[LayerEntropy]:
 
 
 def _stored(source: Source, tracking_uri: str | None) -> StoredAttention:
-    asked = asked_for(source)
+    asked = asked_for(source, tracking_uri)
     path = asked.path or run_folder(asked.source, tracking_uri)
     if path is None:
         return attention_of_run(asked.source, tracking_uri)

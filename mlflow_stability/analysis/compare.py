@@ -9,9 +9,10 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 
-from mlflow_stability.analysis.asked_for import asked_for, source_text, source_texts
+from mlflow_stability.analysis.asked_for import asked_for, names_a_source, source_text, source_texts
 from mlflow_stability.analysis.cards import HowToRead, Made, Progress, make_cards, run_meant
 from mlflow_stability.analysis.diagnose import asked_curves
+from mlflow_stability.analysis.named_run import run_called
 from mlflow_stability.analysis.pair import Pair, pair_of
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.analysis.thresholds import asked_detectors
@@ -71,10 +72,12 @@ def compare(
     detectors = asked_detectors(detectors, sensitivity)
     baseline = None if baseline is None else source_text(baseline, "baseline")
     curves = asked_curves(loss, val_loss)
-    sources = _different(source_texts(run_ids, "run_ids"))
+    sources = _different(_in_full(each, tracking_uri) for each in source_texts(run_ids, "run_ids"))
     heads = _asked(sources, experiment, filter, tracking_uri)
     sources += heads
-    if baseline is not None and _is_source(baseline) and run_meant(baseline) not in map(run_meant, sources):
+    if baseline is not None:
+        baseline = _baseline_in_full(baseline, sources, tracking_uri)
+    if baseline is not None and names_a_source(baseline) and run_meant(baseline) not in map(run_meant, sources):
         sources.append(baseline)
     if not sources:
         where = (
@@ -181,18 +184,27 @@ def _answers(tracking_uri: str | None) -> bool:
 def _is_stored(source: str, tracking_uri: str | None) -> bool:
     """Whether it is a run of a database or a server; a folder is read as fast as it would be remembered."""
     try:
-        return not asked_for(source).is_path and run_folder(source, tracking_uri) is None
+        return not asked_for(source, tracking_uri).is_path and run_folder(source, tracking_uri) is None
     except StabilityError:
         return False
 
 
-def _is_source(asked: str) -> bool:
-    """Whether it is a run's id or a path; else it is the name of one of the runs."""
+def _in_full(source: str, tracking_uri: str | None) -> str:
+    """The whole id of a run that was asked for by less; what cannot be found is told where it is read."""
     try:
-        asked_for(asked)
+        return asked_for(source, tracking_uri).source
     except StabilityError:
-        return False
-    return True
+        return source
+
+
+def _baseline_in_full(asked: str, sources: Sequence[str], tracking_uri: str | None) -> str:
+    """Likewise; else it is the name of one of the runs."""
+    if names_a_source(asked) or all(map(os.path.lexists, sources)):
+        return asked
+    try:
+        return run_called(asked, tracking_uri) or asked
+    except StabilityError:
+        return asked
 
 
 def _baseline(made: Made, asked: str) -> RunCard | None:

@@ -66,7 +66,7 @@ def diagnose_all(
     for source in source_texts(run_ids_and_paths, "run_ids_and_paths"):
         is_path = True
         try:
-            asked = asked_for(source)
+            asked = asked_for(source, tracking_uri)
             is_path = asked.is_path
             histories = histories_of(asked, tracking_uri)
         except StabilityError as error:
@@ -95,7 +95,7 @@ def history_of(
     run_id_or_path: str | os.PathLike[str], tracking_uri: str | None = None, curves: AskedCurves | None = None
 ) -> RunHistory:
     """Everything that is known of one run, with its main curves in place."""
-    histories = histories_of(asked_for(run_id_or_path), tracking_uri)
+    histories = histories_of(asked_for(run_id_or_path, tracking_uri), tracking_uri)
     if len(histories) > 1:
         names = ", ".join(history.name for history in histories[:3])
         more = ", ..." if len(histories) > 3 else ""

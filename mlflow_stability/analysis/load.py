@@ -12,6 +12,7 @@ from typing import Literal
 import numpy as np
 import pandas as pd
 
+from mlflow_stability.analysis.named_run import run_id_of
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.read.run_record import RunRecord
 from mlflow_stability.vocabulary.argument import Takes, one_of, with_known_names
@@ -42,7 +43,7 @@ def load_run(run_id: str, tracking_uri: str | None = None, layout: Literal["wide
     """
     _LAYOUT.checked("layout", layout)
     _RUN_ID.checked("run_id", run_id)
-    record = RunReader(run_id, tracking_uri).record()
+    record = RunReader(run_id_of(run_id, tracking_uri), tracking_uri).record()
     if not record.complete:
         _logger.warning(
             "Run %s has no full record in its artifacts: these are the %d points of its metric tables.",

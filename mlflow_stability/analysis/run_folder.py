@@ -22,12 +22,18 @@ DEFAULT = "mlruns"
 
 def run_folder(run_id: str, tracking_uri: str | None = None) -> Path | None:
     """The folder of this run in a store of files."""
-    said = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    store = Path(DEFAULT) if not said else _folder_of(said)
-    if store is None or not store.is_dir():
+    store = store_folder(tracking_uri)
+    if store is None:
         return None
     found = (each for id_ in (run_id, run_id.lower()) for each in sorted(store.glob(f"*/{id_}/meta.yaml")))
     return next((each.parent for each in found), None)
+
+
+def store_folder(tracking_uri: str | None = None) -> Path | None:
+    """The folder of a store of files; None where runs live in a database or on a server."""
+    said = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
+    store = Path(DEFAULT) if not said else _folder_of(said)
+    return store if store is not None and store.is_dir() else None
 
 
 def _folder_of(uri: str) -> Path | None:

@@ -17,7 +17,7 @@ import click
 import mlflow_stability
 from mlflow_stability.cli.kit.on_demand import CommandsOnDemand, with_a_hint
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.reports.escape import plain
+from mlflow_stability.reports.escape import plain, plain_lines
 
 COULD_NOT = 2
 INTERRUPTED = 130
@@ -81,7 +81,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         with_a_hint(error).show()
         return COULD_NOT
     except StabilityError as error:
-        click.echo(f"mlflow-stability: {plain(str(error))}", err=True)
+        click.echo(f"mlflow-stability: {plain_lines(str(error))}", err=True)
         return COULD_NOT
     except (click.Abort, KeyboardInterrupt):
         return INTERRUPTED

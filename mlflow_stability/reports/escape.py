@@ -21,6 +21,11 @@ plain = visible
 """The text on one line, with everything in it visible."""
 
 
+def plain_lines(text: str) -> str:
+    """The text with everything in it visible, but for the ends of its lines."""
+    return "\n".join(map(plain, text.split("\n")))
+
+
 def csv_cell(text: str) -> str:
     """The text as a cell that no spreadsheet takes for a formula."""
     shown = plain(text)

@@ -81,4 +81,5 @@ def sentences(title: str, said: Iterable[str], sign: Sign = Sign.ITEM, few: int 
 
 def failures(unread: Iterable[tuple[str, str]], few: int | None = None) -> Section:
     """The inputs that could not be read, each with the reason."""
-    return Section("Not read", tuple(Row((reason,), source, Sign.LABEL) for source, reason in unread), few=few)
+    rows = (Row((" ".join(reason.split()),), source, Sign.LABEL) for source, reason in unread)
+    return Section("Not read", tuple(rows), few=few)

@@ -97,7 +97,7 @@ def test_a_run_that_there_is_not_leaves_nothing_in_the_working_directory(
 
 @pytest.mark.parametrize("asked", ["x", ["x"], ["x", "y"]])
 def test_a_comparison_of_which_nothing_can_be_read_raises(asked: str | list[str]) -> None:
-    with pytest.raises(RunNotFoundError, match="No such file, folder or run id: 'x'") as told:
+    with pytest.raises(RunNotFoundError, match="No such file, folder, run id or run name: 'x'") as told:
         mlflow_stability.compare(asked)
     assert str(told.value).startswith("None of the 2 runs could be read. ") is (len(asked) == 2)
 

@@ -75,7 +75,9 @@ def test_a_part_that_is_half_there_is_left_out_and_named(writer, sqlite_uri, tmp
 
 
 def test_a_run_that_is_not_there_is_named_with_the_place_where_it_was_looked_for(sqlite_uri):
-    with pytest.raises(RunNotFoundError, match=r"No run 'ab12' at sqlite.*MLFLOW_TRACKING_URI"):
+    with pytest.raises(
+        RunNotFoundError, match=r"run id or run name: 'ab12'\. Runs were looked for in sqlite:.*tracking_uri="
+    ):
         load_run("ab12", sqlite_uri)
 
 

@@ -27,7 +27,7 @@ def cards_at(
 ) -> Iterator[RunCard]:
     """The cards of everything there; one at least."""
     try:
-        histories = histories_of(asked_for(source), tracking_uri)
+        histories = histories_of(asked_for(source, tracking_uri), tracking_uri)
     except StabilityError as error:
         yield RunCard(source, source, error=str(error))
         return

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from mlflow_stability.analysis.diagnose import asked_curves, history_of
 from mlflow_stability.cli.kit.finding_types import checked_kind_if_any, complete_kinds
-from mlflow_stability.cli.kit.options import curve_options, tracking_uri_option
+from mlflow_stability.cli.kit.options import curve_options, last_option, runs_asked_for, tracking_uri_option
 from mlflow_stability.cli.kit.output import present
 from mlflow_stability.cli.kit.terminal import notes_console
 from mlflow_stability.diagnosis.checklist import ChecklistItem, checklist_of
@@ -21,16 +21,19 @@ STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}
 
 @click.command("checklist")
 @click.argument("kind", required=False, callback=checked_kind_if_any, shell_complete=complete_kinds)
-@click.option("--run", metavar="RUN_ID|PATH", type=click.Path(), help="A run id or log to check against the list.")
+@click.option("--run", metavar="RUN|PATH", type=click.Path(), help="A run or log to check against the list.")
+@last_option
 @curve_options
 @tracking_uri_option
 def command(
-    kind: str | None, run: str | None, loss: str | None, val_loss: str | None, tracking_uri: str | None
+    kind: str | None, run: str | None, last: bool, loss: str | None, val_loss: str | None, tracking_uri: str | None
 ) -> None:
     """List what to check, with what a run shows for each item.
 
     KIND is the name of a finding, such as loss_spike. Default: the worst finding of the run, else a general list.
     """
+    if last:
+        (run,) = runs_asked_for(() if run is None else (run,), last, tracking_uri)[-1:]
     if run is None:
         items = checklist_of(kind or "")
         title = f"What to check: {kind or 'a general list'}"

@@ -12,7 +12,7 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from mlflow_stability.cli.kit.options import tracking_uri_option
+from mlflow_stability.cli.kit.options import last_option, run_asked_for, tracking_uri_option
 from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
 from mlflow_stability.errors import RunNotFoundError, SettingsError
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta, read_meta, step_of_name
@@ -36,7 +36,8 @@ class _Kept:
 
 
 @click.command("checkpoints")
-@click.argument("run_id")
+@click.argument("run", required=False)
+@last_option
 @click.option("--verify", is_flag=True, help="Download each checkpoint and verify its SHA-256.")
 @click.option(
     "--download",
@@ -46,13 +47,16 @@ class _Kept:
 )
 @click.option("--step", type=int, metavar="N", help="Only the checkpoint of this step.")
 @tracking_uri_option
-def command(run_id: str, verify: bool, download: Path | None, step: int | None, tracking_uri: str | None) -> int:
+def command(
+    run: str | None, last: bool, verify: bool, download: Path | None, step: int | None, tracking_uri: str | None
+) -> int:
     """List, verify and download the checkpoints of a run.
 
     `mlflow_stability.restore(model, optimizer, run_id=...)` resumes from one of them.
 
     Exit code 1: at least one checkpoint is damaged.
     """
+    run_id = run_asked_for(run, last, tracking_uri)
     checkpoints = RunCheckpoints(answering_client(tracking_uri), run_id)
     names = [each for each in checkpoints.names() if step_of_name(each) is not None]
     if not names:

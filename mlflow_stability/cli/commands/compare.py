@@ -9,13 +9,20 @@ import click
 from rich.text import Text
 
 from mlflow_stability.analysis.compare import NoneReadError, compare
-from mlflow_stability.cli.kit.options import curve_options, output_options, sensitivity_option, tracking_uri_option
+from mlflow_stability.analysis.named_run import run_id_of
+from mlflow_stability.cli.kit.options import (
+    curve_options,
+    output_options,
+    runs_asked_for,
+    sensitivity_option,
+    tracking_uri_option,
+)
 from mlflow_stability.cli.kit.output import form_for, must_not_overwrite, present, put_out
 from mlflow_stability.cli.kit.reading_progress import ReadingProgress
 from mlflow_stability.cli.kit.terminal import notes_console
 from mlflow_stability.cli.main import COULD_NOT, INTERRUPTED
 from mlflow_stability.reports.comparison import comparison_terminal
-from mlflow_stability.reports.escape import plain
+from mlflow_stability.reports.escape import plain, plain_lines
 from mlflow_stability.reports.report_format import FORMATS, render_comparison
 from mlflow_stability.vocabulary.result.comparison import Comparison
 from mlflow_stability.vocabulary.result.event import Severity
@@ -24,21 +31,23 @@ FOUND = 1
 
 
 @click.command("compare")
-@click.argument("sources", metavar="RUN_ID|PATH...", nargs=-1, type=click.Path())
+@click.argument("sources", metavar="RUN|PATH...", nargs=-1, type=click.Path())
+@click.option("--last", type=click.IntRange(1), metavar="N", help="Compare the N runs that were started last.")
 @click.option("--experiment", metavar="NAME", help="Compare all runs of this experiment (name or id).")
 @click.option("--filter", "condition", metavar="FILTER", help="Only runs that match, e.g. \"params.lr = '0.1'\".")
-@click.option("--baseline", metavar="RUN", help="Baseline run (id or name): exit code 1 if any other is worse.")
+@click.option("--baseline", metavar="RUN", help="Baseline run: exit code 1 if any other is worse.")
 @click.option("--verbose", "-v", is_flag=True, help="Show everything: all runs, causes, parameters and groups.")
 @curve_options
 @sensitivity_option
 @output_options(FORMATS)
-@click.option("--log-to-run", metavar="RUN_ID", help="Log the comparison to this run as HTML and JSON.")
+@click.option("--log-to-run", metavar="RUN", help="Log the comparison to this run as HTML and JSON.")
 @click.option("--log-to-experiment", metavar="NAME", help="Log it to this experiment as a new run.")
 @click.option("--dask", metavar="ADDRESS", help="Read the runs on a dask.distributed cluster: tcp://HOST:PORT.")
 @click.option("--no-cache", is_flag=True, help="Read all runs again and cache nothing.")
 @tracking_uri_option
 def command(
     sources: tuple[str, ...],
+    last: int | None,
     experiment: str | None,
     condition: str | None,
     baseline: str | None,
@@ -56,14 +65,19 @@ def command(
 ) -> int:
     """Compare runs: which are unstable, since which step, what they have in common.
 
-    Takes ids of MLflow runs and paths of logs, or an experiment. Results of finished runs are cached.
+    Takes runs of MLflow by id, the beginning of an id, or name; paths of logs; or an experiment. Results of finished
+    runs are cached.
 
     Exit code 0: no warnings. 1: a WARNING or CRITICAL finding, or a run is worse than the baseline. 2: an
     input could not be read; the others are shown. 130: Ctrl-C; what was done so far is shown.
     """
-    if not sources and experiment is None:
-        raise click.UsageError("Give run ids, paths of logs, or --experiment NAME.")
+    if not sources and experiment is None and last is None:
+        raise click.UsageError("Give run ids, run names, paths of logs, --last N or --experiment NAME.")
     form = form_for(file, form)
+    if last is not None:
+        sources = runs_asked_for(sources, last, tracking_uri)
+    if log_to_run is not None:
+        log_to_run = run_id_of(log_to_run, tracking_uri)
     must_not_overwrite(file, sources)
     with ReadingProgress(notes_console()) as progress:
         try:
@@ -114,7 +128,7 @@ def _remark(comparison: Comparison, form: str) -> None:
     if form == "rich":
         return
     for card in comparison.unread:
-        click.echo(f"mlflow-stability: {plain(card.error)}", err=True)
+        click.echo(f"mlflow-stability: {plain_lines(card.error)}", err=True)
     for verdict in comparison.gate.verdicts if comparison.gate else ():
         if not verdict.passed:
             said = f"{verdict.name or verdict.source} is worse than the baseline: {' '.join(verdict.reasons)}"

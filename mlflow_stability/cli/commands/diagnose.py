@@ -8,17 +8,24 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from mlflow_stability.analysis.asked_for import asked_for
+from mlflow_stability.analysis.asked_for import asked_for, names_a_source
 from mlflow_stability.analysis.diagnose import diagnose_all
 from mlflow_stability.analysis.only_kinds import only_kinds
 from mlflow_stability.analysis.thresholds import detectors_with
 from mlflow_stability.cli.kit.finding_types import checked_kinds, complete_kinds
-from mlflow_stability.cli.kit.options import curve_options, output_options, sensitivity_option, tracking_uri_option
+from mlflow_stability.cli.kit.options import (
+    curve_options,
+    last_option,
+    output_options,
+    runs_asked_for,
+    sensitivity_option,
+    tracking_uri_option,
+)
 from mlflow_stability.cli.kit.output import form_for, must_not_overwrite, present, put_out
 from mlflow_stability.cli.kit.terminal import notes_console
 from mlflow_stability.cli.main import COULD_NOT
-from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.reports.escape import plain
+from mlflow_stability.errors import StabilityError
+from mlflow_stability.reports.escape import plain, plain_lines
 from mlflow_stability.reports.report import Failure, Report, is_from_store
 from mlflow_stability.reports.report_format import FORMATS, render
 from mlflow_stability.reports.run import terminal
@@ -30,7 +37,8 @@ FLOORS = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
 
 
 @click.command("diagnose")
-@click.argument("sources", metavar="RUN_ID|PATH...", nargs=-1, required=True, type=click.Path())
+@click.argument("sources", metavar="RUN|PATH...", nargs=-1, type=click.Path())
+@last_option
 @click.option("--verbose", "-v", is_flag=True, help="Show everything: all runs, curves, evidence, INFO findings.")
 @click.option(
     "--issue-type",
@@ -67,6 +75,7 @@ FLOORS = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
 @tracking_uri_option
 def command(
     sources: tuple[str, ...],
+    last: bool,
     verbose: bool,
     kinds: tuple[str, ...],
     sensitivity: str,
@@ -82,16 +91,17 @@ def command(
 ) -> int:
     """Diagnose runs and logs: what went wrong, the likely cause, what to change.
 
-    Takes ids of MLflow runs, log files, folders of logs and mlruns folders. An existing path is read as a path, without
-    a server.
+    Takes runs of MLflow by id, the beginning of an id, or name; and log files, folders of logs and mlruns folders. An
+    existing path is read as a path, without a server.
 
     Exit code 0: no warnings. 1: a WARNING or CRITICAL finding. 2: an input could not be read; the others
     are shown.
     """
     form = form_for(file, form)
+    sources = runs_asked_for(sources, last, tracking_uri)
     must_not_overwrite(file, sources)
     if log_to_run:
-        _must_be_runs(sources)
+        _must_be_runs(sources, tracking_uri)
     detectors = detectors_with(loss_spike_threshold, gradient_explosion_threshold, sensitivity)
     diagnoses: list[Diagnosis] = []
     failures: list[Failure] = []
@@ -107,7 +117,7 @@ def command(
     _show(report, form, file, verbose)
     if file is not None:
         _note(f"Written to {file}")
-    _remark(sources, report)
+    _remark(sources, report, tracking_uri)
     if log_to_run:
         _log(report, tracking_uri)
     if failures:
@@ -124,22 +134,22 @@ def _show(report: Report, form: str, file: Path | None, verbose: bool) -> None:
         present(lambda out: terminal.show(out, report), verbose=verbose)
 
 
-def _remark(sources: Sequence[str], report: Report) -> None:
+def _remark(sources: Sequence[str], report: Report, tracking_uri: str | None) -> None:
     """What belongs beside the result: what could not be read, and what was taken for a path."""
     failed = {failure.source for failure in report.failures}
     for source in sources:
-        remark = asked_for(source).remark if source not in failed else ""
+        remark = asked_for(source, tracking_uri).remark if source not in failed and names_a_source(source) else ""
         if remark:
             click.echo(f"mlflow-stability: {plain(remark)}", err=True)
     for failure in report.failures:
-        click.echo(f"mlflow-stability: {plain(failure.message)}", err=True)
+        click.echo(f"mlflow-stability: {plain_lines(failure.message)}", err=True)
 
 
-def _must_be_runs(sources: Sequence[str]) -> None:
+def _must_be_runs(sources: Sequence[str], tracking_uri: str | None) -> None:
     for source in sources:
         try:
-            asked = asked_for(source)
-        except UnreadableLogError:
+            asked = asked_for(source, tracking_uri)
+        except StabilityError:
             continue  # it is said where it is read
         if asked.is_path:
             raise click.UsageError(f"--log-to-run needs a run, and {plain(source)} is a file or folder.")

@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import click
 
+from mlflow_stability.analysis.named_run import last_runs, run_id_of
 from mlflow_stability.cli.kit.output import must_be_writable
 from mlflow_stability.vocabulary.sensitivity import SENSITIVITIES
 from mlflow_stability.vocabulary.settings import Settings
@@ -23,6 +24,25 @@ def tracking_uri_option(command: _F) -> _F:
         envvar="MLFLOW_TRACKING_URI",
         help="MLflow tracking server or store. Default: MLFLOW_TRACKING_URI, else MLflow's default.",
     )(command)
+
+
+def last_option(command: _F) -> _F:
+    """`--last`, wherever a run id goes."""
+    return click.option("--last", is_flag=True, help="The run that was started last.")(command)
+
+
+def runs_asked_for(sources: tuple[str, ...], last: int, tracking_uri: str | None) -> tuple[str, ...]:
+    """What was typed, and so many of the newest runs."""
+    if not sources and not last:
+        raise click.UsageError("Give run ids, run names or paths of logs, or --last.")
+    return (*sources, *(last_runs(last, tracking_uri) if last else ()))
+
+
+def run_asked_for(run: str | None, last: bool, tracking_uri: str | None) -> str:
+    """The whole id of the one run that was meant."""
+    if (run is None) is not last:
+        raise click.UsageError("Give a run id, its beginning or a run's name, or --last.")
+    return last_runs(1, tracking_uri)[0] if run is None else run_id_of(run, tracking_uri)
 
 
 def curve_options(command: _F) -> _F:

@@ -152,14 +152,25 @@ def answering_client(tracking_uri: str | None = None) -> MlflowClient:
                 "that it runs and that the address is right; `mlflow-stability doctor` tests the connection."
             )
         _answered_at[uri] = time.monotonic()
-    file = sqlite_file(uri)
-    if file is not None and not file.exists():
+    file = missing_database(uri)
+    if file is not None:
         # MLflow would make it, which takes seven seconds and leaves an empty database behind.
         raise RunNotFoundError(
             f"No MLflow database at {file}. Pass --tracking-uri (tracking_uri=) or set MLFLOW_TRACKING_URI."
         )
     with store_trouble("open the tracking store"):
         return MlflowClient(tracking_uri=uri)
+
+
+def store_address(tracking_uri: str | None = None) -> str:
+    """Where MLflow looks for runs, without credentials."""
+    return strip_credentials(tracking_uri or mlflow.get_tracking_uri())
+
+
+def missing_database(tracking_uri: str | None = None) -> Path | None:
+    """The SQLite file that MLflow would have to make first; None where there is one, or another store."""
+    file = sqlite_file(absolute_uri(tracking_uri or mlflow.get_tracking_uri(), str(Path.cwd())))
+    return None if file is None or file.exists() else file
 
 
 def _answered_lately(uri: str) -> bool:

@@ -1,0 +1,70 @@
+"""Finds runs by their names, by the beginning of their ids, or by their time.
+
+In: what somebody typed, and where runs live. Out: the runs that it may mean, newest first. Guarantees: deleted runs and
+reports of comparisons are not among them; all experiments are searched; no metric is read.
+"""
+
+from __future__ import annotations
+
+import re
+
+from mlflow import MlflowClient
+from mlflow.entities import Run, ViewType
+
+from mlflow_stability.tracking.store.reachable_client import answering_client
+from mlflow_stability.tracking.store.store_errors import store_trouble
+from mlflow_stability.tracking.write.run_report import COMPARISON_TAG
+from mlflow_stability.vocabulary.run.found_run import FoundRun
+
+MOST = 50
+_BEGINNING = re.compile(r"[0-9a-fA-F]{1,32}")
+
+
+def runs_called(text: str, tracking_uri: str | None = None) -> list[FoundRun]:
+    """The runs of this name; where there are none, those whose id begins so."""
+    client = answering_client(tracking_uri)
+    quote = '"' if "'" in text else "'"
+    found = [] if quote in text else _search(client, f"attributes.run_name = {quote}{text}{quote}")
+    if not found and _BEGINNING.fullmatch(text):
+        found = _search(client, f"attributes.run_id LIKE '{text.lower()}%'")
+    return found
+
+
+def newest_runs(count: int, tracking_uri: str | None = None) -> list[FoundRun]:
+    """The runs that were started last."""
+    return _search(answering_client(tracking_uri), "", count)
+
+
+def _search(client: MlflowClient, condition: str, most: int = MOST) -> list[FoundRun]:
+    names = _experiments(client)
+    found: list[FoundRun] = []
+    token: str | None = None
+    while names and len(found) < most:
+        with store_trouble("search the runs of all experiments"):
+            page = client.search_runs(
+                list(names), condition, ViewType.ACTIVE_ONLY, MOST, ["attributes.start_time DESC"], token
+            )
+        found += [_found(run, names) for run in page if COMPARISON_TAG not in run.data.tags]
+        token = page.token
+        if not token:
+            break
+    return found[:most]
+
+
+def _experiments(client: MlflowClient) -> dict[str, str]:
+    names: dict[str, str] = {}
+    token: str | None = None
+    while True:
+        with store_trouble("list the experiments"):
+            page = client.search_experiments(ViewType.ACTIVE_ONLY, page_token=token)
+        names |= {str(each.experiment_id): str(each.name) for each in page}
+        token = page.token
+        if not token:
+            return names
+
+
+def _found(run: Run, names: dict[str, str]) -> FoundRun:
+    info = run.info
+    experiment = names.get(str(info.experiment_id), str(info.experiment_id))
+    started = (info.start_time or 0) / 1000
+    return FoundRun(str(info.run_id), str(info.run_name or ""), experiment, str(info.status), started)

@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from analysis.logs import falling
+from analysis.stored_runs import store_run
+from mlflow import MlflowClient
+
+import mlflow_stability
+from mlflow_stability.analysis.asked_for import asked_for
+from mlflow_stability.analysis.named_run import last_runs, run_called, run_id_of
+from mlflow_stability.errors import RunNotFoundError, UnreadableLogError
+from mlflow_stability.tracking.write.run_report import log_comparison
+
+
+@pytest.fixture(params=["sqlite_uri", "rest_server"])
+def uri(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    found = str(request.getfixturevalue(request.param))
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", found)
+    return found
+
+
+def test_a_run_is_found_by_its_name_and_by_the_beginning_of_its_id(uri: str) -> None:
+    run = store_run(uri, falling(), name="gpt small, it's mine")
+    other = store_run(uri, falling(), name="other")
+    assert run_called("gpt small, it's mine") == run
+    assert run_called(run[:9]) == run_called(run[:9].upper()) == run
+    assert run_id_of("other", uri) == other
+    assert run_called("gpt") is None
+
+
+def test_what_may_be_several_runs_lists_them(uri: str) -> None:
+    runs = [store_run(uri, falling(), name="twin") for _ in range(2)]
+    with pytest.raises(RunNotFoundError, match=r"^'twin' may mean 2 runs\. Give more of the id of one:\n") as told:
+        asked_for("twin")
+    for run in runs:
+        assert f"\n  {run[:12]}  twin, experiment Default, started " in str(told.value)
+
+
+def test_a_name_that_there_is_not_is_answered_by_the_nearest(uri: str) -> None:
+    store_run(uri, falling(), name="gpt-small")
+    with pytest.raises(UnreadableLogError, match=r"run id or run name: 'gpt-smal'\. Did you mean 'gpt-small'\?"):
+        asked_for("gpt-smal")
+    with pytest.raises(RunNotFoundError, match=r"^No such run id or run name: 'gpt_small'\. Did you mean"):
+        run_id_of("gpt_small")
+
+
+def test_where_there_is_no_run_none_is_the_last(sqlite_uri: str, tmp_path: Path) -> None:
+    with pytest.raises(RunNotFoundError, match=r"^There is no run yet\."):
+        last_runs(1, sqlite_uri)
+    with pytest.raises(RunNotFoundError, match=r"^There is no run yet\."):
+        last_runs(1, f"sqlite:///{tmp_path}/nothing.db")
+    assert not (tmp_path / "nothing.db").exists()
+
+
+def test_the_last_runs_are_those_that_were_started_last_and_no_reports(uri: str) -> None:
+    first, second = (store_run(uri, falling(), name=name) for name in ("a", "b"))
+    log_comparison("0", uri, {}, "a comparison")
+    assert last_runs(1) == [second]
+    assert last_runs(5, uri)[:2] == [second, first]
+
+
+def test_runs_that_were_deleted_are_not_found_by_their_names(uri: str) -> None:
+    run = store_run(uri, falling(), name="gone")
+    MlflowClient(tracking_uri=uri).delete_run(run)
+    assert run_called("gone") is None
+
+
+def test_every_public_function_takes_a_name(sqlite_uri: str) -> None:
+    one, other = (store_run(sqlite_uri, falling(), name=name) for name in ("one", "two"))
+    assert mlflow_stability.diagnose("one", sqlite_uri).source == one
+    assert [each.source for each in mlflow_stability.diagnose_all(["two", one[:8]], sqlite_uri)] == [other, one]
+    compared = mlflow_stability.compare(["one", other[:8]], baseline="two", tracking_uri=sqlite_uri, remember=False)
+    assert {card.source for card in compared.cards} == {one, other}
+    assert compared.gate is not None
+    assert compared.gate.baseline == other
+
+
+def test_a_store_of_files_is_searched_without_mlflow(tmp_path: Path) -> None:
+    for number, (id_, name) in enumerate({"ab" * 16: "old", "cd" * 16: "newer"}.items()):
+        run = tmp_path / "mlruns" / "3" / id_
+        run.mkdir(parents=True)
+        (run / "meta.yaml").write_text(f"run_id: {id_}\nrun_name: {name}\nstatus: 3\nstart_time: {number + 1}000\n")
+    assert run_called("old") == "ab" * 16
+    assert run_called("cdc") == "cd" * 16
+    assert last_runs() == ["cd" * 16]
+
+
+def test_a_path_that_is_not_there_asks_no_store(uri: str) -> None:
+    for typed in ("logs/train", "train.csv"):
+        with pytest.raises(UnreadableLogError, match=rf"^No such file or folder: '{typed}'\.$"):
+            asked_for(typed, "http://127.0.0.1:9")
