@@ -6,16 +6,26 @@ has arrived, `finished` when the run's status tells the truth as well.
 
 from __future__ import annotations
 
+import logging
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import fields
 from functools import partial
+from pathlib import Path
 from typing import Any, TypeVar
 
 from mlflow_stability.courier.pictures import AttentionPictures, FigureStream
 from mlflow_stability.courier.process.training_process import TrainingProcess
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.run import RunTags, open_run, silent_end, status_to_set, waits_for_process
+from mlflow_stability.courier.run import (
+    RunTags,
+    installed_version,
+    open_run,
+    silent_end,
+    status_to_set,
+    waits_for_process,
+)
 from mlflow_stability.courier.streams.attention_stream import AttentionStream
 from mlflow_stability.courier.streams.batch_stream import BatchStream
 from mlflow_stability.courier.streams.checkpoint_stream import CheckpointStream
@@ -25,13 +35,16 @@ from mlflow_stability.courier.streams.layer_stream import LayerStream
 from mlflow_stability.courier.streams.metric_stream import MetricStream, Pace
 from mlflow_stability.courier.streams.part_stream import PartStream
 from mlflow_stability.courier.streams.stream import Patience, Stream
-from mlflow_stability.errors import StabilityError
+from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
 from mlflow_stability.journal.last_words import read_last_words
 from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.tracking.store.store_errors import RefusedError
+from mlflow_stability.tracking.write.run_report import REPORT_FOLDER
 from mlflow_stability.tracking.write.run_writer import SystemMetrics
 from mlflow_stability.vocabulary.run.milestone import Closing, Opening
 
 _Stream = TypeVar("_Stream", bound=Stream)
+_logger = logging.getLogger("mlflow_stability.courier")
 
 
 class OpenRecording:
@@ -55,7 +68,8 @@ class OpenRecording:
         self._pictures: list[Stream] = [FigureStream(delivered, self.writer), self._attention]
         self._checkpoints: CheckpointStream | None = None
         self._batches: BatchStream | None = None
-        self._board = RunTags(self.writer, delivered.number or 0, place)
+        self._board = RunTags(self.writer, delivered.number or 0, place, installed_version())
+        self._uri = uri
         self._delivered = delivered
         self._opening = opening
         self._process = process
@@ -63,7 +77,9 @@ class OpenRecording:
         self._patience = {each: Patience() for each in every}
         self._last_words: dict[str, Any] = {}
         self._told = False
-        """How it ended is said, and nothing but pictures can be left."""
+        """The run has ended, and nothing but pictures can be left."""
+        self._concluded = False
+        """How it ended and what became of it is said."""
         self.finished = False
         """Nothing is left to do."""
 
@@ -92,11 +108,17 @@ class OpenRecording:
             self._machine.finish()
             self._machine = None
         arrived = over and all(stream.done for stream in self._streams)
+        if arrived and not self._concluded:
+            moved |= self._try(self._board, partial(self._conclude, alive, killed_for_memory))
         for picture in self._pictures:  # they come when all the rest is there
             if not (arrived and picture.done):
                 moved |= self._try(picture, partial(picture.advance, arrived))
         left = [picture for picture in self._pictures if not picture.done]
-        if arrived and not self._told and (not left or (left == [self._attention] and not self._attention.awaited)):
+        if (
+            self._concluded
+            and not self._told
+            and (not left or (left == [self._attention] and not self._attention.awaited))
+        ):
             moved |= self._try(self._board, partial(self._end, alive, killed_for_memory))
         self.finished = self._told and not left
         if not self._delivered.complete and self._board.due():
@@ -126,15 +148,34 @@ class OpenRecording:
     def _show(self) -> None:
         self._board.show(self.events.story, self.metrics.every, self._asked, self._last_words)
 
-    def _end(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
-        """Everything has arrived: say how it ended, as soon as that is certain."""
+    def _said(self, alive: bool) -> Closing | None:
+        """How the training said that it ended."""
         story = self.events.story
-        said = story.closing or _closing(self._last_words) or (None if alive else story.returned)
-        closing = said or silent_end(killed_for_memory(), story.last_step, story.last_time)
+        return story.closing or _closing(self._last_words) or (None if alive else story.returned)
+
+    def _closing(self, alive: bool, killed_for_memory: Callable[[], bool]) -> Closing:
+        """How it ended."""
+        story = self.events.story
+        return self._said(alive) or silent_end(killed_for_memory(), story.last_step, story.last_time)
+
+    def _conclude(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
+        """All numbers have arrived: say how the process ended and what became of the training."""
+        closing = self._closing(alive, killed_for_memory)
+        if self._said(alive) is None and not self.events.concluded:
+            self.events.conclude(closing)
+            return True
+        if not self._delivered.complete:
+            self._board.close(self.events.story, self.metrics.every, self._asked, self._last_words, closing)
+            self._report()
+        self._concluded = True
+        return True
+
+    def _end(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
+        """Everything has arrived: end the run, as soon as that is certain."""
+        story, said = self.events.story, self._said(alive)
+        closing = self._closing(alive, killed_for_memory)
         own = self._opening.run_id is None or self._opening.resumed
         process_first = alive and waits_for_process(closing, own)
-        if not self._delivered.complete:
-            self._board.close(story, self.metrics.every, self._asked, self._last_words, closing)
         if not process_first:
             status = status_to_set(closing, said is not None, own, self.writer.status(), self._board.others_live())
             if status is not None:
@@ -147,6 +188,33 @@ class OpenRecording:
             return False
         self._told = True
         return True
+
+    def _report(self) -> None:
+        """The report, the final tags and the description; what reads and judges is loaded here."""
+        try:
+            from mlflow_stability.courier.run.conclusion import conclusion_of
+
+            conclusion = conclusion_of(self.writer.run_id, self._uri, self.writer.page())
+            self._board.conclude(conclusion.tags, conclusion.description)
+            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+                for name, text in conclusion.files.items():
+                    file = Path(room, name)
+                    file.write_text(text, encoding="utf-8")
+                    self.writer.upload(file, REPORT_FOLDER)
+        except RefusedError as error:
+            self._say_no_report(error)
+        except (RunNotFoundError, TrackingError):
+            raise
+        except Exception as error:  # whatever it is, the rest has arrived and the run must end
+            self._say_no_report(error)
+
+    def _say_no_report(self, error: Exception) -> None:
+        _logger.warning(
+            "No report of run %s: %s, %s. `mlflow-stability diagnose` makes one.",
+            self.writer.run_id,
+            type(error).__name__,
+            error,
+        )
 
     def _try(self, what: Stream | RunTags, act: Callable[[], bool | None]) -> bool:
         patience = self._patience[what]

@@ -39,6 +39,7 @@ from mlflow_stability.tracking.in_process.active_run import (
 )
 from mlflow_stability.tracking.in_process.user_metrics import CLIENT
 from mlflow_stability.tracking.store.address import absolute_uri, default_uri, strip_credentials
+from mlflow_stability.tracking.tag_names import last_step
 from mlflow_stability.vocabulary.result.event import Event
 from mlflow_stability.vocabulary.run.milestone import Closing, Opening
 from mlflow_stability.vocabulary.settings import Settings
@@ -236,7 +237,7 @@ class RunBinding:
         first = 1
         if run is not None:
             known = self._last_steps.get(run.run_id, 0)
-            first += max(known, int(run.tags.get("stability.last_step", 0)))
+            first += max(known, last_step(run.tags))
         return Opening(
             recording=uuid.uuid4().hex,
             pid=os.getpid(),

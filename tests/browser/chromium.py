@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import itertools
 import json
 import os
 import shutil
 import subprocess
+import time
 from pathlib import Path
 from typing import Any
 
@@ -65,6 +67,21 @@ class Chromium:
         self.call("Page.navigate", url=page.as_uri())
         while self.ask("document.readyState") != "complete":
             continue
+
+    def visit(self, url: str, width: int, until: str, seconds: float = 60.0) -> None:
+        """Open a page that builds itself by scripts, and wait until this text is on it."""
+        size = {"width": width, "height": 1000, "deviceScaleFactor": 1, "mobile": False}
+        self.call("Emulation.setDeviceMetricsOverride", **size)
+        self.call("Page.navigate", url="about:blank")
+        self.call("Page.navigate", url=url)
+        deadline = time.monotonic() + seconds
+        while until not in (self.ask("document.body ? document.body.innerText : ''") or ""):
+            assert time.monotonic() < deadline, f"no {until!r} on {url}: {self.ask('document.body.innerText')}"
+            time.sleep(0.2)
+
+    def picture(self, file: Path) -> None:
+        """What is to be seen, as a PNG."""
+        file.write_bytes(base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"]))
 
     def ask(self, expression: str) -> Any:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")

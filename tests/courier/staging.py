@@ -17,6 +17,7 @@ import mlflow_stability
 from mlflow_stability.journal.layout import COURIER_LOG, TRAINING
 from mlflow_stability.journal.process_identity import identity_of
 from mlflow_stability.journal.writer import JournalWriter
+from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary import Closing, Opening, Signal, StepReading
 
 SIGNALS = (Signal("loss"), Signal("grad_norm"), Signal("learning_rate", "group_1"), Signal("grad_norm", "block.0"))
@@ -91,3 +92,12 @@ def kill(process: subprocess.Popen[bytes]) -> None:
     """As the system would."""
     process.send_signal(signal.SIGKILL)
     process.wait()
+
+
+def bookkeeping(run_id: str, tracking_uri: str | None = None) -> dict[str, Any]:
+    """What the run's first recording knows of itself."""
+    reader = RunReader(run_id, tracking_uri)
+    said: dict[str, Any] = reader.fetched(
+        "stability/data/recording-000.json", lambda file: json.loads(file.read_text())
+    )
+    return said

@@ -5,7 +5,7 @@ import time
 from pathlib import Path
 
 import pytest
-from courier.staging import Training, reading
+from courier.staging import Training, bookkeeping, reading
 from mlflow import MlflowClient
 
 from mlflow_stability.analysis.load import load_run
@@ -14,6 +14,7 @@ from mlflow_stability.courier.process.claim import Claim, next_orphan
 from mlflow_stability.courier.process.environment import ask_for_short_requests
 from mlflow_stability.journal.layout import TRAINING
 from mlflow_stability.journal.process_identity import identity_of
+from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary import Closing, Event, Gap, Note, Reset, Severity
 
@@ -60,7 +61,7 @@ def test_the_run_says_how_the_training_ended(root, sqlite_uri, closing, outcome,
     report = deliver_session(training.folder)
     run = run_of(sqlite_uri, report.run_ids[0])
     assert run.info.status == status
-    assert run.data.tags["stability.outcome"] == outcome
+    assert run.data.tags["stability.ended"] == outcome
 
 
 def test_a_run_that_mlflow_called_finished_after_a_crash_is_corrected(root, sqlite_uri):
@@ -103,10 +104,12 @@ def test_what_happened_beside_numbers_is_in_the_run(root, sqlite_uri):
     (run_id,) = deliver_session(training.folder).run_ids
     reader = RunReader(run_id, sqlite_uri)
     assert [each for _, each in reader.said()][1:-1] == said
-    assert reader.tags["stability.events"] == "1 critical, 0 warning"
-    assert reader.tags["stability.last_event"] == "inf_detected at step 55: grad_norm is inf"
-    assert reader.tags["stability.degraded"] == "layer probe"
-    assert reader.tags["stability.recording_gap"] == "steps 60 to 69 are missing (No space left on device)"
+    assert reader.tags["stability.findings"] == "1 critical"
+    kept = bookkeeping(run_id, sqlite_uri)
+    assert kept["last_finding"] == "inf_detected at step 55: grad_norm is inf"
+    assert kept["notes"] == {"degraded": "layer probe"}
+    assert kept["missing"] == "steps 60 to 69 are missing (No space left on device)"
+    assert read_run_history(run_id, sqlite_uri).tags["stability.degraded"] == "layer probe"
     points = MlflowClient(sqlite_uri).get_metric_history(run_id, "stability/loss")
     assert 55 in [point.step for point in points]
 
@@ -188,7 +191,7 @@ def test_a_journal_stays_where_nobody_can_say_that_its_process_has_ended(root, s
     assert (report.delivered, report.kept_for) == (1, "")
     assert not training.journal.folder.exists()
     run = run_of(sqlite_uri, run_id)
-    assert (run.info.status, run.data.tags["stability.outcome"]) == ("FINISHED", "finished")
+    assert (run.info.status, run.data.tags["stability.ended"]) == ("FINISHED", "finished")
 
 
 def test_a_session_that_names_no_process_is_delivered_and_kept(root, sqlite_uri):
@@ -249,4 +252,4 @@ def test_more_events_than_fit_into_one_file_all_arrive(root, sqlite_uri):
     (run_id,) = deliver_session(training.folder).run_ids
     events = [said for _, said in RunReader(run_id, sqlite_uri).said() if isinstance(said, Event)]
     assert [event.step for event in events] == list(range(1, 12_001))
-    assert RunReader(run_id, sqlite_uri).tags["stability.events"] == "0 critical, 12000 warning"
+    assert RunReader(run_id, sqlite_uri).tags["stability.findings"] == "12,000 warnings"

@@ -38,8 +38,8 @@ def test_a_courier_killed_at_twenty_random_moments_delivers_everything_once(tmp_
     client = MlflowClient(sqlite_uri)
     (run,) = client.search_runs(["0"])
     assert run.info.status == "FINISHED"
-    assert run.data.tags["stability.outcome"] == "finished"
-    assert run.data.tags["stability.last_step"] == str(step)
+    assert run.data.tags["stability.ended"] == "finished"
+    assert run.data.tags["mlflow.stability.last_step"] == str(step)
 
     table = load_run(run.info.run_id, sqlite_uri, layout="long")
     expected = [value for each in range(1, step + 1) for value in reading(each).values]

@@ -16,6 +16,8 @@ from faults.endings import Training
 from mlflow import MlflowClient
 from waiting import wait_until
 
+from mlflow_stability.tracking.read.run_history import read_run_history
+
 pytestmark = pytest.mark.fault
 
 STEPS = 25
@@ -38,9 +40,9 @@ def test_everything_arrives_and_the_run_tells_the_truth(
     training = Training(tmp_path, sqlite_uri, how, STEPS)
     training.end()
     run = training.delivered()
-    assert run.data.tags["stability.outcome"] == outcome
+    assert run.data.tags["stability.ended"] == outcome
     assert run.info.status == status
-    assert detail in run.data.tags.get("stability.outcome_detail", "")
+    assert detail in read_run_history(run.info.run_id, sqlite_uri).outcome_detail
     assert training.steps == STEPS
     training.must_have_arrived_once()
 
@@ -56,8 +58,8 @@ def test_a_child_of_multiprocessing_has_delivered_everything_when_it_ends(
     training = Training(tmp_path, sqlite_uri, method, how, STEPS, script="in_a_child.py")
     training.end()
     run = training.delivered()
-    assert (run.info.status, run.data.tags["stability.outcome"]) == (status, outcome)
-    assert detail in run.data.tags.get("stability.outcome_detail", "")
+    assert (run.info.status, run.data.tags["stability.ended"]) == (status, outcome)
+    assert detail in read_run_history(run.info.run_id, sqlite_uri).outcome_detail
     training.must_have_arrived_once()
 
 
@@ -73,7 +75,7 @@ def test_a_signal_from_outside_is_told(
     os.kill(training.process.pid, number)
     training.end()
     run = training.delivered()
-    assert run.data.tags["stability.outcome"] == outcome
+    assert run.data.tags["stability.ended"] == outcome
     assert run.info.status == "KILLED"
     training.must_have_arrived_once()
 
@@ -98,7 +100,7 @@ def test_the_first_process_of_a_container_has_delivered_everything_before_it_end
     training.end()
     # When PID 1 is gone the kernel has killed all beside it: nothing more can arrive from here on.
     training.must_have_arrived_once()
-    assert training.run().data.tags["stability.outcome"] == "finished"
+    assert training.run().data.tags["stability.ended"] == "finished"
 
 
 def test_a_killed_process_group_leaves_a_whole_journal_that_sync_delivers_once(sqlite_uri: str, tmp_path: Path) -> None:
@@ -117,7 +119,7 @@ def test_a_killed_process_group_leaves_a_whole_journal_that_sync_delivers_once(s
     assert done.returncode == 0, done.stderr
     assert not training.journal.exists()
     training.must_have_arrived_once()
-    assert training.run().data.tags["stability.outcome"] == "killed"
+    assert training.run().data.tags["stability.ended"] == "killed"
 
 
 @pytest.mark.parametrize("given", [True, False], ids=["a named store", "the default store"])
@@ -145,7 +147,7 @@ def test_the_next_start_delivers_what_a_killed_process_group_left_while_it_train
 def outcomes(client: MlflowClient) -> dict[str, str]:
     """How the runs ended that have, by their last step."""
     runs = [run.data.tags for run in client.search_runs(["0"])]
-    return {tags["stability.last_step"]: tags["stability.outcome"] for tags in runs if "stability.outcome" in tags}
+    return {tags["mlflow.stability.last_step"]: tags["stability.ended"] for tags in runs if "stability.ended" in tags}
 
 
 def kill_all_of(training: Training) -> None:

@@ -12,6 +12,7 @@ from faults.endings import STARTS_WITHIN, Training
 from waiting import wait_until
 
 from mlflow_stability.journal.layout import session_folders
+from mlflow_stability.tracking.read.run_history import read_run_history
 
 pytestmark = pytest.mark.fault
 
@@ -29,8 +30,8 @@ def test_the_courier_outlives_a_worker_whose_children_are_killed(
     training.end()
     run = training.delivered(STARTS_WITHIN)
     assert training.steps == STEPS
-    assert (run.info.status, run.data.tags["stability.outcome"]) == (status, outcome)
-    assert run.data.tags.get("stability.outcome_detail", "") == detail
+    assert (run.info.status, run.data.tags["stability.ended"]) == (status, outcome)
+    assert read_run_history(run.info.run_id, sqlite_uri).outcome_detail == detail
     training.must_have_arrived_once()
 
 
@@ -46,5 +47,5 @@ def test_sync_knows_from_the_journal_alone_that_a_killed_worker_had_finished(sql
     said = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=True)
     assert "delivered 1 recording" in said.stdout
     run = training.run()
-    assert (run.info.status, run.data.tags["stability.outcome"]) == ("FINISHED", "finished")
+    assert (run.info.status, run.data.tags["stability.ended"]) == ("FINISHED", "finished")
     training.must_have_arrived_once()

@@ -13,6 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 from courier.processes import couriers_of
+from courier.staging import bookkeeping
 from faults.endings import Training
 from mlflow import MlflowClient
 from servers.troubled_server import TroubledServer
@@ -118,7 +119,7 @@ def test_a_server_that_is_away_at_the_end_gets_everything_when_it_is_back(
     troubled_server.mood = "up"
     all_arrived(training, run_id, rest_server)
     tags = MlflowClient(tracking_uri=rest_server).get_run(run_id).data.tags
-    assert tags["stability.outcome"] == "finished"
+    assert tags["stability.ended"] == "finished"
 
 
 def test_one_refused_metric_costs_only_itself(
@@ -132,7 +133,7 @@ def test_one_refused_metric_costs_only_itself(
     run = MlflowClient(tracking_uri=rest_server).get_run(run_id)
     assert "stability/grad_norm" not in run.data.metrics
     assert run.data.metrics["stability/loss"] == pytest.approx(frame["loss"].iloc[-1])
-    assert "stability/grad_norm" in run.data.tags["stability.refused"]
+    assert "stability/grad_norm" in bookkeeping(run_id, rest_server)["refused"]
 
 
 def test_credentials_of_the_tracking_uri_are_written_nowhere(

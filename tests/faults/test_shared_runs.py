@@ -48,7 +48,7 @@ def test_a_resumed_run_goes_on_behind_its_last_step(sqlite_uri: str, tmp_path: P
     history = MlflowClient(tracking_uri=sqlite_uri).get_metric_history(run_id, "stability/loss")
     steps = [point.step for point in sorted(history, key=lambda point: point.timestamp)]
     assert steps == sorted(set(steps))
-    assert run.data.tags["stability.outcome"] == "finished"
+    assert run.data.tags["stability.ended"] == "finished"
     assert run.info.status == "FINISHED"
 
 

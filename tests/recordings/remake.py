@@ -89,7 +89,7 @@ def put_away(run: Path, name: str) -> None:
     for tag in (place / "tags").iterdir():
         if PERSONAL_TAGS.fullmatch(tag.name):
             tag.unlink()
-        elif tag.name.startswith("stability.recording."):
+        elif tag.name.startswith("mlflow.stability.recording."):
             tag.write_text(re.sub(r'"host": "[^"]*"', '"host": ""', tag.read_text()))
         elif (room := str(run.parents[2])) in tag.read_text():
             tag.write_text(tag.read_text().replace(room, ""))

@@ -6,6 +6,7 @@ import mlflow
 import pandas as pd
 import pytest
 import torch
+from courier.staging import bookkeeping
 from mlflow import MlflowClient
 from mlflow.entities import Run
 from scenarios.watching import batches, mse, tiny_model
@@ -112,7 +113,7 @@ def test_a_metric_of_the_script_goes_into_our_run_instead_of_a_second_one(store:
     (run,) = runs_of(store)
     assert run.data.metrics["accuracy"] == 0.75
     assert len(losses) == 3
-    assert run.data.tags["stability.last_step"] == "6"
+    assert run.data.tags["mlflow.stability.last_step"] == "6"
 
 
 def test_the_run_that_the_environment_names_is_recorded_into(
@@ -154,8 +155,8 @@ def test_what_the_detectors_found_reaches_the_run(store: MlflowClient) -> None:
         optimizer.zero_grad()
     end(session)
     (run,) = runs_of(store)
-    assert run.data.tags["stability.events"].startswith("1 critical")
-    assert "nan_detected" in run.data.tags["stability.last_event"]
+    assert run.data.tags["stability.findings"].startswith("1 critical")
+    assert "nan_detected" in bookkeeping(run.info.run_id)["last_finding"]
     assert (
         pd.isna(mlflow_stability.load_run(run.info.run_id, layout="long").query("quantity == 'loss'")["value"]).sum()
         == 1

@@ -22,6 +22,8 @@ from mlflow import MlflowClient
 from trainers.script import Mode, Trainer
 
 import mlflow_stability
+from mlflow_stability.tracking.read.run_history import read_run_history
+from mlflow_stability.tracking.tag_names import is_recorded
 
 TESTS = Path(__file__).resolve().parents[1]
 LONGEST = 300.0
@@ -190,8 +192,8 @@ def _recorded(client: MlflowClient, uri: str) -> Recorded:
     tracks: dict[str, Series] = {}
     tags: dict[str, str] = {}
     for run in runs:
-        tags |= run.data.tags
-        if any(name.startswith("stability.") for name in run.data.tags):
+        if is_recorded(run.data.tags):
+            tags |= read_run_history(run.info.run_id, uri).tags
             tracks |= _tracks(run.info.run_id, mlflow_stability.load_run(run.info.run_id, uri, layout="long"))
     return Recorded(tracks, tuple(run.info.status for run in runs), tags)
 

@@ -24,6 +24,7 @@ from mlflow_stability.journal.attention_maps import AttentionMapFile, read_atten
 from mlflow_stability.journal.layout import recording_folders
 from mlflow_stability.tracking.artifacts.attention_parts import ATTENTION_FOLDER, AttentionPart, picture_of_layer
 from mlflow_stability.tracking.store.store_errors import RefusedError
+from mlflow_stability.tracking.tag_names import FOR_PROGRAMS
 from mlflow_stability.tracking.write.run_images import RunImages, image_key
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
@@ -67,7 +68,7 @@ def png_of(attention: AttentionMap, of: Round) -> bytes:
 MOST_STEPS = 20
 THINNING = Thinning(dense=8, growth=1.5, most=MOST_STEPS - 1)
 """The one that is left is the last of the training."""
-TAG = "stability.attention_pictures"
+TAG = f"{FOR_PROGRAMS}attention_pictures"
 """Says in the run which pictures are missing; there is none where all were drawn in time."""
 _PAUSE = 20.0
 """How long nothing is drawn after a picture, as many times as that took."""

@@ -39,7 +39,7 @@ def open_run(
         writer.resume()
     delivered.section, delivered.offset = place.section, place.offset
     delivered.save()
-    writer.set_tags({**opening.tags, **_our_tags()})
+    writer.set_tags(opening.tags)
     return writer, place
 
 
@@ -69,9 +69,10 @@ def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:
     return tags
 
 
-def _our_tags() -> dict[str, str]:
+def installed_version() -> dict[str, str]:
+    """What wrote the recording."""
     try:
         installed = version("mlflow-stability")
     except PackageNotFoundError:  # run from a checkout
         installed = "unknown"
-    return {"stability.version": installed, "stability.schema": RECORD_SCHEMA}
+    return {"version": installed, "schema": RECORD_SCHEMA}

@@ -1,32 +1,49 @@
-"""Keeps the run's tags up to date, and by them shows that the recording lives.
+"""Keeps the run's tags and description up to date, and by them shows that the recording lives.
 
-In: the story of the recording. Out: tags, those that changed, at most every ten seconds; the recording's own tag each
-time, for its age tells others whether anybody still writes here.
+In: the story of the recording. Out: the few tags that people read, those that changed, at most every ten seconds; the
+recording's own tag each time, for its age tells others whether anybody still writes here; the description, at most once
+a minute; what programs and the curious may want beside it in `recording-000.json`.
 """
 
 from __future__ import annotations
 
+import json
+import tempfile
 import time
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from mlflow_stability.courier.streams.run_summary import Story
+from mlflow_stability.courier.run.description import live_description
+from mlflow_stability.courier.streams.run_summary import Story, events_in_words
+from mlflow_stability.errors import TrackingError
+from mlflow_stability.tracking import tag_names
+from mlflow_stability.tracking.artifacts.record_events import bookkeeping_name
+from mlflow_stability.tracking.artifacts.record_parts import DATA_FOLDER
 from mlflow_stability.tracking.write.recording_claim import RecordingTag, recordings_in, tag_name
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.run.milestone import Closing
 
 _INTERVAL = 10.0
+_DESCRIBED_EVERY = 60.0
 
 
 class RunTags:
-    """The tags of one recording's run."""
+    """The tags and the description of one recording's run."""
 
-    def __init__(self, writer: RunWriter, number: int, place: RecordingTag) -> None:
+    def __init__(self, writer: RunWriter, number: int, place: RecordingTag, facts: Mapping[str, Any]) -> None:
+        """`facts`: what is the same all the time, and is kept in the run's artifacts."""
         self._writer = writer
         self._number = number
         self._place = place
+        self._facts = dict(facts)
         self._known: dict[str, str] = {}
+        self._kept: dict[str, Any] = {}
+        self._described = ""
         self._sent_at = 0.0
+        self._described_at = float("-inf")
         self._others = {n: tag for n, tag in recordings_in(writer.tags()).items() if n != number}
 
     def due(self) -> bool:
@@ -35,36 +52,45 @@ class RunTags:
 
     def show(self, story: Story, every: int, asked: int, last_words: dict[str, Any]) -> None:
         """Bring the tags up to date; `every` and `asked`: how many steps are between points, and should be."""
-        self._send(self._tags(story, every, asked, last_words, "live"))
+        self._send({tag_names.VERDICT: tag_names.RUNNING, **self._tags(story, "live")})
+        now = time.monotonic()
+        if story.last_step and now - self._described_at >= _DESCRIBED_EVERY:
+            self._described_at = now
+            self._keep(self._bookkeeping(story, every, asked, last_words))
+            self.describe(live_description(story, self._findings(story)))
 
     def close(self, story: Story, every: int, asked: int, last_words: dict[str, Any], closing: Closing) -> None:
-        """Say how it ended."""
-        tags = self._tags(story, every, asked, last_words, "ended")
-        tags["stability.outcome"] = closing.outcome
-        if closing.detail:
-            tags["stability.outcome_detail"] = closing.detail
-        self._send(tags)
+        """Say how the process ended."""
+        self._keep(
+            {
+                **self._bookkeeping(story, every, asked, last_words),
+                "ended": closing.outcome,
+                "ended_detail": closing.detail,
+            }
+        )
+        self._send({**self._tags(story, "ended"), tag_names.ENDED: closing.outcome})
+
+    def conclude(self, tags: Mapping[str, str], description: str) -> None:
+        """Say what became of the training."""
+        self._send(dict(tags))
+        self.describe(description)
+
+    def describe(self, description: str) -> None:
+        """Put this into the run's description."""
+        if description != self._described:
+            self._writer.describe(description)
+            self._described = description
 
     def others_live(self) -> bool:
         """Whether another recording is being written into the same run."""
         now = time.time()
         return any(tag.lives(now) for n, tag in recordings_in(self._writer.tags()).items() if n != self._number)
 
-    def _tags(self, story: Story, every: int, asked: int, last_words: dict[str, Any], state: str) -> dict[str, str]:
+    def _findings(self, story: Story) -> Counter[str]:
+        return story.findings(tag.events for tag in self._others.values())
+
+    def _tags(self, story: Story, state: str) -> dict[str, str]:
         others = self._others.values()
-        tags = story.tags(tag.events for tag in others)
-        tags["stability.recordings"] = str(max([self._number, *self._others]) + 1)
-        tags["stability.last_step"] = str(max([story.last_step, *(tag.last_step for tag in others)]))
-        if every != asked:
-            tags["stability.metrics_every"] = str(every)
-        if last_words.get("stopped_at") is not None:
-            step, reason = last_words["stopped_at"] + self._place.offset, last_words.get("reason", "")
-            earlier = f"{tags['stability.recording_gap']}; " if "stability.recording_gap" in tags else ""
-            tags["stability.recording_gap"] = (
-                f"{earlier}recording stopped at step {step} ({reason}); training continued"
-            )
-        if self._writer.refused:
-            tags["stability.refused"] = ", ".join(sorted(self._writer.refused))
         self._place = replace(
             self._place,
             state=state,
@@ -72,9 +98,47 @@ class RunTags:
             last_step=story.last_step,
             time=time.time(),
             events=dict(story.events),
+            rollbacks=story.rollbacks,
+            skipped=story.skipped_steps,
         )
-        tags[tag_name(self._place.id)] = self._place.text()
-        return tags
+        return {
+            tag_names.FINDINGS: events_in_words(self._findings(story)),
+            tag_names.ROLLBACKS: str(story.rollbacks + sum(tag.rollbacks for tag in others)),
+            tag_names.SKIPPED_STEPS: str(story.skipped_steps + sum(tag.skipped for tag in others)),
+            tag_names.LAST_STEP: str(max([story.last_step, *(tag.last_step for tag in others)])),
+            tag_name(self._place.id): self._place.text(),
+        }
+
+    def _bookkeeping(self, story: Story, every: int, asked: int, last_words: dict[str, Any]) -> dict[str, Any]:
+        """What the recording knows of itself that is not worth a tag."""
+        missing = [story.missing] if story.missing else []
+        if last_words.get("stopped_at") is not None:
+            step, reason = last_words["stopped_at"] + self._place.offset, last_words.get("reason", "")
+            missing.append(f"recording stopped at step {step} ({reason}); training continued")
+        return {
+            **self._facts,
+            "recording": self._place.id,
+            "recordings": max([self._number, *self._others]) + 1,
+            "section": self._place.section,
+            "steps_added": self._place.offset,
+            "notes": story.notes,
+            "missing": "; ".join(missing),
+            "metrics_every": {"asked": asked, "delivered": every},
+            "refused": dict(self._writer.refused),
+            "last_finding": story.last_event,
+        }
+
+    def _keep(self, said: dict[str, Any]) -> None:
+        if said == self._kept:
+            return
+        try:
+            with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+                file = Path(room, bookkeeping_name(self._number))
+                file.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+                self._writer.upload(file, DATA_FOLDER)
+        except OSError as error:
+            raise TrackingError(f"Could not write {bookkeeping_name(self._number)}: {error}") from error
+        self._kept = said
 
     def _send(self, tags: dict[str, str]) -> None:
         changed = {key: value for key, value in tags.items() if self._known.get(key) != value}

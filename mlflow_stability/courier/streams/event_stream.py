@@ -25,7 +25,7 @@ from mlflow_stability.tracking.artifacts.record_events import EVENTS_FOLDER, LIN
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.run.milestone import Gap, Reset, Returned
+from mlflow_stability.vocabulary.run.milestone import Closing, Gap, Reset, Returned
 
 LEAST_SECONDS = 60.0
 USUAL_STEPS = 10.0
@@ -102,6 +102,7 @@ class EventStream:
     def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
         self.done = False
         self.story = Story(delivered.offset)
+        self.concluded = False
         self.reached = 0
         """The place up to which the journal was heard."""
         self._stalls = StallWatch()
@@ -130,6 +131,13 @@ class EventStream:
             self._next_file()
         self.done = over and not full and not more and not self._changed
         return full or more
+
+    def conclude(self, closing: Closing) -> None:
+        """Add how it ended, where the training could not say so itself."""
+        if not self.concluded:
+            self.concluded = True
+            self._lines.append(line_of(closing))
+            self._changed, self.done = True, False
 
     def look_for_stall(self) -> None:
         """See whether steps still come; while none does, the run says so."""

@@ -1,4 +1,4 @@
-"""What a recording has to say of itself beside its curves: the facts that become tags of the run."""
+"""What a recording has to say of itself beside its curves: for the run's tags, its description and its artifacts."""
 
 from __future__ import annotations
 
@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
+from mlflow_stability.detectors.reported.autopilot import Rollback
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Note, Returned
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER
+from mlflow_stability.vocabulary.text.phrases import counted
 
 
 class Story:
@@ -29,9 +31,14 @@ class Story:
         """Set while the training hangs."""
         self.facts: dict[str, str] = {}
         """What the run should know about itself: its parameters, by key."""
+        self.rollbacks = 0
+        self.last_reading: StepReading | None = None
+        """The newest step of the main training."""
+        self.worst_event: Event | None = None
+        """The newest of the worst severity, from WARNING on."""
+        self.notes: dict[str, str] = {}
         self._offset = offset
         self._last_event: Event | None = None
-        self._notes: dict[str, str] = {}
         self._gaps: list[Gap] = []
 
     @property
@@ -51,11 +58,17 @@ class Story:
             self.first_step = self.first_step or self.last_step
             self.last_time = record.time
             self.returned = None
+            if not record.signals or not record.signals[0].place:
+                self.last_reading = record
         elif isinstance(record, Event):
             self.events[record.severity.name] += 1
             self._last_event = record
+            self.rollbacks += record.kind == Rollback.kind
+            worst = self.worst_event
+            if record.severity >= (Severity.WARNING if worst is None else worst.severity):
+                self.worst_event = record
         elif isinstance(record, Note):
-            self._notes[record.key] = record.value
+            self.notes[record.key] = record.value
         elif isinstance(record, Fact):
             self.facts.setdefault(record.key, record.value)
         elif isinstance(record, Gap):
@@ -66,24 +79,45 @@ class Story:
             self.closing = record
             self.stalled = None  # what came to its own end was no stall
 
-    def tags(self, others: Iterable[dict[str, int]] = ()) -> dict[str, str]:
-        """The tags that tell it; `others`: the events of the run's other recordings, by severity."""
-        tags = {f"stability.{key}": value for key, value in self._notes.items()}
-        events = Counter(self.events)
+    @property
+    def skipped_steps(self) -> int:
+        """How many steps the guard or the loss scaler has skipped, as the newest step counts them."""
+        return round(self.value("skipped_steps") or 0)
+
+    def value(self, quantity: str) -> float | None:
+        """What the newest step says of a quantity of the whole model."""
+        reading = self.last_reading
+        if reading is None:
+            return None
+        pairs = zip(reading.signals, reading.values, strict=True)
+        return next((value for signal, value in pairs if signal.quantity == quantity and not signal.place), None)
+
+    def findings(self, others: Iterable[dict[str, int]] = ()) -> Counter[str]:
+        """How many events of each severity; `others`: those of the run's other recordings."""
+        found = Counter(self.events)
         for each in others:
-            events.update(each)
+            found.update(each)
         if self.stalled is not None:
-            events[self.stalled.severity.name] += 1
-        tags["stability.events"] = events_in_words(events)
+            found[self.stalled.severity.name] += 1
+        return found
+
+    @property
+    def last_event(self) -> str:
+        """The newest finding in words; empty where there is none."""
         event = self.stalled or self._last_event
-        if event is not None:
-            tags["stability.last_event"] = f"{event.kind} at step {event.step + self._offset}: {event.message}"
-        if self._gaps:
-            tags["stability.recording_gap"] = "; ".join(self._missing(gap) for gap in self._gaps)
-        return tags
+        return "" if event is None else self.told(event)
+
+    def told(self, event: Event) -> str:
+        """A finding with its step as the run counts it."""
+        return f"{event.kind} at step {event.step + self._offset}: {event.message}"
+
+    @property
+    def missing(self) -> str:
+        """Which steps could not be recorded; empty where all were."""
+        return "; ".join(self._missing(gap) for gap in self._gaps)
 
     def _folder(self, key: str) -> Path | None:
-        said = self._notes.get(key)
+        said = self.notes.get(key)
         return Path(said) if said else None
 
     def _missing(self, gap: Gap) -> str:
@@ -94,7 +128,6 @@ class Story:
 
 
 def events_in_words(events: Counter[str]) -> str:
-    """`1 critical, 0 warning`."""
-    return ", ".join(
-        f"{events[severity.name]} {severity.name.lower()}" for severity in (Severity.CRITICAL, Severity.WARNING)
-    )
+    """`1 critical, 2 warnings`; `none` where there are neither."""
+    said = [f"{events['CRITICAL']} critical"] if events["CRITICAL"] else []
+    return ", ".join(said + ([counted(events["WARNING"], "warning")] if events["WARNING"] else [])) or "none"

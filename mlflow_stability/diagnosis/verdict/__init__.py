@@ -6,7 +6,7 @@ from mlflow_stability.diagnosis.verdict.coverage import limits_of, silence_of, s
 from mlflow_stability.diagnosis.verdict.final_loss import final_loss, last_part
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed, noun_of
 from mlflow_stability.diagnosis.verdict.step_units import in_words_of_the_log
-from mlflow_stability.diagnosis.verdict.verdict import deciding_of, outcome_of, verdict_of
+from mlflow_stability.diagnosis.verdict.verdict import deciding_of, outcome_of, training_outcome, verdict_of
 
 __all__ = [
     "deciding_of",
@@ -19,5 +19,6 @@ __all__ = [
     "outcome_of",
     "silence_of",
     "single_loss",
+    "training_outcome",
     "verdict_of",
 ]

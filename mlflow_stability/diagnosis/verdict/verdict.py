@@ -16,9 +16,10 @@ from collections.abc import Sequence
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import said_of
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
-from mlflow_stability.vocabulary.result.diagnosis import CurveReading
+from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.run_card import OF_THE_PROCESS
 from mlflow_stability.vocabulary.text.phrases import counted
 
 NON_FINITE = ("nan_detected", "inf_detected")
@@ -85,6 +86,15 @@ def outcome_of(
     if bad:
         return "unstable"
     return "healthy" if measured and any(each.points >= FEWEST for each in readings) else "cannot_tell"
+
+
+def training_outcome(diagnosis: Diagnosis) -> str:
+    """What became of the training, in one word, whatever became of its process."""
+    if diagnosis.outcome not in ENDED:
+        return diagnosis.outcome
+    about_training = [each for each in diagnosis.episodes if each.kind not in OF_THE_PROCESS]
+    measured = bool(diagnosis.judged.losses or diagnosis.judged.validations)
+    return outcome_of(about_training, diagnosis.curves, "", measured=measured)
 
 
 def verdict_of(

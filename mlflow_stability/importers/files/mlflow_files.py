@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.tracking.tag_names import process_end
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 _LONGEST_TEXT = 5000
@@ -81,9 +82,9 @@ def read_mlflow_run(folder: Path) -> RunHistory:
 
 def _thinned(history: RunHistory) -> RunHistory:
     """A run that we recorded: MLflow's metrics hold some of its points, and tags say how it ended."""
-    outcome = history.tags.get("stability.outcome", history.outcome)
+    outcome, detail = process_end(history.tags)
+    outcome = outcome or history.outcome
     note = "These are thinned points; the full record is among the artifacts of the run."
-    detail = history.tags.get("stability.outcome_detail", "")
     return replace(history, outcome=outcome, outcome_detail=detail, complete=False, notes=(*history.notes, note))
 
 

@@ -40,6 +40,11 @@ def events_name(recording: int, number: int = 0) -> str:
     return f"recording-{recording:03d}.jsonl" if number == 0 else f"recording-{recording:03d}-{number + 1}.jsonl"
 
 
+def bookkeeping_name(recording: int) -> str:
+    """The file of what a recording knows of itself beside that."""
+    return f"recording-{recording:03d}.json"
+
+
 def events_order(name: str) -> tuple[int, int] | None:
     """Recording and number of a file, by which files are sorted; None if it is something else."""
     found = _FILE.fullmatch(name)

@@ -25,6 +25,8 @@ from mlflow_stability.tracking.read.run_record import RunRecord
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 
+DATA_FOLDER = "stability/data"
+"""What programs read."""
 RECORD_FOLDER = "stability/record"
 SCHEMA_KEY = b"mlflow_stability.schema"
 SCHEMA = 1

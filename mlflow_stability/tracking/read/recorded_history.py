@@ -18,9 +18,10 @@ from mlflow_stability.tracking.artifacts.record_events import EVENTS_FOLDER, Sai
 from mlflow_stability.tracking.artifacts.record_parts import RECORD_FOLDER, part_order, read_part
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.read.run_record import RunRecord, joined
+from mlflow_stability.tracking.tag_names import OURS, process_end
 from mlflow_stability.vocabulary.measured.observation import Series
 from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.milestone import Closing, Gap
+from mlflow_stability.vocabulary.run.milestone import Closing, Gap, Note
 from mlflow_stability.vocabulary.run.run_history import DAMAGED, Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -58,7 +59,7 @@ def recorded_history(facts: RunFacts, record: RunRecord, said: Sequence[tuple[in
         outcome=outcome,
         outcome_detail=detail,
         params=facts.params,
-        tags=facts.tags,
+        tags={**notes_of(said), **facts.tags},
     )
 
 
@@ -126,9 +127,8 @@ def ending(facts: RunFacts, said: Sequence[tuple[int, Said]]) -> tuple[str, str]
     closings = [each for _, each in said if isinstance(each, Closing)]
     if closings:
         return closings[-1].outcome, closings[-1].detail
-    if "stability.outcome" in facts.tags:
-        return facts.tags["stability.outcome"], facts.tags.get("stability.outcome_detail", "")
-    return _ENDINGS.get(facts.status, ""), ""
+    said_by_tags = process_end(facts.tags)
+    return said_by_tags if said_by_tags[0] else (_ENDINGS.get(facts.status, ""), "")
 
 
 def events_of(
@@ -141,6 +141,11 @@ def events_of(
             attempt = each.attempt if number_of is None else number_of.get((recording, each.attempt), each.attempt)
             found.append(each if attempt == each.attempt else replace(each, attempt=attempt))
     return tuple(found)
+
+
+def notes_of(said: Sequence[tuple[int, Said]]) -> dict[str, str]:
+    """What was noted while it trained, as tags: in version 0.1 they were tags of the run."""
+    return {f"{OURS}{each.key}": each.value for _, each in said if isinstance(each, Note)}
 
 
 def gaps_of(said: Sequence[tuple[int, Said]]) -> tuple[Gap, ...]:

@@ -26,6 +26,7 @@ from mlflow_stability.tracking.read.recorded_history import (
     ending,
     events_of,
     gaps_of,
+    notes_of,
     recorded_history,
     with_gaps_told,
     with_metrics_of_the_script,
@@ -34,6 +35,7 @@ from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.read.run_record import whole_number
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import store_trouble
+from mlflow_stability.tracking.tag_names import is_recorded
 from mlflow_stability.vocabulary.measured.observation import Series
 from mlflow_stability.vocabulary.run.attempts import attempts_of, in_order
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
@@ -53,7 +55,7 @@ def read_run_history(run_id: str, tracking_uri: str | None = None) -> RunHistory
     """Everything about a run."""
     client = answering_client(tracking_uri)
     reader = RunReader(run_id, tracking_uri, client)
-    is_ours = any(tag.startswith("stability.") for tag in reader.tags)
+    is_ours = is_recorded(reader.tags)
     record = reader.full_record() if is_ours else None
     if record is not None and len(record):
         history = recorded_history(_facts(reader), record, reader.said())
@@ -94,7 +96,7 @@ def _tables(reader: RunReader, client: MlflowClient, is_ours: bool) -> RunHistor
         outcome=outcome,
         outcome_detail=detail,
         params=reader.params,
-        tags=reader.tags,
+        tags={**notes_of(said), **reader.tags},
         notes=tuple(notes),
         ordinal_steps=no_steps,
         complete=not is_ours,

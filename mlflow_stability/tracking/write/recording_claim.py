@@ -4,7 +4,7 @@ In: the run's writer and the recording. Out: its number, its section, its step o
 always gets the same place; two recordings never share one, however many come at once; a process that counts from 1
 again writes no step twice.
 
-The tag `stability.recording.<id>` holds a JSON object: number, progress, time. Each recording writes its own tag
+The tag `mlflow.stability.recording.<id>` holds a JSON object: number, progress, time. Each recording writes its own tag
 only. A tracking store can only set and read tags, so numbers are given out by Lamport's bakery algorithm:
 https://lamport.azurewebsites.net/pubs/bakery.pdf. Of two with the same number the one whose name comes later chooses
 again.
@@ -20,12 +20,13 @@ from dataclasses import asdict, dataclass, field, fields, replace
 
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.keys import SECTION, section_of
+from mlflow_stability.tracking.tag_names import FOR_PROGRAMS
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.run.milestone import Opening
 
 LIVE_SECONDS = 30.0
 CHOOSING = -1
-_NAME = re.compile(r"stability\.recording\.[\w\-]+")
+_NAME = re.compile(r"(?:mlflow\.)?stability\.recording\.[\w\-]+")  # without `mlflow.` in runs of version 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +52,8 @@ class RecordingTag:
     """What was added to its steps, because the run had those already."""
     events: dict[str, int] = field(default_factory=dict)
     """How many events of which severity."""
+    rollbacks: int = 0
+    skipped: int = 0
 
     def lives(self, now: float) -> bool:
         """Whether its process is still at work, as far as one can tell from here."""
@@ -63,7 +66,7 @@ class RecordingTag:
 
 def tag_name(recording: str) -> str:
     """The key of the tag of a recording."""
-    return f"stability.recording.{recording}"
+    return f"{FOR_PROGRAMS}recording.{recording}"
 
 
 def tags_of_recordings(tags: Mapping[str, str]) -> list[RecordingTag]:

@@ -19,7 +19,9 @@ from mlflow.system_metrics import system_metrics_monitor
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.store.store_errors import RefusedError, store_trouble
+from mlflow_stability.tracking.tag_names import DESCRIPTION
 from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
+from mlflow_stability.tracking.write.run_description import with_section
 from mlflow_stability.tracking.write.run_images import RunImages
 from mlflow_stability.tracking.write.run_params import RunParams
 from mlflow_stability.tracking.write.thinning import Point
@@ -62,6 +64,22 @@ class RunWriter:
         """All tags of the run, the user's too."""
         with store_trouble(f"read run {self.run_id}"):
             return dict(self._client.get_run(self.run_id).data.tags)
+
+    def describe(self, section: str) -> None:
+        """Put a section into the description of the run, in place of the one before."""
+        with store_trouble(f"read run {self.run_id}"):
+            before = self._client.get_run(self.run_id).data.tags.get(DESCRIPTION, "")
+        after = with_section(before, section)
+        if after != before:
+            try:
+                self._send_tags([RunTag(DESCRIPTION, after)])
+            except RefusedError as error:  # an older store takes less
+                self.refused[DESCRIPTION] = str(error)
+
+    def page(self) -> str:
+        """The page of the run in MLflow's UI, behind the address of whatever server shows it."""
+        with store_trouble(f"read run {self.run_id}"):
+            return f"#/experiments/{self._client.get_run(self.run_id).info.experiment_id}/runs/{self.run_id}"
 
     def upload(self, file: Path, folder: str) -> None:
         """Put a file into the run's artifacts, over an older one of its name."""

@@ -39,7 +39,7 @@ def test_what_a_kill_left_behind_is_delivered(
     assert run(["sync", *place]) == 0
     (run_id,) = run_ids_in(capsys.readouterr().out)
     assert list(load_run(run_id, sqlite_uri)["step"]) == list(range(1, 51))
-    assert RunReader(run_id, sqlite_uri).tags["stability.outcome"] == "killed"
+    assert RunReader(run_id, sqlite_uri).tags["stability.ended"] == "killed"
     assert not ROOT.exists()
     assert run(["sync"]) == 0
 

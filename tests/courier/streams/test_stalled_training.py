@@ -34,7 +34,7 @@ def test_a_training_that_hangs_is_told_and_one_that_goes_on_had_paused(tmp_path:
     train_until(training, time.time() - 100)
     courier = training.start_courier()
     try:
-        wait_until(lambda: client.get_run(run_id).data.tags.get("stability.events") == "1 critical, 0 warning")
+        wait_until(lambda: client.get_run(run_id).data.tags.get("stability.findings") == "1 critical")
         (stall,) = wait_until(lambda: stalls(run_id, sqlite_uri))
         assert (stall.step, stall.severity) == (20, Severity.CRITICAL)
         train_until(training, time.time(), first=21)
@@ -46,7 +46,7 @@ def test_a_training_that_hangs_is_told_and_one_that_goes_on_had_paused(tmp_path:
     (pause,) = stalls(run_id, sqlite_uri)
     assert pause.severity is Severity.INFO
     assert "then training continued" in pause.message
-    assert client.get_run(run_id).data.tags["stability.events"] == "0 critical, 0 warning"
+    assert client.get_run(run_id).data.tags["stability.findings"] == "none"
 
 
 @pytest.mark.fault
@@ -57,8 +57,8 @@ def test_a_person_who_thinks_in_a_notebook_is_no_stall(tmp_path: Path, sqlite_ur
     train_until(training, time.time() - 100)
     courier = training.start_courier()
     try:
-        wait_until(lambda: client.get_run(run_id).data.tags.get("stability.last_step") == "20")
-        assert client.get_run(run_id).data.tags["stability.events"] == "0 critical, 0 warning"
+        wait_until(lambda: client.get_run(run_id).data.tags.get("mlflow.stability.last_step") == "20")
+        assert client.get_run(run_id).data.tags["stability.findings"] == "none"
     finally:
         courier.kill()
         courier.wait()

@@ -1,0 +1,133 @@
+"""Concludes a run that has ended: its report, its final tags and its description.
+
+In: a run whose data has all arrived. Out: `report.html` and `report.json` as text, the tags that say what became of
+the training, and the section of its description. Guarantees: the same conclusion as `mlflow-stability diagnose`
+gives; torch is not loaded; what reads and judges is loaded here, and not before a run ends.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from mlflow_stability.analysis.diagnose import concluded, in_place
+from mlflow_stability.diagnosis.cohort.run_summary import run_card_of
+from mlflow_stability.diagnosis.verdict import training_outcome
+from mlflow_stability.reports.escape import markdown
+from mlflow_stability.reports.report import Report
+from mlflow_stability.reports.report_format import render
+from mlflow_stability.reports.run.sections import HEADINGS
+from mlflow_stability.reports.terminal_kit import number_text
+from mlflow_stability.reports.words import run_phrases
+from mlflow_stability.tracking import tag_names
+from mlflow_stability.tracking.read.run_history import read_run_history
+from mlflow_stability.tracking.write.run_description import section_of
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.run.outcome import process_ended
+from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.text.phrases import counted
+
+FEW_ACTIONS = 2
+LONGEST_TAG = 500
+"""MLflow's pages show much less of a tag."""
+
+
+@dataclass(frozen=True, slots=True)
+class Conclusion:
+    """What a run is given at its end."""
+
+    files: Mapping[str, str]
+    """By name, for the folder `stability`."""
+    tags: Mapping[str, str]
+    description: str
+
+
+def conclusion_of(run_id: str, tracking_uri: str, page: str) -> Conclusion:
+    """The conclusion about a run; `page`: its address in MLflow's UI."""
+    history = in_place(read_run_history(run_id, tracking_uri))
+    diagnosis = concluded(history, None)
+    card = run_card_of(history, diagnosis)
+    report = Report((diagnosis,))
+    return Conclusion(
+        {f"report.{name}": render(report, name) for name in ("html", "json")},
+        _tags(history, diagnosis, card),
+        _description(history, diagnosis, card, page),
+    )
+
+
+def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str, str]:
+    tags = {
+        tag_names.VERDICT: training_outcome(diagnosis),
+        tag_names.OUTCOME: _verdict(diagnosis)[:LONGEST_TAG],
+        tag_names.CAUSE: card.cause,
+        tag_names.FIRST_ISSUE_STEP: "" if card.onset is None else str(card.onset),
+        tag_names.ROLLBACKS: str(_rollbacks(history)),
+        tag_names.SKIPPED_STEPS: str(card.skipped),
+    }
+    return {name: value for name, value in tags.items() if value}
+
+
+def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page: str) -> str:
+    cause = diagnosis.cause
+    word = training_outcome(diagnosis)
+    actions = [f"{number}. {markdown(each)}" for number, each in enumerate(diagnosis.remedies[:FEW_ACTIONS], start=1)]
+    said = [
+        markdown(_verdict(diagnosis)),
+        f"**{HEADINGS[cause.certainty]}:** {markdown(cause.statement)}" if cause else "",
+        "\n".join(["**What to do:**", "", *actions]) if actions else "",
+        _end_of_process(history, diagnosis),
+        _not_recorded(history),
+        _figures(history, card),
+        _links(page),
+    ]
+    return section_of(run_phrases.OUTCOMES.get(word, word), said)
+
+
+def _verdict(diagnosis: Diagnosis) -> str:
+    """The sentence of the verdict, without the word and the cause that are told beside it."""
+    _, verdict = run_phrases.headline(diagnosis)
+    if diagnosis.cause is not None:
+        verdict = verdict.replace(diagnosis.cause.statement, "").replace("  ", " ").strip()
+    return verdict[:1].upper() + verdict[1:]
+
+
+def _end_of_process(history: RunHistory, diagnosis: Diagnosis) -> str:
+    """How the process ended, where it did not end by itself and the verdict does not say it."""
+    if history.outcome in ("", "finished", "running") or diagnosis.outcome == history.outcome:
+        return ""
+    detail = f": {history.outcome_detail}" if history.outcome_detail else ""
+    return markdown(f"{process_ended(history.outcome)}{detail}.")
+
+
+def _not_recorded(history: RunHistory) -> str:
+    """Steps that are missing, and parts that were switched off."""
+    missing = [f"steps {each.first_step} to {each.last_step} ({each.reason})" for each in history.gaps]
+    off = history.tags.get(f"{tag_names.OURS}degraded")
+    said = ([f"Not recorded: {', '.join(missing)}."] if missing else []) + ([f"Switched off: {off}."] if off else [])
+    return markdown(" ".join(said)) if said else ""
+
+
+def _figures(history: RunHistory, card: RunCard) -> str:
+    """``300 steps · loss 4.16 → 0.003, lowest 0.003 · 1 rollback · 26 steps/s · overhead 1.2 %``."""
+    said = [f"{card.steps:,} steps"] if card.steps else []
+    if card.first_loss is not None and card.final_loss is not None:
+        best = f", lowest {number_text(card.best_loss)}" if card.best_loss is not None else ""
+        said.append(f"loss {number_text(card.first_loss)} → {number_text(card.final_loss)}{best}")
+    if back := _rollbacks(history):
+        said.append(f"{counted(back, 'rollback')} ({counted(card.rolled_back, 'step')} lost)")
+    said += [f"{counted(card.skipped, 'step')} skipped"] if card.skipped else []
+    said += [f"{card.steps_per_second:.3g} steps/s"] if card.steps_per_second else []
+    said += [f"overhead {card.overhead:.1%}"] if card.overhead is not None else []
+    return markdown(" · ".join(said))
+
+
+def _links(page: str) -> str:
+    layout = "?workflowType=machine_learning"
+    names = {"Report": "report.html", "Dashboard": "dashboard.png"}
+    links = [f"[{words}]({page}/artifacts/stability/{name}{layout})" for words, name in names.items()]
+    return " · ".join([*links, f"[Charts]({page}/model-metrics{layout})"])
+
+
+def _rollbacks(history: RunHistory) -> int:
+    return sum(each.kind == "rollback" for each in history.events or ())

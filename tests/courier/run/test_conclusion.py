@@ -1,0 +1,96 @@
+from __future__ import annotations
+
+import json
+import math
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from courier.staging import SIGNALS, Training
+from mlflow import MlflowClient
+
+from mlflow_stability.courier.deliver import deliver_session
+from mlflow_stability.courier.run.description import live_description
+from mlflow_stability.courier.streams.run_summary import Story
+from mlflow_stability.tracking.read.run_reader import RunReader
+from mlflow_stability.tracking.tag_names import READ_BY_PEOPLE
+from mlflow_stability.vocabulary import Closing, Event, Severity, StepReading
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    return tmp_path / "journals"
+
+
+def broken_training(root: Path, uri: str, **opening: object) -> Training:
+    """Sixty steps; from the fiftieth on the loss is NaN."""
+    training = Training(root, uri, **opening)
+    now = time.time() - 60
+    for step in range(1, 61):
+        loss = math.nan if step >= 50 else 2.0 / step
+        training.journal.append(StepReading(step, SIGNALS, (loss, 1.0, 0.01, 1.0), 0, now + step))
+        if step == 50:
+            message = "loss is NaN at step 50; last finite value 0.0408."
+            training.journal.append(
+                Event(50, "nan_detected", Severity.CRITICAL, message, remedies=("Check the data.",), time=now)
+            )
+    return training
+
+
+def test_a_broken_run_says_what_when_and_what_next_though_its_process_finished(root: Path, sqlite_uri: str) -> None:
+    client = MlflowClient(sqlite_uri)
+    run_id = client.create_run("0", tags={"mlflow.note.content": "Second try, *smaller* model."}).info.run_id
+    training = broken_training(root, sqlite_uri, run_id=run_id)
+    training.end(Closing("finished", "", 60))
+    deliver_session(training.folder)
+    tags = client.get_run(run_id).data.tags
+    assert (tags["stability.ended"], tags["stability.verdict"]) == ("finished", "broken")
+    assert tags["stability.first_issue_step"] == "50"
+    assert tags["stability.findings"] == "1 critical"
+    assert {tag for tag in tags if not tag.startswith("mlflow.")} <= set(READ_BY_PEOPLE)
+    description = tags["mlflow.note.content"]
+    assert description.startswith(
+        "Second try, *smaller* model.\n\n### Training stability: broken\n\nLoss is NaN at step 50"
+    )
+    assert "\n1. " in description
+    assert "60 steps · loss 2 → NaN" in description
+    assert f"/runs/{run_id}/artifacts/stability/report.html?workflowType=machine_learning)" in description
+
+
+def test_a_run_has_its_report_at_its_end(root: Path, sqlite_uri: str) -> None:
+    training = broken_training(root, sqlite_uri)
+    training.end(Closing("finished", "", 60))
+    (run_id,) = deliver_session(training.folder).run_ids
+    reader = RunReader(run_id, sqlite_uri)
+    said = reader.fetched("stability/report.json", lambda file: json.loads(file.read_text()))
+    assert said["runs"][0]["outcome"] == "broken"
+    page = reader.fetched("stability/report.html", lambda file: file.read_text())
+    assert "nan_detected" in page
+
+
+def test_a_killed_process_does_not_hide_what_became_of_its_training(root: Path, sqlite_uri: str) -> None:
+    training = broken_training(root, sqlite_uri)
+    training.end(None)
+    (run_id,) = deliver_session(training.folder).run_ids
+    tags = RunReader(run_id, sqlite_uri).tags
+    assert (tags["stability.ended"], tags["stability.verdict"]) == ("killed", "broken")
+    assert "The process was killed" in tags["mlflow.note.content"]
+    said = [each for _, each in RunReader(run_id, sqlite_uri).said() if isinstance(each, Closing)]
+    assert [each.outcome for each in said] == ["killed"]
+
+
+def test_while_it_trains_the_description_tells_step_state_and_newest_values() -> None:
+    story = Story(0)
+    story.hear(StepReading(4200, SIGNALS, (0.5, 1.25, 0.01, 1.0), 0, 1.0))
+    assert live_description(story, Counter()).splitlines()[:3] == [
+        "### Training stability: running, step 4,200, healthy",
+        "",
+        "loss 0.5 · gradient norm 1.25",
+    ]
+    event = Event(4100, "loss_spike", Severity.WARNING, "loss 7 at step 4100.", remedies=("Inspect the batch.",))
+    story.hear(event)
+    said = live_description(story, story.findings())
+    assert said.startswith("### Training stability: running, step 4,200, 1 warning\n")
+    assert "loss\\_spike" in said or "loss_spike" in said
+    assert "**What to do:** Inspect the batch." in said
