@@ -56,6 +56,7 @@ def autolog(
     preset: Literal["research", "production", "debugging"] | None = None,
     capture_batch: bool | Literal["upload"] = True,
     snapshot_budget: int | None = None,
+    offline: bool = False,
     exclusive: bool = False,
     disable: bool = False,
     silent: bool = False,
@@ -105,6 +106,8 @@ def autolog(
             non-finite value. Without the guard, the first such step is reported on the CPU only. Results go into the
             run; the tensors stay in the journal's folder, except with "upload".
         snapshot_budget: Bytes of host memory for snapshots. Default: a quarter of the free memory.
+        offline: Write the journal and send nothing, as on a machine without a network. `mlflow-stability sync` delivers
+            it later.
         exclusive: Ignore runs started by the script; record only into runs of this package.
         disable: Stop recording and remove all hooks.
         silent: Suppress all output, warnings included.
@@ -148,6 +151,7 @@ def autolog(
         preset=preset,
         capture_batch=capture_batch,
         snapshot_budget=snapshot_budget,
+        offline=offline,
         exclusive=exclusive,
         silent=silent,
         strict=strict,

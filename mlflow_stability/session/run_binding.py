@@ -229,7 +229,7 @@ class RunBinding:
                     f"Cannot write a journal in {self.settings.journal_root()} ({error.strerror or error}): "
                     "nothing is recorded. Pass another folder with autolog(journal_dir=...)."
                 ) from error
-            self.links[address] = CourierLink(folder, uri, self._warn)
+            self.links[address] = CourierLink(folder, uri, self._warn, self.settings.offline)
         return self.links[address]
 
     def _opening(self, run: RunInProgress | None) -> Opening:

@@ -64,6 +64,8 @@ class Settings:
     """For how many seconds the end of training waits until everything is delivered."""
     journal_dir: Path | None = field(default=None, metadata=folder("'./journal'"))
     """Where the journal is kept; None: ``./.mlflow-stability``."""
+    offline: bool = field(default=False, metadata=yes_or_no())
+    """Write the journal and deliver nothing: ``mlflow-stability sync`` does so later, from a machine with a network."""
     exclusive: bool = field(default=False, metadata=yes_or_no())
     """Leave runs alone that the user started; record only into runs of our own."""
     silent: bool = field(default=False, metadata=yes_or_no())
@@ -150,15 +152,18 @@ _AUTOPILOT = (
 )
 
 
-def settings_from_environment() -> dict[str, float]:
-    """The settings that the environment overrides: ``MLFLOW_STABILITY_EXIT_WAIT``."""
+def settings_from_environment() -> dict[str, float | bool]:
+    """The settings that the environment overrides: ``MLFLOW_STABILITY_EXIT_WAIT``, ``MLFLOW_STABILITY_OFFLINE``."""
+    overrides: dict[str, float | bool] = {}
+    if offline := os.environ.get("MLFLOW_STABILITY_OFFLINE"):
+        overrides["offline"] = offline != "0"
     name = "MLFLOW_STABILITY_EXIT_WAIT"
     text = os.environ.get(name)
     if not text:
-        return {}
+        return overrides
     takes: Takes = next(each.metadata["takes"] for each in fields(Settings) if each.name == "exit_wait")
     try:
         given: object = float(text)
     except ValueError:
         given = text
-    return {"exit_wait": takes.checked(name, given)}
+    return overrides | {"exit_wait": takes.checked(name, given)}

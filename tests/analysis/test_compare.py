@@ -175,6 +175,7 @@ def test_processes_are_not_started_for_what_is_read_sooner(sqlite_uri: str, monk
     assert started == set()
 
 
+@pytest.mark.slow
 def test_a_process_that_dies_costs_the_runs_that_it_held(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
     # More than both can have answered before this process, which may be slow, hears the first answer and ends them.
     count = cards_module.KNOWN_AFTER + 2 * AHEAD + 2
@@ -245,6 +246,7 @@ def test_logs_are_compared_also_where_the_store_of_the_runs_beside_them_is_away(
         compare([NO_RUN], tracking_uri="http://127.0.0.1:9")
 
 
+@pytest.mark.slow
 def test_a_store_that_goes_away_is_not_asked_about_each_run(
     troubled_server: TroubledServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

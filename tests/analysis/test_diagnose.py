@@ -114,6 +114,7 @@ def test_a_path_needs_neither_mlflow_nor_torch() -> None:
     assert loaded_by(code) & {"mlflow", "torch", "rich", "jinja2", "click"} == set()
 
 
+@pytest.mark.slow
 def test_a_run_needs_no_reader_of_files(sqlite_uri: str) -> None:
     code = (
         "import mlflow_stability\n"

@@ -66,6 +66,7 @@ def test_reading_a_run_back_and_delivering_it_never_load_torch(code: str) -> Non
     assert "torch" not in loaded_by(code)
 
 
+@pytest.mark.slow
 def test_training_loads_no_renderer_and_no_mlflow() -> None:
     bare = loaded_by("import torch")
     watched = loaded_by("import torch\nimport mlflow_stability\nmlflow_stability.autolog()")

@@ -168,6 +168,7 @@ def test_a_session_without_a_single_record_goes_with_its_process(root, sqlite_ur
     assert report.run_ids == ()
 
 
+@pytest.mark.slow
 def test_a_journal_stays_where_nobody_can_say_that_its_process_has_ended(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     elsewhere = {**identity_of(training.process.pid).said(), "host": "elsewhere", "boot": "another"}
@@ -244,6 +245,7 @@ def test_the_full_record_has_what_the_metric_tables_leave_out(root, sqlite_uri):
     assert len(points) < 97 * 4 / 2
 
 
+@pytest.mark.slow
 def test_more_events_than_fit_into_one_file_all_arrive(root, sqlite_uri):
     training = Training(root, sqlite_uri)
     for step in range(1, 12_001):

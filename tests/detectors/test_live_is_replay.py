@@ -84,6 +84,7 @@ def records_of(plan: list[dict[str, object]]) -> list[StepReading | Reset]:
     return records
 
 
+@pytest.mark.slow
 @settings(deadline=None, max_examples=400)
 @given(st.lists(stretches, max_size=8))
 def test_what_was_judged_live_is_what_the_journal_and_the_record_give_again(

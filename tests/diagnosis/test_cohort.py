@@ -28,6 +28,7 @@ def caused_by_rate(count: int = 60, seed: int = 0, **more: str) -> list[RunCard]
     ]
 
 
+@pytest.mark.slow
 def test_both_planted_causes_are_named_and_no_innocent_parameter() -> None:
     assert named(cohort(0, planted=True)) == CAUSES
 

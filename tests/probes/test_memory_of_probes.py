@@ -104,6 +104,7 @@ CASES: list[tuple[Probe, int]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("probe", "budget"), CASES, ids=[type(probe).__name__ for probe, _ in CASES])
 def test_a_probe_takes_no_more_memory_than_its_budget(probe: Probe, budget: int, training: AdamW) -> None:
     layers = Layers()

@@ -9,8 +9,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from zoo.trial import end_the_courier
-
 import mlflow_stability
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.layout import recording_folders, session_folders
@@ -40,7 +38,7 @@ class Flown:
 def flying(folder: Path, *, strict: bool = True, **settings: Any) -> Iterator[Flown]:
     """Nothing is delivered: the journal is what is looked at."""
     journals = folder / "journals"
-    mlflow_stability.autolog(journal_dir=journals, exit_wait=0, silent=True, strict=strict, **settings)
+    mlflow_stability.autolog(journal_dir=journals, offline=True, silent=True, strict=strict, **settings)
     session = mlflow_stability.current_session()
     assert session is not None
     flown = Flown(session)
@@ -48,7 +46,6 @@ def flying(folder: Path, *, strict: bool = True, **settings: Any) -> Iterator[Fl
         yield flown
     finally:
         mlflow_stability.autolog(disable=True)
-        end_the_courier()
         for each in (folder for one in session_folders(journals) for folder in recording_folders(one)):
             flown.records = list(read_journal(each / JOURNAL))
             flown.recordings.append(flown.records)

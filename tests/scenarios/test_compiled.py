@@ -24,6 +24,7 @@ def nothing_compiled_before() -> Iterator[None]:
     torch._dynamo.reset()
 
 
+@pytest.mark.slow
 def test_a_compiled_model_is_watched_like_any_other(watched: Watched) -> None:
     model = tiny_model()
     compiled = torch.compile(model, backend="aot_eager")
@@ -90,6 +91,7 @@ def test_compiled_steps_train_as_they_do_without_us(train: object) -> None:
     assert len(rows) in (0, 5), "a compiled step is seen whole or not at all"
 
 
+@pytest.mark.slow
 def test_a_compiled_forward_and_backward_leaves_the_norm_to_be_seen(watched: Watched) -> None:
     model = tiny_model()
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -267,11 +267,11 @@ def test_the_autopilot_can_be_turned_on_and_off_on_the_way(tmp_path: Path) -> No
         steps(10)
         assert flown.session.good_steps == ()
         mlflow_stability.autolog(
-            rollback=QUICK, journal_dir=tmp_path / "journals", exit_wait=0, silent=True, strict=True
+            rollback=QUICK, journal_dir=tmp_path / "journals", offline=True, silent=True, strict=True
         )
         steps(60)
         assert flown.session.good_steps
-        mlflow_stability.autolog(journal_dir=tmp_path / "journals", exit_wait=0, silent=True, strict=True)
+        mlflow_stability.autolog(journal_dir=tmp_path / "journals", offline=True, silent=True, strict=True)
         steps(10)
     assert len([each for each in flown.records if isinstance(each, StepReading)]) == 80
 
@@ -292,6 +292,7 @@ def test_a_guard_that_never_waits_answers_a_broken_step_by_going_back(tmp_path: 
     assert flown.events("step_skipped") == []
 
 
+@pytest.mark.slow
 def test_adaptive_clipping_alone_tames_a_spike(tmp_path: Path) -> None:
     def worst(**settings: Any) -> float:
         model, next_loss = task()

@@ -73,6 +73,7 @@ def test_without_a_run_one_is_started_and_it_has_every_step(store: MlflowClient)
     assert {point.step for point in store.get_metric_history(run.info.run_id, "stability/loss")} >= {1, 10, 20, 25}
 
 
+@pytest.mark.slow
 def test_consecutive_runs_each_have_their_own_training_from_step_one(store: MlflowClient) -> None:
     session = watch()
     expected = {}
@@ -87,6 +88,7 @@ def test_consecutive_runs_each_have_their_own_training_from_step_one(store: Mlfl
         assert not [name for name in store.get_run(run_id).data.metrics if "track" in name or "optimizer" in name]
 
 
+@pytest.mark.slow
 def test_a_nested_run_gets_its_steps_and_the_outer_one_goes_on(store: MlflowClient) -> None:
     session = watch()
     with mlflow.start_run() as outer:
@@ -102,6 +104,7 @@ def test_a_nested_run_gets_its_steps_and_the_outer_one_goes_on(store: MlflowClie
     assert list(record.index if record.index.name == "step" else record["step"]) == list(range(1, 11))
 
 
+@pytest.mark.slow
 def test_a_metric_of_the_script_goes_into_our_run_instead_of_a_second_one(store: MlflowClient) -> None:
     session = watch()
     train(3)
@@ -129,6 +132,7 @@ def test_the_run_that_the_environment_names_is_recorded_into(
     assert losses_of(run) == pytest.approx(losses)
 
 
+@pytest.mark.slow
 def test_exclusive_leaves_the_scripts_run_alone(store: MlflowClient) -> None:
     session = watch(exclusive=True)
     with mlflow.start_run() as theirs:
@@ -141,6 +145,7 @@ def test_exclusive_leaves_the_scripts_run_alone(store: MlflowClient) -> None:
     assert not [tag for tag in store.get_run(theirs.info.run_id).data.tags if tag.startswith("stability.")]
 
 
+@pytest.mark.slow
 def test_what_the_detectors_found_reaches_the_run(store: MlflowClient) -> None:
     session = watch(silent=True)
     model = tiny_model()
@@ -163,6 +168,7 @@ def test_what_the_detectors_found_reaches_the_run(store: MlflowClient) -> None:
     )
 
 
+@pytest.mark.slow
 def test_the_same_script_line_again_does_not_start_a_second_run(store: MlflowClient) -> None:
     session = watch()
     losses = train(3)
@@ -172,6 +178,7 @@ def test_the_same_script_line_again_does_not_start_a_second_run(store: MlflowCli
     assert len(runs_of(store)) == 1
 
 
+@pytest.mark.slow
 def test_a_script_that_takes_warnings_for_errors_has_its_run_delivered(
     store: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

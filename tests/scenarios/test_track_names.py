@@ -173,6 +173,7 @@ def test_a_larger_trial_that_stays_in_memory_takes_no_names_away(tmp_path: Path)
     assert len(trials) == 2
 
 
+@pytest.mark.slow
 def test_an_optimizer_for_each_of_many_layers_leaves_the_plain_names_with_the_first(tmp_path: Path) -> None:
     def training() -> None:
         model = nn.Sequential(nn.Linear(2, 2), *(nn.Linear(2, 2) for _ in range(8)), nn.Linear(2, 4))

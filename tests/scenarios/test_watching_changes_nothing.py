@@ -36,7 +36,9 @@ def session(template_database: Path, tmp_path_factory: pytest.TempPathFactory) -
         assert session.wait(60)
 
 
-@pytest.mark.parametrize("name", TRAININGS)
+@pytest.mark.parametrize(
+    "name", [name if name == "SGD" else pytest.param(name, marks=pytest.mark.slow) for name in TRAININGS]
+)
 def test_losses_weights_buffers_and_random_states_are_bit_identical(session: Session, name: str) -> None:
     bare = TRAININGS[name]()
     before = session.step

@@ -109,7 +109,7 @@ def trained(make: Callable[[], nn.Module]) -> list[Tensor]:
 @pytest.mark.parametrize("make", [whole, region, Biased, Traced, lambda: Nested(230)])
 def test_a_training_goes_on_bit_for_bit(make: Callable[[], nn.Module]) -> None:
     bare = trained(make)
-    mlflow_stability.autolog(exit_wait=0)
+    mlflow_stability.autolog(offline=True)
     session = mlflow_stability.current_session()
     assert session is not None
     watched = trained(make)
@@ -130,7 +130,7 @@ def test_ctrl_c_in_a_pass_that_is_counted_leaves_no_mode_of_ours_when_watching_p
 
         bad = False
 
-    mlflow_stability.autolog(exit_wait=0)
+    mlflow_stability.autolog(offline=True)
     session = mlflow_stability.current_session()
     assert session is not None
     model = Interrupted()

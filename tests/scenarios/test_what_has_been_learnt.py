@@ -76,6 +76,7 @@ def one_batch_on_purpose() -> None:
 TRAININGS = (convolutions_by_adam, perceptron_to_exactly_zero, one_batch_on_purpose)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("train", TRAININGS, ids=lambda train: str(train.__name__))
 def test_what_has_been_learnt_gives_no_warning_live_or_afterwards(train: Callable[[], None], tmp_path: Path) -> None:
     torch.manual_seed(0)
@@ -87,6 +88,7 @@ def test_what_has_been_learnt_gives_no_warning_live_or_afterwards(train: Callabl
     assert diagnosis_of(recorded(flown)).outcome == "healthy"
 
 
+@pytest.mark.slow
 def test_a_network_that_dies_at_the_level_of_chance_is_still_found(tmp_path: Path) -> None:
     torch.manual_seed(0)
     model, batch = convolutions(), separable(2.0, 0.1)

@@ -42,6 +42,7 @@ def heard_steps(run_id: str) -> list[tuple[int, float]]:
     return list(zip(told["step"], told["val_loss"], strict=True))
 
 
+@pytest.mark.slow
 def test_overfitting_of_an_unchanged_script_is_found_while_it_trains(store: MlflowClient) -> None:
     session = watch()
     torch.manual_seed(0)
@@ -72,6 +73,7 @@ def test_overfitting_of_an_unchanged_script_is_found_while_it_trains(store: Mlfl
     assert params["stability.accumulation"] == "1"
 
 
+@pytest.mark.slow
 def test_each_of_two_runs_has_its_own_validation_losses_and_the_last_ones_too(store: MlflowClient) -> None:
     session = watch()
     for number in (1, 2):
@@ -90,6 +92,7 @@ def test_each_of_two_runs_has_its_own_validation_losses_and_the_last_ones_too(st
     assert len(runs) == 2
 
 
+@pytest.mark.slow
 def test_lightning_that_logs_its_validation_loss_is_heard(store: MlflowClient, tmp_path: Path) -> None:
     import lightning.pytorch as pl
     from lightning.pytorch.loggers import MLFlowLogger
@@ -134,6 +137,7 @@ def test_lightning_that_logs_its_validation_loss_is_heard(store: MlflowClient, t
     assert store.get_run(run_id).data.params["stability.optimizer"] == "AdamW"
 
 
+@pytest.mark.slow
 def test_a_trainer_of_hugging_face_that_evaluates_is_heard(store: MlflowClient, tmp_path: Path) -> None:
     import transformers
 

@@ -56,7 +56,7 @@ def train(model: nn.Module, steps: int, anew: bool = False) -> None:
 
 @pytest.mark.slow
 def test_a_part_that_failed_is_on_again_for_the_next_training(monkeypatch: pytest.MonkeyPatch) -> None:
-    mlflow_stability.autolog(exit_wait=0, silent=True, layers_every_n_steps=10)
+    mlflow_stability.autolog(offline=True, silent=True, layers_every_n_steps=10)
     session = mlflow_stability.current_session()
     assert session is not None
 
@@ -73,7 +73,7 @@ def test_a_part_that_failed_is_on_again_for_the_next_training(monkeypatch: pytes
 
 
 def test_a_model_that_answers_in_its_own_way_is_asked_as_torch_asks() -> None:
-    mlflow_stability.autolog(exit_wait=0, strict=True, layers_every_n_steps=10, rollback=True)
+    mlflow_stability.autolog(offline=True, strict=True, layers_every_n_steps=10, rollback=True)
     session = mlflow_stability.current_session()
     assert session is not None
     train(Answering(), 22)
@@ -93,7 +93,7 @@ def test_an_optimizer_for_every_step_has_few_walks_over_all_objects(monkeypatch:
         return objects(*args)
 
     monkeypatch.setattr(gc, "get_objects", counted)
-    mlflow_stability.autolog(exit_wait=0, strict=True)
+    mlflow_stability.autolog(offline=True, strict=True)
     train(nn.Linear(4, 1), 360, anew=True)
     before = walks
     train(nn.Linear(4, 1), 100, anew=True)
@@ -118,6 +118,6 @@ def test_a_training_without_a_schedule_has_one_walk_over_all_objects(
 
     monkeypatch.setattr(progress, "TRAINERS", ())  # as where no library of trainers was imported
     monkeypatch.setattr(gc, "get_objects", counted)
-    mlflow_stability.autolog(exit_wait=0, strict=True, rollback=rollback)
+    mlflow_stability.autolog(offline=True, strict=True, rollback=rollback)
     train(nn.Linear(4, 1), 102)
     assert walks == 1

@@ -87,3 +87,11 @@ def test_a_wait_of_the_environment_that_is_none_is_refused_by_the_name_of_its_va
     monkeypatch.setenv("MLFLOW_STABILITY_EXIT_WAIT", text)
     with pytest.raises(SettingsError, match="MLFLOW_STABILITY_EXIT_WAIT must be a number of seconds, 0 or more; got "):
         settings_from_environment()
+
+
+@pytest.mark.parametrize(("value", "expected"), [("1", {"offline": True}), ("0", {"offline": False}), ("", {})])
+def test_the_environment_overrides_offline(
+    monkeypatch: pytest.MonkeyPatch, value: str, expected: dict[str, bool]
+) -> None:
+    monkeypatch.setenv("MLFLOW_STABILITY_OFFLINE", value)
+    assert settings_from_environment() == expected

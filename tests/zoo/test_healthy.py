@@ -19,6 +19,7 @@ QUICK_AND_ILL = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("training", QUICK, ids=lambda each: str(each.__name__))
 def test_a_healthy_training_learns_its_task_and_no_view_of_it_shows_trouble(training: Training) -> None:
     result = judged(trained(training, SEED))
@@ -28,11 +29,13 @@ def test_a_healthy_training_learns_its_task_and_no_view_of_it_shows_trouble(trai
     }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", QUICK_AND_ILL, ids=lambda each: str(each.name))
 def test_a_training_that_breaks_quietly_is_found_as_what_it_is(failure: SlowFailure) -> None:
     assert judged(trained(failure.train, SEED)).names(failure.expected)
 
 
+@pytest.mark.slow
 def test_judging_what_was_recorded_anew_says_what_was_said_live() -> None:
     training = trained(frozen_layer, SEED)
     live, anew = judged(training).found["live"], judged(training, anew=True).found["live"]

@@ -32,6 +32,7 @@ def ids(failure: Failure) -> str:
     return failure.name
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("failure", QUICK, ids=ids)
 def test_a_failure_ruins_bare_training_and_its_twin_is_healthy(failure: Failure) -> None:
     twin, ill = notes_of(failure.twin, ""), notes_of(failure.twin, failure.name)

@@ -7,16 +7,13 @@ process of its own.
 
 from __future__ import annotations
 
-import contextlib
 import os
 import time
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import psutil
 import torch
-from courier.processes import couriers_of
 from zoo.catalog import failure_named
 from zoo.loop import Notes
 
@@ -57,7 +54,7 @@ def run(trial: Trial, folder: Path) -> Result:
     os.environ["MLFLOW_TRACKING_URI"] = f"sqlite:///{folder / 'mlflow.db'}"
     journals = folder / "journals"
     if trial.autolog is not None:
-        mlflow_stability.autolog(**dict(trial.autolog), journal_dir=journals, exit_wait=0.0, silent=True)
+        mlflow_stability.autolog(**dict(trial.autolog), journal_dir=journals, offline=True, silent=True)
     result, began = Result(), time.perf_counter()
     try:
         failure_named(trial.failure).train(trial.seed, ill=trial.ill, notes=result.notes)
@@ -66,17 +63,8 @@ def run(trial: Trial, folder: Path) -> Result:
     result.seconds = time.perf_counter() - began
     if trial.autolog is not None:
         mlflow_stability.autolog(disable=True)
-        end_the_courier()
         result.events = events_in(journals)
     return result
-
-
-def end_the_courier() -> None:
-    """Delivery is not what is tried here, and the next trial wants the processor."""
-    for each in couriers_of(os.getpid()):
-        with contextlib.suppress(psutil.NoSuchProcess):
-            each.kill()
-            each.wait()
 
 
 def events_in(journals: Path) -> list[Event]:

@@ -30,8 +30,10 @@ _LAUNCH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:]
 class CourierLink:
     """One courier, for one folder."""
 
-    def __init__(self, folder: Path, tracking_uri: str | None, warn: Say) -> None:
+    def __init__(self, folder: Path, tracking_uri: str | None, warn: Say, offline: bool = False) -> None:
         self.folder = folder
+        self._offline = offline
+        """Whether nobody delivers before `mlflow-stability sync`."""
         self._tracking_uri = tracking_uri
         self.warn = warn
         self._launcher: subprocess.Popen[bytes] | None = None
@@ -48,6 +50,8 @@ class CourierLink:
 
     def start(self) -> None:
         """Start the courier as a process in a session of its own, so that Ctrl-C is not for it."""
+        if self._offline:
+            return
         package = Path(mlflow_stability.__file__).parent
         environment = dict(os.environ)
         paths = [str(package.parent), *filter(None, [environment.get("PYTHONPATH")])]

@@ -114,6 +114,7 @@ def test_what_cannot_be_read_is_reported_beside_what_can(sqlite_uri: str, capsys
     assert NO_RUN in said.err
 
 
+@pytest.mark.slow
 def test_ctrl_c_shows_what_is_done(sqlite_uri: str) -> None:
     runs = [store_run(sqlite_uri, falling(number)) for number in range(3)]
     code = (

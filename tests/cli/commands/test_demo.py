@@ -125,6 +125,7 @@ def test_there_is_a_state_to_go_back_to_before_anything_goes_wrong(steps: int) -
     assert troubles.last < troubles.empty < steps
 
 
+@pytest.mark.slow
 def test_without_torch_the_demo_says_what_to_install() -> None:
     refused = cli("-c", WITHOUT_TORCH + RUN, "demo")
     assert refused.returncode == 2
@@ -150,6 +151,7 @@ def test_without_torch_the_doctor_finds_the_rest_in_order(sqlite_uri: str) -> No
     assert "not installed" in looked.stdout
 
 
+@pytest.mark.slow
 def test_with_the_kill_switch_on_the_demo_does_not_train() -> None:
     refused = cli("-m", "mlflow_stability", "demo", MLFLOW_STABILITY_DISABLE="1")
     assert refused.returncode == 2

@@ -45,6 +45,7 @@ def journal(training, steps, rate=50.0):
         training.journal.append(StepReading(step, SIGNALS, (1.0,) * 50, 0, began + step / rate))
 
 
+@pytest.mark.slow
 def test_a_store_that_cannot_take_so_many_points_gets_fewer(training):
     shelf, delivered = Shelf(seconds_per_point=0.0002), Delivered(training.journal.folder)
     stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 import numpy as np
+import pytest
 from diagnosis.cards import card_of_loss, made
 from diagnosis.histories import falling
 
@@ -25,6 +26,7 @@ def test_a_run_of_the_same_course_passes_whether_it_is_longer_or_shorter() -> No
             assert gate_of([usual, card_of_loss(run, "b")], usual).passed, (number, len(run))
 
 
+@pytest.mark.slow
 def test_two_courses_that_wander_apart_and_together_again_are_not_told_apart() -> None:
     """A loss is as uncertain as its slow ups and downs, which no noise of single points shows."""
     told = 0

@@ -34,6 +34,7 @@ def same(one: Episode, other: Episode) -> bool:
     return alike and one.start <= other.end and other.start <= one.end
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["spike of one point", "divergence, slow rise", "overfitting", "plateau at chance"])
 def test_low_sensitivity_finds_what_has_a_score_of_one_and_a_half(form: str) -> None:
     sure = unsure = 0

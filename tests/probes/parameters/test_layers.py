@@ -120,6 +120,7 @@ def test_nothing_is_kept_alive() -> None:
     assert [each() for each in gone] == [None, None, None]
 
 
+@pytest.mark.slow
 def test_a_script_that_makes_an_optimizer_for_every_sample_has_no_layers() -> None:
     model, layers = nn.Linear(2, 2), Layers()
     kept = [SGD(model.parameters(), lr=0.1) for _ in range(module.MOST_SEARCHES + 1)]

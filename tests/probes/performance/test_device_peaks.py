@@ -74,6 +74,7 @@ def test_every_row_has_a_source_and_wider_types_are_slower() -> None:
         assert row.half >= (row.tf32 or row.single) >= row.single
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("said", "answer"),
     [

@@ -266,7 +266,9 @@ def train(compiled: bool, bf16: bool, steps: int = 15) -> list[Tensor]:
 
 @pytest.mark.filterwarnings("ignore:`torch.jit.script_method` is deprecated")
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
-@pytest.mark.parametrize(("compiled", "bf16"), [(False, False), (False, True), (True, False)])
+@pytest.mark.parametrize(
+    ("compiled", "bf16"), [(False, False), (False, True), pytest.param(True, False, marks=pytest.mark.slow)]
+)
 def test_counting_operations_in_mid_training_changes_no_bit_of_it(compiled: bool, bf16: bool) -> None:
     bare = train(compiled, bf16)
     with pacing() as paced:

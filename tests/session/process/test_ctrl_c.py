@@ -25,6 +25,7 @@ def nothing_compiled_before() -> None:
     torch._dynamo.utils.counters.clear()
 
 
+@pytest.mark.slow
 def test_ctrl_c_at_any_moment_of_ours_leaves_torch_as_it_was_and_switches_nothing_off(tmp_path: Path) -> None:
     training, dice, before = Training(tmp_path), random.Random(1), thread_state()
     with training.watched():
@@ -61,6 +62,7 @@ def test_ctrl_c_at_any_moment_of_ours_leaves_torch_as_it_was_and_switches_nothin
     assert numbers == sorted(set(numbers))
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")  # in a finalizer, or as rubbish is gone
 def test_ctrl_c_by_the_clock_leaves_torch_as_it_was_and_switches_nothing_off(tmp_path: Path) -> None:
     training, dice, before = Training(tmp_path), random.Random(2), thread_state()

@@ -72,7 +72,7 @@ def test_a_training_without_a_loss_says_so_once(
 ) -> None:
     caplog.set_level(logging.WARNING, "mlflow_stability")
     with flying(tmp_path) as flown:
-        mlflow_stability.autolog(journal_dir=tmp_path / "journals", exit_wait=0, strict=True)  # not silent
+        mlflow_stability.autolog(journal_dir=tmp_path / "journals", offline=True, strict=True)  # not silent
         TRAININGS[kind](tiny_model(), steps)
     (event,) = said(flown.records)
     assert (event.kind, event.severity) == ("not_measured", Severity.INFO)

@@ -13,7 +13,6 @@ import mlflow
 import pytest
 import torch
 from session import unseen
-from zoo.trial import end_the_courier
 
 import mlflow_stability
 
@@ -68,10 +67,9 @@ def lines(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     caplog.set_level(logging.WARNING, "mlflow_stability")
     end_run = mlflow.end_run
-    mlflow_stability.autolog(journal_dir=tmp_path / "journals", exit_wait=0, strict=True)
+    mlflow_stability.autolog(journal_dir=tmp_path / "journals", offline=True, strict=True)
     yield caplog
     mlflow_stability.autolog(disable=True)
-    end_the_courier()
     assert mlflow.end_run is end_run
     assert mlflow.tracking.fluent.end_run is end_run
 

@@ -108,6 +108,7 @@ def test_a_folder_without_a_record_is_none_of_ours(tmp_path: Path) -> None:
     assert recorded_folder(tmp_path, RunFacts("here", "theirs")) is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("server", ["sqlite_uri", "rest_server"])
 def test_anybody_s_run_is_read_whole(server: str, request: pytest.FixtureRequest) -> None:
     uri = request.getfixturevalue(server)
@@ -160,6 +161,7 @@ def test_a_database_that_is_not_there_is_not_made(tmp_path: Path) -> None:
     assert not (tmp_path / "none.db").exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_does_not_answer_is_told_soon() -> None:
     before = dict(os.environ)
     with socket.socket() as listening:  # takes the connection and says nothing
@@ -220,6 +222,7 @@ def test_steps_of_any_size_are_read_as_they_were_logged(sqlite_uri: str) -> None
     assert history.of("loss")[0].series.steps.tolist() == steps
 
 
+@pytest.mark.slow
 def test_ctrl_c_does_not_wait_for_a_server_that_is_silent(troubled_server: TroubledServer) -> None:
     run_id = a_run(troubled_server.url, [("loss", 0, 1.0, 1000), ("val_loss", 0, 1.0, 1000)])
     troubled_server.silent_at = "/metrics/get-history"
