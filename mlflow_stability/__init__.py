@@ -12,6 +12,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mlflow_stability.alerts.alert import Alert
+    from mlflow_stability.alerts.message import AlertMessage
     from mlflow_stability.analysis.attention import attention_entropy_plot, attention_heatmap, compare_attention
     from mlflow_stability.analysis.compare import compare
     from mlflow_stability.analysis.compare_layers import compare_layers
@@ -26,6 +28,8 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "Alert",
+    "AlertMessage",
     "RollbackPolicy",
     "SPAMAdam",
     "TrainingDiverged",
@@ -46,6 +50,8 @@ __all__ = [
 ]
 
 PUBLIC = {
+    "Alert": "mlflow_stability.alerts.alert",
+    "AlertMessage": "mlflow_stability.alerts.message",
     "RollbackPolicy": "mlflow_stability.recovery.rollback_policy",
     "SPAMAdam": "mlflow_stability.recovery.extras.spam_adam",
     "TrainingDiverged": "mlflow_stability.errors",

@@ -16,6 +16,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings, taken_from_environment
 from mlflow_stability.courier.deliver import TICK, deliver_session, given_up
 from mlflow_stability.courier.process.claim import next_orphan
 from mlflow_stability.courier.process.environment import ask_for_short_requests, keep_credentials_out_of_the_log
@@ -38,20 +39,22 @@ def main(folder: Path) -> int:
     ask_for_short_requests()
     keep_credentials_out_of_the_log()
     logging.basicConfig(level=logging.WARNING, format="%(asctime)s %(levelname)s %(name)s: %(message)s")
-    session = SessionDelivery(folder, os.environ.get("MLFLOW_TRACKING_URI"), MemoryWatch().has_killed)
+    outlets = taken_from_environment()  # at once: nothing that is started from here gets to see it
+    session = SessionDelivery(folder, os.environ.get("MLFLOW_TRACKING_URI"), MemoryWatch().has_killed, outlets)
     if not session.claim.take():
         return 0
     session.say("starting")
-    if not follow(session):
+    left_behind = outlets.left_behind()
+    if not follow(session, left_behind):
         return 1
-    deliver_orphans(folder)
+    deliver_orphans(folder, left_behind)
     return 0
 
 
-def follow(session: SessionDelivery) -> bool:
+def follow(session: SessionDelivery, left_behind: OutletSettings) -> bool:
     """Stay with a session to its end; False if something could not be delivered."""
     last_error = ""
-    orphans = OrphanHelp(session.folder)
+    orphans = OrphanHelp(session.folder, left_behind)
     while session.claim.holds():
         moved = session.advance()
         error = session.report().error
@@ -74,8 +77,9 @@ def follow(session: SessionDelivery) -> bool:
 class OrphanHelp:
     """While training goes on, sessions that were left behind get couriers of their own, one after the other."""
 
-    def __init__(self, own: Path) -> None:
+    def __init__(self, own: Path, outlets: OutletSettings) -> None:
         self._own = own
+        self._outlets = outlets
         self._tried: set[Path] = set()
         self._helper: subprocess.Popen[bytes] | None = None
         self._look_at = 0.0
@@ -89,15 +93,18 @@ class OrphanHelp:
         orphan = next_orphan(self._own.parent, self._own, os.environ.get("MLFLOW_TRACKING_URI"), self._tried)
         if orphan is not None:
             self._tried.add(orphan)
-            self._helper = subprocess.Popen([sys.executable, "-m", "mlflow_stability.courier", str(orphan)])
+            self._helper = subprocess.Popen(
+                [sys.executable, "-m", "mlflow_stability.courier", str(orphan)],
+                env={**os.environ, VARIABLE: self._outlets.text()},
+            )
 
 
-def deliver_orphans(own: Path) -> None:
+def deliver_orphans(own: Path, outlets: OutletSettings) -> None:
     """Deliver the sessions that were left behind, one after the other."""
     tried: set[Path] = set()
     while (orphan := next_orphan(own.parent, own, os.environ.get("MLFLOW_TRACKING_URI"), tried)) is not None:
         tried.add(orphan)
-        report = deliver_session(orphan, os.environ.get("MLFLOW_TRACKING_URI"), _ORPHAN_LINGER)
+        report = deliver_session(orphan, os.environ.get("MLFLOW_TRACKING_URI"), _ORPHAN_LINGER, outlets=outlets)
         if report.error:
             _logger.warning("%s was not delivered: %s", orphan.name, report.error)
 

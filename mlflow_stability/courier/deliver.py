@@ -11,7 +11,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+from mlflow_stability.alerts.outlet_settings import OutletSettings
 from mlflow_stability.courier.process.out_of_memory import MemoryWatch
+from mlflow_stability.courier.recording import NO_OUTLETS
 from mlflow_stability.courier.session_delivery import DeliveryReport, SessionDelivery
 
 TICK = 0.5
@@ -23,9 +25,10 @@ def deliver_session(
     tracking_uri: str | None = None,
     linger: float = 600.0,
     on_progress: Callable[[DeliveryReport], None] | None = None,
+    outlets: OutletSettings = NO_OUTLETS.settings,
 ) -> DeliveryReport:
     """Deliver what a session has recorded so far; `on_progress` is called now and then with the report as it stands."""
-    session = SessionDelivery(folder, tracking_uri, MemoryWatch().has_killed)
+    session = SessionDelivery(folder, tracking_uri, MemoryWatch().has_killed, outlets)
     if not session.claim.take():
         return session.report(busy=True)
     shown = 0.0

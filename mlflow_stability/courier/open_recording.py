@@ -10,7 +10,6 @@ import logging
 import tempfile
 import time
 from collections.abc import Callable
-from dataclasses import fields
 from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
@@ -36,7 +35,7 @@ from mlflow_stability.courier.streams.metric_stream import MetricStream, Pace
 from mlflow_stability.courier.streams.part_stream import PartStream
 from mlflow_stability.courier.streams.stream import Patience, Stream
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
-from mlflow_stability.journal.last_words import read_last_words
+from mlflow_stability.journal.last_words import closing_in, read_last_words
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write.run_report import REPORT_FOLDER
@@ -50,7 +49,14 @@ _logger = logging.getLogger("mlflow_stability.courier")
 class OpenRecording:
     """A recording whose run is open."""
 
-    def __init__(self, opening: Opening, delivered: Delivered, uri: str, process: TrainingProcess) -> None:
+    def __init__(
+        self,
+        opening: Opening,
+        delivered: Delivered,
+        uri: str,
+        process: TrainingProcess,
+        awaits: Callable[[], bool] = lambda: False,
+    ) -> None:
         try:
             self.writer, place = open_run(opening, delivered, uri, process)
         finally:  # where the store is away, too: when it is back the code may be another
@@ -73,6 +79,8 @@ class OpenRecording:
         self._delivered = delivered
         self._opening = opening
         self._process = process
+        self._awaits = awaits
+        """Whether the end of the training should wait for something that does not go into the run."""
         every: list[Stream | RunTags] = [*self._streams, *self._pictures, self._board]
         self._patience = {each: Patience() for each in every}
         self._last_words: dict[str, Any] = {}
@@ -117,6 +125,7 @@ class OpenRecording:
         if (
             self._concluded
             and not self._told
+            and not self._awaits()
             and (not left or (left == [self._attention] and not self._attention.awaited))
         ):
             moved |= self._try(self._board, partial(self._end, alive, killed_for_memory))
@@ -151,7 +160,7 @@ class OpenRecording:
     def _said(self, alive: bool) -> Closing | None:
         """How the training said that it ended."""
         story = self.events.story
-        return story.closing or _closing(self._last_words) or (None if alive else story.returned)
+        return story.closing or closing_in(self._last_words) or (None if alive else story.returned)
 
     def _closing(self, alive: bool, killed_for_memory: Callable[[], bool]) -> Closing:
         """How it ended."""
@@ -228,9 +237,3 @@ class OpenRecording:
             return False
         patience.succeeded()
         return moved
-
-
-def _closing(last_words: dict[str, Any]) -> Closing | None:
-    """The closing that found no room in the journal."""
-    said = last_words.get("closing")
-    return Closing(**{each.name: said[each.name] for each in fields(Closing) if each.name in said}) if said else None

@@ -9,9 +9,12 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
+from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.courier.open_recording import OpenRecording
+from mlflow_stability.courier.outlets import OutletPlan, Outlets, TrainingState
 from mlflow_stability.courier.process.training_process import TrainingProcess
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.streams.stream import Patience
@@ -19,13 +22,22 @@ from mlflow_stability.errors import JournalError, StabilityError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.store.address import tracking_uri_for
+from mlflow_stability.tracking.store.run_page import run_page
 from mlflow_stability.vocabulary.run.milestone import Opening
+
+NO_OUTLETS = OutletPlan()
 
 
 class Recording:
     """One recording folder on its way."""
 
-    def __init__(self, folder: Path, process: TrainingProcess, tracking_uri: str | None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        process: TrainingProcess,
+        tracking_uri: str | None,
+        plan: OutletPlan = NO_OUTLETS,
+    ) -> None:
         self.folder = folder
         self.gone = False
         """All of it has arrived and the folder was removed."""
@@ -36,6 +48,8 @@ class Recording:
         self._delivered = Delivered.read(folder)
         self._patience = Patience()
         self._open: OpenRecording | None = None
+        self._plan = plan
+        self._outlets: Outlets | None = None
 
     @property
     def run_id(self) -> str | None:
@@ -77,12 +91,26 @@ class Recording:
         """Do a bite of work; False if there was nothing to do. `alive`: training may still append."""
         if self.gone or self.kept:
             return False
+        moved = self._advance_outlets(alive, killed_for_memory)
         if self._open is None:
-            return self._begin(alive)
-        moved = self._open.advance(alive, killed_for_memory)
-        if self._open.finished:
+            return self._begin(alive) or moved
+        moved |= self._open.advance(alive, killed_for_memory)
+        if self._open.finished and (self._outlets is None or self._outlets.done):
             self._remove_if_over(self._open.over)
         return moved
+
+    def _advance_outlets(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
+        """They do not wait for the store: what they have to say matters most while it is away."""
+        if self._outlets is None and self._plan.settings:
+            opening = opening_if_readable(self.folder)
+            self._outlets = None if opening is None else Outlets(self._plan, self._delivered, opening)
+        if self._outlets is None:
+            return False
+        stalled = self._open.events.story.stalled if self._open else None
+        return self._outlets.advance(TrainingState(alive, killed_for_memory, stalled))
+
+    def _awaits_outlets(self) -> bool:
+        return self._outlets is not None and self._outlets.awaited
 
     def _begin(self, alive: bool) -> bool:
         if not self._patience.ready(time.monotonic()):
@@ -94,7 +122,9 @@ class Recording:
                     self._remove_if_over(said_so=False)
                 return False
             uri = tracking_uri_for(opening.tracking_uri, opening.directory, self._given_uri)
-            self._open = OpenRecording(opening, self._delivered, uri, self._process)
+            self._open = OpenRecording(opening, self._delivered, uri, self._process, self._awaits_outlets)
+            if self._outlets is not None:
+                self._outlets.link(partial(_link, self._open.writer.run_id, uri))
         except StabilityError as error:
             self._patience.failed(error, time.monotonic())
             return False
@@ -124,3 +154,12 @@ def opening_of(folder: Path) -> Opening | None:
     except OSError as error:
         raise JournalError(f"The journal in {folder} cannot be read: {error}") from error
     return first[0].record if first and isinstance(first[0].record, Opening) else None
+
+
+def _link(run_id: str, uri: str) -> RunLink:
+    """The run as people find it; on a store that is a file there is no page to link to."""
+    try:
+        page = run_page(run_id, uri)
+    except StabilityError:
+        return RunLink(run_id)
+    return RunLink(run_id, page.name, "" if page.command else page.url)

@@ -9,17 +9,20 @@ from __future__ import annotations
 import shutil
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from mlflow_stability.alerts.outlet_settings import OutletSettings
+from mlflow_stability.courier.outlets import OutletPlan
 from mlflow_stability.courier.process.claim import Claim
 from mlflow_stability.courier.process.training_process import TrainingProcess, process_of
 from mlflow_stability.courier.progress import CourierStatus, StatusPage
-from mlflow_stability.courier.recording import Recording, opening_if_readable
+from mlflow_stability.courier.recording import NO_OUTLETS, Recording, opening_if_readable
 from mlflow_stability.journal.layout import RELEASED, recording_folders, remove_empty_root
 from mlflow_stability.vocabulary.run.milestone import Opening
 
 _WORTH_SAYING = 2.0  # seconds for which the store must be away before anybody hears of it
+_MOST_NOTICES = 20
 _LAST_LOOK = 0.25  # seconds; several of the looks of a training that waits
 
 
@@ -49,7 +52,13 @@ class DeliveryReport:
 class SessionDelivery:
     """One session on its way."""
 
-    def __init__(self, folder: Path, tracking_uri: str | None, killed_for_memory: Callable[[], bool]) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        tracking_uri: str | None,
+        killed_for_memory: Callable[[], bool],
+        outlets: OutletSettings = NO_OUTLETS.settings,
+    ) -> None:
         self.folder = folder
         self.claim = Claim(folder)
         self.alive = True
@@ -60,6 +69,8 @@ class SessionDelivery:
         self._recordings: dict[Path, Recording] = {}
         self._process: TrainingProcess | None = None
         self._settled = False
+        self._notices: list[str] = []
+        self._plan = OutletPlan(outlets, self._notices.append)
 
     @property
     def over(self) -> bool:
@@ -78,12 +89,12 @@ class SessionDelivery:
         # Looked for after that question: a recording that began before the end is found, whatever happened between.
         for folder in recording_folders(self.folder):
             if folder not in self._recordings:
-                self._recordings[folder] = Recording(folder, self._the_process(), self._uri)
+                self._recordings[folder] = Recording(folder, self._the_process(), self._uri, self._plan)
         moved = False
         for recording in self._recordings.values():
             moved |= recording.advance(self.alive, self._killed_for_memory)
         self._settled = True
-        self._page.show(self._status(moved))
+        self._page.show(replace(self._status(moved), notices=tuple(self._notices[-_MOST_NOTICES:])))
         return moved
 
     def seconds_to_wait(self) -> float:

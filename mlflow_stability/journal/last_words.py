@@ -7,12 +7,14 @@ not be told: at which step recording stopped and why, and how the training ended
 from __future__ import annotations
 
 import os
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
 import orjson
 
 from mlflow_stability.journal.record import to_json
+from mlflow_stability.vocabulary.run.milestone import Closing
 
 NAME = "last_words.json"
 SIZE = 4096
@@ -46,3 +48,9 @@ def read_last_words(folder: Path) -> dict[str, Any]:
     except (OSError, orjson.JSONDecodeError):
         return {}
     return said if isinstance(said, dict) else {}
+
+
+def closing_in(last_words: dict[str, Any]) -> Closing | None:
+    """The closing that found no room in the journal."""
+    said = last_words.get("closing")
+    return Closing(**{each.name: said[each.name] for each in fields(Closing) if each.name in said}) if said else None

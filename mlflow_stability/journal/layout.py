@@ -12,6 +12,7 @@
     000-8c1f…/                          one recording: what this process did for one run
       journal  last_words.json          written by the training
       delivered.json                    written by the courier: what has arrived
+      alerts.json                       likewise: which alerts were sent; no address is in it
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ COURIER_LOG = "courier.log"
 RELEASED = "released"
 STATUS = "status.json"
 DELIVERED = "delivered.json"
+ALERTS = "alerts.json"
 GITIGNORE = ".gitignore"
 _OUTLIVE = frozenset({CHECKPOINTS_FOLDER, BATCHES_FOLDER})
 

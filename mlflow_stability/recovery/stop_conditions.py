@@ -7,12 +7,11 @@ Promised: text that cannot be meant, a misspelt name above all, is refused at on
 from __future__ import annotations
 
 import math
-import operator
-import re
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from mlflow_stability.errors import SettingsError, TrainingDiverged
+from mlflow_stability.vocabulary.measured.condition import Condition, condition_in
 from mlflow_stability.vocabulary.measured.observation import StepReading
 
 QUANTITIES = (
@@ -29,30 +28,20 @@ QUANTITIES = (
 NONFINITE = ("loss", "grad_norm", "grad_norm_clipped")
 """What ``nonfinite`` looks at."""
 
-_COMPARISONS: dict[str, Callable[[float, float], bool]] = {
-    ">=": operator.ge,
-    "<=": operator.le,
-    ">": operator.gt,
-    "<": operator.lt,
-}
-_FORM = re.compile(r"\s*([A-Za-z_]\w*)\s*(>=|<=|>|<)\s*(\S+)\s*")
-
 
 @dataclass(frozen=True, slots=True)
 class StopCondition:
     """One reason to end a training."""
 
     text: str
-    quantity: str = ""
-    """Empty: ``nonfinite``."""
-    comparison: str = ""
-    limit: float = math.nan
+    condition: Condition | None = None
+    """None: ``nonfinite``."""
 
     def is_met(self, quantity: str, value: float) -> bool:
         """Whether this value is a reason to stop."""
-        if not self.quantity:
+        if self.condition is None:
             return quantity in NONFINITE and not math.isfinite(value)
-        return quantity == self.quantity and _COMPARISONS[self.comparison](value, self.limit)
+        return quantity == self.condition.signal.quantity and self.condition.holds(value)
 
 
 def stop_conditions(texts: str | Iterable[str], quantities: Iterable[str] = QUANTITIES) -> tuple[StopCondition, ...]:
@@ -70,7 +59,7 @@ def check_stop(conditions: Iterable[StopCondition], reading: StepReading, *, ski
         skipped: Whether a loss scaler threw the step away: that is how it finds its scale, and no reason to stop.
     """
     for condition in conditions:
-        if skipped and not condition.quantity:
+        if skipped and condition.condition is None:
             continue
         for signal, value in zip(reading.signals, reading.values, strict=True):
             if condition.is_met(signal.quantity, value):
@@ -84,16 +73,11 @@ def check_stop(conditions: Iterable[StopCondition], reading: StepReading, *, ski
 def _read(text: str, known: tuple[str, ...]) -> StopCondition:
     if text.strip() == "nonfinite":
         return StopCondition("nonfinite")
-    form = _FORM.fullmatch(text)
-    if form is None:
+    condition = condition_in(text)
+    if condition is None or condition.signal.place:
         raise SettingsError(f"stop_on takes 'nonfinite' or conditions such as 'loss>50', got {text!r}.")
-    quantity, comparison, number = form.groups()
-    if quantity not in known:
-        raise SettingsError(f"stop_on can compare {', '.join(known)}; got {quantity!r} in {text!r}.")
-    try:
-        limit = float(number)
-    except ValueError:
-        limit = math.nan
-    if not math.isfinite(limit):
-        raise SettingsError(f"stop_on compares with a finite number, got {number!r} in {text!r}.")
-    return StopCondition(text.strip(), quantity, comparison, limit)
+    if condition.signal.quantity not in known:
+        raise SettingsError(f"stop_on can compare {', '.join(known)}; got {condition.signal.quantity!r} in {text!r}.")
+    if not math.isfinite(condition.limit):
+        raise SettingsError(f"stop_on compares with a finite number, got {text!r}.")
+    return StopCondition(condition.text, condition)

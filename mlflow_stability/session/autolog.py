@@ -7,13 +7,14 @@ reconfigures; ``autolog(disable=True)`` leaves torch exactly as it was.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
 from typing import Any, Literal
 
 from torch.nn import Module
 
+from mlflow_stability.alerts import Alert, AlertMessage, alerts_of
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.session.autopilot import autopilot_config_of
@@ -23,6 +24,7 @@ from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.argument import check_names, with_known_names
 from mlflow_stability.vocabulary.settings import DISABLE, Settings, settings_from_environment
 
+AlertTarget = str | Alert | Callable[[AlertMessage], object]
 _current: Session | None = None
 
 
@@ -57,6 +59,7 @@ def autolog(
     capture_batch: bool | Literal["upload"] = True,
     snapshot_budget: int | None = None,
     offline: bool = False,
+    alerts: AlertTarget | Iterable[AlertTarget] = (),
     exclusive: bool = False,
     disable: bool = False,
     silent: bool = False,
@@ -108,6 +111,9 @@ def autolog(
         snapshot_budget: Bytes of host memory for snapshots. Default: a quarter of the free memory.
         offline: Write the journal and send nothing, as on a machine without a network. `mlflow-stability sync` delivers
             it later.
+        alerts: Where alerts go: URLs of apprise such as "slack://..." and "mailto://...", "env:NAME" for a URL in an
+            environment variable, "console", functions that are called with an `AlertMessage`, or `Alert` objects with
+            rules of their own. Default: the URLs in MLFLOW_STABILITY_ALERTS, if there are any.
         exclusive: Ignore runs started by the script; record only into runs of this package.
         disable: Stop recording and remove all hooks.
         silent: Suppress all output, warnings included.
@@ -152,6 +158,7 @@ def autolog(
         capture_batch=capture_batch,
         snapshot_budget=snapshot_budget,
         offline=offline,
+        alerts=alerts,
         exclusive=exclusive,
         silent=silent,
         strict=strict,
@@ -227,6 +234,7 @@ def _switched_off() -> bool:
 def _settings(call: str, /, **given: Any) -> Settings:
     """The settings that a call was given, with what the environment overrides."""
     check_names(call, given, [each.name for each in fields(Settings)])
+    given["alerts"] = alerts_of(given.get("alerts", ()))  # before anything could show an address
     settings = Settings(**(given | settings_from_environment()))
     if settings.uses_autopilot:
         policy = autopilot_config_of(settings).policy

@@ -18,6 +18,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
+from mlflow_stability.alerts.channels import console_file
+from mlflow_stability.alerts.outlet_settings import outlet_settings
 from mlflow_stability.detectors.catalog import described
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layout import new_session_folder
@@ -229,7 +231,9 @@ class RunBinding:
                     f"Cannot write a journal in {self.settings.journal_root()} ({error.strerror or error}): "
                     "nothing is recorded. Pass another folder with autolog(journal_dir=...)."
                 ) from error
-            self.links[address] = CourierLink(folder, uri, self._warn, self.settings.offline)
+            outlets = outlet_settings(self.settings.alerts, console_file())
+            environment = outlets.text() if outlets else ""
+            self.links[address] = CourierLink(folder, uri, self._warn, self.settings.offline, environment)
         return self.links[address]
 
     def _opening(self, run: RunInProgress | None) -> Opening:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import os
+import time
 from collections.abc import Callable
 from functools import partial
 from threading import get_ident
@@ -17,6 +18,9 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.alerts import RunLink
+from mlflow_stability.alerts.channels import CallbackAlerts
+from mlflow_stability.alerts.ending import ending_event
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
@@ -35,6 +39,8 @@ from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 from mlflow_stability.vocabulary.settings import Settings
 
 logger = logging.getLogger("mlflow_stability")
+ALERT_SECONDS = 2.0
+"""For how long the end of a session waits for the alerts that its functions are called with."""
 LOOK_SECONDS = 0.5
 """How often the couriers are looked after."""
 
@@ -50,6 +56,7 @@ class Session:
         """The `AutopilotLifecycle`, where an autopilot was asked for: else its part of the package is not even
         imported.
         """
+        self._alerts = CallbackAlerts(settings.alerts, self._run_link, self._warn)
         self._binding = RunBinding(settings, self._guard, self._emit, self._warn, self._settle)
         self._meter = self._new_meter()
         self._unseen = UnseenTraining(lambda message: self._warn("%s", message))
@@ -106,6 +113,11 @@ class Session:
         before, self.settings = self.settings, settings
         self._binding.settings = settings
         self._guard.strict = settings.strict
+        if before.alerts != settings.alerts:
+            self._alerts.close(ALERT_SECONDS)
+            self._alerts = CallbackAlerts(settings.alerts, self._run_link, self._warn)
+            if self._binding.links:
+                self._warn("Alerts by URL and to the console stay as they were until this process ends.")
         if before.autopilot == settings.autopilot:
             return
         was_on = self._watch.is_installed
@@ -218,6 +230,7 @@ class Session:
             recording.record(reading)
         if recording is None:
             return
+        self._alerts.see(recording.last)
         if not 0 <= reading.time - self._looked_after < LOOK_SECONDS:  # the clock may be set back
             self._looked_after = reading.time
             for link in self._binding.links.values():
@@ -238,6 +251,10 @@ class Session:
         if self._lifecycle is not None:
             self._lifecycle.close()
         self._guard("the end of the recording", self._binding.close)(closing)
+        event = ending_event(closing, self.step, time.time())
+        if event is not None:
+            self._alerts.tell(event)
+        self._alerts.close(ALERT_SECONDS)
 
     def _at_exit(self, closing: Closing | None) -> Callable[[], None]:
         """End with the process, as an exception has ended it, or as it ends; gives what is left after the delivery."""
@@ -293,7 +310,19 @@ class Session:
                 "; ".join(dict.fromkeys(lacking.values())),
             )
 
+    def _run_link(self) -> RunLink | None:
+        run_id, recording = self.run_id, self._binding.recording
+        if run_id is None:
+            return None
+        opening = None if recording is None else recording.opening
+        uri = "" if opening is None else opening.tracking_uri or ""
+        is_server = opening is not None and uri.startswith(("http://", "https://"))
+        experiment = "0" if opening is None else opening.experiment_id or "0"
+        page = f"{uri.rstrip('/')}/#/experiments/{experiment}/runs/{run_id}?workflowType=machine_learning"
+        return RunLink(run_id, url=page if is_server else "")
+
     def _emit(self, event: Event) -> None:
+        self._alerts.tell(event)
         if event.severity >= Severity.WARNING:
             advice = f" {event.remedies[0]}" if event.remedies else ""
             self._warn("%s: %s%s", event.kind, event.message, advice)

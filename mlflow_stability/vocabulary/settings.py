@@ -100,6 +100,8 @@ class Settings:
     """How many of them are kept; the best and the last good one always are."""
     adaptive_clip: bool = field(default=False, metadata=yes_or_no())
     """Clip gradients whose norm stands out from the training's own."""
+    alerts: tuple[Any, ...] = field(default=(), metadata=elsewhere())
+    """Where alerts go: `Alert` objects, which have been checked."""
     preset: str | None = field(default=None, metadata=one_of(*PRESETS, optional=True))
     """A set of knobs for the autopilot: ``research``, ``production``, ``debugging``."""
     capture_batch: bool | str = field(default=True, metadata=one_of(True, False, "upload"))

@@ -21,6 +21,9 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
+from mlflow_stability.alerts.alert import ALERTS_VARIABLE, alerts_from_environment
+from mlflow_stability.alerts.channels import ChannelError, console_file, open_channel
+from mlflow_stability.alerts.message import TEST_MESSAGE
 from mlflow_stability.cli.commands.sync import sessions_in
 from mlflow_stability.cli.kit.options import journal_root, tracking_uri_option
 from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
@@ -133,6 +136,23 @@ def check_sessions() -> Iterator[Finding]:
         yield Finding("undelivered", FINE, "nothing")
 
 
+def check_alerts() -> Iterator[Finding]:
+    """Whether alerts arrive: sends a test message."""
+    asked = alerts_from_environment()
+    if not asked:
+        advice = f"export {ALERTS_VARIABLE}='slack://... mailto://...': URLs of apprise, separated by blanks."
+        yield Finding("alerts", Severity.WARNING, f"{ALERTS_VARIABLE} is not set", advice)
+    for each in asked:
+        try:
+            channel = open_channel(str(each.to), console_file(), notes_console().print)
+            channel.send(TEST_MESSAGE)
+        except ChannelError as error:
+            advice = "Compare the URL with apprise's documentation: https://appriseit.com/services/"
+            yield Finding("alerts", Severity.CRITICAL, f"{each.service}: {error}", advice)
+        else:
+            yield Finding("alerts", FINE, f"{channel.name}: a test message was sent")
+
+
 def check_everything(uri: str | None) -> Iterator[Finding]:
     """All of it, the slow questions last."""
     yield from check_python()
@@ -162,7 +182,8 @@ _ENDINGS = {
 
 @click.command("doctor")
 @tracking_uri_option
-def command(tracking_uri: str | None) -> int:
+@click.option("--alerts", is_flag=True, help="Send a test message to every channel in MLFLOW_STABILITY_ALERTS.")
+def command(tracking_uri: str | None, alerts: bool) -> int:
     """Check the installation, the tracking store and the journals.
 
     Takes a few seconds, for torch and MLflow are loaded; the store has five to answer. Nothing is changed.
@@ -174,6 +195,8 @@ def command(tracking_uri: str | None) -> int:
     out = result_console()
     with notes.status("Checking ..."):
         findings = list(check_everything(tracking_uri))
+        if alerts:
+            findings += check_alerts()
     show(out, findings)
     return EXIT_CODES[worst(findings)]
 

@@ -29,6 +29,8 @@ class CourierStatus:
     """What the store will not take."""
     runs: tuple[tuple[str, str], ...] = ()
     """The name of each recording's folder, and the id of its run; the folders go when everything has arrived."""
+    notices: tuple[str, ...] = ()
+    """What the training should say on its console, each once."""
 
 
 class StatusPage:

@@ -19,6 +19,7 @@ from typing import Any
 import orjson
 
 import mlflow_stability
+from mlflow_stability.alerts.outlet_settings import VARIABLE
 from mlflow_stability.journal.layout import COURIER_LOG, DELIVERED, RELEASED, STATUS, recording_folders
 
 LOOK_EVERY = 5.0
@@ -30,11 +31,17 @@ _LAUNCH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:]
 class CourierLink:
     """One courier, for one folder."""
 
-    def __init__(self, folder: Path, tracking_uri: str | None, warn: Say, offline: bool = False) -> None:
+    def __init__(
+        self, folder: Path, tracking_uri: str | None, warn: Say, offline: bool = False, outlets: str = ""
+    ) -> None:
         self.folder = folder
         self._offline = offline
         """Whether nobody delivers before `mlflow-stability sync`."""
         self._tracking_uri = tracking_uri
+        self._outlets = outlets
+        """Alerts and the like, for the courier's environment alone: it holds addresses with passwords."""
+        self._notices: set[str] = set()
+        """What the courier wanted to have said, and was."""
         self.warn = warn
         self._launcher: subprocess.Popen[bytes] | None = None
         self._alive = -1
@@ -63,6 +70,8 @@ class CourierLink:
             "MLFLOW_STABILITY_DISABLE": "1",
             "OMP_NUM_THREADS": "1",
         }
+        if self._outlets:
+            environment[VARIABLE] = self._outlets
         if self._tracking_uri is not None:
             environment["MLFLOW_TRACKING_URI"] = self._tracking_uri
         try:
@@ -165,12 +174,15 @@ class CourierLink:
         until = time.monotonic() + seconds
         while not self.all_arrived():
             self._revive()
+            status = _read(self.folder / STATUS)
+            self._pass_on_notices(status)
             if time.monotonic() >= until or not self.was_started:
                 return False
-            progress(_read(self.folder / STATUS))
+            progress(status)
             self._known_runs()
             time.sleep(0.05)
         self._known_runs()
+        self._pass_on_notices(_read(self.folder / STATUS))
         return True
 
     def _known_runs(self) -> dict[str, str]:
@@ -207,6 +219,7 @@ class CourierLink:
 
     def _pass_on(self) -> None:
         status = _read(self.folder / STATUS)
+        self._pass_on_notices(status)
         since = status.get("away_since")
         if since and not self._away_said:
             self._away_said = True
@@ -217,6 +230,12 @@ class CourierLink:
                 status.get("error") or "no answer",
                 self.folder.parent,
             )
+
+    def _pass_on_notices(self, status: dict[str, Any]) -> None:
+        for notice in status.get("notices") or ():
+            if notice not in self._notices:
+                self._notices.add(notice)
+                self.warn("%s", notice)
 
 
 def _read(path: Path) -> dict[str, Any]:

@@ -144,6 +144,11 @@ class Recording:
         """Of which signals that was noted last, and what it was."""
 
     @property
+    def last(self) -> StepReading | None:
+        """What was recorded last."""
+        return self._last
+
+    @property
     def micro_batches(self) -> int:
         """How many backward passes the last step had; 0 where none was counted."""
         read = () if self._last is None else zip(self._last.signals, self._last.values, strict=True)

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 from courier.staging import Training
+from servers.alert_services import ChatServer
 
 from mlflow_stability.cli.main import run
 from mlflow_stability.probes.hooks import torch_api
@@ -116,3 +117,24 @@ def test_doctor_says_what_is_off_without_a_symbol(
     said = " ".join(capsys.readouterr().out.split())
     assert "lacks torch.nn.utils.clip_grad:_gone" in said
     assert "Off without it: the gradient norm before clipping." in said
+
+
+def test_alerts_are_tried_with_a_message_to_every_channel(
+    sqlite_uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with ChatServer() as server:
+        url = f"json://me:hunter2hunter2@{server.address}/hook"
+        monkeypatch.setenv("MLFLOW_STABILITY_ALERTS", url)
+        assert run(["doctor", "--tracking-uri", sqlite_uri, "--alerts"]) == 0
+        assert [each.body["title"] for each in server.taken] == ["INFO: test message"]
+        assert "JSON: a test message was sent" in capsys.readouterr().out
+        server.answers = [500]
+        assert run(["doctor", "--tracking-uri", sqlite_uri, "--alerts"]) == 2
+    said = " ".join(capsys.readouterr().out.split())
+    assert "error=500" in said
+    assert "hunter2" not in said
+
+
+def test_alerts_without_a_channel_say_what_to_set(sqlite_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["doctor", "--tracking-uri", sqlite_uri, "--alerts"]) == 1
+    assert "export MLFLOW_STABILITY_ALERTS=" in capsys.readouterr().out

@@ -5,7 +5,8 @@ import re
 import pytest
 
 from mlflow_stability.detectors.catalog import KINDS
-from mlflow_stability.diagnosis.verdict.finding_phrases import NOUNS, listed, noun_of
+from mlflow_stability.detectors.finding_nouns import NOUNS, noun_of
+from mlflow_stability.diagnosis.verdict.finding_phrases import listed
 from mlflow_stability.vocabulary.run.outcome import RUN_STATUS, process_ended
 
 VOWEL = re.compile(r"(?:[aeio]|u(?!n[ai]))")

@@ -1,0 +1,9 @@
+"""Tells: events become alerts, signals become metrics of other tools."""
+
+from __future__ import annotations
+
+from mlflow_stability.alerts.alert import Alert, alerts_of
+from mlflow_stability.alerts.message import AlertMessage, RunLink
+from mlflow_stability.alerts.router import AlertRouter
+
+__all__ = ["Alert", "AlertMessage", "AlertRouter", "RunLink", "alerts_of"]

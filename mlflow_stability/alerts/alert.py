@@ -1,0 +1,125 @@
+"""What a user asks for with ``autolog(alerts=...)``: where alerts go, which ones, and how often.
+
+In: URLs, callables, `Alert`. Out: checked `Alert` objects. Guarantees: an address is never shown, neither by ``repr``
+nor in an error: it may hold a password or a token.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field
+from importlib.util import find_spec
+from typing import Any
+
+from mlflow_stability.alerts.message import AlertMessage
+from mlflow_stability.alerts.rules import check_rules
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary.argument import Takes, check_fields, made_with_known_names, member_of, names, number
+from mlflow_stability.vocabulary.result.event import Severity
+
+CONSOLE = "console"
+ENVIRONMENT = "env:"
+"""In front of the name of an environment variable that holds a URL."""
+ALERTS_VARIABLE = "MLFLOW_STABILITY_ALERTS"
+"""URLs, separated by blanks or commas in front of the next URL, for trainings that name none themselves."""
+_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.\-]*)://\S")
+_BETWEEN = re.compile(r"[\s,]+(?=[A-Za-z][A-Za-z0-9+.\-]*://|console\b)")
+
+
+def _address(given: Any) -> str | Callable[[AlertMessage], object]:
+    """A URL, ``console`` or a callable, with ``env:NAME`` replaced by what the variable holds."""
+    if callable(given):
+        function: Callable[[AlertMessage], object] = given
+        return function
+    if not isinstance(given, str):
+        raise TypeError
+    text = given.strip()
+    if text.startswith(ENVIRONMENT):
+        name = text.removeprefix(ENVIRONMENT)
+        text = os.environ.get(name, "").strip()
+        if not text:
+            raise SettingsError(f"alerts: the environment variable {name} is not set; it should hold a URL.")
+    if text != CONSOLE and not _SCHEME.match(text):
+        raise ValueError
+    return text
+
+
+class _Addressed(Takes):
+    """The address of an alert, which no message shows."""
+
+    def checked(self, name: str, given: object) -> Any:
+        """The address in its one form."""
+        try:
+            return self.read(given)
+        except (TypeError, ValueError) as error:
+            if isinstance(error, SettingsError):
+                raise
+            raise SettingsError(
+                f"alerts: {name} must be {self.words}; got {'another text' if isinstance(given, str) else type(given)}."
+            ) from None
+
+
+@made_with_known_names
+@dataclass(frozen=True, slots=True)
+class Alert:
+    """Where alerts go, which ones, and how often."""
+
+    to: str | Callable[[AlertMessage], object] = field(
+        repr=False,
+        metadata={"takes": _Addressed("a URL such as 'slack://...', 'env:NAME', 'console', or a callable", _address)},
+    )
+    """A URL of apprise ("slack://...", "mailto://...", "discord://..."), "env:NAME" for a URL in an environment
+    variable, "console", or a function that is called with an `AlertMessage`."""
+    severity: Severity = field(default=Severity.WARNING, metadata=member_of(Severity))
+    """Lowest severity of events that are sent: "info", "warning" or "critical"."""
+    rules: tuple[str, ...] = field(
+        default=(), metadata=names("an event type or a condition such as 'loss>50'", "['divergence', 'grad_norm>100']")
+    )
+    """Event types ("loss_spike") and conditions on signals ("grad_norm>100", always sent). Default: all event types."""
+    cooldown: float | None = field(default=None, metadata=number(least=0, what="of seconds", optional=True))
+    """Shortest time in seconds between two alerts of one type. Default: by type, 60 s for NaN to 1800 s for plateaus.
+    A rise in severity does not wait."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be meant."""
+        check_fields(self)
+        check_rules(self.rules)
+
+    @property
+    def service(self) -> str:
+        """The kind of channel, in a word that gives nothing away: ``slack``, ``console``, a function's name."""
+        if callable(self.to):
+            return getattr(self.to, "__name__", type(self.to).__name__)
+        return self.to.partition("://")[0].lower()
+
+    @property
+    def in_training(self) -> bool:
+        """Whether the training process sends it itself."""
+        return callable(self.to)
+
+
+def alerts_of(given: Any) -> tuple[Alert, ...]:
+    """The alerts that were asked for: one URL, callable or `Alert`, or several; the environment's where none is."""
+    if isinstance(given, str | Alert) or callable(given):
+        given = (given,)
+    if given is None or not isinstance(given, Iterable) or isinstance(given, bytes | Mapping):
+        raise SettingsError(
+            f"alerts must be URLs, callables or Alert objects, one or several; got {type(given).__name__}."
+        )
+    found = tuple(each if isinstance(each, Alert) else Alert(each) for each in given)
+    if not found:
+        found = alerts_from_environment()
+    if any(isinstance(each.to, str) and each.to != CONSOLE for each in found) and find_spec("apprise") is None:
+        raise SettingsError(f"alerts to a URL need apprise, which is not installed here: {INSTALL}.")
+    return found
+
+
+def alerts_from_environment() -> tuple[Alert, ...]:
+    """Those of ``MLFLOW_STABILITY_ALERTS``."""
+    said = os.environ.get(ALERTS_VARIABLE, "").strip(" ,\n")
+    return tuple(Alert(each) for each in _BETWEEN.split(said) if each)
+
+
+INSTALL = "pip install 'mlflow-stability[alerts]'"

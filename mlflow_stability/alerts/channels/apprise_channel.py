@@ -1,0 +1,102 @@
+"""Slack, Discord, PagerDuty, Teams, e-mail, webhooks and the rest of what apprise knows, by URL.
+
+Guarantees: neither the URL nor a part of it is in an error or in a log.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+from typing import Any
+
+from mlflow_stability.alerts.alert import INSTALL
+from mlflow_stability.alerts.channels.channel import ChannelError
+from mlflow_stability.alerts.message import AlertMessage
+from mlflow_stability.vocabulary.result.event import Severity
+
+_TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
+"""What apprise calls severities; services turn them into colours, icons and priorities."""
+_SHORTEST_SECRET = 4
+
+
+class AppriseChannel:
+    """One URL."""
+
+    def __init__(self, url: str) -> None:
+        try:
+            import apprise
+        except ImportError as error:
+            raise ChannelError(f"Alerts to a URL need apprise: {INSTALL}.") from error
+        scheme = url.partition("://")[0].lower()
+        with _said_by_apprise():
+            service: Any = apprise.Apprise.instantiate(url)
+        if service is None:
+            raise ChannelError(f"apprise does not accept the {scheme}:// URL. Compare it with apprise's documentation.")
+        self.name = str(service.service_name or scheme)
+        self._service = service
+        parts = re.split(r"[/?&=:@#,\s]+", url.partition("://")[2])
+        self._secrets = sorted((each for each in parts if len(each) >= _SHORTEST_SECRET), key=len, reverse=True)
+
+    def send(self, message: AlertMessage) -> None:
+        """One request, or as many as the service needs for one message."""
+        with _said_by_apprise() as said:
+            try:
+                sent = self._service.notify(
+                    body=message.text(time.time()), title=message.title, notify_type=_TYPES[message.severity]
+                )
+            except Exception as error:  # a library that sends to a hundred services
+                raise ChannelError(self._without_secrets(f"{type(error).__name__}: {error}")) from None
+        if not sent:
+            raise ChannelError(self._without_secrets(" ".join(said.getvalue().split())) or "not accepted")
+
+    def _without_secrets(self, text: str) -> str:
+        for secret in self._secrets:
+            text = text.replace(secret, "***")
+        return text[:300]
+
+
+class _Quiet:
+    """Apprise's logger, which goes nowhere while any channel sends: what it says may hold the URL."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._sending = 0
+        self._propagates = True
+
+    def begin(self, logger: logging.Logger, handler: logging.Handler) -> None:
+        """A channel sends."""
+        with self._lock:
+            if not self._sending:
+                self._propagates, logger.propagate = logger.propagate, False
+            self._sending += 1
+            logger.addHandler(handler)
+
+    def end(self, logger: logging.Logger, handler: logging.Handler) -> None:
+        """It has sent."""
+        with self._lock:
+            logger.removeHandler(handler)
+            self._sending -= 1
+            if not self._sending:
+                logger.propagate = self._propagates
+
+
+_quiet = _Quiet()
+
+
+@contextmanager
+def _said_by_apprise() -> Iterator[StringIO]:
+    """Gather what apprise logs in this thread, and keep it out of all logs."""
+    said = StringIO()
+    handler, thread = logging.StreamHandler(said), threading.get_ident()
+    handler.addFilter(lambda record: record.thread == thread)  # other channels send meanwhile
+    logger = logging.getLogger("apprise")
+    _quiet.begin(logger, handler)
+    try:
+        yield said
+    finally:
+        _quiet.end(logger, handler)

@@ -1,0 +1,23 @@
+"""The event that a training's end is, where it is one."""
+
+from __future__ import annotations
+
+from mlflow_stability.detectors.reported.endings import WAYS_TO_END
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.milestone import Closing
+from mlflow_stability.vocabulary.run.outcome import process_ended
+
+_ENDINGS = {"crashed": "crashed", "exited": "crashed", "killed": "killed", "out_of_memory": "out_of_memory"}
+"""The event type of each outcome that is one; who stops a training with Ctrl-C knows it already."""
+_REMEDIES = {each.kind: each.remedies for each in WAYS_TO_END}
+
+
+def ending_event(closing: Closing, last_step: int, time: float) -> Event | None:
+    """The event of a bad end; None for a good one. `time`: when, if the closing does not say."""
+    kind = _ENDINGS.get(closing.outcome)
+    if kind is None:
+        return None
+    detail = f": {closing.detail}" if closing.detail else ""
+    message = f"{process_ended(closing.outcome)} after step {last_step}{detail}."
+    when = closing.time or time
+    return Event(last_step, kind, Severity.CRITICAL, message, remedies=_REMEDIES[kind], time=when)

@@ -1,0 +1,1 @@
+"""Signals in other tools: their names, and the ways there."""

@@ -1,0 +1,154 @@
+"""Turns events into messages for one channel: rules, severity, cooldown, bursts folded into one message.
+
+In: events and what time it is. Out: messages that are due. Guarantees: each wanted event is counted in exactly one
+message; between two messages of one type lies the type's cooldown, unless the severity rises or the training is over;
+from what `saved` gives, `resumed` goes on as if nothing had happened. Pure: it asks no clock.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from mlflow_stability.alerts.message import AlertMessage, RunLink
+from mlflow_stability.alerts.rules import rules_of
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+COOLDOWNS = {
+    "nan_detected": 60.0,
+    "inf_detected": 60.0,
+    "divergence": 120.0,
+    "gradient_explosion": 120.0,
+    "layer_explosion": 120.0,
+    "loss_spike": 300.0,
+    "memory_pressure": 300.0,
+    "throughput_drop": 600.0,
+    "step_time_increase": 600.0,
+    "low_mfu": 600.0,
+    "plateau": 1800.0,
+    "slow_progress": 1800.0,
+}
+"""Seconds between two messages of one type."""
+USUAL_COOLDOWN = 300.0
+"""Of types that the table does not name, and of conditions."""
+GATHER = {Severity.INFO: 5.0, Severity.WARNING: 5.0, Severity.CRITICAL: 1.0}
+"""Seconds for which a first event waits for others of its burst."""
+
+
+@dataclass(slots=True)
+class _Burst:
+    """Events of one type that wait for their message."""
+
+    count: int
+    first_step: int
+    last_step: int
+    time: float
+    severity: Severity
+    due: float
+    message: str
+    remedies: tuple[str, ...]
+    evidence: dict[str, float]
+
+
+class AlertRouter:
+    """The messages of one channel."""
+
+    def __init__(self, rules: tuple[str, ...], floor: Severity, cooldown: float | None = None) -> None:
+        self._rules = rules_of(rules, floor)
+        self._cooldown = cooldown
+        self._bursts: dict[str, _Burst] = {}
+        self._sent: dict[str, tuple[float, Severity]] = {}
+        """When the last message of each type was due, and its severity."""
+
+    @property
+    def looks_at_steps(self) -> bool:
+        """Whether there are conditions, so that readings matter."""
+        return bool(self._rules.conditions)
+
+    def step(self, reading: StepReading, now: float) -> bool:
+        """Take in what was measured at a step; whether it met a condition."""
+        met = self._rules.met(reading)
+        for event in met:
+            self._add(event, now)
+        return bool(met)
+
+    def take(self, event: Event, now: float) -> bool:
+        """Take in an event; whether it is wanted."""
+        wanted = self._rules.wants(event)
+        if wanted:
+            self._add(event, now)
+        return wanted
+
+    def due(self, now: float, run: RunLink | None = None, *, over: bool = False) -> list[AlertMessage]:
+        """The messages that are to be sent now, in the order of their time; all that waits where the run is over."""
+        ready = [kind for kind, burst in self._bursts.items() if over or now >= burst.due]
+        found = []
+        for kind in ready:
+            burst = self._bursts.pop(kind)
+            self._sent[kind] = now, burst.severity
+            found.append(
+                AlertMessage(
+                    kind,
+                    burst.severity,
+                    burst.count,
+                    burst.first_step,
+                    burst.last_step,
+                    burst.message,
+                    burst.remedies,
+                    burst.time,
+                    burst.evidence,
+                    run,
+                )
+            )
+        return sorted(found, key=lambda each: each.time)
+
+    def saved(self) -> dict[str, Any]:
+        """Everything that is needed to go on from here, as plain JSON."""
+        bursts = {
+            kind: {**asdict(burst), "evidence": {name: repr(value) for name, value in burst.evidence.items()}}
+            for kind, burst in self._bursts.items()
+        }
+        return {"bursts": bursts, "sent": {kind: list(last) for kind, last in self._sent.items()}}
+
+    def resume(self, saved: dict[str, Any]) -> None:
+        """Go on where `saved` was called."""
+        self._bursts = {kind: _burst_of(each) for kind, each in saved.get("bursts", {}).items()}
+        self._sent = {kind: (at, Severity(severity)) for kind, (at, severity) in saved.get("sent", {}).items()}
+
+    def _add(self, event: Event, now: float) -> None:
+        burst = self._bursts.get(event.kind)
+        due = self._due_at(event, now)
+        if burst is None:
+            self._bursts[event.kind] = _Burst(
+                1,
+                event.step,
+                event.step,
+                event.time,
+                event.severity,
+                due,
+                event.message,
+                event.remedies,
+                dict(event.evidence),
+            )
+            return
+        burst.count += 1
+        burst.first_step, burst.last_step = min(burst.first_step, event.step), max(burst.last_step, event.step)
+        burst.time = max(burst.time, event.time)
+        if event.severity > burst.severity:
+            burst.severity, burst.due = event.severity, min(burst.due, due)
+            burst.message, burst.remedies, burst.evidence = event.message, event.remedies, dict(event.evidence)
+
+    def _due_at(self, event: Event, now: float) -> float:
+        gathered = now + GATHER[event.severity]
+        last = self._sent.get(event.kind)
+        if last is None or event.severity > last[1]:
+            return gathered
+        cooldown = COOLDOWNS.get(event.kind, USUAL_COOLDOWN) if self._cooldown is None else self._cooldown
+        return max(gathered, last[0] + cooldown)
+
+
+def _burst_of(said: dict[str, Any]) -> _Burst:
+    evidence = {name: float(value) for name, value in said["evidence"].items()}
+    burst = _Burst(**{**said, "evidence": evidence})
+    return replace(burst, severity=Severity(burst.severity), remedies=tuple(burst.remedies))

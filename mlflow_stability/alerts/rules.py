@@ -1,0 +1,80 @@
+"""Which events an alert is for: event types by name, and conditions on signals."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from mlflow_stability.alerts.metrics.signal_names import KNOWN_QUANTITIES
+from mlflow_stability.detectors.catalog import KINDS
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary.argument import did_you_mean, shown
+from mlflow_stability.vocabulary.measured.condition import Condition, condition_in
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured.signal import of_the_whole
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+
+@dataclass(frozen=True, slots=True)
+class Rules:
+    """The rules of one alert, read."""
+
+    floor: Severity
+    kinds: frozenset[str]
+    """Empty: every type."""
+    conditions: tuple[Condition, ...]
+
+    def wants(self, event: Event) -> bool:
+        """Whether an event is to be sent; one that a condition made always is."""
+        if any(event.kind == each.text for each in self.conditions):
+            return True
+        if self.conditions and not self.kinds:
+            return False
+        return event.severity >= self.floor and (not self.kinds or event.kind in self.kinds)
+
+    def met(self, reading: StepReading) -> list[Event]:
+        """An event for each condition that a step meets."""
+        found = []
+        for condition in self.conditions:
+            wanted = condition.signal
+            for signal, value in zip(reading.signals, reading.values, strict=True):
+                same_place = signal.place == wanted.place or (not wanted.place and of_the_whole(signal.place))
+                if signal.quantity == wanted.quantity and same_place and condition.holds(value):
+                    message = f"{signal} is {value:.6g} at step {reading.step} (condition {condition.text})."
+                    found.append(
+                        Event(
+                            reading.step,
+                            condition.text,
+                            Severity.WARNING,
+                            message,
+                            signal.place,
+                            {signal.quantity: value},
+                            attempt=reading.attempt,
+                            time=reading.time,
+                        )
+                    )
+        return found
+
+
+def rules_of(texts: Sequence[str], floor: Severity) -> Rules:
+    """The rules that a user wrote, which `check_rules` has let pass."""
+    conditions = tuple(each for each in map(condition_in, texts) if each is not None)
+    return Rules(floor, frozenset(each.strip() for each in texts if condition_in(each) is None), conditions)
+
+
+def check_rules(texts: Iterable[str]) -> None:
+    """Refuse an event type or a signal that does not exist, with the one that was probably meant."""
+    for text in texts:
+        condition = condition_in(text)
+        if condition is None:
+            if text.strip() not in KINDS:
+                hint = did_you_mean(text, KINDS) or " `mlflow-stability explain` lists the event types."
+                raise SettingsError(f"alerts: there is no event type {shown(text)}.{hint}")
+            continue
+        if not math.isfinite(condition.limit):
+            raise SettingsError(f"alerts: a condition compares with a finite number; got {shown(text)}.")
+        quantity = condition.signal.quantity
+        if quantity not in KNOWN_QUANTITIES and not quantity.startswith("val_loss"):
+            hint = did_you_mean(quantity, KNOWN_QUANTITIES) or " The manual's page 'signals' lists them."
+            raise SettingsError(f"alerts: there is no signal {shown(quantity)}.{hint}")

@@ -1,0 +1,8 @@
+"""Outlets follow the journal beside the run: alerts to people, metrics to other tools."""
+
+from __future__ import annotations
+
+from mlflow_stability.courier.outlets.outlet import OutletPlan, TrainingState
+from mlflow_stability.courier.outlets.outlets import Outlets
+
+__all__ = ["OutletPlan", "Outlets", "TrainingState"]

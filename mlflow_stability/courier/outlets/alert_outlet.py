@@ -1,0 +1,172 @@
+"""Alerts of one recording: events of the journal, conditions on its signals, a stall, and how the training ended.
+
+In: the journal; the state of the training. Out: messages over the channels that were asked for. Guarantees: a new
+courier goes on where the one before it was killed; messages carry a link to the run, except where the tracking server
+does not answer for a while; no address is written anywhere.
+"""
+
+from __future__ import annotations
+
+import time
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+from mlflow_stability.alerts.channels import open_channel
+from mlflow_stability.alerts.ending import ending_event
+from mlflow_stability.alerts.message import RunLink
+from mlflow_stability.alerts.outlet_settings import ChannelSettings
+from mlflow_stability.alerts.router import AlertRouter
+from mlflow_stability.courier.outlets.outlet import OutletPlan, TrainingState
+from mlflow_stability.courier.outlets.sender import Sender
+from mlflow_stability.courier.progress import Delivered, read_page, write_page
+from mlflow_stability.courier.run import silent_end
+from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.journal.last_words import closing_in, read_last_words
+from mlflow_stability.journal.layout import ALERTS
+from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.run.milestone import Closing, Opening, Returned
+
+LINK_SECONDS = 15.0
+"""For so long alerts wait for the run that they are about."""
+AWAITED_SECONDS = 15.0
+"""For so long the end of the training waits for alerts."""
+GIVE_UP_SECONDS = 600.0
+"""For so long after the end of the training a channel that does not work is tried."""
+_READ_AT_ONCE = 500
+_KEEP_EVERY = 5.0
+
+
+class AlertOutlet:
+    """The alerts of one recording."""
+
+    def __init__(self, plan: OutletPlan, delivered: Delivered, opening: Opening) -> None:
+        self.done = False
+        self.awaited = True
+        self.link: RunLink | None = None
+        """The run, as soon as it is known."""
+        self._delivered = delivered
+        self._opening = opening
+        self._began = time.monotonic()
+        self._over_since: float | None = None
+        self._page = delivered.folder / ALERTS
+        page = read_page(self._page)
+        self._routers: dict[str, AlertRouter] = {}
+        self._senders: dict[str, Sender] = {}
+        for channel in plan.settings.channels:
+            self._add(channel, plan, page.get("channels", {}).get(channel.key, {}))
+        self._until = page.get("until", 0)
+        self._last_step, self._last_time = page.get("last_step", 0), page.get("last_time", 0.0)
+        self._ended, self._stalled_at = page.get("ended", False), page.get("stalled_at", 0.0)
+        self._follower = JournalFollower(delivered.folder / JOURNAL, self._until)
+        self._closing: Closing | None = None
+        self._returned: Closing | None = None
+        self._changed, self._kept_at = True, 0.0
+
+    def advance(self, state: TrainingState) -> bool:
+        """Read on, and send what is due."""
+        now = time.time()
+        more = self._read(now)
+        self._look_at(state, now, more)
+        over = self._over_since is not None
+        waits_for_link = self.link is None and time.monotonic() - self._began < LINK_SECONDS
+        if not waits_for_link:
+            self._route(now, over and not more)
+        moved = False
+        for sender in self._senders.values():
+            moved |= sender.advance(time.monotonic())
+        if time.monotonic() - self._kept_at >= _KEEP_EVERY:
+            self._keep()
+        if self._over_since is not None:
+            since = time.monotonic() - self._over_since
+            left = more or waits_for_link or any(each.pending for each in self._senders.values())
+            self.awaited = left and since < AWAITED_SECONDS
+            self.done = not left or since > GIVE_UP_SECONDS
+        return more or moved
+
+    def _add(self, channel: ChannelSettings, plan: OutletPlan, saved: dict[str, Any]) -> None:
+        opened = partial(open_channel, channel.address, plan.settings.console, plan.say)
+        router = AlertRouter(channel.rules, channel.severity, channel.cooldown)
+        router.resume(saved.get("router", {}))
+        sender = Sender(channel.key, opened, plan.say, self._keep)
+        sender.resume(saved)
+        self._routers[channel.key], self._senders[channel.key] = router, sender
+
+    def _read(self, now: float) -> bool:
+        entries = self._follower.read(_READ_AT_ONCE)
+        for entry in entries:
+            self._hear(entry.record, now)
+            self._until = entry.end
+            self._changed = True
+        return len(entries) >= _READ_AT_ONCE
+
+    def _hear(self, record: Record, now: float) -> None:
+        offset = self._delivered.offset
+        if isinstance(record, StepReading):
+            self._last_step, self._last_time, self._returned = record.step + offset, record.time, None
+            for router in self._routers.values():
+                if router.looks_at_steps:
+                    router.step(replace(record, step=record.step + offset) if offset else record, now)
+        elif isinstance(record, Event):
+            self._tell(replace(record, step=record.step + offset) if offset else record, now)
+        elif isinstance(record, Returned):
+            self._returned = Closing(record.outcome, record.detail, record.step, record.time)
+        elif isinstance(record, Closing):
+            self._closing = record
+
+    def _look_at(self, state: TrainingState, now: float, more: bool) -> None:
+        """A stall and the end are no lines of the journal."""
+        if state.stalled is not None and state.stalled.time != self._stalled_at:
+            self._stalled_at = state.stalled.time
+            self._tell(state.stalled, now)
+        if more or self._over_since is not None:
+            return
+        said = self._closing or closing_in(read_last_words(self._delivered.folder))
+        if said is None and state.alive:
+            return
+        self._over_since = time.monotonic()
+        if not self._ended:
+            self._ended = True
+            end = silent_end(state.killed_for_memory(), self._last_step, self._last_time)
+            event = ending_event(said or self._returned or end, self._last_step, self._last_time or now)
+            if event is not None:
+                self._tell(event, now)
+
+    def _tell(self, event: Event, now: float) -> None:
+        for router in self._routers.values():
+            router.take(event, now)
+        self._changed = True
+
+    def _route(self, now: float, over: bool) -> None:
+        link = self.link or RunLink(
+            self._opening.run_id or "",
+            ""
+            if self._opening.run_id
+            else f"not created yet; trained on {self._opening.host} in {self._opening.directory}",
+        )
+        for key, router in self._routers.items():
+            messages = router.due(now, link, over=over)
+            if messages:
+                self._senders[key].add(messages)
+                self._changed = True
+
+    def _keep(self) -> None:
+        """Keep what was read, what was sent and what waits, as of this moment."""
+        self._kept_at = time.monotonic()
+        write_page(
+            self._page,
+            {
+                "until": self._until,
+                "last_step": self._last_step,
+                "last_time": self._last_time,
+                "ended": self._ended,
+                "stalled_at": self._stalled_at,
+                "channels": {
+                    key: {**sender.saved(), "router": self._routers[key].saved()}
+                    for key, sender in self._senders.items()
+                },
+            },
+        )

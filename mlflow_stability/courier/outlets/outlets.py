@@ -1,0 +1,59 @@
+"""The outlets of one recording, together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from mlflow_stability.alerts.message import RunLink
+from mlflow_stability.courier.outlets.alert_outlet import AlertOutlet
+from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan, TrainingState
+from mlflow_stability.courier.progress import Delivered
+from mlflow_stability.journal.layout import ALERTS
+from mlflow_stability.vocabulary.run.milestone import Opening
+
+_logger = logging.getLogger("mlflow_stability.courier")
+
+
+class Outlets:
+    """All of them, each on its own: one that fails is switched off and holds nothing up."""
+
+    def __init__(self, plan: OutletPlan, delivered: Delivered, opening: Opening) -> None:
+        self._plan = plan
+        self._open: list[Outlet] = []
+        self._alerts: AlertOutlet | None = None
+        begun = not plan.settings.is_left_behind or (delivered.folder / ALERTS).exists()
+        if plan.settings.channels and begun:
+            self._alerts = AlertOutlet(plan, delivered, opening)
+            self._open.append(self._alerts)
+
+    @property
+    def done(self) -> bool:
+        """Whether nothing is left to do."""
+        return all(each.done for each in self._open)
+
+    @property
+    def awaited(self) -> bool:
+        """Whether the end of the training should wait a little."""
+        return any(each.awaited and not each.done for each in self._open)
+
+    def link(self, found: Callable[[], RunLink]) -> None:
+        """The run is known; `found` asks the tracking server what it is called and where it is."""
+        if self._alerts is not None and self._alerts.link is None:
+            self._alerts.link = found()
+
+    def advance(self, state: TrainingState) -> bool:
+        """A bite of work for each; False if there was nothing to do."""
+        moved = False
+        for each in list(self._open):
+            if not each.done:
+                try:
+                    moved |= each.advance(state)
+                except Exception as error:  # the run is what matters: it is delivered whatever happens here
+                    _logger.exception("%s failed", type(each).__name__)
+                    self._open.remove(each)
+                    self._plan.say(
+                        f"{type(each).__name__} failed ({type(error).__name__}) and is switched off; the courier's log "
+                        "has the traceback. Training and its run are not affected."
+                    )
+        return moved

@@ -1,0 +1,112 @@
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterator
+
+import pytest
+from apprise.plugins import discord, pagerduty, slack
+from servers.alert_services import ChatServer, MailServer, text_of
+from servers.mlflow_server import free_port
+
+from mlflow_stability.alerts.channels import AppriseChannel, ChannelError
+from mlflow_stability.alerts.message import AlertMessage, RunLink
+from mlflow_stability.vocabulary import Severity
+
+RUN = RunLink("abc123", "rare-finch-609", "http://tracking:5000/#/experiments/0/runs/abc123")
+MESSAGE = AlertMessage(
+    "divergence",
+    Severity.CRITICAL,
+    1,
+    412,
+    412,
+    "loss 9.1 at step 412, 20σ above its baseline of 1.2 (threshold 4σ).",
+    ("Restart from a checkpoint before step 412.", "Lower the learning rate.", "A third one."),
+    1e12,
+    {"loss": 9.1},
+    RUN,
+)
+
+
+@pytest.fixture
+def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
+    """A server in place of those of the services."""
+    with ChatServer() as running:
+        monkeypatch.setattr(slack.NotifySlack, "webhook_url", f"http://{running.address}/services")
+        monkeypatch.setattr(discord.NotifyDiscord, "notify_url", f"http://{running.address}/api/webhooks")
+        monkeypatch.setitem(pagerduty.PAGERDUTY_API_LOOKUP, "us", f"http://{running.address}/v2/enqueue")
+        yield running
+
+
+def body_of(server: ChatServer, url: str) -> dict[str, object]:
+    AppriseChannel(url).send(MESSAGE)
+    (request,) = server.taken
+    assert isinstance(request.body, dict)
+    return request.body
+
+
+def test_slack_gets_title_text_and_link_once(server: ChatServer) -> None:
+    body = body_of(server, "slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#training")
+    (attachment,) = body["attachments"]  # type: ignore[misc]
+    assert body["channel"] == "#training"
+    assert attachment["title"] == "CRITICAL: divergence at step 412"
+    assert "20σ above its baseline" in attachment["text"]
+    assert "- Lower the learning rate." in attachment["text"]
+    assert "A third one" not in attachment["text"]
+    assert RUN.url in attachment["text"]
+
+
+def test_discord_gets_title_text_and_link_once(server: ChatServer) -> None:
+    body = body_of(server, "discord://4174216298/JHMHI8qBe7bk2ZwO5U711o3dV_js")
+    assert "CRITICAL: divergence at step 412" in str(body["content"])
+    assert RUN.url in str(body["content"])
+
+
+def test_pagerduty_gets_a_critical_incident_once(server: ChatServer) -> None:
+    body = body_of(server, "pagerduty://integrationkey@apikey")
+    assert body["event_action"] == "trigger"
+    payload = body["payload"]
+    assert isinstance(payload, dict)
+    assert payload["severity"] == "critical"
+    assert "divergence at step 412" in payload["summary"]
+
+
+def test_a_webhook_gets_json_once(server: ChatServer) -> None:
+    body = body_of(server, f"json://user:secret@{server.address}/hook")
+    assert body["title"] == "CRITICAL: divergence at step 412"
+    assert body["type"] == "failure"
+    assert str(body["message"]).endswith(RUN.text())
+
+
+def test_a_mail_has_a_subject_a_text_and_a_link() -> None:
+    port = free_port()
+    with MailServer(port) as server:
+        AppriseChannel(f"mailto://127.0.0.1:{port}?from=train@example.com&to=me@example.com").send(MESSAGE)
+    (mail,) = server.mails
+    assert mail["To"] == "me@example.com"
+    assert mail["Subject"] == "CRITICAL: divergence at step 412"
+    assert "20σ above its baseline" in text_of(mail)
+    assert RUN.run_id in text_of(mail)
+
+
+def test_what_a_server_refuses_is_an_error_without_the_address(
+    server: ChatServer, caplog: pytest.LogCaptureFixture, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server.answers = [500]
+    with caplog.at_level(logging.INFO), pytest.raises(ChannelError) as refused:
+        AppriseChannel(f"json://user:hunter2hunter2@{server.address}/t0ken-t0ken").send(MESSAGE)
+    shown = capfd.readouterr()
+    for secret in ("hunter2", "t0ken"):
+        assert secret not in str(refused.value) + caplog.text + shown.out + shown.err
+    assert "500" in str(refused.value)
+
+
+def test_no_server_at_all_is_an_error_too() -> None:
+    with pytest.raises(ChannelError):
+        AppriseChannel(f"json://127.0.0.1:{free_port()}/secret-path").send(MESSAGE)
+
+
+@pytest.mark.parametrize("url", ["nothing://abcdefgh", "slack://abcdefgh"])
+def test_a_url_that_apprise_does_not_take_is_refused_by_its_scheme_alone(url: str) -> None:
+    with pytest.raises(ChannelError, match=url.partition("://")[0]) as refused:
+        AppriseChannel(url)
+    assert "abcdefgh" not in str(refused.value)

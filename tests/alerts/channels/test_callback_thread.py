@@ -1,0 +1,93 @@
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from waiting import wait_until
+
+from mlflow_stability.alerts import Alert, AlertMessage, RunLink
+from mlflow_stability.alerts.channels import CallbackAlerts
+from mlflow_stability.alerts.channels.callback_thread import MOST_WAITING
+from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
+
+NAN = Event(5, "nan_detected", Severity.CRITICAL, "loss is NaN at step 5.", time=5.0)
+SPIKE = Event(6, "loss_spike", Severity.WARNING, "loss 9 at step 6.", time=6.0)
+
+
+def alerts_to(
+    function: Callable[[AlertMessage], object], warned: list[str] | None = None, **more: Any
+) -> CallbackAlerts:
+    said = warned if warned is not None else []
+    return CallbackAlerts(
+        [Alert(function, **more)], lambda: RunLink("abc"), lambda text, *words: said.append(text % words)
+    )
+
+
+def test_a_function_gets_the_message_on_one_daemon_thread_of_ours() -> None:
+    got: list[tuple[AlertMessage, threading.Thread]] = []
+    alerts = alerts_to(lambda message: got.append((message, threading.current_thread())))
+    alerts.tell(NAN)
+    wait_until(lambda: got, 10)
+    message, thread = got[0]
+    assert (message.kind, message.first_step, message.run) == ("nan_detected", 5, RunLink("abc"))
+    assert thread.daemon
+    assert thread is not threading.main_thread()
+    alerts.close(5)
+    assert not thread.is_alive()
+
+
+def test_the_end_sends_what_is_still_gathered() -> None:
+    got: list[AlertMessage] = []
+    alerts = alerts_to(got.append)
+    alerts.tell(SPIKE)
+    alerts.tell(SPIKE)
+    alerts.close(5)
+    assert [each.count for each in got] == [2]
+
+
+def test_a_function_that_hangs_never_makes_the_training_wait() -> None:
+    release = threading.Event()
+    alerts = alerts_to(lambda _: release.wait(30), rules=("nan_detected", "loss>5"))
+    alerts.tell(NAN)
+    (thread,) = (each for each in threading.enumerate() if each.name == "mlflow-stability alerts")
+    time.sleep(1.5)  # it is called by now
+    began = time.perf_counter()
+    for step in range(3 * MOST_WAITING):
+        alerts.see(StepReading(step, (Signal("loss"),), (9.0,), 0, 0.0))
+    assert time.perf_counter() - began < 1
+    assert alerts.dropped > 0
+    began = time.perf_counter()
+    alerts.close(0.2)
+    assert time.perf_counter() - began < 1
+    release.set()
+    alerts._queue.get()  # room for the word that ends the thread
+    alerts._queue.put(None)
+    thread.join(30)
+
+
+def test_a_function_that_raises_is_reported_once_and_called_again() -> None:
+    warned: list[str] = []
+    called: list[str] = []
+
+    def fails(message: AlertMessage) -> None:
+        called.append(message.kind)
+        raise ValueError("no network")
+
+    alerts = alerts_to(fails, warned)
+    alerts.tell(NAN)
+    alerts.tell(SPIKE)
+    alerts.close(5)
+    assert sorted(called) == ["loss_spike", "nan_detected"]
+    assert len(warned) == 1
+    assert "fails raised ValueError: no network" in warned[0]
+
+
+def test_without_functions_there_is_no_thread() -> None:
+    before = threading.active_count()
+    alerts = CallbackAlerts([Alert("console")], lambda: None, lambda *_: None)
+    alerts.tell(NAN)
+    alerts.see(None)
+    alerts.close(1)
+    assert threading.active_count() == before

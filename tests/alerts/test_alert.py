@@ -1,0 +1,107 @@
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from mlflow_stability.alerts import Alert, AlertMessage, RunLink, alerts_of
+from mlflow_stability.alerts.alert import alerts_from_environment
+from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings, outlet_settings, taken_from_environment
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary import Severity
+
+SECRET = "T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"
+URL = f"slack://{SECRET}"
+
+
+def call(message: AlertMessage) -> None:
+    """A function of the user's."""
+
+
+def test_a_url_a_function_or_several_are_alerts_with_defaults() -> None:
+    assert alerts_of(URL) == (Alert(URL),)
+    assert [each.service for each in alerts_of([URL, "console", call])] == ["slack", "console", "call"]
+    assert [each.in_training for each in alerts_of([URL, call])] == [False, True]
+    alert = Alert(URL, severity="critical", rules="loss_spike")  # type: ignore[arg-type]
+    assert (alert.severity, alert.rules) == (Severity.CRITICAL, ("loss_spike",))
+
+
+def test_addresses_come_from_the_environment_where_the_script_names_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert alerts_of(()) == ()
+    monkeypatch.setenv("MLFLOW_STABILITY_ALERTS", f"{URL}, mailto://me:pw@example.com?to=a@b.c,d@e.f console")
+    assert [each.service for each in alerts_from_environment()] == ["slack", "mailto", "console"]
+    assert alerts_from_environment()[1].to == "mailto://me:pw@example.com?to=a@b.c,d@e.f"
+    assert [each.service for each in alerts_of(())] == ["slack", "mailto", "console"]
+    assert [each.service for each in alerts_of("console")] == ["console"]
+    monkeypatch.setenv("HOOK", URL)
+    assert alerts_of("env:HOOK")[0].to == URL
+
+
+@pytest.mark.parametrize(
+    ("given_", "said"),
+    [
+        ("slack", "alerts: to must be a URL such as"),
+        (SECRET, "got another text"),
+        ("env:NOT_SET", "NOT_SET is not set"),
+        (3, "alerts must be URLs"),
+        ([3], "alerts: to must be a URL"),
+        (None, "alerts must be URLs"),
+    ],
+)
+def test_what_is_no_address_is_refused_and_not_shown(given_: Any, said: str) -> None:
+    with pytest.raises(SettingsError) as refused:
+        alerts_of(given_)
+    assert said in str(refused.value)
+    assert SECRET not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("rule", "said"),
+    [
+        ("loss_spik", "Did you mean 'loss_spike'?"),
+        ("grad_nrm>10", "Did you mean 'grad_norm'?"),
+        ("loss>nan", "finite number"),
+        ("loss", "event type"),
+    ],
+)
+def test_a_rule_that_could_never_be_met_is_refused(rule: str, said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        Alert(URL, rules=(rule,))
+
+
+def test_conditions_on_validation_losses_and_layers_are_rules() -> None:
+    assert Alert(URL, rules=("val_loss_wiki>3", "grad_norm@blocks.0>10", "mfu<0.2")).rules
+
+
+def test_an_address_is_in_no_representation(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("HOOK", URL)
+    settings = outlet_settings(alerts_of([URL, "env:HOOK"]), "")
+    assert SECRET not in repr(alerts_of([URL, "env:HOOK"]))
+    assert SECRET not in repr(settings)
+    assert [each.key for each in settings.channels] == ["slack", "slack_2"]
+
+
+def test_apprise_is_asked_for_kindly(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "apprise", None)
+    with pytest.raises(SettingsError, match=r"pip install 'mlflow-stability\[alerts\]'"):
+        alerts_of(URL)
+    assert alerts_of(["console", call])
+
+
+def test_settings_reach_the_courier_by_its_environment_and_are_not_left_there(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent = outlet_settings([Alert(URL, Severity.CRITICAL, ("divergence",), 5.0), Alert(call)], "/dev/tty")
+    assert len(sent.channels) == 1
+    monkeypatch.setenv(VARIABLE, sent.text())
+    assert taken_from_environment() == sent
+    assert taken_from_environment() == OutletSettings()
+
+
+@given(st.text(), st.text(), st.lists(st.text(max_size=300), max_size=4))
+def test_a_text_keeps_the_link_however_long_the_rest_is(message: str, name: str, remedies: list[str]) -> None:
+    run = RunLink("abc", name[:40], "http://tracking/#/runs/abc")
+    said = AlertMessage("loss_spike", Severity.WARNING, 3, 1, 9, message * 50, tuple(remedies), 0.0, {}, run)
+    assert said.text().endswith(run.text())
+    assert len(said.text(1e9)) <= 1500

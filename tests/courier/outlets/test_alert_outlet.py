@@ -1,0 +1,190 @@
+"""Alerts through real couriers and a real server: the right ones, once, whatever fails or is killed."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from courier.staging import Training, kill
+from servers.alert_services import HANG, ChatServer
+from waiting import wait_until
+
+from mlflow_stability.alerts import Alert
+from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings, outlet_settings
+from mlflow_stability.analysis.load import load_run
+from mlflow_stability.courier.outlets import alert_outlet
+from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.progress import read_page
+from mlflow_stability.courier.session_delivery import SessionDelivery
+from mlflow_stability.vocabulary import Closing, Event, Severity
+
+SECRET = "hunter2-hunter2"
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    ask_for_short_requests()
+    return tmp_path / ".mlflow-stability"
+
+
+@pytest.fixture
+def server() -> Iterator[ChatServer]:
+    with ChatServer() as running:
+        yield running
+
+
+def settings(server: ChatServer, **more: object) -> OutletSettings:
+    return outlet_settings([Alert(f"json://me:{SECRET}@{server.address}/hook?rto=0.5&cto=0.5", **more)], "")  # type: ignore[arg-type]
+
+
+def training_of(root: Path, uri: str) -> Training:
+    return Training(root, uri, interactive=True)  # its steps are of long ago, and no stall
+
+
+def spike(step: int, severity: Severity = Severity.WARNING) -> Event:
+    return Event(step, "loss_spike", severity, f"loss 9 at step {step}, 20σ above its baseline.", time=time.time())
+
+
+def advance(session: SessionDelivery, until: Callable[[], object], seconds: float = 30.0) -> None:
+    last = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < last, session.report()
+        if not session.advance():
+            time.sleep(0.02)
+
+
+@pytest.mark.slow
+def test_a_burst_a_kill_and_nothing_else_arrive_once_with_a_link_and_without_a_trace_of_the_address(
+    root: Path, rest_server: str, server: ChatServer
+) -> None:
+    training = training_of(root, rest_server)
+    courier = training.start_courier(**{VARIABLE: settings(server).text()})
+    training.train(1, 400)
+    for step in range(400, 601, 15):
+        training.journal.append(spike(step))
+    training.journal.append(Event(601, "rollback", Severity.INFO, "Rolled back.", time=time.time()))
+    wait_until(lambda: server.taken, 40)
+    (page,) = training.folder.glob("*/alerts.json")
+    run_id = read_page(page.parent / "delivered.json")["run_id"]
+    texts = [each.read_bytes() for each in training.folder.rglob("*") if each.is_file()]
+    assert not any(SECRET.encode() in text for text in texts)
+    training.end()
+    assert courier.wait(60) == 0
+    burst, killed = (each.body for each in server.requests)
+    assert burst["title"] == "WARNING: 14 loss spikes in 195 steps (400 to 595)"
+    assert burst["message"].endswith(
+        f"{rest_server}/#/experiments/0/runs/{run_id}/model-metrics?workflowType=machine_learning"
+    )
+    assert killed["title"] == "CRITICAL: kill at step 400"
+    assert "The process was killed after step 400" in killed["message"]
+    assert not root.exists()
+
+
+def test_a_server_that_fails_is_asked_again_reported_once_and_the_message_arrives_once(
+    root: Path, sqlite_uri: str, server: ChatServer
+) -> None:
+    server.answers = [500, 503]
+    training = training_of(root, sqlite_uri)
+    session = SessionDelivery(training.folder, sqlite_uri, lambda: False, settings(server))
+    training.train(1, 50)
+    training.journal.append(spike(50, Severity.CRITICAL))
+    advance(session, lambda: server.taken)
+    training.end(Closing("finished", "", 50, time.time()))
+    advance(session, lambda: session.over)
+    assert [each.status for each in server.requests] == [500, 503, 200]
+    gaps = [after.time - before.time for before, after in zip(server.requests, server.requests[1:], strict=False)]
+    assert gaps[0] >= 1.0
+    assert gaps[1] >= 2.0
+    (notice,) = read_page(training.folder / "status.json")["notices"]
+    assert notice.startswith("Alerts to json were not accepted (")
+    assert "500" in notice
+    assert SECRET not in notice
+
+
+def test_a_server_that_never_answers_delays_neither_the_record_nor_the_end_for_long(
+    root: Path, sqlite_uri: str, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_outlet, "AWAITED_SECONDS", 1.0)
+    server.answers = [HANG] * 20
+    training = training_of(root, sqlite_uri)
+    session = SessionDelivery(training.folder, sqlite_uri, lambda: False, settings(server))
+    training.train(1, 50)
+    training.journal.append(spike(50, Severity.CRITICAL))
+    advance(session, lambda: server.requests)
+    training.train(51, 200)
+    training.end(Closing("crashed", "ValueError: no", 200, time.time()))
+    (delivered,) = training.folder.glob("*/delivered.json")
+    began = time.monotonic()
+    advance(session, lambda: read_page(delivered).get("complete"))
+    assert time.monotonic() - began < 10
+    assert not session.over  # it is tried again
+    assert len(load_run(read_page(delivered)["run_id"], sqlite_uri)) == 200
+    server.answers = []
+    advance(session, lambda: session.over)
+    assert sorted(each.body["title"] for each in server.taken) == [
+        "CRITICAL: crash at step 200",
+        "CRITICAL: loss spike at step 50",
+    ]
+
+
+@pytest.mark.slow
+def test_a_killed_courier_sends_nothing_twice_that_it_kept_as_sent(
+    root: Path, sqlite_uri: str, server: ChatServer
+) -> None:
+    training = training_of(root, sqlite_uri)
+    courier = training.start_courier(**{VARIABLE: settings(server).text()})
+    training.train(1, 50)
+    training.journal.append(spike(50, Severity.CRITICAL))
+    (folder,) = (each.parent for each in training.folder.glob("*/journal"))
+    wait_until(lambda: read_page(folder / "alerts.json").get("channels", {}).get("json", {}).get("sent"), 40)
+    kill(courier)
+    training.journal.append(Event(51, "nan_detected", Severity.CRITICAL, "loss is NaN at step 51.", time=time.time()))
+    training.end(Closing("finished", "", 51, time.time()))
+    assert training.start_courier(**{VARIABLE: settings(server).text()}).wait(60) == 0
+    assert [each.body["title"] for each in server.requests] == [
+        "CRITICAL: loss spike at step 50",
+        "CRITICAL: NaN at step 51",
+    ]
+
+
+def test_alerts_do_not_wait_for_a_tracking_server_that_is_away(
+    root: Path, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(alert_outlet, "LINK_SECONDS", 0.5)
+    training = training_of(root, "http://127.0.0.1:9")
+    session = SessionDelivery(training.folder, "http://127.0.0.1:9", lambda: False, settings(server))
+    training.train(1, 50)
+    training.journal.append(spike(50, Severity.CRITICAL))
+    advance(session, lambda: server.taken)
+    training.end()
+    assert "not created yet; trained on" in server.taken[0].body["message"]
+
+
+def test_an_older_training_is_reported_only_if_it_had_alerts_itself(
+    root: Path, sqlite_uri: str, server: ChatServer
+) -> None:
+    for had_alerts in (False, True):
+        training = training_of(root, sqlite_uri)
+        training.train(1, 5)
+        if had_alerts:
+            (folder,) = (each.parent for each in training.folder.glob("*/journal"))
+            (folder / "alerts.json").write_text("{}")
+        training.end()
+        left = settings(server).left_behind()
+        session = SessionDelivery(training.folder, sqlite_uri, lambda: False, left)
+        advance(session, lambda session=session: session.over)
+    assert [each.body["title"] for each in server.requests] == ["CRITICAL: kill at step 5"]
+
+
+def test_conditions_on_signals_are_looked_at_in_the_journal(root: Path, sqlite_uri: str, server: ChatServer) -> None:
+    training = training_of(root, sqlite_uri)
+    session = SessionDelivery(
+        training.folder, sqlite_uri, lambda: False, settings(server, rules=("loss>=41", "divergence"))
+    )
+    training.train(1, 50)
+    training.journal.append(spike(50, Severity.CRITICAL))
+    training.end(Closing("finished", "", 50, time.time()))
+    advance(session, lambda: session.over)
+    assert [each.body["title"] for each in server.requests] == ["WARNING: loss>=41 (10 times) in 9 steps (41 to 50)"]
