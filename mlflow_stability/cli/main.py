@@ -29,6 +29,7 @@ class Commands(CommandsOnDemand):
     """Every command there is."""
 
     summaries: ClassVar[Mapping[str, tuple[str, str]]] = {
+        "run": ("mlflow_stability.cli.commands.run", "Run a training script with autolog(), without changing it."),
         "diagnose": (
             "mlflow_stability.cli.commands.diagnose",
             "Diagnose runs and logs: what went wrong, the likely cause, what to change.",
@@ -91,6 +92,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         said = plain(f"{type(error).__name__}: {error}", 300)
         click.echo(f"mlflow-stability: unexpected {said}. Please report it, with what {TRACEBACK}=1 prints.", err=True)
         return COULD_NOT
+    if callable(code):  # a script of the user's, which begins when nothing of the command line is left
+        code = code()
     return code if isinstance(code, int) else 0
 
 

@@ -18,6 +18,8 @@ import mlflow_stability
 Definition = ast.FunctionDef | ast.ClassDef
 _ANNOTATED_DEFAULT = re.compile(r"^(\w+: [^=]+)=")
 """`name: type=default`, as `ast.unparse` writes it."""
+_ARGUMENT = re.compile(r"^    (\w+): (.*(?:\n {8}.*)*)", re.MULTILINE)
+"""An argument and its sentences, in the `Args:` of a docstring."""
 
 
 def page() -> str:
@@ -26,6 +28,13 @@ def page() -> str:
     for name in sorted(mlflow_stability.PUBLIC, key=str.lower):
         lines += ["", f"## {name}", "", *_described(_definition(name), name)]
     return "\n".join(lines) + "\n"
+
+
+def argument_meanings(name: str) -> dict[str, str]:
+    """What the docstring of a public function says of each of its arguments."""
+    text = inspect.cleandoc(ast.get_docstring(_definition(name)) or "").partition("Args:\n")[2]
+    found = _ARGUMENT.findall(text)
+    return {argument: " ".join(said.split()) for argument, said in found}
 
 
 def _definition(name: str) -> Definition:

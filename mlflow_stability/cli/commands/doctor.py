@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass
+from importlib import import_module
 from importlib.util import find_spec
 
 import click
@@ -67,15 +68,15 @@ def check_torch() -> Iterator[Finding]:
         yield Finding("torch", Severity.WARNING, "not installed", advice)
         return
     try:
-        from mlflow_stability.probes.hooks.torch_api import OLDEST_TORCH, missing, torch_version
-
-        version, lacking = torch_version(), missing(load=True)
+        # By its name: of all commands this one alone loads torch itself, and what it says is whether that works.
+        torch_api = import_module("mlflow_stability.probes.hooks.torch_api")
+        version, lacking = torch_api.torch_version(), torch_api.missing(load=True)
     except (ImportError, OSError) as error:
         yield Finding("torch", Severity.CRITICAL, f"cannot be loaded: {error}", "Install it again.")
         return
     if lacking:
         unseen = "; ".join(dict.fromkeys(lacking.values()))
-        advice = f"Off without it: {unseen}. Needed: torch {OLDEST_TORCH} or later."
+        advice = f"Off without it: {unseen}. Needed: torch {torch_api.OLDEST_TORCH} or later."
         yield Finding("torch", Severity.CRITICAL, f"{version} lacks {', '.join(lacking)}", advice)
     else:
         yield Finding("torch", FINE, f"{version}, all symbols that are used are present")
