@@ -30,6 +30,7 @@ class Commands(CommandsOnDemand):
 
     summaries: ClassVar[Mapping[str, tuple[str, str]]] = {
         "run": ("mlflow_stability.cli.commands.run", "Run a training script with autolog(), without changing it."),
+        "open": ("mlflow_stability.cli.commands.open", "Open the report of a run in the browser."),
         "diagnose": (
             "mlflow_stability.cli.commands.diagnose",
             "Diagnose runs and logs: what went wrong, the likely cause, what to change.",
