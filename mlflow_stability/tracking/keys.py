@@ -14,19 +14,18 @@ from collections.abc import Iterable
 from hashlib import blake2b
 
 from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
+from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN, chart_of, read_key, topic_of
 
 SECTION = "stability"
 LONGEST_KEY = 250  # what MLflow's stores take
 _LONGEST_QUANTITY = 80
 
-# MLflow draws one section per prefix up to the last slash, so the quantity comes before the place.
-_BY_LAYER = "_by_layer"
-_BY_GROUP = "_by_group"
 # These places are no modules, as those of a second training beside the first are none: an optimizer's parameter group.
 _GROUP = re.compile(r"(?:optimizer|group)_\d+(?:\.group_\d+)?")
+# A dot parts a quantity from its place, and a number with an underscore is the order of the charts that matter.
+_UNFIT_IN_QUANTITY = re.compile(r"[^\w\-]|^\d+_")
 
 _UNFIT = re.compile(r"[^\w.\-]")
-_KEY = re.compile(r"(?P<section>stability(?:_[2-9]|_[1-9]\d+)?)/(?P<quantity>[^/]+)(?:/(?P<place>[^/]+))?")
 
 
 def section_of(number: int) -> str:
@@ -41,32 +40,29 @@ def is_group(place: str) -> bool:
 
 def metric_key(signal: Signal, section: str = SECTION) -> str:
     """The metric key of a signal."""
-    quantity = _fitting(signal.quantity, _LONGEST_QUANTITY)
-    if not signal.place:
-        if quantity.endswith((_BY_LAYER, _BY_GROUP)):  # would be the folder that holds another signal's places
-            quantity = f"{quantity}-{_mark(signal.quantity)}"
-        return f"{section}/{quantity}"
-    folder = f"{section}/{quantity}{_BY_GROUP if is_group(signal.place) else _BY_LAYER}"
-    return f"{folder}/{_fitting(signal.place, LONGEST_KEY - len(folder) - 1)}"
+    name, place = signal.quantity, signal.place
+    quantity = _fitting(name, _LONGEST_QUANTITY, _UNFIT_IN_QUANTITY)
+    if not place:
+        return f"{section}/{'/'.join(filter(None, (topic_of(name), chart_of(name) if name in MAIN else quantity)))}"
+    if of_the_whole(place):
+        chart = chart_of(name) if name in MAIN else quantity
+        return f"{section}/{_fitting(place, LONGEST_KEY - len(section) - len(chart) - 2)}/{chart}"
+    if is_group(place):
+        topic = f"{topic_of(name) or 'optimizer'}/{quantity}."
+    else:
+        topic = f"attention/{quantity}." if name.startswith("attention_") else f"{LAYERS}/{quantity}/"
+    return f"{section}/{topic}{_fitting(place, LONGEST_KEY - len(section) - len(topic) - 1)}"
 
 
 def parse_key(key: str) -> tuple[str, Signal] | None:
     """The section and the signal of a metric key; None if it is not one of ours."""
-    found = _KEY.fullmatch(key)
-    if found is None:
-        return None
-    section, quantity, place = found["section"], found["quantity"], found["place"]
-    if place is None:
-        return section, Signal(quantity)
-    for ending in (_BY_LAYER, _BY_GROUP):
-        if quantity.endswith(ending):
-            return section, Signal(quantity.removesuffix(ending), place)
-    return None
+    found = read_key(key)
+    return None if found is None else (found[0], Signal(found[1], found[2]))
 
 
-def _fitting(name: str, longest: int) -> str:
+def _fitting(name: str, longest: int, unfit: re.Pattern[str] = _UNFIT) -> str:
     """A name as it may stand in a key: unchanged where possible, else told apart by a short hash."""
-    fit = _UNFIT.sub("_", name)
+    fit = unfit.sub("_", name)
     if fit == name and len(fit) <= longest and fit.strip("."):
         return fit
     mark = _mark(name)

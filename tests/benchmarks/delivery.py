@@ -126,7 +126,7 @@ def deliver(uri: str, options: argparse.Namespace) -> None:
     quarters = [waiting[number * len(waiting) // 4 : (number + 1) * len(waiting) // 4] for number in range(4)]
     print(f"  waiting, MB, median of each quarter: {[round(statistics.median(q) / 1e6, 2) for q in quarters if q]}")
     print(f"  last of it arrived {time.monotonic() - ended:.1f} s after the end: {'all' if done else 'NOT ALL'}")
-    points = client.get_metric_history(run_id, "stability/signal_000")
+    points = client.get_metric_history(run_id, "stability/other/signal_000")
     print(f"  points of each signal in the metric tables: {len(points)}")
     frame = mlflow_stability.load_run(run_id, tracking_uri=uri)
     print(f"  rows in the full record: {len(frame)}, values: {int(frame.filter(like='signal_').count().sum())}")

@@ -87,7 +87,7 @@ def test_every_variable_of_the_environment_is_described() -> None:
 
 def test_every_quantity_that_is_measured_is_described() -> None:
     for quantity in measured():
-        assert f"`stability/{quantity}`" in TEXTS["signals"], quantity
+        assert f"`{quantity}`" in TEXTS["signals"], quantity
 
 
 def measured() -> set[str]:

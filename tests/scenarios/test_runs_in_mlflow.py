@@ -70,7 +70,7 @@ def test_without_a_run_one_is_started_and_it_has_every_step(store: MlflowClient)
     assert run.data.tags["mlflow.autologging"] == "stability"
     assert (run.data.tags["team"], run.data.tags["seed"]) == ("vision", "7")
     assert run.info.status == "FINISHED"
-    assert {point.step for point in store.get_metric_history(run.info.run_id, "stability/loss")} >= {1, 10, 20, 25}
+    assert {point.step for point in store.get_metric_history(run.info.run_id, "stability/1_loss")} >= {1, 10, 20, 25}
 
 
 @pytest.mark.slow
@@ -84,7 +84,7 @@ def test_consecutive_runs_each_have_their_own_training_from_step_one(store: Mlfl
     assert {run.info.run_id for run in runs_of(store)} == set(expected)
     for run_id, losses in expected.items():
         assert losses_of(run_id) == pytest.approx(losses)
-        assert "stability/learning_rate" in store.get_run(run_id).data.metrics
+        assert "stability/5_learning_rate" in store.get_run(run_id).data.metrics
         assert not [name for name in store.get_run(run_id).data.metrics if "track" in name or "optimizer" in name]
 
 

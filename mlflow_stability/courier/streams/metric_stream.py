@@ -23,6 +23,7 @@ from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.store.address import is_sqlite
 from mlflow_stability.tracking.write.layer_metrics import LayerMetrics
 from mlflow_stability.tracking.write.run_writer import RunWriter
+from mlflow_stability.tracking.write.single_values import SingleValues
 from mlflow_stability.tracking.write.thinning import Point, Thinner, is_of_the_script
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event
@@ -104,6 +105,7 @@ class MetricStream:
         self._pace = pace
         self._follower = JournalFollower(delivered.folder / JOURNAL, delivered.metrics_until)
         self._thinner = Thinner.resumed(delivered.thinning, layers) if delivered.thinning else Thinner(every, layers)
+        self._single_values = SingleValues(delivered.thinning)
         self._bites: deque[Bite] = deque()
         self._waiting = 0
         self._sent_of_first = 0
@@ -160,7 +162,7 @@ class MetricStream:
         if not self._held:
             self._safe_until = self._read_until
         if over and not more:
-            self._open += self._thinner.rest()
+            self._open += self._single_values.of_curves(self._thinner.rest())
             self._safe_until = self._read_until
             self._seal()
         elif self._open and time.monotonic() - self._open_since >= _GATHER_SECONDS:
@@ -172,9 +174,8 @@ class MetricStream:
         held, _ = self._held.popleft()
         if not self._open:
             self._open_since = time.monotonic()
-        self._open += self._thinner.points(
-            replace(held, step=held.step + self._delivered.offset), held.step in self._marked
-        )
+        counted = replace(held, step=held.step + self._delivered.offset)
+        self._open += self._single_values.of_curves(self._thinner.points(counted, held.step in self._marked))
         self._safe_until = self._held[0][1] if self._held else self._read_until
         if not self._held or self._held[0][0].step != held.step:
             self._marked.discard(held.step)
@@ -185,9 +186,12 @@ class MetricStream:
         """Make a bite of what was chosen up to here."""
         behind = self._bites[-1].until if self._bites else self._delivered.metrics_until
         if self._safe_until > behind:
-            self._bites.append(Bite(self._open, self._safe_until, self._thinner.saved()))
+            self._bites.append(Bite(self._open, self._safe_until, self._saved()))
             self._waiting += len(self._open)
             self._open = []
+
+    def _saved(self) -> dict[str, Any]:
+        return {**self._thinner.saved(), **self._single_values.saved()}
 
     def _send(self, bite: Bite) -> None:
         """One request; the place in the journal moves on when all of the bite has arrived."""

@@ -1,12 +1,14 @@
 """Chooses which signals of layers become metrics: none, one for each block of the model, or all.
 
 In: the signals of a reading. Out: signals, each with the values that make it. Promised: without being asked, a layer
-never becomes a metric: a model of a thousand layers would fill a store with what the full record holds anyway.
+never becomes a metric, for a model of a thousand layers would fill a store with what the full record holds anyway; but
+of attention, which is measured seldom, each layer has the mean entropy of its heads.
 """
 
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -16,6 +18,8 @@ from mlflow_stability.vocabulary.measured.signal import Signal
 
 UNNUMBERED = "unnumbered"
 """What the layers of a module are called together that stand in none of its numbered blocks."""
+ENTROPY = "attention_entropy"
+_HEAD = re.compile(r"(?P<layer>.+)\.head_\d+")
 LayerMetrics = Literal["", "blocks", "parameters"]
 
 
@@ -47,9 +51,17 @@ def chosen_signals(signals: Sequence[Signal], layers: LayerMetrics) -> tuple[Cho
     for position, signal in enumerate(signals):
         if not signal.place or is_group(signal.place) or layers == "parameters":
             found.append(Chosen(signal, (position,)))
+        elif signal.quantity == ENTROPY and (layer := layer_of(signal.place)):
+            blocks.setdefault(Signal(ENTROPY, layer), []).append(position)
         elif layers == "blocks":
             blocks.setdefault(Signal(signal.quantity, block_of(signal.place)), []).append(position)
     return (*found, *(Chosen(signal, tuple(positions)) for signal, positions in blocks.items()))
+
+
+def layer_of(head: str) -> str:
+    """The layer of an attention head: ``blocks.3.attn`` for ``blocks.3.attn.head_0``; empty for what is none."""
+    found = _HEAD.fullmatch(head)
+    return found["layer"] if found else ""
 
 
 def block_of(place: str) -> str:

@@ -15,6 +15,8 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from mlflow_stability.vocabulary.text.recorded_keys import read_key
+
 TRAIN = frozenset({"train", "training", "trn", "tr", "训练", "訓練", "treino", "entrenamiento", "entraînement"})
 """Words that say: measured on what is trained on."""
 HELD_OUT = frozenset(
@@ -118,7 +120,6 @@ def _parts(chunk: str) -> list[str]:
     return [part for part in glued.groups() if part]
 
 
-_OURS = re.compile(r"stability(?P<number>_\d+)?/(?P<quantity>[^/]+?)(?:_by_(?:layer|group)/(?P<place>.+))?")
 _EXACT = {"trl": "loss", "tel": "val_loss", "tloss": "loss", "vloss": "val_loss"}  # the first two are llm.c's
 _IN_SEVERAL_WORDS = (
     frozenset({"cross", "entropy"}),
@@ -162,10 +163,11 @@ class NameReading:
 @lru_cache(maxsize=16_384)
 def read_name(name: str, losses: frozenset[str]) -> NameReading:
     """What a name says, taking these words for losses."""
-    ours = _OURS.fullmatch(name)
-    if ours:
-        place = "/".join(part for part in (f"stability{ours['number'] or ''}", ours["place"]) if part)
-        return NameReading(name, ours["quantity"], place if ours["number"] else ours["place"] or "", ours=True)
+    ours = read_key(name)
+    if ours is not None:
+        section, quantity, place = ours
+        of_another = section != "stability"  # recording in the same run
+        return NameReading(name, quantity, "/".join(filter(None, (section, place))) if of_another else place, ours=True)
     spelt = words_of(name)
     words = [word.lower() for word in spelt]
     role = next((word for word in words if word in HELD_OUT), "")

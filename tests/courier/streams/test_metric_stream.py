@@ -42,7 +42,7 @@ def training(tmp_path):
 def journal(training, steps, rate=50.0):
     began = time.time()
     for step in range(1, steps + 1):
-        training.journal.append(StepReading(step, SIGNALS, (1.0,) * 50, 0, began + step / rate))
+        training.journal.append(StepReading(step, SIGNALS, (1.0 + step % 7,) * 50, 0, began + step / rate))
 
 
 @pytest.mark.slow

@@ -21,7 +21,7 @@ def points(count):
 def test_points_that_are_sent_twice_are_there_once(writer, sqlite_uri):
     writer.log(points(50), "stability")
     writer.log(points(80), "stability")
-    assert len(MlflowClient(sqlite_uri).get_metric_history(writer.run_id, "stability/loss")) == 80
+    assert len(MlflowClient(sqlite_uri).get_metric_history(writer.run_id, "stability/1_loss")) == 80
 
 
 def test_a_long_tag_is_cut_and_not_refused(writer):

@@ -71,6 +71,10 @@ RUNS = {
         "stability/loss: loss, stability/grad_norm_by_layer/blocks.3.attn: grad_norm@blocks.3.attn, "
         "stability_2/loss: loss@stability_2, stability/learning_rate_by_group/group_1: learning_rate@group_1"
     ),
+    "ours since 0.2": (
+        "stability/1_loss: loss, stability/optimizer/learning_rate.group_1: learning_rate@group_1, "
+        "stability/layers/grad_norm/blocks.3.attn: grad_norm@blocks.3.attn, stability/track_d/1_loss: loss@track_d"
+    ),
     "speed": (
         "train_loss: loss, tok/s: tokens_per_second, step_avg: book, train_time: book, system/gpu_0_power: "
         "book, pid: book"
