@@ -20,7 +20,7 @@ from mlflow_stability.figures.attention.attention_entropy import LayerEntropy, a
 from mlflow_stability.figures.attention.attention_heatmap import attention_heatmap as draw
 from mlflow_stability.figures.run_page.curve import Curve, curve_of
 from mlflow_stability.figures.style import Picture
-from mlflow_stability.tracking.artifacts.attention_parts import MAPS_FOLDER
+from mlflow_stability.tracking.artifacts.folders import MAPS_FOLDERS
 from mlflow_stability.tracking.read.stored_attention import StoredAttention, attention_of_folder, attention_of_run
 from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
@@ -123,7 +123,7 @@ def _stored(source: Source, tracking_uri: str | None) -> StoredAttention:
     path = asked.path or run_folder(asked.source, tracking_uri)
     if path is None:
         return attention_of_run(asked.source, tracking_uri)
-    places = (path / "artifacts" / MAPS_FOLDER, path / MAPS_FOLDER, path)
+    places = [*(path / root / folder for folder in reversed(MAPS_FOLDERS) for root in ("artifacts", "")), path]
     return attention_of_folder(path, next((each for each in places if each.is_dir()), Path(path)))
 
 

@@ -15,6 +15,7 @@ import os
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
+from mlflow_stability.tracking.artifacts.folders import RECORD_FOLDERS
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 DEFAULT = "mlruns"
@@ -42,13 +43,13 @@ def _folder_of(uri: str) -> Path | None:
     return None if "://" in uri or uri.startswith(("databricks", "uc")) else Path(uri)
 
 
-_RECORD = Path("artifacts", "stability", "record")
+_RECORDS = tuple(Path("artifacts", folder) for folder in RECORD_FOLDERS)
 
 
 def from_full_record(history: RunHistory) -> RunHistory:
     """The history as it was recorded; unchanged where nothing of ours lies beside the metrics."""
     folder = Path(history.source)
-    if history.format != "mlflow_files" or not (folder / _RECORD).is_dir():
+    if history.format != "mlflow_files" or not any((folder / each).is_dir() for each in _RECORDS):
         return history
     from mlflow_stability.tracking.read.recorded_history import RunFacts, recorded_folder, with_metrics_of_the_script
 

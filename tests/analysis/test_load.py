@@ -6,7 +6,8 @@ from mlflow import MlflowClient
 
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
-from mlflow_stability.tracking.artifacts.record_parts import RECORD_FOLDER, PartBuffer, part_name
+from mlflow_stability.tracking.artifacts.folders import RECORD_FOLDER
+from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.tracking.write.thinning import Point
 from mlflow_stability.vocabulary import Signal, StepReading

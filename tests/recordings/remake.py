@@ -98,7 +98,7 @@ def put_away(run: Path, name: str) -> None:
     for picture in (*place.rglob("*.png"), *place.rglob("*.webp")):
         picture.unlink()  # drawn from the record, and half of all bytes
     shutil.rmtree(place / "artifacts" / "stability" / "checkpoints", ignore_errors=True)
-    for events in place.glob("artifacts/stability/events/*.jsonl"):
+    for events in place.glob("artifacts/stability/**/events/*.jsonl"):
         text = re.sub(r'"(host|directory|tracking_uri)": "[^"]*"', r'"\1": ""', events.read_text())
         lines = text.replace(run.name, name).replace(str(run.parents[2]), "").splitlines(keepends=True)
         events.write_text("".join(line for line in lines if not any(f'"{each}"' in line for each in PERSONAL_FACTS)))

@@ -120,7 +120,7 @@ def test_pictures_and_tables_of_layers_are_in_the_run(store: MlflowClient, tmp_p
     assert {"grad_norm.png", "update_ratio.png", "gradient_histogram.png"} <= layers
     (part,) = [name for name in layers if name.endswith(".parquet")]
     tables = read_layer_part(
-        Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=f"stability/layers/{part}"))
+        Path(mlflow.artifacts.download_artifacts(run_id=run_id, artifact_path=f"stability/data/layers/{part}"))
     )
     assert {(each.step, each.what) for each in tables} >= {(100, "gradient"), (100, "weight")}
     assert any(each.has_histograms for each in tables)

@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 import mlflow_stability
+from mlflow_stability.tracking.read.run_history import read_run_history
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 STEPS = 21
@@ -90,8 +91,9 @@ def test_attention_activations_and_flops_are_recorded_all_the_same() -> None:
     assert session.wait(60)
     assert all(torch.equal(one, other) for one, other in zip(bare, watched, strict=True))
     (run,) = mlflow.search_runs(output_format="list")
-    assert run.data.params["stability.model.compiled"] == "no"
-    assert "stability.flops.reason" not in run.data.params
+    params = read_run_history(run.info.run_id).params
+    assert params["stability.model.compiled"] == "no"
+    assert "stability.flops.reason" not in params
     record = mlflow_stability.load_run(run.info.run_id).set_index("step")
     row = set(record.loc[20].dropna().index)
     assert {"activation_mean@out", "attention_entropy@Attending.head_0", "tflops"} <= row

@@ -22,7 +22,8 @@ from mlflow_stability.courier.streams.attention_stream import Round, RoundReader
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.attention_maps import AttentionMapFile, read_attention_map
 from mlflow_stability.journal.layout import recording_folders
-from mlflow_stability.tracking.artifacts.attention_parts import ATTENTION_FOLDER, AttentionPart, picture_of_layer
+from mlflow_stability.tracking.artifacts.attention_parts import AttentionPart, picture_of_layer
+from mlflow_stability.tracking.artifacts.folders import ATTENTION_FOLDER
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.tag_names import FOR_PROGRAMS
 from mlflow_stability.tracking.write.run_images import RunImages, image_key

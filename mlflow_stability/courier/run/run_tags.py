@@ -20,8 +20,8 @@ from mlflow_stability.courier.run.description import live_description
 from mlflow_stability.courier.streams.run_summary import Story, events_in_words
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking import tag_names
+from mlflow_stability.tracking.artifacts.folders import DATA_FOLDER, README
 from mlflow_stability.tracking.artifacts.record_events import bookkeeping_name
-from mlflow_stability.tracking.artifacts.record_parts import DATA_FOLDER
 from mlflow_stability.tracking.write.recording_claim import RecordingTag, recordings_in, tag_name
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.run.milestone import Closing
@@ -133,6 +133,10 @@ class RunTags:
             return
         try:
             with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
+                if not self._kept:
+                    readme = Path(room, "README.md")
+                    readme.write_text(README, encoding="utf-8")
+                    self._writer.upload(readme, DATA_FOLDER)
                 file = Path(room, bookkeeping_name(self._number))
                 file.write_text(json.dumps(said, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
                 self._writer.upload(file, DATA_FOLDER)

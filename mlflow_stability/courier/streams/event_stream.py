@@ -21,11 +21,12 @@ from mlflow_stability.detectors.reported.endings import Stall
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.tracking.artifacts.record_events import EVENTS_FOLDER, LINES_PER_FILE, Said, events_name, line_of
+from mlflow_stability.tracking.artifacts.folders import EVENTS_FOLDER
+from mlflow_stability.tracking.artifacts.record_events import LINES_PER_FILE, Said, events_name, line_of
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.run.milestone import Closing, Gap, Reset, Returned
+from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Reset, Returned
 
 LEAST_SECONDS = 60.0
 USUAL_STEPS = 10.0
@@ -112,8 +113,8 @@ class EventStream:
         self._writer = writer
         self._follower = JournalFollower(delivered.folder / JOURNAL)
         self._file = 0
-        self._lines: list[str] = []
-        self._changed = False
+        self._lines = [line_of(Fact(key, value)) for key, value in (delivered.git or {}).items()]
+        self._changed = bool(self._lines)
         self._sent_at = 0.0
 
     @property

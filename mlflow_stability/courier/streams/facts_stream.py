@@ -1,9 +1,9 @@
-"""Delivers facts about the training, and the git state of its code, as parameters of the run.
+"""Delivers facts about the training and the git state of its code.
 
-In: facts from the journal; the working directory of the training. Out: parameters; values too long for one are
-complete in `stability/environment.json`; ``git.commit``, ``git.branch``, ``git.dirty``, ``git.diff`` (a summary),
-``git.untracked`` (Python files). Guarantees: git is asked once, writes nothing, runs no watcher and no diff tool, and
-is waited for a few seconds at most; values that the store refuses are logged once and block nothing.
+In: facts from the journal; the working directory of the training. Out: those that people choose as parameters of the
+run, all of them in `stability/data/environment.json`; ``git.commit``, ``git.branch``, ``git.dirty``, ``git.diff`` (a
+summary), ``git.untracked`` (Python files). Guarantees: git is asked once, writes nothing, runs no watcher and no diff
+tool, and is waited for a few seconds at most; values that the store refuses are logged once and block nothing.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from pathlib import Path
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.streams.event_stream import EventStream
 from mlflow_stability.errors import TrackingError
-from mlflow_stability.tracking.write.run_params import is_cut
+from mlflow_stability.tracking.artifacts.folders import DATA_FOLDER
+from mlflow_stability.tracking.write.run_params import is_chosen
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.run.milestone import Opening
 
@@ -84,7 +85,6 @@ def _git(directory: str, *words: str) -> list[str] | None:
 
 ASK_WITHIN = 600.0
 """For how many seconds after the beginning of a recording the code on the disk is taken for the one that runs."""
-FOLDER = "stability"
 
 
 class FactsStream:
@@ -108,10 +108,9 @@ class FactsStream:
         facts = {**self._events.story.facts, **(self._delivered.git or {})}
         new = {key: value for key, value in facts.items() if key not in self._sent}
         if new:
-            self._params.write(new)
+            self._params.write({key: value for key, value in new.items() if is_chosen(key)})
             self._writer.refused.update(self._params.refused)
-            if any(map(is_cut, facts.values())):
-                self._upload(facts)
+            self._upload(facts)
             self._sent |= new
         self.done = over and self._events.done
         return False
@@ -123,7 +122,7 @@ class FactsStream:
             with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
                 file = Path(room, name)
                 file.write_text(json.dumps(facts, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
-                self._writer.upload(file, FOLDER)
+                self._writer.upload(file, DATA_FOLDER)
         except OSError as error:
             raise TrackingError(f"Could not write {name}: {error}") from error
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.errors import JournalError, TrackingError
 from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
-from mlflow_stability.tracking.artifacts.attention_parts import LAYERS_FOLDER
+from mlflow_stability.tracking.artifacts.folders import LAYER_TABLES_FOLDER
 from mlflow_stability.tracking.artifacts.layer_parts import layer_part_name, write_layer_part
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.measured.layer_table import LayerTable
@@ -68,7 +68,7 @@ class LayerStream:
                 with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
                     file = Path(room, layer_part_name(number, files[0].step + offset))
                     write_layer_part(file, tables, number, offset)
-                    self._writer.upload(file, LAYERS_FOLDER)
+                    self._writer.upload(file, LAYER_TABLES_FOLDER)
             except OSError as error:
                 raise TrackingError(f"Could not write a part of the layer tables: {error}") from error
         self._until = files[-1].step

@@ -1,6 +1,6 @@
 """Artifact names and file format of attention maps, and artifact names of pictures.
 
-In: the maps of all layers at one step. Out: `stability/attention/maps/part-<recording>-<attempt>-<step>.npz`, in
+In: the maps of all layers at one step. Out: `stability/data/attention/part-<recording>-<attempt>-<step>.npz`, in
 which the arrays of map n are `<n>.weights` and so on; and the maps back. Guarantees: a part is named by its content,
 so that sending it twice replaces it; nothing in a part is executed; MLflow is not needed; pictures of a second
 recording do not replace those of the first.
@@ -21,8 +21,6 @@ from numpy.typing import NDArray
 
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap, arrays_of, map_of
 
-ATTENTION_FOLDER = "stability/attention"
-MAPS_FOLDER = f"{ATTENTION_FOLDER}/maps"
 _PART = re.compile(r"part-(\d{3,})-(\d{4,})-(\d{12,})\.npz")
 
 
@@ -74,9 +72,6 @@ def read_attention_part(file: Path) -> list[AttentionMap]:
         return [map_of(found[number]) for number in sorted(found)]
     except (KeyError, TypeError, EOFError, zipfile.BadZipFile, ValueError) as error:
         raise ValueError(f"{file.name} holds no attention maps: {error}") from error
-
-
-LAYERS_FOLDER = "stability/layers"
 
 
 def picture_name(name: str, recording: int) -> str:

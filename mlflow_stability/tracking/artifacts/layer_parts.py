@@ -1,7 +1,7 @@
 """The tables of layers of a run, as Parquet files.
 
-In: tables, oldest first. Out: parts `stability/layers/part-<recording>-<step>.parquet`, one row for each layer of each
-table; a column for each statistic and percentile, `edges` and `counts` as lists:
+In: tables, oldest first. Out: parts `stability/data/layers/part-<recording>-<step>.parquet`, one row for each layer
+of each table; a column for each statistic and percentile, `edges` and `counts` as lists:
 
     recording int32, attempt int32, step int64, what and layer (dictionaries of strings),
     mean, std, abs_max, zeros, min, p1, ..., max float64; edges list of float64; counts list of int64

@@ -1,9 +1,9 @@
 """What happened in a run beside numbers, as lines of JSON that people and programs read.
 
 In: events, resets, gaps, notes, facts, the opening and the closing of a recording, in order. Out: one JSON object a
-line in `stability/events/recording-<n>.jsonl`; `record` says what it is, the rest are its fields. Numbers that JSON has
-not are the strings "nan", "inf" and "-inf". Promised: `read_line(line_of(said)) == said`; a line that is no such object
-is a ``ValueError``, whatever is wrong with it.
+line in `stability/data/events/recording-<n>.jsonl`; `record` says what it is, the rest are its fields. Numbers that
+JSON has not are the strings "nan", "inf" and "-inf". Promised: `read_line(line_of(said)) == said`; a line that is no
+such object is a ``ValueError``, whatever is wrong with it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from typing import Any, TypeAlias
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Note, Opening, Reset
 
-EVENTS_FOLDER = "stability/events"
 LINES_PER_FILE = 10_000
 Said: TypeAlias = Event | Opening | Note | Fact | Reset | Gap | Closing
 

@@ -1,6 +1,6 @@
 """The full-resolution record of a run: every signal at every step it was measured, as Parquet files.
 
-In: step readings, in order. Out: parts `stability/record/part-<recording>-<offset>.parquet`, one row per observation:
+In: step readings, in order. Out: parts `stability/data/record/part-<recording>-<offset>.parquet`, one row each:
 
     recording int32, attempt int32, step int64, time float64 (seconds since the epoch),
     quantity and place (dictionaries of strings), value float64 (NaN and infinities as they are)
@@ -25,9 +25,6 @@ from mlflow_stability.tracking.read.run_record import RunRecord
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 
-DATA_FOLDER = "stability/data"
-"""What programs read."""
-RECORD_FOLDER = "stability/record"
 SCHEMA_KEY = b"mlflow_stability.schema"
 SCHEMA = 1
 _PART = re.compile(r"part-(\d{3,})-(\d{12,})\.parquet")

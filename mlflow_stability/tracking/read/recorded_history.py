@@ -14,14 +14,15 @@ import numpy as np
 import pyarrow as pa
 from numpy.typing import NDArray
 
-from mlflow_stability.tracking.artifacts.record_events import EVENTS_FOLDER, Said, events_order, read_line
-from mlflow_stability.tracking.artifacts.record_parts import RECORD_FOLDER, part_order, read_part
+from mlflow_stability.tracking.artifacts.folders import EVENTS_FOLDERS, RECORD_FOLDERS
+from mlflow_stability.tracking.artifacts.record_events import Said, events_order, read_line
+from mlflow_stability.tracking.artifacts.record_parts import part_order, read_part
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.read.run_record import RunRecord, joined
 from mlflow_stability.tracking.tag_names import OURS, process_end
 from mlflow_stability.vocabulary.measured.observation import Series
 from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.milestone import Closing, Gap, Note
+from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Note
 from mlflow_stability.vocabulary.run.run_history import DAMAGED, Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
 
@@ -58,7 +59,7 @@ def recorded_history(facts: RunFacts, record: RunRecord, said: Sequence[tuple[in
         gaps=gaps_of(said),
         outcome=outcome,
         outcome_detail=detail,
-        params=facts.params,
+        params={**settings_of(said), **facts.params},
         tags={**notes_of(said), **facts.tags},
     )
 
@@ -66,17 +67,18 @@ def recorded_history(facts: RunFacts, record: RunRecord, said: Sequence[tuple[in
 def recorded_folder(folder: Path, facts: RunFacts) -> RunHistory | None:
     """The history of a run in MLflow's file layout; None where nothing of ours lies in its artifacts."""
     artifacts = folder / "artifacts"
-    parts = _sorted(artifacts / RECORD_FOLDER, part_order)
+    parts = [each for folder in RECORD_FOLDERS for each in _sorted(artifacts / folder, part_order)]
     if not parts:
         return None
     said: list[tuple[int, Said]] = []
     left_out: list[str] = []
-    for (recording, _), file in _sorted(artifacts / EVENTS_FOLDER, events_order):
+    events = [each for folder in EVENTS_FOLDERS for each in _sorted(artifacts / folder, events_order)]
+    for (recording, _), file in events:
         for number, line in enumerate(file.read_bytes().decode("utf-8", "replace").splitlines(), start=1):
             try:
                 each = read_line(line)
             except ValueError:  # of a run that is still being written, the last one
-                left_out.append(f"line {number} of {EVENTS_FOLDER}/{file.name}")
+                left_out.append(f"line {number} of {file.relative_to(artifacts)}")
                 continue
             if each is not None:
                 said.append((recording, each))
@@ -85,7 +87,7 @@ def recorded_folder(folder: Path, facts: RunFacts) -> RunHistory | None:
         try:
             record.append(read_part(file))
         except (pa.ArrowException, ValueError, KeyError, TypeError):
-            left_out.append(f"{RECORD_FOLDER}/{file.name}")
+            left_out.append(f"{file.relative_to(artifacts)}")
     return with_gaps_told(recorded_history(facts, joined(record), said), left_out) if record else None
 
 
@@ -146,6 +148,12 @@ def events_of(
 def notes_of(said: Sequence[tuple[int, Said]]) -> dict[str, str]:
     """What was noted while it trained, as tags: in version 0.1 they were tags of the run."""
     return {f"{OURS}{each.key}": each.value for _, each in said if isinstance(each, Note)}
+
+
+def settings_of(said: Sequence[tuple[int, Said]]) -> dict[str, str]:
+    """What was set when it began, as parameters: of these a run of ours has only those that people choose."""
+    facts = [each for _, each in said if isinstance(each, Fact)]
+    return {f"{OURS}{each.key}": each.value for each in reversed(facts)}
 
 
 def gaps_of(said: Sequence[tuple[int, Said]]) -> tuple[Gap, ...]:

@@ -28,6 +28,7 @@ from mlflow_stability.tracking.read.recorded_history import (
     gaps_of,
     notes_of,
     recorded_history,
+    settings_of,
     with_gaps_told,
     with_metrics_of_the_script,
 )
@@ -95,7 +96,7 @@ def _tables(reader: RunReader, client: MlflowClient, is_ours: bool) -> RunHistor
         gaps=gaps_of(said),
         outcome=outcome,
         outcome_detail=detail,
-        params=reader.params,
+        params={**settings_of(said), **reader.params},
         tags={**notes_of(said), **reader.tags},
         notes=tuple(notes),
         ordinal_steps=no_steps,

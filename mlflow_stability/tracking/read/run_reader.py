@@ -12,8 +12,9 @@ import math
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
 
@@ -25,8 +26,9 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from mlflow_stability.errors import RunNotFoundError
-from mlflow_stability.tracking.artifacts.record_events import EVENTS_FOLDER, Said, events_order, read_line
-from mlflow_stability.tracking.artifacts.record_parts import RECORD_FOLDER, part_order, read_part
+from mlflow_stability.tracking.artifacts.folders import EVENTS_FOLDERS, RECORD_FOLDER, RECORD_FOLDERS
+from mlflow_stability.tracking.artifacts.record_events import Said, events_order, read_line
+from mlflow_stability.tracking.artifacts.record_parts import part_order, read_part
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.read.run_record import RunRecord, joined, whole_number
 from mlflow_stability.tracking.store.address import strip_credentials
@@ -114,25 +116,25 @@ class RunReader:
 
     def full_record(self) -> RunRecord | None:
         """The Parquet record; None where there is none."""
-        parts = [part for _, part in self._files(RECORD_FOLDER, part_order, read_part)]
+        parts = [part for _, part in self._files(RECORD_FOLDERS, part_order, lambda _, file: read_part(file))]
         return joined(parts) if parts else None
 
     def said(self) -> list[tuple[int, Said]]:
         """Events, resets, gaps, notes, openings and closings, each with the number of its recording."""
 
-        def lines(file: Path) -> list[Said]:
+        def lines(path: str, file: Path) -> list[Said]:
             found = []
             for number, line in enumerate(file.read_text(encoding="utf-8").splitlines(), start=1):
                 try:
                     said = read_line(line)
                 except ValueError as error:  # of a run that is still being written, the last one
-                    self._leave_out(f"line {number} of {EVENTS_FOLDER}/{file.name}", error)
+                    self._leave_out(f"line {number} of {path}", error)
                     continue
                 if said is not None:
                     found.append(said)
             return found
 
-        files = self._files(EVENTS_FOLDER, events_order, lines)
+        files = self._files(EVENTS_FOLDERS, events_order, lines)
         return [(recording, said) for (recording, _), found in files for said in found]
 
     def metric_points(self) -> RunRecord | None:
@@ -180,15 +182,19 @@ class RunReader:
             return read(file)
 
     def _files(
-        self, folder: str, order: Callable[[str], tuple[int, int] | None], read: Callable[[Path], _T]
+        self, folders: Sequence[str], order: Callable[[str], tuple[int, int] | None], read: Callable[[str, Path], _T]
     ) -> list[tuple[tuple[int, int], _T]]:
-        """The files of an artifact folder, read one after the other in their order."""
-        wanted = sorted((place, name) for name in self.file_names(folder) if (place := order(name)))
+        """The files of artifact folders, read one after the other in their order."""
+        wanted = sorted(
+            (place, f"{folder}/{name}")
+            for folder in folders
+            for name in self.file_names(folder)
+            if (place := order(name))
+        )
         found = []
-        for place, name in wanted:
-            path = f"{folder}/{name}"
+        for place, path in wanted:
             try:
-                found.append((place, self.fetched(path, read)))
+                found.append((place, self.fetched(path, partial(read, path))))
             except (pa.ArrowException, ValueError, KeyError, TypeError) as error:
                 # A run that is still being written to can show a file that is half there.
                 self._leave_out(path, error)

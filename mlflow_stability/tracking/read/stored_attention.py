@@ -11,12 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_stability.errors import RunNotFoundError
-from mlflow_stability.tracking.artifacts.attention_parts import (
-    MAPS_FOLDER,
-    AttentionPart,
-    attention_part,
-    read_attention_part,
-)
+from mlflow_stability.tracking.artifacts.attention_parts import AttentionPart, attention_part, read_attention_part
+from mlflow_stability.tracking.artifacts.folders import MAPS_FOLDER, MAPS_FOLDERS
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
 
 
@@ -46,10 +42,12 @@ def attention_of_run(run_id: str, tracking_uri: str | None = None) -> StoredAtte
 
     reader = RunReader(run_id, tracking_uri)
 
-    def fetch(part: AttentionPart) -> list[AttentionMap]:
-        return reader.fetched(f"{MAPS_FOLDER}/{part.name}", _read)
+    folder_of = {name: folder for folder in MAPS_FOLDERS for name in reader.file_names(folder)}
 
-    return _stored(f"Run {reader.run_id}", reader.name, reader.file_names(MAPS_FOLDER), fetch)
+    def fetch(part: AttentionPart) -> list[AttentionMap]:
+        return reader.fetched(f"{folder_of[part.name]}/{part.name}", _read)
+
+    return _stored(f"Run {reader.run_id}", reader.name, list(folder_of), fetch)
 
 
 def attention_of_folder(folder: Path, maps: Path) -> StoredAttention:

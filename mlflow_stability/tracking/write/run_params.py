@@ -8,6 +8,7 @@ middle to what the store takes, and says how long it was.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping
 
 from mlflow import MlflowClient
@@ -21,6 +22,10 @@ LONGEST = 6000
 """What MLflow's stores take since 2.8."""
 LONGEST_BEFORE = 500
 """What older servers take."""
+_CHOSEN = re.compile(
+    r"(?:(?:optimizer|group)_\d+\.)*(?:optimizer|learning_rate|weight_decay|betas|momentum|clipping\..+)|optimizer_\d+"
+    r"|scheduler|model|parameters_total|batch|accumulation|autocast|parameter_types|seed"
+)
 AT_ONCE = 100
 """What MLflow's stores take in one request."""
 
@@ -101,9 +106,9 @@ def cut(text: str, longest: int = LONGEST) -> str:
     return text[: room - room // 2] + mark + text[len(text) - room // 2 :]
 
 
-def is_cut(text: str) -> bool:
-    """Whether a store gets less than this text."""
-    return len(text) > LONGEST
+def is_chosen(key: str) -> bool:
+    """Whether people choose it, so that runs are told apart by it; the rest is in `environment.json`."""
+    return _CHOSEN.fullmatch(key) is not None
 
 
 def _same(there: str, value: str) -> bool:

@@ -105,7 +105,7 @@ def age(folder: Path) -> None:
 def test_maps_and_pictures_of_every_layer_arrive_and_their_files_go(tmp_path: Path) -> None:
     maps, shelf = keep(tmp_path, [10, 500], layers=2), Shelf()
     drive(both(tmp_path, shelf))
-    assert list(shelf.maps) == [f"stability/attention/maps/part-000-0000-{step:012d}.npz" for step in (10, 500)]
+    assert list(shelf.maps) == [f"stability/data/attention/part-000-0000-{step:012d}.npz" for step in (10, 500)]
     found = [each for part in shelf.maps.values() for each in part]
     assert all(same(one, other) for one, other in zip(found, maps, strict=True))
     assert shelf.pictures == [
@@ -313,7 +313,7 @@ def test_a_real_courier_delivers_maps_and_pictures_and_removes_the_recording(tmp
     images = [each.path.rpartition("/")[2] for each in client.list_artifacts(run.info.run_id, "images")]
     keys = Counter(name.split("+")[0] for name in images if name.endswith(".png"))
     assert keys == {"stability~attention~L00_h.0": 2, "stability~attention~L01_h.1": 2}
-    assert len(client.list_artifacts(run.info.run_id, "stability/attention/maps")) == 2
+    assert len(client.list_artifacts(run.info.run_id, "stability/data/attention")) == 2
 
 
 def no_drawing(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -57,7 +57,7 @@ def keep(folder: Path, steps: range) -> list[LayerTable]:
 def test_every_table_arrives_and_stays_where_it_is(tmp_path: Path) -> None:
     tables, shelf = keep(tmp_path, range(100, 1000, 100)), Shelf()
     drive(stream_of(tmp_path, shelf))
-    assert list(shelf.parts) == ["stability/layers/part-000-000000000100.parquet"]
+    assert list(shelf.parts) == ["stability/data/layers/part-000-000000000100.parquet"]
     (found,) = shelf.parts.values()
     assert all(equal(one, other) for one, other in zip(found, tables, strict=True))
     assert len(layer_table_files(tmp_path)) == len(tables)
@@ -145,7 +145,7 @@ def test_steps_are_those_that_the_run_counts(tmp_path: Path) -> None:
     shelf = Shelf()
     keep(tmp_path, range(100, 200, 100))
     drive(stream_of(tmp_path, shelf, number=2, offset=5000))
-    assert list(shelf.parts) == ["stability/layers/part-002-000000005100.parquet"]
+    assert list(shelf.parts) == ["stability/data/layers/part-002-000000005100.parquet"]
     assert shelf.steps == [5100, 5100]
 
 
@@ -155,6 +155,6 @@ def test_tables_arrive_in_a_real_run(tmp_path: Path, sqlite_uri: str) -> None:
     client = MlflowClient(tracking_uri=sqlite_uri)
     run_id = str(client.create_run("0").info.run_id)
     drive(LayerStream(Delivered(tmp_path), RunWriter(client, run_id), time.time()))
-    (part,) = client.list_artifacts(run_id, "stability/layers")
+    (part,) = client.list_artifacts(run_id, "stability/data/layers")
     (back,) = read_layer_part(Path(client.download_artifacts(run_id, part.path, str(tmp_path))))
     assert equal(back, told)

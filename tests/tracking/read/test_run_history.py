@@ -21,8 +21,9 @@ from servers.troubled_server import TroubledServer
 from waiting import wait_until
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
-from mlflow_stability.tracking.artifacts.record_events import EVENTS_FOLDER, events_name, line_of
-from mlflow_stability.tracking.artifacts.record_parts import RECORD_FOLDER, PartBuffer, part_name
+from mlflow_stability.tracking.artifacts.folders import EVENTS_FOLDER, RECORD_FOLDER
+from mlflow_stability.tracking.artifacts.record_events import events_name, line_of
+from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name
 from mlflow_stability.tracking.imports.run_import import RunImport
 from mlflow_stability.tracking.read.recorded_history import RunFacts, recorded_folder
 from mlflow_stability.tracking.read.run_history import read_run_history
@@ -251,7 +252,7 @@ def test_a_record_of_which_a_part_is_damaged_says_so(sqlite_uri: str, tmp_path: 
     record = tmp_path / "store" / "artifacts" / run_id / "artifacts" / RECORD_FOLDER
     torn = record / part_name(1, 0)
     torn.write_bytes(torn.read_bytes()[:100])
-    for history in (read_run_history(run_id, sqlite_uri), recorded_folder(record.parents[2], RunFacts("a", "b"))):
+    for history in (read_run_history(run_id, sqlite_uri), recorded_folder(record.parents[3], RunFacts("a", "b"))):
         assert history is not None
         assert history.of("loss")[0].series.steps.tolist() == [1, 2, 3, 4, 5]
         assert history.notes == (
@@ -277,7 +278,7 @@ def test_a_line_of_garbage_costs_no_more_than_itself(sqlite_uri: str, tmp_path: 
     run_id = a_recorded_run(sqlite_uri, tmp_path / "made")
     events = tmp_path / "store" / "artifacts" / run_id / "artifacts" / EVENTS_FOLDER / events_name(0)
     events.write_text(f"{line}\n{events.read_text()}")
-    for history in (read_run_history(run_id, sqlite_uri), recorded_folder(events.parents[3], RunFacts("a", "b"))):
+    for history in (read_run_history(run_id, sqlite_uri), recorded_folder(events.parents[4], RunFacts("a", "b"))):
         assert history is not None
         assert [each.kind for each in history.events or ()] == ["nan_detected"]
         assert f"line 1 of {EVENTS_FOLDER}/{events.name}." in history.notes[0]
