@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 
 from mlflow_stability.alerts.alert import Alert
+from mlflow_stability.alerts.metrics.mirrors import Mirror
 from mlflow_stability.vocabulary.result.event import Severity
 
 VARIABLE = "_STABILITY_OUTLETS"
@@ -37,12 +38,14 @@ class OutletSettings:
     channels: tuple[ChannelSettings, ...] = ()
     console: str = ""
     """The training's console, if the courier can open it."""
+    prometheus_port: int | None = None
+    mirrors: tuple[Mirror, ...] = ()
     is_left_behind: bool = False
     """Whether this is for recordings of other trainings: then only for those that had alerts themselves."""
 
     def __bool__(self) -> bool:
         """Whether there is anything to do."""
-        return bool(self.channels)
+        return bool(self.channels or self.mirrors or self.prometheus_port)
 
     def text(self) -> str:
         """As it goes into the courier's environment."""
@@ -50,11 +53,13 @@ class OutletSettings:
 
     def left_behind(self) -> OutletSettings:
         """What of it is meant for a recording that another training left behind."""
-        return replace(self, console="", is_left_behind=True)
+        return replace(self, console="", prometheus_port=None, is_left_behind=True)
 
 
-def outlet_settings(alerts: Sequence[Alert], console: str) -> OutletSettings:
-    """The settings of these alerts; functions are called by the training itself."""
+def outlet_settings(
+    alerts: Sequence[Alert], console: str, prometheus_port: int | None = None, mirrors: tuple[Mirror, ...] = ()
+) -> OutletSettings:
+    """The settings of these alerts and mirrors; functions are called by the training itself."""
     count: Counter[str] = Counter()
     channels = []
     for alert in alerts:
@@ -63,7 +68,7 @@ def outlet_settings(alerts: Sequence[Alert], console: str) -> OutletSettings:
             number = count[alert.service]
             key = alert.service if number == 1 else f"{alert.service}_{number}"
             channels.append(ChannelSettings(key, alert.to, alert.severity, alert.rules, alert.cooldown))
-    return OutletSettings(tuple(channels), console)
+    return OutletSettings(tuple(channels), console, prometheus_port, mirrors)
 
 
 def taken_from_environment() -> OutletSettings:
@@ -76,4 +81,5 @@ def taken_from_environment() -> OutletSettings:
         ChannelSettings(**{**each, "severity": Severity(each["severity"]), "rules": tuple(each["rules"])})
         for each in said.pop("channels")
     )
-    return OutletSettings(channels, **said)
+    mirrors = tuple(Mirror(**each) for each in said.pop("mirrors"))
+    return OutletSettings(channels, mirrors=mirrors, **said)

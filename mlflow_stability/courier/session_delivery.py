@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from mlflow_stability.alerts.outlet_settings import OutletSettings
-from mlflow_stability.courier.outlets import OutletPlan
+from mlflow_stability.courier.outlets import outlet_plan
 from mlflow_stability.courier.process.claim import Claim
 from mlflow_stability.courier.process.training_process import TrainingProcess, process_of
 from mlflow_stability.courier.progress import CourierStatus, StatusPage
@@ -70,7 +70,7 @@ class SessionDelivery:
         self._process: TrainingProcess | None = None
         self._settled = False
         self._notices: list[str] = []
-        self._plan = OutletPlan(outlets, self._notices.append)
+        self._plan = outlet_plan(outlets, self._notices.append)
 
     @property
     def over(self) -> bool:

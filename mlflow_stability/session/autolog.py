@@ -10,11 +10,14 @@ import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import fields, replace
+from importlib.util import find_spec
 from typing import Any, Literal
 
 from torch.nn import Module
 
 from mlflow_stability.alerts import Alert, AlertMessage, alerts_of
+from mlflow_stability.alerts.metrics.mirrors import mirrors_of
+from mlflow_stability.alerts.metrics.prometheus_exporter import INSTALL
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.session.autopilot import autopilot_config_of
@@ -60,6 +63,8 @@ def autolog(
     snapshot_budget: int | None = None,
     offline: bool = False,
     alerts: AlertTarget | Iterable[AlertTarget] = (),
+    prometheus_port: int | None = None,
+    mirrors: str | Iterable[str] = (),
     exclusive: bool = False,
     disable: bool = False,
     silent: bool = False,
@@ -114,6 +119,8 @@ def autolog(
         alerts: Where alerts go: URLs of apprise such as "slack://..." and "mailto://...", "env:NAME" for a URL in an
             environment variable, "console", functions that are called with an `AlertMessage`, or `Alert` objects with
             rules of their own. Default: the URLs in MLFLOW_STABILITY_ALERTS, if there are any.
+        prometheus_port: Port at which metrics are served for Prometheus, while the training is recorded.
+        mirrors: Other tools that get the same numbers: "otel:http://localhost:4318" for OpenTelemetry.
         exclusive: Ignore runs started by the script; record only into runs of this package.
         disable: Stop recording and remove all hooks.
         silent: Suppress all output, warnings included.
@@ -159,6 +166,8 @@ def autolog(
         snapshot_budget=snapshot_budget,
         offline=offline,
         alerts=alerts,
+        prometheus_port=prometheus_port,
+        mirrors=mirrors,
         exclusive=exclusive,
         silent=silent,
         strict=strict,
@@ -235,7 +244,10 @@ def _settings(call: str, /, **given: Any) -> Settings:
     """The settings that a call was given, with what the environment overrides."""
     check_names(call, given, [each.name for each in fields(Settings)])
     given["alerts"] = alerts_of(given.get("alerts", ()))  # before anything could show an address
+    given["mirrors"] = mirrors_of(given.get("mirrors", ()))
     settings = Settings(**(given | settings_from_environment()))
+    if settings.prometheus_port is not None and find_spec("prometheus_client") is None:
+        raise SettingsError(f"prometheus_port needs prometheus_client, which is not installed here: {INSTALL}.")
     if settings.uses_autopilot:
         policy = autopilot_config_of(settings).policy
         settings = replace(  # what a policy or a preset calls divergence has a detector too

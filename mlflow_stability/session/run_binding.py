@@ -231,7 +231,8 @@ class RunBinding:
                     f"Cannot write a journal in {self.settings.journal_root()} ({error.strerror or error}): "
                     "nothing is recorded. Pass another folder with autolog(journal_dir=...)."
                 ) from error
-            outlets = outlet_settings(self.settings.alerts, console_file())
+            asked = self.settings
+            outlets = outlet_settings(asked.alerts, console_file(), asked.prometheus_port, asked.mirrors)
             environment = outlets.text() if outlets else ""
             self.links[address] = CourierLink(folder, uri, self._warn, self.settings.offline, environment)
         return self.links[address]

@@ -113,11 +113,12 @@ class Session:
         before, self.settings = self.settings, settings
         self._binding.settings = settings
         self._guard.strict = settings.strict
+        outlets = [(each.alerts, each.prometheus_port, each.mirrors) for each in (before, settings)]
+        if outlets[0] != outlets[1] and self._binding.links:
+            self._warn("Alerts by URL, prometheus_port and mirrors stay as they were until this process ends.")
         if before.alerts != settings.alerts:
             self._alerts.close(ALERT_SECONDS)
             self._alerts = CallbackAlerts(settings.alerts, self._run_link, self._warn)
-            if self._binding.links:
-                self._warn("Alerts by URL and to the console stay as they were until this process ends.")
         if before.autopilot == settings.autopilot:
             return
         was_on = self._watch.is_installed

@@ -102,6 +102,10 @@ class Settings:
     """Clip gradients whose norm stands out from the training's own."""
     alerts: tuple[Any, ...] = field(default=(), metadata=elsewhere())
     """Where alerts go: `Alert` objects, which have been checked."""
+    prometheus_port: int | None = field(default=None, metadata=whole_number(1, "of a port", optional=True))
+    """The port at which the courier serves metrics for Prometheus; None: none."""
+    mirrors: tuple[Any, ...] = field(default=(), metadata=elsewhere())
+    """Which other tools get the same numbers: `Mirror` objects, which have been checked."""
     preset: str | None = field(default=None, metadata=one_of(*PRESETS, optional=True))
     """A set of knobs for the autopilot: ``research``, ``production``, ``debugging``."""
     capture_batch: bool | str = field(default=True, metadata=one_of(True, False, "upload"))

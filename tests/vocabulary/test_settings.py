@@ -23,8 +23,8 @@ WRONG: dict[str, list[Any]] = {
     "'low'": ["lower", "High", None, 0, True, ["low"]],
 }
 """Values that are refused, by how the words of the settings that refuse them begin."""
-CHECKED = [each for each in fields(Settings) if each.name not in ("alerts", "rollback")]
-"""These two are checked where their types are known."""
+CHECKED = [each for each in fields(Settings) if each.name not in ("alerts", "mirrors", "rollback")]
+"""These are checked where their types are known."""
 
 
 def wrong_for(words: str, default: object) -> list[Any]:

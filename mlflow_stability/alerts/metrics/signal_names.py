@@ -84,11 +84,16 @@ SIGNALS = (
     SignalNames("collapsed_heads", "llm_collapsed_attention_heads", "Share of attention heads with collapsed entropy"),
 )
 """Every signal of a whole model that is exported."""
+STEPS = SignalNames("", "llm_training_steps_total", "Recorded steps", "{step}", counter=True)
+LOSS_SPIKES = SignalNames("", "llm_loss_spikes_total", "Loss spikes", "{event}", counter=True)
+GRADIENT_SPIKES = SignalNames("", "llm_gradient_spikes_total", "Exploding gradients", "{event}", counter=True)
+EVENTS = SignalNames("", "llm_training_events_total", "Events, by type and severity", "{event}", counter=True)
+STEP_DURATION = SignalNames("step_time", "llm_step_duration_seconds", "Time from one step to the next", "s")
+"""What is counted or gathered, and has no value in a reading; `STEP_DURATION` is a histogram."""
+EVERYTHING = (*SIGNALS, STEPS, LOSS_SPIKES, GRADIENT_SPIKES, EVENTS, STEP_DURATION)
 BY_QUANTITY = {each.quantity: each for each in SIGNALS}
-STEP_TIME = "step_time"
-"""The signal that is a histogram where there are any, and a scalar elsewhere."""
 KNOWN_QUANTITIES = frozenset(BY_QUANTITY) | {
-    STEP_TIME,
+    STEP_DURATION.quantity,
     "param_large",
     "param_small",
     "param_nonfinite_count",

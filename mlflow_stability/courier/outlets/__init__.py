@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_stability.courier.outlets.outlet import OutletPlan, TrainingState
+from mlflow_stability.courier.outlets.outlet import OutletPlan, TrainingState, outlet_plan
 from mlflow_stability.courier.outlets.outlets import Outlets
 
-__all__ = ["OutletPlan", "Outlets", "TrainingState"]
+__all__ = ["OutletPlan", "Outlets", "TrainingState", "outlet_plan"]

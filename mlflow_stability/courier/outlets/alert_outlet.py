@@ -17,18 +17,15 @@ from mlflow_stability.alerts.ending import ending_event
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.alerts.outlet_settings import ChannelSettings
 from mlflow_stability.alerts.router import AlertRouter
-from mlflow_stability.courier.outlets.outlet import OutletPlan, TrainingState
+from mlflow_stability.courier.outlets.outlet import JournalReader, OutletPlan, TrainingState
 from mlflow_stability.courier.outlets.sender import Sender
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.run import silent_end
-from mlflow_stability.journal.follower import JournalFollower
-from mlflow_stability.journal.last_words import closing_in, read_last_words
 from mlflow_stability.journal.layout import ALERTS
 from mlflow_stability.journal.record import Record
-from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.milestone import Closing, Opening, Returned
+from mlflow_stability.vocabulary.run.milestone import Opening
 
 LINK_SECONDS = 15.0
 """For so long alerts wait for the run that they are about."""
@@ -36,7 +33,6 @@ AWAITED_SECONDS = 15.0
 """For so long the end of the training waits for alerts."""
 GIVE_UP_SECONDS = 600.0
 """For so long after the end of the training a channel that does not work is tried."""
-_READ_AT_ONCE = 500
 _KEEP_EVERY = 5.0
 
 
@@ -58,19 +54,18 @@ class AlertOutlet:
         self._senders: dict[str, Sender] = {}
         for channel in plan.settings.channels:
             self._add(channel, plan, page.get("channels", {}).get(channel.key, {}))
-        self._until = page.get("until", 0)
         self._last_step, self._last_time = page.get("last_step", 0), page.get("last_time", 0.0)
         self._ended, self._stalled_at = page.get("ended", False), page.get("stalled_at", 0.0)
-        self._follower = JournalFollower(delivered.folder / JOURNAL, self._until)
-        self._closing: Closing | None = None
-        self._returned: Closing | None = None
-        self._changed, self._kept_at = True, 0.0
+        self._journal = JournalReader(delivered.folder, page.get("until", 0))
+        self._kept_at = 0.0
 
     def advance(self, state: TrainingState) -> bool:
         """Read on, and send what is due."""
         now = time.time()
-        more = self._read(now)
-        self._look_at(state, now, more)
+        for record in self._journal.read():
+            self._hear(record, now)
+        more = self._journal.more
+        self._look_at(state, now)
         over = self._over_since is not None
         waits_for_link = self.link is None and time.monotonic() - self._began < LINK_SECONDS
         if not waits_for_link:
@@ -95,50 +90,35 @@ class AlertOutlet:
         sender.resume(saved)
         self._routers[channel.key], self._senders[channel.key] = router, sender
 
-    def _read(self, now: float) -> bool:
-        entries = self._follower.read(_READ_AT_ONCE)
-        for entry in entries:
-            self._hear(entry.record, now)
-            self._until = entry.end
-            self._changed = True
-        return len(entries) >= _READ_AT_ONCE
-
     def _hear(self, record: Record, now: float) -> None:
         offset = self._delivered.offset
         if isinstance(record, StepReading):
-            self._last_step, self._last_time, self._returned = record.step + offset, record.time, None
+            self._last_step, self._last_time = record.step + offset, record.time
             for router in self._routers.values():
                 if router.looks_at_steps:
                     router.step(replace(record, step=record.step + offset) if offset else record, now)
         elif isinstance(record, Event):
             self._tell(replace(record, step=record.step + offset) if offset else record, now)
-        elif isinstance(record, Returned):
-            self._returned = Closing(record.outcome, record.detail, record.step, record.time)
-        elif isinstance(record, Closing):
-            self._closing = record
 
-    def _look_at(self, state: TrainingState, now: float, more: bool) -> None:
+    def _look_at(self, state: TrainingState, now: float) -> None:
         """A stall and the end are no lines of the journal."""
         if state.stalled is not None and state.stalled.time != self._stalled_at:
             self._stalled_at = state.stalled.time
             self._tell(state.stalled, now)
-        if more or self._over_since is not None:
-            return
-        said = self._closing or closing_in(read_last_words(self._delivered.folder))
-        if said is None and state.alive:
+        if self._over_since is not None or not self._journal.is_over(state):
             return
         self._over_since = time.monotonic()
         if not self._ended:
             self._ended = True
-            end = silent_end(state.killed_for_memory(), self._last_step, self._last_time)
-            event = ending_event(said or self._returned or end, self._last_step, self._last_time or now)
+            silent = silent_end(state.killed_for_memory(), self._last_step, self._last_time)
+            closing = self._journal.closing or self._journal.returned or silent
+            event = ending_event(closing, self._last_step, self._last_time or now)
             if event is not None:
                 self._tell(event, now)
 
     def _tell(self, event: Event, now: float) -> None:
         for router in self._routers.values():
             router.take(event, now)
-        self._changed = True
 
     def _route(self, now: float, over: bool) -> None:
         link = self.link or RunLink(
@@ -151,7 +131,6 @@ class AlertOutlet:
             messages = router.due(now, link, over=over)
             if messages:
                 self._senders[key].add(messages)
-                self._changed = True
 
     def _keep(self) -> None:
         """Keep what was read, what was sent and what waits, as of this moment."""
@@ -159,7 +138,7 @@ class AlertOutlet:
         write_page(
             self._page,
             {
-                "until": self._until,
+                "until": self._journal.until,
                 "last_step": self._last_step,
                 "last_time": self._last_time,
                 "ended": self._ended,

@@ -7,10 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Protocol
 
+from mlflow_stability.alerts.metrics.prometheus_exporter import PrometheusExporter
 from mlflow_stability.alerts.outlet_settings import OutletSettings
+from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.journal.last_words import closing_in, read_last_words
+from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.writer import NAME as JOURNAL
+from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.run.milestone import Closing, Returned
+
+_READ_AT_ONCE = 500
 
 
 def _say_nothing(_: str) -> None:
@@ -24,6 +34,14 @@ class OutletPlan:
     settings: OutletSettings = field(default_factory=OutletSettings)
     say: Callable[[str], None] = _say_nothing
     """Has the training say something on its console, once."""
+    prometheus: PrometheusExporter | None = None
+    """The port that all recordings of the session share."""
+
+
+def outlet_plan(settings: OutletSettings, say: Callable[[str], None]) -> OutletPlan:
+    """The plan for the recordings of one session."""
+    port = settings.prometheus_port
+    return OutletPlan(settings, say, None if port is None else PrometheusExporter(port, say))
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +52,49 @@ class TrainingState:
     killed_for_memory: Callable[[], bool]
     stalled: Event | None = None
     """Set while it hangs."""
+
+
+class JournalReader:
+    """Reads a journal for an outlet, and tells when nothing more will come."""
+
+    def __init__(self, folder: Path, start: int = 0) -> None:
+        self.closing: Closing | None = None
+        """How the training said that it ended."""
+        self.returned: Closing | None = None
+        """How it ended if no other step comes."""
+        self.until = start
+        """The place up to which it was read."""
+        self._folder = folder
+        self._follower = JournalFollower(folder / JOURNAL, start)
+        self._more = True
+
+    def read(self) -> list[Record]:
+        """The next records."""
+        entries = self._follower.read(_READ_AT_ONCE)
+        self._more = len(entries) >= _READ_AT_ONCE
+        for entry in entries:
+            record = entry.record
+            self.until = entry.end
+            if isinstance(record, StepReading):
+                self.returned = None
+            elif isinstance(record, Returned):
+                self.returned = Closing(record.outcome, record.detail, record.step, record.time)
+            elif isinstance(record, Closing):
+                self.closing = record
+        return [entry.record for entry in entries]
+
+    @property
+    def more(self) -> bool:
+        """Whether there is more to read at once."""
+        return self._more
+
+    def is_over(self, state: TrainingState) -> bool:
+        """Whether everything was read that will ever come."""
+        if self._more:
+            return False
+        if self.closing is None:
+            self.closing = closing_in(read_last_words(self._folder))
+        return self.closing is not None or not state.alive
 
 
 class Outlet(Protocol):

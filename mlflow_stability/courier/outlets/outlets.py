@@ -6,7 +6,9 @@ import logging
 from collections.abc import Callable
 
 from mlflow_stability.alerts.message import RunLink
+from mlflow_stability.alerts.metrics.mirrors import OTEL
 from mlflow_stability.courier.outlets.alert_outlet import AlertOutlet
+from mlflow_stability.courier.outlets.metrics_outlet import MetricsOutlet
 from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan, TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.journal.layout import ALERTS
@@ -26,6 +28,9 @@ class Outlets:
         if plan.settings.channels and begun:
             self._alerts = AlertOutlet(plan, delivered, opening)
             self._open.append(self._alerts)
+        exports = any(each.tool == OTEL for each in plan.settings.mirrors)
+        if (plan.prometheus is not None or exports) and not plan.settings.is_left_behind:
+            self._open.append(MetricsOutlet(plan, delivered))
 
     @property
     def done(self) -> bool:

@@ -1,0 +1,67 @@
+"""Metrics of one recording for Prometheus and OpenTelemetry: what they are now, not what they were.
+
+The journal is read from its beginning, so that counters of a courier that was restarted go on where they were.
+"""
+
+from __future__ import annotations
+
+import time
+
+from mlflow_stability.alerts.metrics.mirrors import OTEL
+from mlflow_stability.alerts.metrics.otel_exporter import OtelExporter
+from mlflow_stability.alerts.metrics.run_metrics import RunMetrics
+from mlflow_stability.courier.outlets.outlet import JournalReader, OutletPlan, TrainingState
+from mlflow_stability.courier.progress import Delivered
+
+RUN_SECONDS = 30.0
+"""For so long metrics wait for the id of their run: with another label they would be other series."""
+AWAITED_SECONDS = 5.0
+"""For so long the end of the training waits for the last metrics."""
+_GIVE_UP_SECONDS = 30.0
+
+
+class MetricsOutlet:
+    """The metrics of one recording."""
+
+    def __init__(self, plan: OutletPlan, delivered: Delivered) -> None:
+        self.done = False
+        self._delivered = delivered
+        self._journal = JournalReader(delivered.folder)
+        self._metrics = RunMetrics()
+        self._prometheus = plan.prometheus
+        self._otel: OtelExporter | None = None
+        self._over_since: float | None = None
+        self._is_served = False
+        self._began = time.monotonic()
+        for mirror in plan.settings.mirrors:
+            if mirror.tool == OTEL:
+                self._otel = OtelExporter(mirror.target, self._metrics, plan.say)
+        self.awaited = self._otel is not None
+
+    def advance(self, state: TrainingState) -> bool:
+        """Read on; at the end send what is left and close."""
+        if not self._metrics.run_id and not self._is_served:
+            self._metrics.run_id = self._delivered.run_id or ""
+            if not self._metrics.run_id and time.monotonic() - self._began < RUN_SECONDS:
+                return False
+            self._is_served = True
+            if self._prometheus is not None:
+                self._prometheus.serve(self._metrics)
+        for record in self._journal.read():
+            self._metrics.take(record)
+        if self._prometheus is not None:
+            self._prometheus.keep_listening()
+        if self._over_since is None and self._journal.is_over(state):
+            self._over_since = time.monotonic()
+            if self._otel is not None:
+                self._otel.close()
+        if self._over_since is not None:
+            self._end(time.monotonic() - self._over_since)
+        return self._journal.more
+
+    def _end(self, since: float) -> None:
+        sent = self._otel is None or self._otel.is_closed
+        self.awaited = not sent and since < AWAITED_SECONDS
+        self.done = sent or since > _GIVE_UP_SECONDS
+        if self.done and self._prometheus is not None:
+            self._prometheus.over(self._metrics)

@@ -1,0 +1,84 @@
+from __future__ import annotations
+
+import json
+import re
+from typing import Any
+
+import pytest
+from architecture.repository import ROOT
+from prometheus_client.validation import _validate_metric_name
+
+from mlflow_stability.alerts.metrics.signal_names import EVERYTHING, SIGNALS, STEP_DURATION
+from mlflow_stability.tracking.keys import metric_key
+from mlflow_stability.vocabulary import Signal
+
+DASHBOARD = ROOT / "examples" / "grafana_dashboard.json"
+CATALOGUE = {
+    "llm_training_loss",
+    "llm_validation_loss",
+    "llm_gradient_norm",
+    "llm_tokens_per_second",
+    "llm_model_flops_utilization",
+    "llm_gpu_memory_bytes",
+    "llm_training_steps_total",
+    "llm_tokens_processed_total",
+    "llm_loss_spikes_total",
+    "llm_gradient_spikes_total",
+    "llm_step_duration_seconds",
+}
+_METRIC = re.compile(r"\bllm_\w+")
+
+
+def panels() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(DASHBOARD.read_text())["panels"]
+    return found
+
+
+@pytest.mark.parametrize("attribute", ["prometheus", "otel"])
+def test_each_name_is_given_once(attribute: str) -> None:
+    names = [getattr(each, attribute) for each in EVERYTHING]
+    assert len(set(names)) == len(names)
+
+
+def test_names_are_valid_and_counters_end_as_counters_do() -> None:
+    for each in EVERYTHING:
+        _validate_metric_name(each.prometheus)
+        assert re.fullmatch(r"[a-z][a-z0-9_.]*", each.otel)
+        assert each.prometheus.endswith("_total") == each.counter
+        assert each.meaning
+
+
+def test_names_that_dashboards_rely_on_are_there() -> None:
+    assert {each.prometheus for each in EVERYTHING} >= CATALOGUE
+
+
+def test_the_scalar_of_a_signal_is_its_key_in_mlflow() -> None:
+    assert all(each.scalar == metric_key(Signal(each.quantity)) for each in SIGNALS)
+
+
+def test_the_grafana_dashboard_asks_for_metrics_that_are_exported() -> None:
+    histogram = STEP_DURATION.prometheus
+    exported = {each.prometheus for each in EVERYTHING} | {f"{histogram}_{end}" for end in ("bucket", "sum", "count")}
+    text = DASHBOARD.read_text()
+    asked = set(_METRIC.findall(text))
+    assert asked <= exported
+    assert {each["title"] for each in panels()} >= {"Loss", "Gradient norm", "Step time", "Device memory"}
+
+
+def test_the_panels_of_the_dashboard_do_not_overlap_and_have_a_unit_and_a_source() -> None:
+    taken: set[tuple[int, int]] = set()
+    ids = [each["id"] for each in panels()]
+    assert len(set(ids)) == len(ids)
+    for each in panels():
+        place = each["gridPos"]
+        cells = {
+            (x, y)
+            for x in range(place["x"], place["x"] + place["w"])
+            for y in range(place["y"], place["y"] + place["h"])
+        }
+        assert not cells & taken, each["title"]
+        assert max(x for x, _ in cells) < 24
+        taken |= cells
+        assert each["datasource"]["uid"] == "${datasource}"
+        assert each["fieldConfig"]["defaults"]["unit"]
+        assert all("$run" in target["expr"] for target in each["targets"])

@@ -1,0 +1,204 @@
+"""Metrics of real couriers: scraped over HTTP, and received over OTLP."""
+
+from __future__ import annotations
+
+import socket
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from threading import Thread
+from typing import Any
+
+import pytest
+from courier.staging import SIGNALS, Training
+from opentelemetry.proto.collector.metrics.v1.metrics_service_pb2 import (
+    ExportMetricsServiceRequest,
+    ExportMetricsServiceResponse,
+)
+from prometheus_client.parser import text_string_to_metric_families
+from servers.mlflow_server import free_port
+from waiting import wait_until
+
+from mlflow_stability.alerts.metrics.mirrors import Mirror
+from mlflow_stability.alerts.metrics.signal_names import EVERYTHING
+from mlflow_stability.alerts.outlet_settings import VARIABLE, OutletSettings
+from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.progress import read_page
+from mlflow_stability.courier.session_delivery import SessionDelivery
+from mlflow_stability.vocabulary import Closing, Event, Fact, Severity, Signal, StepReading
+
+MORE = (*SIGNALS, Signal("step_time"), Signal("tokens_processed"))
+
+LABELS = ("model_name", "run_id", "type", "severity", "le")
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    ask_for_short_requests()
+    return tmp_path / ".mlflow-stability"
+
+
+def train(training: Training, first: int, last: int) -> None:
+    for step in range(first, last + 1):
+        values = (float(step), 1.0, 0.001, 1.0, 0.02, step * 100.0)
+        training.journal.append(StepReading(step, MORE, values, 0, time.time()))
+
+
+def advance(session: SessionDelivery, until: Callable[[], object], seconds: float = 30.0) -> None:
+    last = time.monotonic() + seconds
+    while not until():
+        assert time.monotonic() < last, session.report()
+        if not session.advance():
+            time.sleep(0.02)
+
+
+def scraped(port: int) -> dict[str, dict[tuple[str, ...], float]]:
+    """The samples by name and by the values of their labels."""
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics", timeout=5) as answer:
+        text = answer.read().decode()
+    found: dict[str, dict[tuple[str, ...], float]] = {}
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            labels = tuple(sample.labels[name] for name in LABELS if name in sample.labels)
+            found.setdefault(sample.name, {})[labels] = sample.value
+    return found
+
+
+def is_open(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_scrape_has_the_metrics_of_the_run(root: Path, sqlite_uri: str) -> None:
+    port = free_port()
+    training = Training(root, sqlite_uri)
+    courier = training.start_courier(**{VARIABLE: OutletSettings(prometheus_port=port).text()})
+    training.journal.append(Fact("model", "GPT"))
+    train(training, 1, 30)
+    training.journal.append(Event(30, "loss_spike", Severity.WARNING, "loss 30 at step 30.", time=time.time()))
+    wait_until(lambda: is_open(port), 30)
+    (folder,) = (each.parent for each in training.folder.glob("*/journal"))
+    run_id = wait_until(lambda: read_page(folder / "delivered.json").get("run_id"), 30)
+    wait_until(lambda: ("GPT", run_id) in scraped(port)["llm_training_loss"], 10)
+    found, labels = scraped(port), ("GPT", run_id)
+    assert found["llm_training_loss"] == {labels: 30.0}
+    assert found["llm_gradient_norm"] == {labels: 1.0}
+    assert found["llm_training_steps_total"] == {labels: 30.0}
+    assert found["llm_tokens_processed_total"] == {labels: 3000.0}
+    assert found["llm_loss_spikes_total"] == {labels: 1.0}
+    assert found["llm_training_events_total"] == {(*labels, "loss_spike", "warning"): 1.0}
+    assert found["llm_step_duration_seconds_count"] == {labels: 30.0}
+    assert found["llm_step_duration_seconds_bucket"][(*labels, "0.025")] == 30.0
+    assert found["llm_step_duration_seconds_bucket"][(*labels, "0.01")] == 0.0
+    known = {each.prometheus for each in EVERYTHING}
+    assert {name.removesuffix("_bucket").removesuffix("_sum").removesuffix("_count") for name in found} <= known
+    training.end(Closing("finished", "", 30, time.time()))
+    assert courier.wait(60) == 0
+    assert not is_open(port)
+
+
+def test_a_port_that_is_taken_is_reported_once_and_used_when_it_is_free(
+    root: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlflow_stability.alerts.metrics.prometheus_exporter._AGAIN_AFTER", 0.1)
+    training = Training(root, sqlite_uri, interactive=True)
+    train(training, 1, 10)
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        session = SessionDelivery(training.folder, sqlite_uri, lambda: False, OutletSettings(prometheus_port=port))
+        until = time.monotonic() + 0.5
+        advance(session, lambda: time.monotonic() > until)
+        page = training.folder / "status.json"
+        advance(session, lambda: read_page(page)["notices"])
+        (notice,) = read_page(page)["notices"]
+        assert f"port {port}: Address already in use" in notice
+    advance(session, lambda: is_open(port))
+    assert scraped(port)["llm_training_steps_total"]
+    training.end(Closing("finished", "", 10, time.time()))
+    advance(session, lambda: session.over)
+    assert not is_open(port)
+
+
+class Collector:
+    """A receiver of OTLP/HTTP."""
+
+    def __init__(self) -> None:
+        self.received: list[ExportMetricsServiceRequest] = []
+        self.status = 200
+        served = self
+
+        class Handler(BaseHTTPRequestHandler):
+            def do_POST(self) -> None:
+                body = self.rfile.read(int(self.headers["Content-Length"]))
+                assert self.path == "/v1/metrics"
+                if served.status == 200:
+                    served.received.append(ExportMetricsServiceRequest.FromString(body))
+                answer = ExportMetricsServiceResponse().SerializeToString()
+                self.send_response(served.status)
+                self.send_header("Content-Type", "application/x-protobuf")
+                self.send_header("Content-Length", str(len(answer)))
+                self.end_headers()
+                self.wfile.write(answer)
+
+            def log_message(self, *_: Any) -> None:
+                """Nothing on stderr."""
+
+        self.server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+        self.server.daemon_threads = True
+
+    def last(self) -> dict[str, Any]:
+        """The metrics of the last request, by name."""
+        scopes = self.received[-1].resource_metrics[0].scope_metrics
+        return {metric.name: metric for scope in scopes for metric in scope.metrics}
+
+
+@pytest.fixture
+def collector() -> Iterator[Collector]:
+    running = Collector()
+    thread = Thread(target=running.server.serve_forever, args=(0.05,))
+    thread.start()
+    yield running
+    running.server.shutdown()
+    thread.join()
+    running.server.server_close()
+
+
+def test_a_collector_receives_the_same_metrics_by_the_same_table(
+    root: Path, sqlite_uri: str, collector: Collector
+) -> None:
+    endpoint = f"http://127.0.0.1:{collector.server.server_port}"
+    training = Training(root, sqlite_uri)
+    training.journal.append(Fact("model", "GPT"))
+    train(training, 1, 30)
+    training.journal.append(Event(30, "loss_spike", Severity.WARNING, "loss 30 at step 30.", time=time.time()))
+    training.end(Closing("finished", "", 30, time.time()))
+    settings = OutletSettings(mirrors=(Mirror("otel", endpoint),))
+    courier = training.start_courier(**{VARIABLE: settings.text()})
+    assert courier.wait(60) == 0
+    found = collector.last()
+    (loss,) = found["llm.training.loss"].gauge.data_points
+    assert loss.as_double == 30.0
+    assert {each.key: each.value.string_value for each in loss.attributes}["model_name"] == "GPT"
+    (steps,) = found["llm.training.steps"].sum.data_points
+    assert steps.as_int or steps.as_double == 30
+    assert found["llm.training.steps"].sum.is_monotonic
+    (times,) = found["llm.step_duration_seconds"].histogram.data_points
+    assert times.count == 30
+    assert set(found) <= {each.otel for each in EVERYTHING}
+
+
+def test_a_collector_that_is_away_is_reported_once_and_delays_nothing(root: Path, sqlite_uri: str) -> None:
+    training = Training(root, sqlite_uri)
+    train(training, 1, 30)
+    training.end(Closing("finished", "", 30, time.time()))
+    settings = OutletSettings(mirrors=(Mirror("otel", f"http://127.0.0.1:{free_port()}"),))
+    session = SessionDelivery(training.folder, sqlite_uri, lambda: False, settings)
+    began = time.monotonic()
+    advance(session, lambda: session.over, 60)
+    assert time.monotonic() - began < 40
+    assert len(session._notices) == 1
+    assert session._notices[0].startswith("OpenTelemetry metrics were not accepted (")

@@ -1,0 +1,40 @@
+"""The manual's table of names is the code's; ``python tests/manual/test_signal_table.py`` brings it up to date."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+
+if __name__ == "__main__":
+    sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from architecture.repository import PACKAGE
+
+from mlflow_stability.alerts.metrics.signal_names import EVENTS, EVERYTHING, STEP_DURATION
+
+PAGE = PACKAGE / "manual" / "alerts.md"
+HEAD = "| signal | Prometheus | OpenTelemetry | meaning |\n| --- | --- | --- | --- |\n"
+
+
+def table() -> str:
+    rows = []
+    for each in EVERYTHING:
+        signal = f"`{each.quantity}`" if each.quantity else ""
+        kind = " (histogram)" if each is STEP_DURATION else " (labels `type`, `severity`)" if each is EVENTS else ""
+        rows.append(f"| {signal} | `{each.prometheus}`{kind} | `{each.otel}` | {each.meaning} |\n")
+    return HEAD + "".join(rows)
+
+
+def with_table(text: str) -> str:
+    return re.sub(re.escape(HEAD) + r"(?:\|.*\n)*", lambda _: table(), text)
+
+
+def test_the_manual_has_every_name_of_the_table() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert HEAD in text
+    assert with_table(text) == text, "python tests/manual/test_signal_table.py brings it up to date"
+
+
+if __name__ == "__main__":
+    PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
