@@ -12,15 +12,17 @@ if __name__ == "__main__":
 from architecture.repository import PACKAGE
 
 from mlflow_stability.alerts.metrics.signal_names import EVENTS, EVERYTHING, STEP_DURATION
+from mlflow_stability.tracking.keys import metric_key
+from mlflow_stability.vocabulary import Signal
 
 PAGE = PACKAGE / "manual" / "alerts.md"
-HEAD = "| signal | Prometheus | OpenTelemetry | meaning |\n| --- | --- | --- | --- |\n"
+HEAD = "| in MLflow | Prometheus | OpenTelemetry | meaning |\n| --- | --- | --- | --- |\n"
 
 
 def table() -> str:
     rows = []
     for each in EVERYTHING:
-        signal = f"`{each.quantity}`" if each.quantity else ""
+        signal = f"`{metric_key(Signal(each.quantity))}`" if each.quantity else ""
         kind = " (histogram)" if each is STEP_DURATION else " (labels `type`, `severity`)" if each is EVENTS else ""
         rows.append(f"| {signal} | `{each.prometheus}`{kind} | `{each.otel}` | {each.meaning} |\n")
     return HEAD + "".join(rows)

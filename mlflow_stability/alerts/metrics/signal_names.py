@@ -1,7 +1,7 @@
 """The one table of signals in other tools: which signal has which name where.
 
-MLflow, TensorBoard and Weights & Biases use ``stability/<signal>``; Prometheus and OpenTelemetry have names of their
-own. A signal that is not in the table is not exported to Prometheus and OpenTelemetry.
+TensorBoard and Weights & Biases use the keys of MLflow, which `tracking/keys.py` makes; Prometheus and OpenTelemetry
+have names of their own. A signal that is not in the table is not exported to them.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ class SignalNames:
     """One signal of a whole model, in every outlet."""
 
     quantity: str
-    """Its name in the record; behind ``stability/`` in MLflow, TensorBoard and Weights & Biases."""
+    """Its name in the record."""
     prometheus: str
     meaning: str
     unit: str = "1"
@@ -30,11 +30,6 @@ class SignalNames:
             if name.startswith(f"{group}_"):
                 return f"{group.replace('_', '.')}.{name.removeprefix(f'{group}_')}"
         return name
-
-    @property
-    def scalar(self) -> str:
-        """The name in MLflow, TensorBoard and Weights & Biases."""
-        return f"stability/{self.quantity}"
 
 
 SIGNALS = (

@@ -40,8 +40,8 @@ class MetricsOutlet:
 
     def advance(self, state: TrainingState) -> bool:
         """Read on; at the end send what is left and close."""
-        if not self._metrics.run_id and not self._is_served:
-            self._metrics.run_id = self._delivered.run_id or ""
+        self._metrics.run_id = self._delivered.run_id or ""
+        if not self._is_served:
             if not self._metrics.run_id and time.monotonic() - self._began < RUN_SECONDS:
                 return False
             self._is_served = True

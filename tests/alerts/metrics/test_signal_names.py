@@ -8,9 +8,7 @@ import pytest
 from architecture.repository import ROOT
 from prometheus_client.validation import _validate_metric_name
 
-from mlflow_stability.alerts.metrics.signal_names import EVERYTHING, SIGNALS, STEP_DURATION
-from mlflow_stability.tracking.keys import metric_key
-from mlflow_stability.vocabulary import Signal
+from mlflow_stability.alerts.metrics.signal_names import EVERYTHING, STEP_DURATION
 
 DASHBOARD = ROOT / "examples" / "grafana_dashboard.json"
 CATALOGUE = {
@@ -50,10 +48,6 @@ def test_names_are_valid_and_counters_end_as_counters_do() -> None:
 
 def test_names_that_dashboards_rely_on_are_there() -> None:
     assert {each.prometheus for each in EVERYTHING} >= CATALOGUE
-
-
-def test_the_scalar_of_a_signal_is_its_key_in_mlflow() -> None:
-    assert all(each.scalar == metric_key(Signal(each.quantity)) for each in SIGNALS)
 
 
 def test_the_grafana_dashboard_asks_for_metrics_that_are_exported() -> None:
