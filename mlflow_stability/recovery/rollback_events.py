@@ -16,7 +16,7 @@ IN_HALF = (
     "With a loss scaler: lower the loss scale.",
 )
 IN_GENERAL = (
-    "Lower the learning rate 3-10 times, or lengthen the warm-up.",
+    "Lower the learning rate by a factor of 3 to 10, or lengthen the warm-up.",
     "Inspect the batches from the onset on, and the first finding before this one.",
 )
 

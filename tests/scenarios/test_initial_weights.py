@@ -63,7 +63,7 @@ def test_a_learning_rate_too_high_from_the_first_step_on_ends_in_a_training_that
 def stopped(folder: Path, policy: RollbackPolicy) -> Flown:
     with (
         flying(folder, rollback=policy) as flown,
-        pytest.raises(TrainingDiverged, match=r"initial weights did not help.*Lower the learning rate 3-10 times"),
+        pytest.raises(TrainingDiverged, match=r"initial weights did not help.*by a factor of 3 to 10"),
     ):
         train(TOO_HIGH["SGD x1000"])
     return flown

@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 import click
 from rich.text import Text
 
-from mlflow_stability.analysis.diagnose import asked_curves, history_of
+from mlflow_stability.analysis.diagnose import asked_curves, concluded, history_of
+from mlflow_stability.analysis.thresholds import detectors_with
 from mlflow_stability.cli.kit.finding_types import checked_kind_if_any, complete_kinds
-from mlflow_stability.cli.kit.options import curve_options, last_option, runs_asked_for, tracking_uri_option
+from mlflow_stability.cli.kit.options import (
+    curve_options,
+    last_option,
+    runs_asked_for,
+    sensitivity_option,
+    tracking_uri_option,
+)
 from mlflow_stability.cli.kit.output import present
 from mlflow_stability.cli.kit.terminal import notes_console
-from mlflow_stability.diagnosis.checklist import ChecklistItem, checklist_of
-from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.checklist import Checklist, ChecklistItem, checklist_of
 from mlflow_stability.reports.terminal_kit import TerminalWriter
+from mlflow_stability.vocabulary.text.phrases import capitalised
 
 STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}
 
@@ -23,32 +28,51 @@ STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}
 @click.argument("kind", required=False, callback=checked_kind_if_any, shell_complete=complete_kinds)
 @click.option("--run", metavar="RUN|PATH", type=click.Path(), help="A run or log to check against the list.")
 @last_option
+@sensitivity_option
 @curve_options
 @tracking_uri_option
 def command(
-    kind: str | None, run: str | None, last: bool, loss: str | None, val_loss: str | None, tracking_uri: str | None
+    kind: str | None,
+    run: str | None,
+    last: bool,
+    sensitivity: str,
+    loss: str | None,
+    val_loss: str | None,
+    tracking_uri: str | None,
 ) -> None:
-    """List what to check, with what a run shows for each item.
+    """List what to check, with what a run shows for each item, and what to decide.
 
     KIND is the name of a finding, such as loss_spike. Default: the worst finding of the run, else a general list.
     """
     if last:
         (run,) = runs_asked_for(() if run is None else (run,), last, tracking_uri)[-1:]
     if run is None:
-        items = checklist_of(kind or "")
+        checklist = checklist_of(kind or "")
         title = f"What to check: {kind or 'a general list'}"
     else:
         with notes_console().status("Reading ..."):
             history = history_of(run, tracking_uri, asked_curves(loss, val_loss))
-            diagnosis = diagnosis_of(history)
-            items = checklist_of(kind or "", history, diagnosis)
+            diagnosis = concluded(history, detectors_with(sensitivity=sensitivity))
+            checklist = checklist_of(kind or "", history, diagnosis)
         title = f"What to check in {history.name}: {kind or diagnosis.outcome.replace('_', ' ')}"
-    present(lambda out: _show(out, title, items))
+    present(lambda out: _show(out, title, checklist))
 
 
-def _show(out: TerminalWriter, title: str, items: Sequence[ChecklistItem]) -> None:
-    rows = ((_head(out, number, each), _body(out, each)) for number, each in enumerate(items, start=1))
-    out.section(title, rows, space=False)
+def _show(out: TerminalWriter, title: str, checklist: Checklist) -> None:
+    if checklist.note:
+        out.console.print(out.text(checklist.note, "yellow"))
+    rows = ((_head(out, number, each), _body(out, each)) for number, each in enumerate(checklist.items, start=1))
+    out.section(title, rows, space=bool(checklist.note))
+    of_a_run = any(each.finding for each in checklist.items)
+    decisions = (
+        (out.text("-"), out.text(f"{_when(each.when, of_a_run)}: ").append_text(out.text(each.do, "bold")))
+        for each in checklist.decisions
+    )
+    out.section("Decision", decisions)
+
+
+def _when(said: str, of_a_run: bool) -> str:
+    return capitalised(said) if of_a_run else f"If {said}"
 
 
 def _head(out: TerminalWriter, number: int, item: ChecklistItem) -> Text:

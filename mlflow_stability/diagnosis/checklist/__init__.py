@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from mlflow_stability.diagnosis.checklist.checklist import ChecklistItem, checklist_of
+from mlflow_stability.diagnosis.checklist.checklist import Checklist, ChecklistItem, checklist_of
 
-__all__ = ["ChecklistItem", "checklist_of"]
+__all__ = ["Checklist", "ChecklistItem", "checklist_of"]

@@ -1,13 +1,9 @@
-"""What a run shows for each question of a checklist.
+"""What a run shows for the questions whose answers need more than one metric or finding.
 
 In: the surroundings of an episode and the diagnosis. Out: a sentence with numbers, and whether that is as it should be.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
-from dataclasses import dataclass
-from typing import Literal
 
 import numpy as np
 
@@ -17,6 +13,7 @@ from mlflow_stability.diagnosis.causes.gradient import explosion_look, vanishing
 from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_look, rate_too_low_look
 from mlflow_stability.diagnosis.causes.numeric import loss_scale_look, overflow_look
 from mlflow_stability.diagnosis.checklist.batch_findings import birth_said, inputs_said, overflow_said
+from mlflow_stability.diagnosis.checklist.question import Case, Found, State
 from mlflow_stability.diagnosis.curves.chance_level import chance_of
 from mlflow_stability.diagnosis.curves.curves import decoded
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
@@ -25,7 +22,6 @@ from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.outcome import process_ended
 from mlflow_stability.vocabulary.text.phrases import sentence
 
-State = Literal["ok", "bad", "unknown"]
 NON_FINITE = ("nan_detected", "inf_detected")
 FALLEN = 0.9
 """A loss below this share of what it was at first has learned."""
@@ -33,23 +29,8 @@ AT_FIRST = 5
 """So many points, first ones and last ones, tell it."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """The answer to one question."""
-
-    finding: str
-    state: State
-
-
-@dataclass(frozen=True, slots=True)
-class Case:
-    """What the questions are about."""
-
-    around: Surroundings
-    diagnosis: Diagnosis
-
-
-def _locate(case: Case) -> Found:
+def locate(case: Case) -> Found:
+    """Where the first non-finite value appeared."""
     bad = _of(case.diagnosis, *NON_FINITE)
     if bad:
         seen = f"First seen in {bad[0].metric or 'the loss'}{_at(bad[0])} at step {bad[0].start}."
@@ -57,7 +38,8 @@ def _locate(case: Case) -> Found:
     return Found(*_finite(case.around))
 
 
-def _inputs(case: Case) -> Found:
+def inputs(case: Case) -> Found:
+    """Whether the batch was finite."""
     looked = inputs_said(case.around)
     if looked is not None:
         return Found(looked[0], "ok" if looked[1] else "bad")
@@ -65,7 +47,8 @@ def _inputs(case: Case) -> Found:
     return Found(said, "unknown")
 
 
-def _overflow(case: Case) -> Found:
+def overflow(case: Case) -> Found:
+    """Whether numbers overflowed first."""
     if not _of(case.diagnosis, *NON_FINITE):
         return Found(*_finite(case.around))
     born = overflow_said(case.around)
@@ -74,7 +57,8 @@ def _overflow(case: Case) -> Found:
     return _answer(overflow_look(case.around))
 
 
-def _data(case: Case) -> Found:
+def data(case: Case) -> Found:
+    """Whether the loss spiked."""
     loss = case.around.whole_loss
     if loss is None:
         return Found("No data: no loss was logged.", "unknown")
@@ -85,7 +69,8 @@ def _data(case: Case) -> Found:
     return Found(f"No spike among the {len(loss.values)} points of {loss.name}.", "ok")
 
 
-def _labels(case: Case) -> Found:
+def labels(case: Case) -> Found:
+    """Whether the loss left chance level."""
     if case.around.whole_loss is None or not case.around.whole_loss.finite.any():
         return Found("No data: no loss was logged.", "unknown")
     values = case.around.whole_loss.values[case.around.whole_loss.finite]
@@ -99,7 +84,8 @@ def _labels(case: Case) -> Found:
     return Found(f"The loss changed from {shown(float(values[0]))} to {shown(last)}.", state)
 
 
-def _gradients(case: Case) -> Found:
+def gradients(case: Case) -> Found:
+    """Whether gradients exploded or vanished."""
     seen = _of(case.diagnosis, "gradient_explosion", "gradient_vanishing")
     trouble = [each for each in seen if each.severity >= Severity.WARNING]
     if trouble:
@@ -120,7 +106,8 @@ def _learned(case: Case) -> bool:
     return len(values) >= AT_FIRST and float(np.median(values[-AT_FIRST:])) < FALLEN * float(np.median(first))
 
 
-def _learning_rate(case: Case) -> Found:
+def learning_rate(case: Case) -> Found:
+    """Whether the learning rate is a cause."""
     if case.around.episode.kind == "":
         rates = [rate.values[rate.finite] for rate in case.around.rates if rate.finite.any()]
         if not rates:
@@ -131,7 +118,8 @@ def _learning_rate(case: Case) -> Found:
     return _answer(low if low.cause is not None else learning_rate_look(case.around))
 
 
-def _numerics(case: Case) -> Found:
+def numerics(case: Case) -> Found:
+    """Whether values were finite and the loss scale steady."""
     bad = _of(case.diagnosis, *NON_FINITE)
     if bad:
         return Found(bad[0].message, "bad")
@@ -143,7 +131,8 @@ def _numerics(case: Case) -> Found:
     return Found(finding + scale, state)
 
 
-def _validation(case: Case) -> Found:
+def validation(case: Case) -> Found:
+    """Whether validation follows the training."""
     over = _of(case.diagnosis, "overfitting")
     if over:
         return Found(over[0].message, "bad")
@@ -157,7 +146,8 @@ def _validation(case: Case) -> Found:
     return Found(f"{best}, and {shown(first.last)} at the end.", "ok")
 
 
-def _end(case: Case) -> Found:
+def end(case: Case) -> Found:
+    """How the process ended."""
     if not case.diagnosis.ended:
         return Found("No data: the end of the process was not recorded.", "unknown")
     detail = f": {case.around.history.outcome_detail}" if case.around.history.outcome_detail else ""
@@ -165,7 +155,8 @@ def _end(case: Case) -> Found:
     return Found(f"{process_ended(case.diagnosis.ended)}{detail}.", state)
 
 
-def _memory(case: Case) -> Found:
+def memory(case: Case) -> Found:
+    """Whether memory grew."""
     for metric in case.around.history.metrics:
         if "memory" in metric.meaning.quantity and len(metric.series) > 1:
             values = decoded(metric.series.values)
@@ -173,21 +164,6 @@ def _memory(case: Case) -> Found:
             said = f"{metric.name} changed from {shown(float(values[0]))} to {shown(float(values[-1]))}."
             return Found(said, "bad" if grown else "ok")
     return Found("No data: memory was not logged.", "unknown")
-
-
-FINDINGS: dict[str, Callable[[Case], Found]] = {
-    "locate": _locate,
-    "inputs": _inputs,
-    "overflow": _overflow,
-    "data": _data,
-    "labels": _labels,
-    "gradients": _gradients,
-    "learning_rate": _learning_rate,
-    "numerics": _numerics,
-    "validation": _validation,
-    "end": _end,
-    "memory": _memory,
-}
 
 
 def _of(diagnosis: Diagnosis, *kinds: str) -> list[Episode]:

@@ -1,8 +1,7 @@
 """The order of checks that people who train models go through, filled in with what a run shows.
 
-In: a kind of trouble, and a run or none. Out: questions in their classic order (data, gradients, learning rate,
-numerics; for NaN: locate, inputs, overflow), each with what the run shows and how to check it by hand. Promised: what
-the run does not show is unknown, never guessed.
+In: a type of finding, and a run or none. Out: questions in their order, each with what the run shows and how to check
+it by hand, and a decision. Guarantees: what the run does not show is unknown, never guessed.
 """
 
 from __future__ import annotations
@@ -11,7 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from mlflow_stability.diagnosis.causes.context import surroundings_of
-from mlflow_stability.diagnosis.checklist.check_findings import FINDINGS, Case, State
+from mlflow_stability.diagnosis.checklist.decision import Decision, decided, in_words
+from mlflow_stability.diagnosis.checklist.orders import GENERAL, ORDERS, QUESTIONS
+from mlflow_stability.diagnosis.checklist.question import Case, State
 from mlflow_stability.diagnosis.curves.curves import run_curves
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode
@@ -31,98 +32,46 @@ class ChecklistItem:
     """How to check it by hand."""
 
 
-QUESTIONS: dict[str, tuple[str, str]] = {
-    "locate": (
-        "Where did the first non-finite value appear?",
-        "Test every output with torch.isfinite in forward hooks; torch.autograd.set_detect_anomaly(True).",
-    ),
-    "inputs": (
-        "Are the inputs of that step finite and in range?",
-        "Test inputs and targets with torch.isfinite; look for empty targets, divisions by zero, logarithms of zero.",
-    ),
-    "overflow": (
-        "Did numbers overflow before they became NaN?",
-        "Look for an infinity before the first NaN; try bf16 or fp32; bound exponentials and divisions.",
-    ),
-    "data": (
-        "Is a batch, or the data, the cause?",
-        "Inspect the batch at that step, and train on it alone; check shuffling, duplicates and labels.",
-    ),
-    "labels": (
-        "Is the loss below chance level?",
-        "Overfit ten samples on purpose; if that fails, labels or the loss are wrong.",
-    ),
-    "gradients": (
-        "Are the gradient norms normal, in every layer?",
-        "Log the norm before clipping, of the model and by layer; clip at 1.0.",
-    ),
-    "learning_rate": (
-        "Are the learning rate and its schedule right?",
-        "Log it; try 3 times higher and lower; warm up over 1-5 % of the steps.",
-    ),
-    "numerics": (
-        "Are all values finite, and is the loss scale steady?",
-        "Train some steps in fp32; log the loss scale; use bf16 where the device has it.",
-    ),
-    "validation": (
-        "Does the validation loss follow the training loss?",
-        "Validate often enough to see the best step, on data that was never trained on.",
-    ),
-    "end": (
-        "How did the process end?",
-        "Read the last lines of its output, `dmesg`, and the scheduler's record of the job.",
-    ),
-    "memory": (
-        "Did memory grow?",
-        "Log torch.cuda.memory_allocated() every 100 steps; look for losses that are kept with their graph.",
-    ),
-}
-"""Each question, and how to answer it by hand."""
+@dataclass(frozen=True, slots=True)
+class Checklist:
+    """What to check, and what to decide."""
 
-CLASSIC = ("data", "gradients", "learning_rate", "numerics")
-ORDERS: dict[str, tuple[str, ...]] = {
-    "nan_detected": ("locate", "inputs", "overflow", "learning_rate", "gradients", "numerics"),
-    "inf_detected": ("locate", "inputs", "overflow", "learning_rate", "gradients", "numerics"),
-    "loss_scale_collapse": ("numerics", "overflow", "gradients", "learning_rate"),
-    "step_skipped": ("numerics", "overflow", "gradients", "learning_rate"),
-    "loss_spike": CLASSIC,
-    "divergence": ("learning_rate", "gradients", "data", "numerics"),
-    "gradient_explosion": ("gradients", "learning_rate", "data", "numerics"),
-    "gradient_vanishing": ("gradients", "learning_rate", "numerics"),
-    "learning_rate_jump": ("learning_rate", "gradients"),
-    "plateau": ("labels", "data", "learning_rate", "gradients"),
-    "overfitting": ("validation", "data", "learning_rate"),
-    "crashed": ("end", "memory", "numerics"),
-    "killed": ("end", "memory"),
-    "stall": ("end", "memory"),
-    "out_of_memory": ("memory", "end"),
-}
-"""For each kind the questions in their order; for any other kind the classic four."""
+    kind: str
+    """The type of finding it is for; empty for the general one."""
+    items: tuple[ChecklistItem, ...]
+    decisions: tuple[Decision, ...]
+    """Of a run, the one that applies; else all, each with its condition."""
+    note: str = ""
+    """What to know of it: that this type has no checklist of its own, or that the run has no such finding."""
 
 
-def checklist_of(
-    kind: str = "", history: RunHistory | None = None, diagnosis: Diagnosis | None = None
-) -> tuple[ChecklistItem, ...]:
-    """The checklist of one kind of trouble, filled in where a run and its diagnosis are given.
+def checklist_of(kind: str = "", history: RunHistory | None = None, diagnosis: Diagnosis | None = None) -> Checklist:
+    """The checklist of one type of finding, filled in where a run and its diagnosis are given.
 
-    Of a run and no kind: that of the worst thing that happened in it.
+    Of a run and no type: that of the worst thing that happened in it.
     """
     episodes = diagnosis.episodes if diagnosis is not None else ()
     episode = _episode(kind, episodes)
-    order = ORDERS.get(kind or (episode.kind if episode is not None else ""), CLASSIC)
+    asked = kind or (episode.kind if episode is not None else "")
+    order = ORDERS.get(asked, GENERAL)
+    note = f"{asked} has no checklist of its own: this is the general one." if asked and asked not in ORDERS else ""
     if history is None or diagnosis is None:
-        return tuple(ChecklistItem(QUESTIONS[each][0], how=QUESTIONS[each][1]) for each in order)
+        items = tuple(ChecklistItem(QUESTIONS[each].ask, how=QUESTIONS[each].how) for each in order.keys)
+        return Checklist(asked, items, in_words(order.branches), note)
     curves = run_curves(history)
     if episode is None:
         last = diagnosis.steps[1] if diagnosis.steps else 0
         attempt = max((curve.attempt for curve in curves.losses), default=0)
         episode = Episode("", Severity.INFO, last, last, last, "", attempt=attempt)
-    around = surroundings_of(episode, history, curves)
-    items = []
-    for each in order:
-        found = FINDINGS[each](Case(around, diagnosis))
-        items.append(ChecklistItem(QUESTIONS[each][0], found.finding, found.state, QUESTIONS[each][1]))
-    return tuple(items)
+        note = " ".join(filter(None, (note, f"The run has no {kind} finding." if kind else "")))
+    case = Case(surroundings_of(episode, history, curves), diagnosis)
+    answers = {each: QUESTIONS[each].answer(case) for each in order.keys}
+    items = tuple(
+        ChecklistItem(QUESTIONS[key].ask, answer.finding, answer.state, QUESTIONS[key].how)
+        for key, answer in answers.items()
+    )
+    states = {key: answer.state for key, answer in answers.items()}
+    return Checklist(asked, items, decided(order.branches, case, states), note)
 
 
 def _episode(kind: str, episodes: Sequence[Episode]) -> Episode | None:

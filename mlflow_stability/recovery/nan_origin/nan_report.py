@@ -21,7 +21,7 @@ REMEDIES = {
     "input": ("Inspect the saved batch and the code that makes it.",),
     "weight": ("Check what else writes to this weight, and the checkpoint it was loaded from.",),
     "buffer": ("Check what writes to this buffer.",),
-    "optimizer": ("Lower the learning rate 2-5 times.", "Raise eps, or reset the optimizer's state."),
+    "optimizer": ("Lower the learning rate by a factor of 2 to 5.", "Raise eps, or reset the optimizer's state."),
     "forward": ("Keep the inputs of this operation in its valid range: clamp them, or add a small constant.",),
     "backward": ("Keep the inputs of this operation away from points of infinite slope: add a small constant.",),
     "loss": ("Check the labels, and logarithms, roots and divisions in the loss function.",),

@@ -18,7 +18,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 KIND = "step_skipped"
 REMEDIES = (
     "Inspect the batch and the loss of the first skipped step.",
-    "Lower the learning rate 2-5 times, or clip gradients at 1.0.",
+    "Lower the learning rate by a factor of 2 to 5, or clip gradients at 1.0.",
     "With fp16: train in bf16, or start with conservative_grad_scaler().",
 )
 

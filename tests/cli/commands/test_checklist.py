@@ -25,7 +25,7 @@ def test_every_kind_has_a_list_of_questions_with_a_way_to_answer_each(
 ) -> None:
     assert run(["checklist", kind]) == 0
     text = capsys.readouterr().out
-    for number, item in enumerate(checklist_of(kind), start=1):
+    for number, item in enumerate(checklist_of(kind).items, start=1):
         assert f" {number}. " in text
         assert item.question in words(text)
         assert f"manual check: {item.how}" in words(text)
@@ -61,3 +61,16 @@ def test_what_cannot_be_done_is_one_sentence(typed: list[str], capsys: pytest.Ca
     assert said.out == ""
     assert "Traceback" not in said.err
     assert "mlflow-stability: " in said.err or "Error: " in said.err
+
+
+def test_a_finding_that_has_none_is_said_to_have_none(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["checklist", "dead_units"]) == 0
+    assert "dead_units has no checklist of its own" in words(capsys.readouterr().out)
+
+
+def test_it_ends_in_a_decision(capsys: pytest.CaptureFixture[str]) -> None:
+    write_log(Path("nan.jsonl"), ending_in_nan())
+    assert run(["checklist", "nan_detected"]) == 0
+    assert "Decision - If one batch is the cause: Skip:" in words(capsys.readouterr().out)
+    assert run(["checklist", "--run", "nan.jsonl", "--sensitivity", "low"]) == 0
+    assert "Decision - " in words(capsys.readouterr().out)

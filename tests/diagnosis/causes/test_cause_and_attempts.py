@@ -205,6 +205,6 @@ def test_each_exclusion_has_a_setting_that_does_not_exclude_it() -> None:
 
 def test_the_checklist_counts_the_points_of_all_attempts() -> None:
     history = rolled_back()
-    items = checklist_of("loss_spike", history, diagnosis_of(history))
+    items = checklist_of("loss_spike", history, diagnosis_of(history)).items
     said = " ".join(each.finding for each in items)
     assert f"All {COUNT} points of loss are finite." in said

@@ -6,19 +6,20 @@ import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_named, run_of
 
-from mlflow_stability.diagnosis.checklist.checklist import ORDERS, ChecklistItem, checklist_of
+from mlflow_stability.diagnosis.checklist.checklist import ChecklistItem, checklist_of
+from mlflow_stability.diagnosis.checklist.orders import GENERAL, ORDERS, QUESTIONS, Order
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 
 def filled(history: RunHistory, kind: str = "") -> dict[str, ChecklistItem]:
-    return {item.question: item for item in checklist_of(kind, history, diagnosis_of(history))}
+    return {item.question: item for item in checklist_of(kind, history, diagnosis_of(history)).items}
 
 
 @pytest.mark.parametrize("kind", ["", "no_such_kind", *ORDERS])
 def test_without_a_run_every_question_says_how_to_answer_it(kind: str) -> None:
-    items = checklist_of(kind)
+    items = checklist_of(kind).items
     assert items
     assert all(
         item.question.endswith("?") and item.how and item.state == "unknown" and not item.finding for item in items
@@ -26,13 +27,13 @@ def test_without_a_run_every_question_says_how_to_answer_it(kind: str) -> None:
 
 
 def test_the_classic_order_is_data_gradients_learning_rate_numerics() -> None:
-    questions = " ".join(item.question for item in checklist_of("loss_spike"))
+    questions = " ".join(item.question for item in checklist_of("loss_spike").items)
     places = [questions.index(word) for word in ("batch", "gradient", "learning rate", "finite")]
     assert places == sorted(places)
 
 
 def test_for_nan_it_is_locate_inputs_overflow() -> None:
-    questions = " ".join(item.question for item in checklist_of("nan_detected"))
+    questions = " ".join(item.question for item in checklist_of("nan_detected").items)
     places = [questions.index(word) for word in ("first non-finite", "inputs", "overflow")]
     assert places == sorted(places)
 
@@ -100,3 +101,91 @@ def test_every_kind_can_be_filled_from_any_run() -> None:
     for kind in ORDERS:
         for history in (run_named(loss=falling(50)), run_named(accuracy=falling(50)), run_named()):
             assert all(item.finding for item in filled(history, kind).values())
+
+
+LONG = (
+    "nan_detected",
+    "divergence",
+    "loss_spike",
+    "plateau",
+    "overfitting",
+    "gradient_vanishing",
+    "gradient_explosion",
+    "step_time_increase",
+    "out_of_memory",
+    "sdr_collapse",
+    "attention_collapse",
+)
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_the_great_troubles_have_twelve_to_twenty_five_different_steps(kind: str) -> None:
+    questions = [item.question for item in checklist_of(kind).items]
+    assert 12 <= len(questions) == len(set(questions)) <= 25
+
+
+@pytest.mark.parametrize("order", [GENERAL, *ORDERS.values()])
+def test_every_checklist_ends_in_a_decision_for_any_case(order: Order) -> None:
+    assert order.branches[-1].applies.__name__ == "always"
+    assert not set(order.keys) - set(QUESTIONS)
+
+
+def test_every_question_is_asked_somewhere() -> None:
+    assert set(QUESTIONS) == {key for order in (GENERAL, *ORDERS.values()) for key in order.keys}
+
+
+@pytest.mark.parametrize("kind", LONG)
+def test_without_a_run_every_decision_has_its_condition(kind: str) -> None:
+    decisions = checklist_of(kind).decisions
+    assert len(decisions) >= 2
+    assert not any("{" in each.do or not each.when for each in decisions)
+
+
+def test_a_finding_without_a_checklist_of_its_own_is_said_to_have_none() -> None:
+    assert checklist_of("low_mfu").note == ""
+    assert checklist_of("dead_units").note == "dead_units has no checklist of its own: this is the general one."
+
+
+def test_a_run_without_the_finding_has_nothing_to_decide() -> None:
+    history = run_named(loss=falling(300))
+    checklist = checklist_of("loss_spike", history, diagnosis_of(history))
+    assert checklist.note == "The run has no loss_spike finding."
+    assert [each.do for each in checklist.decisions] == ["Continue: there is nothing to decide."]
+
+
+def test_a_jump_of_the_rate_is_decided_with_its_own_rate_and_a_step_before_it() -> None:
+    losses, rates = falling(400), np.full(400, 1e-3)
+    rates[300:], losses[310:] = 3e-2, np.geomspace(3, 60, 90)
+    history = run_named(loss=losses, learning_rate=rates)
+    (decision,) = checklist_of("divergence", history, diagnosis_of(history)).decisions
+    assert decision.when == "steps were too large"
+    assert "step 299 or earlier with the learning rate lowered from 0.03 to 0.001" in decision.do
+
+
+def test_a_spike_that_passed_by_itself_is_decided_with_continue() -> None:
+    losses = falling(400)
+    losses[300] = 40.0
+    history = run_named(loss=losses)
+    (decision,) = checklist_of("loss_spike", history, diagnosis_of(history)).decisions
+    assert decision.do.startswith("Continue. If it recurs, leave out the batch of step 300")
+
+
+def test_overfitting_is_decided_with_the_step_of_the_best_validation() -> None:
+    vals = np.concatenate([np.linspace(2.0, 1.0, 100), np.linspace(1.0, 2.5, 200)])
+    history = run_named(loss=falling(300, last=0.05), val_loss=vals)
+    (decision,) = checklist_of("overfitting", history, diagnosis_of(history)).decisions
+    assert decision.do.startswith("Stop: keep the checkpoint of step ")
+
+
+def test_a_run_without_its_metrics_has_no_data_for_most_questions() -> None:
+    history = run_named(loss=falling(300))
+    items = filled(history, "attention_collapse")
+    assert items["How far did the attention entropy fall?"].finding == "No data: attention entropy not logged."
+
+
+def test_a_metric_that_rose_is_told_with_both_values() -> None:
+    norms = np.full(300, 10.0)
+    norms[200:] = 45.0
+    items = filled(run_named(loss=falling(300), param_norm=norms), "attention_collapse")
+    assert items["Did the norm of the weights grow?"].state == "bad"
+    assert items["Did the norm of the weights grow?"].finding.startswith("Norm of the weights: 10 before, 45 at step")
