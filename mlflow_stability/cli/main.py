@@ -30,6 +30,10 @@ class Commands(CommandsOnDemand):
 
     summaries: ClassVar[Mapping[str, tuple[str, str]]] = {
         "run": ("mlflow_stability.cli.commands.run", "Run a training script with autolog(), without changing it."),
+        "watch": (
+            "mlflow_stability.cli.commands.watch",
+            "Watch a run while it trains: curves, findings, rollbacks, time left.",
+        ),
         "open": ("mlflow_stability.cli.commands.open", "Open the report of a run in the browser."),
         "diagnose": (
             "mlflow_stability.cli.commands.diagnose",

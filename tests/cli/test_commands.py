@@ -34,7 +34,7 @@ def test_every_command_explains_itself(name: str, capsys: pytest.CaptureFixture[
     [
         (["diagnos"], "No such command 'diagnos'. Did you mean 'diagnose'?"),
         (["Compare", "a"], "No such command 'Compare'. Did you mean 'compare'?"),
-        (["nonsense"], "No such command 'nonsense'. There are run, open, diagnose, "),
+        (["nonsense"], "No such command 'nonsense'. There are run, watch, open, "),
         (["diagnose", "--tracking-url", "x"], "No such option '--tracking-url'. Did you mean '--tracking-uri'?"),
     ],
 )

@@ -16,7 +16,8 @@ from numpy.typing import NDArray
 
 from mlflow_stability.figures.run_page.curve import Curve, fitted
 from mlflow_stability.figures.run_page.dashboard_data import MOST_CURVES
-from mlflow_stability.figures.run_page.zone import Zone, draw_zones
+from mlflow_stability.figures.run_page.zone import Zone
+from mlflow_stability.figures.run_page.zone_bands import draw_zones
 from mlflow_stability.figures.scale import apply, number_text, scale_of
 from mlflow_stability.figures.style import BAD, FAINT, GRID, LINES, SMALL_SIZE, TEXT_SIZE, say_instead, shown
 

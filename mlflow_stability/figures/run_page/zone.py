@@ -1,4 +1,4 @@
-"""Ranges of a quantity that have a name, drawn as tinted bands behind its curve.
+"""Ranges of a quantity that have a name; nothing here draws.
 
 They say where most trainings are; a model whose healthy gradient norm is 300 exists, and the judgements know it.
 """
@@ -7,10 +7,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-
-from matplotlib.axes import Axes
-
-from mlflow_stability.figures.style import FAINT, SMALL_SIZE
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,34 +34,6 @@ UPDATE_RATIO = (
 )
 
 
-_LONGEST = 14
-"""How many letters there is room for beside a panel."""
-
-
-def draw_zones(axes: Axes, zones: tuple[Zone, ...]) -> None:
-    """Draw what of the zones lies within the axes' limits, their names to the right; the scale is logarithmic."""
-    bottom, top = axes.get_ylim()
-    height = math.log(top) - math.log(bottom)
-    inches = axes.bbox.height / axes.figure.dpi
-    for zone in zones:
-        low, high = max(zone.low, bottom), min(zone.high, top)
-        if low >= high:
-            continue
-        axes.axhspan(low, high, color=zone.tint, linewidth=0, zorder=0)
-        share = (math.log(high) - math.log(low)) / height
-        lines = share * inches / 0.16
-        if lines < 1:
-            continue
-        line = f"{zone.name} {zone.limits}"
-        text = f"{zone.name}\n{zone.limits}" if lines >= 2 else line if len(line) <= _LONGEST else zone.name
-        axes.text(
-            1.008,
-            ((math.log(low) + math.log(high)) / 2 - math.log(bottom)) / height,
-            text,
-            transform=axes.transAxes,
-            ha="left",
-            va="center",
-            color=FAINT,
-            fontsize=SMALL_SIZE,
-            linespacing=1.1,
-        )
+def zone_of(value: float, zones: tuple[Zone, ...]) -> Zone | None:
+    """The zone that a value lies in; None between them."""
+    return next((each for each in zones if each.low <= value <= each.high), None)

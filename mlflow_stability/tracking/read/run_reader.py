@@ -12,7 +12,7 @@ import math
 import os
 import tempfile
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -137,8 +137,11 @@ class RunReader:
         files = self._files(EVENTS_FOLDERS, events_order, lines)
         return [(recording, said) for (recording, _), found in files for said in found]
 
-    def metric_points(self) -> RunRecord | None:
-        """The points in MLflow's metric tables; None where there are none of ours."""
+    def metric_points(self, quantities: Collection[str] = ()) -> RunRecord | None:
+        """The points in MLflow's metric tables; None where there are none of ours.
+
+        With `quantities` only those of the whole model.
+        """
         signals: dict[Signal, int] = {}
         rows: list[tuple[int, int, float, int, float]] = []  # recording, step, time, signal, value
         for key in sorted(self._run.data.metrics):
@@ -146,6 +149,8 @@ class RunReader:
             if known is None:
                 continue
             section, signal = known
+            if quantities and (signal.place or signal.quantity not in quantities):
+                continue
             recording = int(section.rpartition("_")[2]) - 1 if "_" in section else 0
             with store_trouble(f"read metric {key}"):
                 history = self._client.get_metric_history(self.run_id, key)

@@ -1,0 +1,1 @@
+"""Follows a run while it trains, and shows how it is."""

@@ -1,0 +1,94 @@
+from __future__ import annotations
+
+import math
+import time
+
+import pytest
+from rich.console import Console
+
+from mlflow_stability.cli.watch.view import duration, status_line, view
+from mlflow_stability.cli.watch.watched_run import WatchedRun
+from mlflow_stability.reports.terminal_kit import TerminalWriter
+from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.run.milestone import Closing
+
+SIGNALS = tuple(map(Signal, ("loss", "grad_norm", "learning_rate", "skipped_steps", "eta_seconds")))
+
+
+def watched(steps: int = 400, findings: int = 3, norm: float = 1.5) -> WatchedRun:
+    run = WatchedRun("a run \x1b[31m")
+    began = time.time() - steps / 10
+    for step in range(1, steps + 1):
+        loss = math.nan if step == steps // 2 else 2.0 + 1 / step
+        run.hear(StepReading(step, SIGNALS, (loss, norm, 3e-4, 2.0, 480.0), 1, began + step / 10))
+    for number in range(findings):
+        step = 20 + 40 * number
+        run.hear(Event(step, "loss_spike", Severity.WARNING, f"loss 7.47 at step {step}, " + "far above " * 20))
+    run.hear(Event(390, "rollback", Severity.INFO, "Rolled back from step 390 to step 350.", evidence={"target": 350}))
+    return run
+
+
+def drawn(run: WatchedRun, width: int = 80, height: int = 24, *, unicode: bool = True) -> list[str]:
+    console = Console(width=width, height=height, color_system=None, record=True, file=None, highlight=False)
+    with console.capture() as found:
+        console.print(view(TerminalWriter(console, unicode=unicode), run, height))
+    return found.get().splitlines()
+
+
+@pytest.mark.parametrize("size", [(80, 24), (40, 20), (160, 60)])
+@pytest.mark.parametrize("findings", [0, 1, 30])
+def test_it_fits_into_the_window(size: tuple[int, int], findings: int) -> None:
+    lines = drawn(watched(findings=findings), *size)
+    assert max(map(len, lines)) <= size[0]
+    assert len(lines) <= size[1]
+
+
+def test_it_says_how_the_run_is_and_what_was_found() -> None:
+    text = "\n".join(drawn(watched()))
+    for said in (
+        "training",
+        "step 400",
+        "10 steps/s",
+        "8 min left",
+        "attempt 2",
+        "1.5, healthy (0.1 to 10)",
+        "learning rate 3.0e-04",
+        "2 steps skipped  1 rollback",
+        "Rolled back from step 390 to step 350.",
+        "3 WARNING loss_spike  step 100",
+    ):
+        assert said in text
+    assert "\x1b[31m" not in text
+
+
+@pytest.mark.parametrize(("norm", "zone"), [(300.0, "danger (> 100)"), (1e-7, "vanishing (< 1e-5)"), (50.0, "50\n")])
+def test_the_gradient_norm_is_told_with_its_zone(norm: float, zone: str) -> None:
+    assert zone in "\n".join(drawn(watched(norm=norm))) + "\n"
+
+
+def test_a_training_that_is_silent_is_said_to_be() -> None:
+    run = WatchedRun("a")
+    run.hear(StepReading(1, SIGNALS, (1.0,) * 5, 0, time.time() - 600))
+    assert status_line(run) == "step 1  loss 1  gradient norm 1 (healthy)  last step 10 min ago"
+    run.hear(Closing("finished"))
+    assert status_line(run) == "step 1  loss 1  gradient norm 1 (healthy)"
+
+
+def test_a_run_without_a_step_and_one_of_nan_alone_can_be_shown() -> None:
+    assert "no step yet" in "\n".join(drawn(WatchedRun("a")))
+    run = WatchedRun("a")
+    run.hear(StepReading(1, SIGNALS[:2], (math.nan, math.inf), 0, time.time()))
+    assert "no finite value" in "\n".join(drawn(run))
+
+
+def test_a_terminal_without_unicode_gets_ascii_alone() -> None:
+    assert "\n".join(drawn(watched(), unicode=False)).isascii()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "said"), [(42, "42 s"), (480, "8 min"), (3 * 3600 + 300, "3 h 05 min"), (100 * 3600, "4 d 4 h")]
+)
+def test_durations_are_told_as_people_say_them(seconds: float, said: str) -> None:
+    assert duration(seconds) == said
