@@ -22,13 +22,14 @@ from mlflow_stability.cli.kit.options import (
     tracking_uri_option,
 )
 from mlflow_stability.cli.kit.output import form_for, must_not_overwrite, present, put_out
-from mlflow_stability.cli.kit.terminal import notes_console
+from mlflow_stability.cli.kit.terminal import WIDEST, notes_console
 from mlflow_stability.cli.main import COULD_NOT
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.reports.escape import plain, plain_lines
 from mlflow_stability.reports.report import Failure, Report, is_from_store
 from mlflow_stability.reports.report_format import FORMATS, render
-from mlflow_stability.reports.run import terminal
+from mlflow_stability.reports.run import brief, terminal
+from mlflow_stability.reports.terminal_kit import TerminalWriter, written
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.event import Severity
 
@@ -40,6 +41,7 @@ FLOORS = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
 @click.argument("sources", metavar="RUN|PATH...", nargs=-1, type=click.Path())
 @last_option
 @click.option("--verbose", "-v", is_flag=True, help="Show everything: all runs, curves, evidence, INFO findings.")
+@click.option("--brief", "briefly", is_flag=True, help="Only verdict, cause and actions; as JSON under 8 KB a run.")
 @click.option(
     "--issue-type",
     "kinds",
@@ -77,6 +79,7 @@ def command(
     sources: tuple[str, ...],
     last: bool,
     verbose: bool,
+    briefly: bool,
     kinds: tuple[str, ...],
     sensitivity: str,
     loss_spike_threshold: float | None,
@@ -98,6 +101,8 @@ def command(
     are shown.
     """
     form = form_for(file, form)
+    if briefly and (verbose or form not in ("rich", "json")):
+        raise click.UsageError("--brief goes with --output-format rich or json, and not with --verbose.")
     sources = runs_asked_for(sources, last, tracking_uri)
     must_not_overwrite(file, sources)
     if log_to_run:
@@ -114,7 +119,10 @@ def command(
                     diagnoses.append(found)
     report = Report(tuple(only_kinds(each, kinds) for each in diagnoses), tuple(failures))
     must_not_overwrite(file, (each.source for each in diagnoses))
-    _show(report, form, file, verbose)
+    if briefly:
+        _show_brief(report, form, file)
+    else:
+        _show(report, form, file, verbose)
     if file is not None:
         _note(f"Written to {file}")
     _remark(sources, report, tracking_uri)
@@ -132,6 +140,15 @@ def _show(report: Report, form: str, file: Path | None, verbose: bool) -> None:
         put_out(terminal.render(report, verbose=verbose), file)
     elif report.diagnoses:
         present(lambda out: terminal.show(out, report), verbose=verbose)
+
+
+def _show_brief(report: Report, form: str, file: Path | None) -> None:
+    if form == "json":
+        put_out(brief.render(report), file)
+    elif file is not None:
+        put_out(written(lambda console: terminal.show_brief(TerminalWriter(console), report), WIDEST), file)
+    elif report.diagnoses:
+        present(lambda out: terminal.show_brief(out, report))
 
 
 def _remark(sources: Sequence[str], report: Report, tracking_uri: str | None) -> None:

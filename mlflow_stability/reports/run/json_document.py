@@ -64,7 +64,7 @@ def _issue(episode: Episode) -> dict[str, Any]:
         "severity": episode.severity.name,
         "score": episode.score,
         "message": episode.message,
-        "metrics": {name: _number(value) for name, value in episode.evidence.items()},
+        "metrics": {name: number(value) for name, value in episode.evidence.items()},
         "place": episode.place,
         "metric": episode.metric,
         "peak_step": int(episode.peak),
@@ -131,19 +131,19 @@ def _curve(reading: CurveReading) -> dict[str, Any]:
         "points": int(reading.points),
         "first_step": int(reading.first_step),
         "last_step": int(reading.last_step),
-        "first": _number(reading.first),
-        "last": _number(reading.last),
-        "best": _number(reading.best),
+        "first": number(reading.first),
+        "last": number(reading.last),
+        "best": number(reading.best),
         "best_step": int(reading.best_step),
         "trend": reading.trend,
-        "change": _number(reading.change),
+        "change": number(reading.change),
         "stability": reading.stability,
-        "volatility": _number(reading.volatility),
+        "volatility": number(reading.volatility),
         "pattern": reading.pattern,
         "shape": reading.shape,
         "health": reading.health,
-        "expected_final": _number(reading.expected_final),
-        "spike_score": _number(reading.spike_score),
+        "expected_final": number(reading.expected_final),
+        "spike_score": number(reading.spike_score),
     }
 
 
@@ -151,8 +151,9 @@ def _error(failure: Failure) -> dict[str, str]:
     return {"source": failure.source, "message": failure.message}
 
 
-def _number(value: float | None) -> float | str | None:
+def number(value: float | None) -> float | str | None:
+    """A number as JSON can have it."""
     if value is None:
         return None
-    number = float(value)
-    return number if math.isfinite(number) else str(number)
+    known = float(value)
+    return known if math.isfinite(known) else str(known)

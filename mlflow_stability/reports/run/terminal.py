@@ -70,6 +70,16 @@ def show_gist(out: TerminalWriter, diagnosis: Diagnosis, title: str) -> None:
         out.console.print(Padding(said, (0, 0, 0, 2)))
 
 
+def show_brief(out: TerminalWriter, report: Report) -> None:
+    """Verdict, cause and actions of each run."""
+    for diagnosis in report.diagnoses:
+        run = run_sections(diagnosis)
+        out.rule(run.title)
+        out.console.print(_headline(out, run))
+        for section in run.lead:
+            draw_section(out, section)
+
+
 def _headline(out: TerminalWriter, run: RunSections) -> Text:
     outcome = out.text(f"{run.outcome}:", OUTCOME_STYLES[run.diagnosis.outcome])
     return Text.assemble(outcome, " ", out.text(run.verdict))

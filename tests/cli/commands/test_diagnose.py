@@ -290,3 +290,16 @@ def test_a_shell_completes_kinds_and_options() -> None:
     assert {"--verbose", "--issue-type", "--output-format", "--output", "--tracking-uri", "--log-to-run"} <= options
     (files,) = completion.get_completions(["diagnose"], "lo")
     assert files.type == "file"
+
+
+def test_brief_is_the_verdict_the_cause_and_what_to_do(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run(["diagnose", "logs/bad.jsonl", "--brief"]) == 1
+    said = capsys.readouterr().out
+    assert "Diverged: train_loss" in said
+    assert "What to do" in said
+    assert "Findings" not in said
+    assert run(["diagnose", "logs", "--brief", "--output-format", "json", "--output", "brief.json"]) == 1
+    assert len(json.loads(Path("brief.json").read_text("utf-8"))["runs"]) == 3
+    for wrong in (["--output-format", "csv"], ["--verbose"]):
+        assert run(["diagnose", "logs/bad.jsonl", "--brief", *wrong]) == 2
+        assert "--brief goes with" in capsys.readouterr().err
