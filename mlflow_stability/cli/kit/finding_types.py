@@ -11,6 +11,7 @@ from click.shell_completion import CompletionItem
 from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, name_of
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.reports.escape import plain
+from mlflow_stability.vocabulary.text.foreign_names import SHORT_KINDS
 
 RULES_ON_REQUEST = tuple(name_of(each) for each in ON_REQUEST)
 """The names of rules that look only when they are asked for."""
@@ -22,8 +23,9 @@ EXPLAINED = tuple(dict.fromkeys((*KINDS, *RULES_BESIDE, *RULES_ON_REQUEST, *CAUS
 
 
 def checked_kind(typed: str, known: Sequence[str] = KINDS) -> str:
-    """The kind that was meant: ``loss-spike`` is ``loss_spike``."""
+    """The kind that was meant: ``loss-spike`` is ``loss_spike``, and ``nan`` is ``nan_detected``."""
     kind = typed.strip().lower().replace("-", "_").replace(" ", "_")
+    kind = kind if kind in known else SHORT_KINDS.get(kind, kind)
     if kind in known:
         return kind
     near = get_close_matches(kind, known, n=3, cutoff=0.5) or [each for each in known if kind and kind in each][:3]

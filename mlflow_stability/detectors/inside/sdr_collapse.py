@@ -66,7 +66,7 @@ class SdrCollapse(Detector):
         """Look at the next number of a module's codes; they are judged when the unique patterns are known."""
         reading = state.reading
         reading.take(point)
-        if point.quantity != QUANTITIES[-1] or not point.finite or reading.different_inputs < self.fewest:
+        if point.quantity != QUANTITIES[-1] or not point.finite or not reading.can_be_judged(self.fewest):
             return state, None
         share = reading.unique_share
         if not state.streak.reaches(self.rounds, bad=share < self.unique):
@@ -76,8 +76,7 @@ class SdrCollapse(Detector):
             self,
             point,
             self.severities[-1],
-            f"{share:.1%} unique codes{where} at step {point.step} (threshold {self.unique:.0%}): {reading.codes} for "
-            f"{reading.different_inputs:,.0f} different inputs. {reading.active_bits}",
+            f"{share:.1%} unique codes{where} at step {point.step} (threshold {self.unique:.0%}){reading.counts}",
             {
                 "sdr_unique_ratio": share,
                 "limit": self.unique,
@@ -140,7 +139,7 @@ class SdrLowDiversity(Detector):
         """Look at the next number of a module's codes; they are judged when the unique patterns are known."""
         reading = state.reading
         reading.take(point)
-        if point.quantity != QUANTITIES[-1] or not point.finite or reading.different_inputs < self.fewest:
+        if point.quantity != QUANTITIES[-1] or not point.finite or not reading.can_be_judged(self.fewest):
             return state, None
         share = reading.unique_share
         state.best = max(state.best, share)
@@ -153,7 +152,6 @@ class SdrLowDiversity(Detector):
             point,
             self.severities[-1],
             f"{share:.1%} unique codes{where} at step {point.step} (threshold {self.highest:.0%}), down from "
-            f"{state.best:.1%}: {reading.codes} for {reading.different_inputs:,.0f} different inputs. "
-            f"{reading.active_bits}",
+            f"{state.best:.1%}{reading.counts}",
             {"sdr_unique_ratio": share, "best": state.best},
         )

@@ -16,6 +16,7 @@ from mlflow_stability.detectors.catalog import default_detectors
 from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.detectors.panel import Panel
 from mlflow_stability.diagnosis.curves.curves import RunCurves, decoded, starts_of
+from mlflow_stability.diagnosis.findings.usual_units import in_usual_units
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.event import Event
@@ -39,6 +40,8 @@ def replayed(history: RunHistory, curves: RunCurves, detectors: Sequence[Detecto
     games = {curve.name for curve in (*curves.losses, *curves.validations) if curve.game or curve.part}
     metrics = [metric for metric in history.metrics if metric.meaning.quantity in wanted]
     shown = [metric for metric in metrics if metric.name not in games and not metric.meaning.duplicate_of]
+    if history.format != "recorded":
+        shown = in_usual_units(shown)
     shown.sort(key=_turn)
     starts = starts_of(history)
     events: list[Event] = []

@@ -1,18 +1,26 @@
 """Makes episodes of what a log says in words.
 
 In: the events that a log reports, and the curves. Out: an episode where the last steps of the run were skipped, or
-where the log says that it stopped for a number that was not finite; and, as INFO, each end that was none. Promised: a
-skipped step after which training went on is no finding; words about one attempt are no verdict on others.
+where the log says that it stopped for a number that was not finite; a collapse of sparse codes that it speaks of, as
+severe as one of our own; and, as INFO, each end that was none and all else that it says. Promised: a skipped step
+after which training went on is INFO; words about one attempt are no verdict on others.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
 
+import numpy as np
+
+from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.detectors.optimizer.step_skipped import StepSkipped
+from mlflow_stability.detectors.reported.autopilot import Rollback
 from mlflow_stability.detectors.reported.endings import WAYS_TO_END
 from mlflow_stability.diagnosis.curves.curves import RunCurves
+from mlflow_stability.diagnosis.findings.episodes import NEIGHBOURS
 from mlflow_stability.diagnosis.rules.skipped_end import SkippedEndRule
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -23,7 +31,11 @@ SHARE = 0.5
 """So many of the last steps must have been skipped, up to the end of the run."""
 SEARCH = 20
 """Before this step a loss scale is still being searched: skipping steps is how it is found."""
-REMEDIES = {each.kind: each.remedies for each in (NanDetected, InfDetected, StepSkipped, *WAYS_TO_END)}
+MOST_ROLLBACKS = 1000
+"""Of more rises of a count only the last ones are told."""
+DECIDING = {each.kind: each.severities[-1] for each in (SdrCollapse,)}
+"""What only words tell where it is not measured is as severe as a finding of ours; all else is INFO."""
+REMEDIES = {each.kind: each.remedies for each in (NanDetected, InfDetected, StepSkipped, SdrCollapse, *WAYS_TO_END)}
 
 
 def told_findings(history: RunHistory, curves: RunCurves, starts: Mapping[int, int]) -> list[Episode]:
@@ -32,9 +44,45 @@ def told_findings(history: RunHistory, curves: RunCurves, starts: Mapping[int, i
     for event in history.reported:
         if "stopped" in event.evidence:
             found.append(_episode(event, event, Severity.CRITICAL, event.message, starts))
-        elif event.kind != StepSkipped.kind:
+        elif event.kind != StepSkipped.kind and "said" not in event.evidence:
             found.append(_episode(event, event, Severity.INFO, event.message, starts))
-    return [*found, *_skipped_to_the_end(history, curves, starts)]
+    at_the_end = _skipped_to_the_end(history, curves, starts)
+    return [*found, *_said(history, curves, starts, at_the_end), *at_the_end, *_counted(history, starts)]
+
+
+def _said(
+    history: RunHistory, curves: RunCurves, starts: Mapping[int, int], told: Sequence[Episode]
+) -> Iterator[Episode]:
+    """What the log says of single steps, neighbours as one, unless it is ``told`` as an end of the run."""
+    near = NEIGHBOURS * max((curve.distance for curve in curves.losses), default=1.0)
+    groups: dict[tuple[str, int], list[Event]] = {}
+    for event in history.reported:
+        if ("said" in event.evidence or event.kind == StepSkipped.kind) and "stopped" not in event.evidence:
+            groups.setdefault((event.kind, starts.get(event.attempt, event.attempt)), []).append(event)
+    for (kind, start), events in groups.items():
+        events.sort(key=lambda event: event.step)
+        cuts = [at for at, (one, other) in enumerate(pairwise(events), 1) if other.step - one.step > near]
+        for low, high in pairwise([0, *cuts, len(events)]):
+            first, last = events[low], events[high - 1]
+            if kind == StepSkipped.kind and any(each.attempt == start and each.end >= last.step for each in told):
+                continue
+            said = (
+                first.message if high - low == 1 else f"{first.message} Said {high - low} times until step {last.step}."
+            )
+            yield _episode(first, last, DECIDING.get(kind, Severity.INFO), said, starts, count=high - low)
+
+
+def _counted(history: RunHistory, starts: Mapping[int, int]) -> Iterator[Episode]:
+    """Each rise of the number of rollbacks that somebody logged."""
+    for metric in history.of("rollback_count") if history.events is None else ():
+        values, attempts = metric.series.values, metric.series.attempts
+        rises = np.flatnonzero((values[1:] > values[:-1]) & (attempts[1:] == attempts[:-1])) + 1
+        for at in rises[-MOST_ROLLBACKS:].tolist():
+            step, before, now = int(metric.series.steps[at]), float(values[at - 1]), float(values[at])
+            message = f"{metric.name} rose from {before:g} to {now:g} at step {step}."
+            event = Event(step, Rollback.kind, Severity.INFO, message, attempt=int(attempts[at]))
+            episode = _episode(event, event, Severity.INFO, message, starts, count=int(now - before))
+            yield replace(episode, metric=metric.name)
 
 
 def _skipped_to_the_end(history: RunHistory, curves: RunCurves, starts: Mapping[int, int]) -> list[Episode]:
@@ -83,6 +131,6 @@ def _episode(
         recovered=severity is Severity.INFO,
         place=first.place,
         attempt=starts.get(first.attempt, first.attempt),
-        evidence={**first.evidence, "count": float(count)},
+        evidence={**{name: value for name, value in first.evidence.items() if name != "said"}, "count": float(count)},
         remedies=REMEDIES.get(kind, ()) if severity > Severity.INFO else (),
     )

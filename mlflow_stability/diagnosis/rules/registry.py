@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from mlflow_stability.detectors.catalog import SEEN_FROM_OUTSIDE
 from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.loss.loss_spike import LossSpike
@@ -45,8 +46,11 @@ def found_by(rules: Iterable[type[Rule]], curves: RunCurves, detectors: Sequence
 
 
 def asked_for(episodes: Iterable[Episode], detectors: Sequence[Detector]) -> list[Episode]:
-    """Those of the kinds that were asked for; how a process ended is no judgement, and always told."""
-    kinds = {each.kind for each in detectors if not each.rule} | {*RUN_STATUS}
+    """Those of the kinds that were asked for; what no detector finds, as the end of a process, is always told."""
+    kinds = {each.kind for each in detectors if not each.rule} | {
+        *RUN_STATUS,
+        *(each.kind for each in SEEN_FROM_OUTSIDE),
+    }
     return [each for each in episodes if each.kind in kinds]
 
 

@@ -106,7 +106,7 @@ def _reported(heard: Heard, clock: Clock | None) -> Event:
         return heard.event
     at = max(0, int(np.searchsorted(clock.rows, heard.row, "right")) - 1)
     attempt = int(np.searchsorted(clock.begins, heard.row, "right"))
-    counted = clock.recounted or clock.ordinal or not heard.own_step
+    counted = clock.recounted or clock.ordinal or not heard.own_step or clock.unit != "step"
     ordinal = int(np.searchsorted(clock.main, heard.row, "right")) - 1 if clock.ordinal else int(clock.steps[at])
     return replace(heard.event, attempt=attempt, step=max(0, ordinal) if counted else heard.event.step)
 

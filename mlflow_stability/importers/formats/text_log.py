@@ -25,9 +25,15 @@ from mlflow_stability.importers.text.printed_lists import PrintedLists, has_loss
 from mlflow_stability.importers.text.table_lines import ColumnTable, KeyValueTable
 from mlflow_stability.importers.text.told_in_words import Told, says_skipped
 from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.text.foreign_names import said_in
 
 _UNKNOWN = float("nan")
-_SAYS_MORE = re.compile(r"verflow|onfinite|[Ss]kipping|[Ii]nvalid|[Aa]bort|[Ss]topping")
+_SAYS_MORE = re.compile(
+    r"verflow|onfinite|[Ss]kipping|[Ii]nvalid|[Aa]bort|[Ss]topping|[Dd]etected|DETECTED|[Tt]riggered|TRIGGERED|nfinite"
+    r"|[Rr]oll(?:ed|ing)?[ _-]?back|ROLL"
+)
+_NO_CURVE = re.compile(r"detected|triggered|skipp|collapse|infinite|restor|roll", re.IGNORECASE)
+"""Names that are parts of a sentence: ``NaN loss detected at batch 1010``."""
 
 
 class TextLog:
@@ -51,7 +57,7 @@ class TextLog:
         if read is None:
             read = self._understood(line)
         more = _SAYS_MORE.search(line) is not None
-        if more and read is not None and says_skipped(line) and not any("loss" in name.lower() for name in read.values):
+        if more and read is not None and _is_said(line, read):
             read = None  # the numbers of a guard, which speaks of broken steps alone, are no curve
         if read is not None and is_unfinished_bar(line):
             self._row += 1
@@ -120,6 +126,13 @@ class TextLog:
         else:
             self._told.line_without_step(read.values, self._row)
             self._loose.keep(self._row, read, self._step, self._epoch)
+
+
+def _is_said(line: str, read: LogLine) -> bool:
+    """Whether the numbers of a line are part of a sentence about a finding, and not measured."""
+    if says_skipped(line) and not any("loss" in name.lower() for name in read.values):
+        return True
+    return bool(said_in(line)) and (not read.values or any(map(_NO_CURVE.search, read.values)))
 
 
 def read_text(opening: Opening) -> list[RunHistory] | None:

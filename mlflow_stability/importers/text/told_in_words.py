@@ -15,6 +15,7 @@ from mlflow_stability.importers.assemble.gathered import Gathered, Heard
 from mlflow_stability.importers.decode import shown_text
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.outcome import process_ended
+from mlflow_stability.vocabulary.text.foreign_names import HINT, said_in, unique_share_in
 
 MOST_EVENTS = 1000
 """How many of the last skipped steps are kept one by one."""
@@ -25,7 +26,8 @@ SEARCH = 20
 _SKIPPED = re.compile(
     r"gradient overflow detected|OVERFLOW!.{0,80}(?:loss scale|skipping)|Gradient overflow\. +Skipping step|"
     r"nonfinite_guard(?!\W*(?:true|false|on|off|enabled|disabled|\d))|"
-    r"skipp(?:ed|ing) (?:this )?(?:step|update|batch|iteration)|non-?finite (?:grad|loss)|"
+    r"skipp(?:ed|ing) (?:this )?(?:step|update|batch|iteration)|"
+    r"(?<![a-z])(?:nan|inf|infinite)\b.{0,60}\bskipp(?:ed|ing)|non-?finite (?:grad|loss)|"
     r"(?:grad\w*|loss) (?:is|was|are|contains?) (?:nan|inf|non-?finite)",
     re.IGNORECASE,
 )
@@ -43,7 +45,8 @@ _INVALID_LOSS = re.compile(
 )
 """What Keras, fairseq, DeepSpeed and Lightning say when they give up."""
 _OWN_STEP = re.compile(
-    r"(?<![a-z])(?:[a-z]+_)?(?:step|iter|iteration|update)s?\s*[:=#]?\s*(?P<step>\d{1,15})(?![\d.])", re.IGNORECASE
+    r"(?<![a-z])(?:[a-z]+_)?(?:step|iter|iteration|update|batch)s?\s*[:=#]?\s*(?P<step>\d{1,15})(?![\d.])",
+    re.IGNORECASE,
 )
 _SCALE = re.compile(
     r"(?:reducing to|loss scale to:?|loss scale:(?!.*reducing to))\s*(?P<scale>\d[\d.e+]*)", re.IGNORECASE
@@ -93,6 +96,7 @@ class Told:
     def __init__(self) -> None:
         self._heard: list[Heard] = []
         self._steps: set[int] = set()
+        self._said: dict[str, int] = {}
         self._skipped = 0
         self._first_skip = self._last_skip = 0
         self._all_scaled = True
@@ -119,11 +123,14 @@ class Told:
 
     def hear(self, line: str, number: int = 0) -> None:
         """Take note of a line without values; ``number``: which line of the log it is, where it has lines."""
-        if not _HINT.search(line):
+        if not _HINT.search(line) and not HINT.search(line):
             return
-        if says_skipped(line):
+        stops = (_STOPS.search(line) and _NOT_FINITE.search(line)) or _INVALID_LOSS.search(line)
+        if says_skipped(line) and not stops:
             self._skip(line, number)
-        if (_STOPS.search(line) and _NOT_FINITE.search(line)) or _INVALID_LOSS.search(line):
+        if self._row and not stops:  # before the first values a log shows its source or its settings
+            self._say(line, number)
+        if stops:
             kind = "nan_detected" if _NAN.search(line) or not _NOT_FINITE.search(line) else "inf_detected"
             self._stop = self._event(kind, line, number)
         for outcome, words in _ENDINGS:
@@ -142,6 +149,19 @@ class Told:
             self._keep(Heard(replace(self._stop, message=f"{self._stop.message} It continued afterwards."), self._row))
         self._ending = self._detail = ""
         self._stop = None
+
+    def _say(self, line: str, number: int) -> None:
+        """Note what a line says of findings, each once for a step: other processes say the same."""
+        for kind in said_in(line):
+            event = self._event(kind, line, number)
+            if event.step == self._said.get(kind):
+                continue
+            self._said[kind] = event.step
+            event.evidence["said"] = 1.0
+            share = unique_share_in(line) if kind == "sdr_collapse" else None
+            if share is not None:
+                event.evidence["sdr_unique_ratio"] = share
+            self._keep(Heard(event, self._row, own_step=_OWN_STEP.search(line) is not None))
 
     def _skip(self, line: str, number: int) -> None:
         own = _OWN_STEP.search(line)
@@ -179,7 +199,7 @@ class Told:
         gathered.reported.extend(self._heard[-MOST_EVENTS:])
         gathered.outcome, gathered.outcome_detail = self._ending, "" if self._ending == "finished" else self._detail
         for each in self._heard:
-            if each.event.kind != "step_skipped":
+            if each.event.kind != "step_skipped" and "said" not in each.event.evidence:
                 gathered.notes.append(each.event.message)
         if not self._skipped:
             return

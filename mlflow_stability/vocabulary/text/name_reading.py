@@ -15,6 +15,7 @@ import re
 from dataclasses import dataclass
 from functools import lru_cache
 
+from mlflow_stability.vocabulary.text.foreign_names import layer_metric, metric_words
 from mlflow_stability.vocabulary.text.recorded_keys import read_key
 
 TRAIN = frozenset({"train", "training", "trn", "tr", "训练", "訓練", "treino", "entrenamiento", "entraînement"})
@@ -168,6 +169,9 @@ def read_name(name: str, losses: frozenset[str]) -> NameReading:
         section, quantity, place = ours
         of_another = section != "stability"  # recording in the same run
         return NameReading(name, quantity, "/".join(filter(None, (section, place))) if of_another else place, ours=True)
+    of_layer = layer_metric(name)
+    if of_layer is not None:
+        return NameReading(name, *of_layer, ours=True)
     spelt = words_of(name)
     words = [word.lower() for word in spelt]
     role = next((word for word in words if word in HELD_OUT), "")
@@ -219,7 +223,9 @@ def _beside_the_loss(words: list[str]) -> tuple[str, frozenset[str]] | None:
         and not there - FINE - _UNITS - _OF_A_TIME - TRAIN
     ):
         return "step_time", there & (FINE | _UNITS | _OF_A_TIME)
-    return None
+    if there & (HELD_OUT | LOSSES | {"system"}):  # MLflow counts samples of its system metrics, not steps
+        return None
+    return metric_words(there - TRAIN)
 
 
 def _is_gradient_norm(there: frozenset[str] | set[str]) -> bool:

@@ -88,8 +88,9 @@ def test_several_inputs_give_one_document(capsys: pytest.CaptureFixture[str]) ->
 
 def test_only_the_kinds_asked_for_are_shown_and_counted(capsys: pytest.CaptureFixture[str]) -> None:
     typed = ["diagnose", "logs", "--output-format", "csv"]
-    assert run([*typed, "--issue-type", "nan-detected"]) == 1
-    assert [row["issue_type"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))] == ["nan_detected"]
+    for name in ("nan-detected", "nan"):
+        assert run([*typed, "--issue-type", name]) == 1
+        assert [row["issue_type"] for row in csv.DictReader(io.StringIO(capsys.readouterr().out))] == ["nan_detected"]
     assert run([*typed, "--issue-type", "overfitting", "--issue-type", "plateau"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 1
 

@@ -17,7 +17,7 @@ RUNS = {
         "val_loss@test, train_accuracy_step: -, train_accuracy_epoch: = train_accuracy_step, lr-AdamW/pg1: "
         "learning_rate@AdamW_pg1, lr-AdamW/pg2: learning_rate@AdamW_pg2, epoch: book"
     ),
-    "nanogpt": "train/loss: loss, val/loss: val_loss, iter: book, lr: learning_rate, mfu: book",
+    "nanogpt": "train/loss: loss, val/loss: val_loss, iter: book, lr: learning_rate, mfu: mfu",
     "llm.c": "trl: loss, tel: val_loss, lr: learning_rate, norm: grad_norm",
     "megatron": (
         "lm loss: loss, loss scale: loss_scale, grad norm: grad_norm, params norm: param_norm, num zeros: -, "

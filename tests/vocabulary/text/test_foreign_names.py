@@ -1,0 +1,91 @@
+"""Names and sentences of other people's logs are told from settings, denials and source code."""
+
+from __future__ import annotations
+
+import pytest
+
+from mlflow_stability.detectors.catalog import KINDS
+from mlflow_stability.vocabulary.text.foreign_names import SENTENCES, SHORT_KINDS, said_in, unique_share_in
+from mlflow_stability.vocabulary.text.metric_names import meanings_of
+
+
+@pytest.mark.parametrize(
+    ("name", "quantity", "place"),
+    [
+        ("sdr/unique_patterns", "sdr_unique_ratio", ""),
+        ("train/sdr_unique_ratio", "sdr_unique_ratio", ""),
+        ("sdr/blocks.0/unique_ratio", "sdr_unique_ratio", ""),
+        ("rollback_count", "rollback_count", ""),
+        ("num_rollbacks", "rollback_count", ""),
+        ("number of skipped iterations", "skipped_steps", ""),
+        ("train/mfu", "mfu", ""),
+        ("gpu_memory_percent", "memory_share", ""),
+        ("gpu_0_memory_usage_percentage", "memory_share", ""),
+        ("tokens_per_second", "tokens_per_second", ""),
+        ("img/s", "samples_per_second", ""),
+        ("grad_norm_by_layer/h.0.attn", "grad_norm", "h.0.attn"),
+        ("metrics/grad_norm_per_layer/h.0.attn", "grad_norm", "h.0.attn"),
+        ("layer_grad_norm/h.0.attn", "grad_norm", "h.0.attn"),
+        ("layer_weight_norms/h.0.attn", "param_norm", "h.0.attn"),
+    ],
+)
+def test_a_metric_has_the_quantity_that_its_name_says(name: str, quantity: str, place: str) -> None:
+    meaning = meanings_of(["loss", name])[name]
+    assert (meaning.quantity, meaning.place, meaning.known) == (quantity, place, True)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "eval_samples_per_second",
+        "system/gpu_0_memory_usage_percentage",
+        "gpu_memory",
+        "memory_percent",
+        "consumed samples",
+        "samples trained",
+        "skipped_tokens",
+        "rollback_threshold",
+        "sdr_loss_weight",
+        "mfu_target",
+    ],
+)
+def test_what_says_something_else_is_not_taken_for_a_signal(name: str) -> None:
+    assert meanings_of(["loss", name])[name].known is False
+
+
+@pytest.mark.parametrize(
+    ("line", "kinds"),
+    [
+        ("SDR COLLAPSE DETECTED: 18.3 % unique", ("sdr_collapse",)),
+        ("WARNING Batch 1200: ROLLBACK TRIGGERED", ("rollback",)),
+        ("Rolled back to step 900", ("rollback",)),
+        ("NaN loss detected at batch 1010! Skipping", ("nan_detected",)),
+        ("NaN detected in gradients", ("nan_detected",)),
+        ("Infinite gradient at batch 40", ("inf_detected",)),
+        ("Infinite gradient norm: inf", ("inf_detected",)),
+        ("[!] Gradient explosion detected, norm 812", ("gradient_explosion",)),
+        ("rollback_triggered: False", ()),
+        ('"sdr_collapse_detected": false, ', ()),
+        ("no NaN loss detected", ()),
+        ("    if torch.isnan(loss): print('NaN loss detected')", ()),
+        ("    raise ValueError('NaN loss detected')", ()),
+        ("loss nan grad_norm 0.5 lr 0.1", ()),
+        ("detect_nan loss: true", ()),
+        ("step 10 loss 2.31", ()),
+    ],
+)
+def test_a_sentence_speaks_of_findings(line: str, kinds: tuple[str, ...]) -> None:
+    assert said_in(line) == kinds
+
+
+@pytest.mark.parametrize(
+    ("line", "share"),
+    [("18.3 % unique", 0.183), ("18.3% unique", 0.183), ("0.183 unique", 0.183), ("unique_ratio=0.183", 0.183)],
+)
+def test_the_share_of_unique_codes_is_read_from_the_words(line: str, share: float) -> None:
+    assert unique_share_in(line) == pytest.approx(share)
+
+
+def test_every_name_in_the_tables_is_a_type_of_finding() -> None:
+    assert {*SHORT_KINDS.values(), *(kind for kind, _ in SENTENCES)} <= set(KINDS)
+    assert not set(SHORT_KINDS) & set(KINDS)
