@@ -13,6 +13,7 @@
       journal  last_words.json          written by the training
       delivered.json                    written by the courier: what has arrived
       alerts.json                       likewise: which alerts were sent; no address is in it
+      mirror_TOOL.json                  likewise: what another tool has
 """
 
 from __future__ import annotations
@@ -37,6 +38,11 @@ DELIVERED = "delivered.json"
 ALERTS = "alerts.json"
 GITIGNORE = ".gitignore"
 _OUTLIVE = frozenset({CHECKPOINTS_FOLDER, BATCHES_FOLDER})
+
+
+def mirror_page(recording: Path, tool: str) -> Path:
+    """How far a recording is mirrored to another tool."""
+    return recording / f"mirror_{tool}.json"
 
 
 def new_session_folder(root: Path) -> Path:

@@ -120,7 +120,8 @@ def autolog(
             environment variable, "console", functions that are called with an `AlertMessage`, or `Alert` objects with
             rules of their own. Default: the URLs in MLFLOW_STABILITY_ALERTS, if there are any.
         prometheus_port: Port at which metrics are served for Prometheus, while the training is recorded.
-        mirrors: Other tools that get the same numbers: "otel:http://localhost:4318" for OpenTelemetry.
+        mirrors: Other tools that get the same numbers: "tensorboard:FOLDER", "wandb:PROJECT" (offline unless WANDB_MODE
+            is set), "otel:http://localhost:4318" for OpenTelemetry.
         exclusive: Ignore runs started by the script; record only into runs of this package.
         disable: Stop recording and remove all hooks.
         silent: Suppress all output, warnings included.

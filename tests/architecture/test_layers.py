@@ -14,7 +14,7 @@ from mlflow_stability.detectors.catalog import DETECTORS, ON_REQUEST
 
 # What each room may import from outside the standard library: seeing the library tells which room you are in.
 FOREIGN = {
-    "alerts": {"apprise", "opentelemetry", "prometheus_client"},
+    "alerts": {"apprise", "opentelemetry", "prometheus_client", "tensorboard", "wandb"},
     "analysis": {"distributed", "numpy", "pandas"},
     "cli": {"click", "numpy", "pandas", "rich"},
     "courier": {"numpy", "psutil"},

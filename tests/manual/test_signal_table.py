@@ -13,6 +13,7 @@ from architecture.repository import PACKAGE
 
 from mlflow_stability.alerts.metrics.signal_names import EVENTS, EVERYTHING, STEP_DURATION
 from mlflow_stability.tracking.keys import metric_key
+from mlflow_stability.tracking.write.thinning import LOGGED_BY_THE_SCRIPT
 from mlflow_stability.vocabulary import Signal
 
 PAGE = PACKAGE / "manual" / "alerts.md"
@@ -22,7 +23,8 @@ HEAD = "| in MLflow | Prometheus | OpenTelemetry | meaning |\n| --- | --- | --- 
 def table() -> str:
     rows = []
     for each in EVERYTHING:
-        signal = f"`{metric_key(Signal(each.quantity))}`" if each.quantity else ""
+        is_sent = each.quantity and each.quantity not in LOGGED_BY_THE_SCRIPT
+        signal = f"`{metric_key(Signal(each.quantity))}`" if is_sent else ""
         kind = " (histogram)" if each is STEP_DURATION else " (labels `type`, `severity`)" if each is EVENTS else ""
         rows.append(f"| {signal} | `{each.prometheus}`{kind} | `{each.otel}` | {each.meaning} |\n")
     return HEAD + "".join(rows)

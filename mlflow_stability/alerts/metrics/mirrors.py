@@ -1,6 +1,6 @@
 """What a user asks for with ``autolog(mirrors=...)``: which other tools get the same numbers.
 
-In: texts such as ``otel:http://localhost:4318``. Out: checked `Mirror` objects. Guarantees: where a tool is not
+In: texts such as ``tensorboard:runs/`` and ``wandb``. Out: checked `Mirror` objects. Guarantees: where a tool is not
 installed, that is said at once, with how to install it.
 """
 
@@ -14,8 +14,12 @@ from typing import Any
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import did_you_mean, or_list, shown
 
-OTEL = "otel"
-_NEEDS = {OTEL: ("opentelemetry.exporter.otlp", "OpenTelemetry's exporter")}
+OTEL, TENSORBOARD, WANDB = "otel", "tensorboard", "wandb"
+_NEEDS = {
+    TENSORBOARD: ("tensorboard", "TensorBoard"),
+    WANDB: ("wandb", "Weights & Biases"),
+    OTEL: ("opentelemetry.exporter.otlp.proto.http", "OpenTelemetry's exporter"),
+}
 """The package of each tool, and what it is called."""
 
 
@@ -65,9 +69,10 @@ def _mirror(given: Any) -> Mirror:
 
 def _installed(package: str) -> bool:
     try:
-        return find_spec(package) is not None
+        spec = find_spec(package)
     except ModuleNotFoundError:  # a package above it is missing
         return False
+    return spec is not None and spec.origin is not None  # a folder of that name is no package
 
 
-_EXAMPLE = "'otel:http://localhost:4318'"
+_EXAMPLE = "'tensorboard:runs/' and 'wandb'"

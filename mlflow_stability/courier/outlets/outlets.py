@@ -9,9 +9,10 @@ from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.alerts.metrics.mirrors import OTEL
 from mlflow_stability.courier.outlets.alert_outlet import AlertOutlet
 from mlflow_stability.courier.outlets.metrics_outlet import MetricsOutlet
+from mlflow_stability.courier.outlets.mirror_outlet import MirrorOutlet
 from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan, TrainingState
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.journal.layout import ALERTS
+from mlflow_stability.journal.layout import ALERTS, mirror_page
 from mlflow_stability.vocabulary.run.milestone import Opening
 
 _logger = logging.getLogger("mlflow_stability.courier")
@@ -23,14 +24,16 @@ class Outlets:
     def __init__(self, plan: OutletPlan, delivered: Delivered, opening: Opening) -> None:
         self._plan = plan
         self._open: list[Outlet] = []
-        self._alerts: AlertOutlet | None = None
         begun = not plan.settings.is_left_behind or (delivered.folder / ALERTS).exists()
         if plan.settings.channels and begun:
-            self._alerts = AlertOutlet(plan, delivered, opening)
-            self._open.append(self._alerts)
+            self._open.append(AlertOutlet(plan, delivered, opening))
         exports = any(each.tool == OTEL for each in plan.settings.mirrors)
         if (plan.prometheus is not None or exports) and not plan.settings.is_left_behind:
             self._open.append(MetricsOutlet(plan, delivered))
+        for mirror in plan.settings.mirrors:
+            begun = not plan.settings.is_left_behind or mirror_page(delivered.folder, mirror.key).exists()
+            if mirror.tool != OTEL and begun:
+                self._open.append(MirrorOutlet(plan, mirror, delivered, opening))
 
     @property
     def done(self) -> bool:
@@ -44,8 +47,11 @@ class Outlets:
 
     def link(self, found: Callable[[], RunLink]) -> None:
         """The run is known; `found` asks the tracking server what it is called and where it is."""
-        if self._alerts is not None and self._alerts.link is None:
-            self._alerts.link = found()
+        waiting = [each for each in self._open if isinstance(each, AlertOutlet | MirrorOutlet) and each.link is None]
+        if waiting:
+            run = found()
+            for each in waiting:
+                each.link = run
 
     def advance(self, state: TrainingState) -> bool:
         """A bite of work for each; False if there was nothing to do."""

@@ -13,16 +13,16 @@ from __future__ import annotations
 import math
 import time
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from pathlib import Path
+from typing import Any, Protocol
 
-from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.store.address import is_sqlite
 from mlflow_stability.tracking.write.layer_metrics import LayerMetrics
-from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.tracking.write.single_values import SingleValues
 from mlflow_stability.tracking.write.thinning import Point, Thinner, is_of_the_script
 from mlflow_stability.vocabulary.measured.observation import StepReading
@@ -84,6 +84,32 @@ _BACKLOG_SECONDS = 5.0  # of sending; with more than that waiting, perhaps too m
 _MOST_OF_CAPACITY = 0.5  # the share of what the store can take that new points may need
 
 
+class Progress(Protocol):
+    """How far the delivery is."""
+
+    folder: Path
+    metrics_until: int
+    thinning: dict[str, Any]
+
+    @property
+    def offset(self) -> int:
+        """What is added to steps."""
+
+    @property
+    def section(self) -> str:
+        """The section of the recording."""
+
+    def save(self) -> None:
+        """Keep it."""
+
+
+class PointWriter(Protocol):
+    """The way of points into a run."""
+
+    def log(self, points: Sequence[Point], section: str) -> None:
+        """Send some; a `StabilityError` if they were not taken."""
+
+
 @dataclass(frozen=True, slots=True)
 class Bite:
     """Points that are sent together, and where the journal is taken up again once they have arrived."""
@@ -97,7 +123,7 @@ class MetricStream:
     """The metrics of one recording."""
 
     def __init__(
-        self, delivered: Delivered, writer: RunWriter, pace: Pace, every: int, layers: LayerMetrics = ""
+        self, delivered: Progress, writer: PointWriter, pace: Pace, every: int, layers: LayerMetrics = ""
     ) -> None:
         self.done = False
         self._delivered = delivered
