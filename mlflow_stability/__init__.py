@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from mlflow_stability.recovery.checkpoints.resume_by_run import restore
     from mlflow_stability.recovery.extras import SPAMAdam, conservative_grad_scaler
     from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-    from mlflow_stability.session.autolog import attach, autolog, current_session
+    from mlflow_stability.session.autolog import attach, autolog, current_session, flush
 
 __version__ = "0.1.0"
 __all__ = [
@@ -45,6 +45,7 @@ __all__ = [
     "dashboard",
     "diagnose",
     "diagnose_all",
+    "flush",
     "load_run",
     "restore",
 ]
@@ -67,6 +68,7 @@ PUBLIC = {
     "dashboard": "mlflow_stability.analysis.dashboard",
     "diagnose": "mlflow_stability.analysis.diagnose",
     "diagnose_all": "mlflow_stability.analysis.diagnose",
+    "flush": "mlflow_stability.session.autolog",
     "load_run": "mlflow_stability.analysis.load",
     "restore": "mlflow_stability.recovery.checkpoints.resume_by_run",
 }

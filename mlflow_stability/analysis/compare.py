@@ -18,6 +18,7 @@ from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.analysis.thresholds import asked_detectors
 from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError
+from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.tracking.in_process.active_run import without_autologging
 from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.result.comparison import Comparison

@@ -11,11 +11,14 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 
 from mlflow_stability.analysis.asked_for import AskedFor, asked_for, source_texts
+from mlflow_stability.analysis.named_run import last_runs
 from mlflow_stability.analysis.run_folder import from_full_record, run_folder
 from mlflow_stability.analysis.thresholds import asked_detectors
 from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.errors import SettingsError, StabilityError
+from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.reports.report import Failure
+from mlflow_stability.tracking.in_process.latest_run import latest_run
 from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
@@ -24,7 +27,7 @@ from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 @with_known_names
 def diagnose(
-    run_id_or_path: str | os.PathLike[str],
+    run_id_or_path: str | os.PathLike[str] | None = None,
     tracking_uri: str | None = None,
     *,
     loss: str | None = None,
@@ -33,6 +36,10 @@ def diagnose(
     sensitivity: str = "normal",
 ) -> Diagnosis:
     """What went wrong in a run, why, and what to change.
+
+    Without an argument, it is the run that this process recorded last, and what is still on its way to it is waited
+    for; where the process has recorded none, the run of the store that was started last. A notebook shows the result
+    as the HTML report.
 
     Takes the id of an MLflow run, or the path of a training log or of a run's folder in ``mlruns``; what exists as a
     path is taken as one. Without `tracking_uri`, runs are looked for where MLflow does: ``MLFLOW_TRACKING_URI``, else
@@ -44,7 +51,17 @@ def diagnose(
     ``SettingsError`` for a path that holds several runs: ``diagnose_all`` takes those.
     """
     asked = asked_detectors(detectors, sensitivity)
-    return concluded(history_of(run_id_or_path, tracking_uri, asked_curves(loss, val_loss)), asked)
+    curves = asked_curves(loss, val_loss)
+    if run_id_or_path is not None:
+        return concluded(history_of(run_id_or_path, tracking_uri, curves), asked)
+    latest = latest_run()
+    if latest is None:
+        return concluded(history_of(last_runs(1, tracking_uri)[0], tracking_uri, curves), asked)
+    diagnosis = concluded(history_of(latest.run_id, tracking_uri or latest.tracking_uri, curves), asked)
+    if not latest.missing:
+        return diagnosis
+    note = f"Not everything recorded has arrived in the run yet ({latest.missing}); ask again later for all of it."
+    return replace(diagnosis, notes=(*diagnosis.notes, note))
 
 
 @with_known_names

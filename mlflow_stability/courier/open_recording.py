@@ -33,7 +33,7 @@ from mlflow_stability.courier.streams.facts_stream import FactsStream, ask_git
 from mlflow_stability.courier.streams.layer_stream import LayerStream
 from mlflow_stability.courier.streams.metric_stream import MetricStream, Pace
 from mlflow_stability.courier.streams.part_stream import PartStream
-from mlflow_stability.courier.streams.stream import Patience, Stream
+from mlflow_stability.courier.streams.stream import DataStream, Patience, Stream
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
 from mlflow_stability.journal.last_words import closing_in, read_last_words
 from mlflow_stability.journal.writer import NAME as JOURNAL
@@ -42,8 +42,21 @@ from mlflow_stability.tracking.write.run_report import REPORT_FOLDER
 from mlflow_stability.tracking.write.run_writer import SystemMetrics
 from mlflow_stability.vocabulary.run.milestone import Closing, Opening
 
-_Stream = TypeVar("_Stream", bound=Stream)
+_Stream = TypeVar("_Stream", bound=DataStream)
 _logger = logging.getLogger("mlflow_stability.courier")
+_WORDS: dict[type[Stream], str] = {
+    AttentionPictures: "attention pictures",
+    AttentionStream: "attention maps",
+    BatchStream: "batches",
+    CheckpointStream: "checkpoints",
+    EventStream: "findings",
+    FactsStream: "parameters",
+    FigureStream: "pictures",
+    LayerStream: "layers",
+    MetricStream: "metrics",
+    PartStream: "full record",
+}
+"""What each stream carries, for people who wait for it."""
 
 
 class OpenRecording:
@@ -69,7 +82,7 @@ class OpenRecording:
         facts = FactsStream(delivered, self.writer, self.events)
         layers = LayerStream(delivered, self.writer, opening.time)
         attention = AttentionStream(delivered, self.writer)
-        self._streams: list[Stream] = [self.events, facts, self.metrics, self.parts, layers, attention]
+        self._streams: list[DataStream] = [self.events, facts, self.metrics, self.parts, layers, attention]
         self._attention = AttentionPictures(delivered, self.writer, process.alive)
         self._pictures: list[Stream] = [FigureStream(delivered, self.writer), self._attention]
         self._checkpoints: CheckpointStream | None = None
@@ -100,6 +113,24 @@ class OpenRecording:
     def over(self) -> bool:
         """Whether the training has said that nothing more will be recorded."""
         return self.events.story.closing is not None or bool(self._last_words.get("closing"))
+
+    @property
+    def left(self) -> list[str]:
+        """What has not arrived yet, once nothing more is recorded."""
+        if not self.over or self._delivered.complete:
+            return []
+        waiting = [_WORDS[type(each)] for each in (*self._streams, *self._pictures) if not each.done]
+        return waiting or ["report"]
+
+    @property
+    def flushed(self) -> bool:
+        """Whether all that was recorded before the last `flush` has arrived."""
+        return not self.over and not any(each.hurried for each in self._streams)
+
+    def flush(self) -> None:
+        """Deliver at once what was recorded so far."""
+        for each in self._streams:
+            each.hurried = True
 
     def advance(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
         """One bite of each stream, and the end when it has come; False if there was nothing to do."""
@@ -205,6 +236,7 @@ class OpenRecording:
 
             conclusion = conclusion_of(self.writer.run_id, self._uri, self.writer.page())
             self._board.conclude(conclusion.tags, conclusion.description)
+            self._delivered.verdict, self._delivered.cause = conclusion.verdict, conclusion.cause
             with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
                 for name, text in conclusion.files.items():
                     file = Path(room, name)

@@ -50,6 +50,7 @@ class Recording:
         self._open: OpenRecording | None = None
         self._plan = plan
         self._outlets: Outlets | None = None
+        self._flush_asked = False
 
     @property
     def run_id(self) -> str | None:
@@ -65,6 +66,27 @@ class Recording:
     def caught_up(self) -> bool:
         """Whether there is nothing to do before more is recorded."""
         return self.complete or (self.waiting_bytes() == 0 and not (self._open and self._open.over))
+
+    @property
+    def run(self) -> dict[str, str]:
+        """What the training may tell of the run."""
+        return self._delivered.run()
+
+    @property
+    def left(self) -> list[str]:
+        """What has not arrived yet, once nothing more is recorded."""
+        if self.complete:
+            return []
+        return self._open.left if self._open else ["everything"]
+
+    @property
+    def flushed(self) -> bool:
+        """Whether all that was recorded before the last `flush` has arrived."""
+        return self.complete or (self._open is not None and not self._flush_asked and self._open.flushed)
+
+    def flush(self) -> None:
+        """Deliver at once what was recorded so far."""
+        self._flush_asked = True
 
     @property
     def refused(self) -> list[str]:
@@ -94,6 +116,9 @@ class Recording:
         moved = self._advance_outlets(alive, killed_for_memory)
         if self._open is None:
             return self._begin(alive) or moved
+        if self._flush_asked:
+            self._flush_asked = False
+            self._open.flush()
         moved |= self._open.advance(alive, killed_for_memory)
         if self._open.finished and (self._outlets is None or self._outlets.done):
             self._remove_if_over(self._open.over)

@@ -18,7 +18,7 @@ from mlflow_stability.courier.process.claim import Claim
 from mlflow_stability.courier.process.training_process import TrainingProcess, process_of
 from mlflow_stability.courier.progress import CourierStatus, StatusPage
 from mlflow_stability.courier.recording import NO_OUTLETS, Recording, opening_if_readable
-from mlflow_stability.journal.layout import RELEASED, recording_folders, remove_empty_root
+from mlflow_stability.journal.layout import RELEASED, flush_asked, recording_folders, remove_empty_root
 from mlflow_stability.vocabulary.run.milestone import Opening
 
 _WORTH_SAYING = 2.0  # seconds for which the store must be away before anybody hears of it
@@ -71,6 +71,8 @@ class SessionDelivery:
         self._settled = False
         self._notices: list[str] = []
         self._plan = outlet_plan(outlets, self._notices.append)
+        self._flush_asked = self._flushed = 0
+        """The number of the last request to deliver everything, and of the last one that was answered."""
 
     @property
     def over(self) -> bool:
@@ -90,9 +92,12 @@ class SessionDelivery:
         for folder in recording_folders(self.folder):
             if folder not in self._recordings:
                 self._recordings[folder] = Recording(folder, self._the_process(), self._uri, self._plan)
+        self._look_for_flush()
         moved = False
         for recording in self._recordings.values():
             moved |= recording.advance(self.alive, self._killed_for_memory)
+        if all(each.flushed for each in self._recordings.values()):
+            self._flushed = self._flush_asked
         self._settled = True
         self._page.show(replace(self._status(moved), notices=tuple(self._notices[-_MOST_NOTICES:])))
         return moved
@@ -103,7 +108,7 @@ class SessionDelivery:
 
     def say(self, state: str) -> None:
         """Show a state that is not about the recordings."""
-        self._page.show(CourierStatus(state, runs=self._runs()))
+        self._page.show(CourierStatus(state, flushed=self._flushed, runs=self._runs()))
 
     def stuck_since(self) -> float | None:
         """Since when (by the monotonic clock) the store does not take something."""
@@ -148,12 +153,23 @@ class SessionDelivery:
         stuck_for = 0.0 if since is None else time.monotonic() - since
         if since is not None and stuck_for >= _WORTH_SAYING:
             away = round(time.time() - stuck_for)
-            return CourierStatus("waiting", report.waiting_bytes, away, report.error, report.refused, self._runs())
-        state = "delivering" if moved or not self.caught_up else "idle"
-        return CourierStatus(state, report.waiting_bytes, refused=report.refused, runs=self._runs())
+            state, error = "waiting", report.error
+        else:
+            state, away, error = "delivering" if moved or not self.caught_up else "idle", None, ""
+        left = tuple(dict.fromkeys(word for each in self._recordings.values() for word in each.left))
+        return CourierStatus(
+            state, report.waiting_bytes, away, error, report.refused, left, self._flushed, self._runs()
+        )
 
-    def _runs(self) -> tuple[tuple[str, str], ...]:
-        return tuple((folder.name, each.run_id) for folder, each in self._recordings.items() if each.run_id)
+    def _runs(self) -> dict[str, dict[str, str]]:
+        return {folder.name: each.run for folder, each in self._recordings.items() if each.run_id}
+
+    def _look_for_flush(self) -> None:
+        asked = flush_asked(self.folder)
+        if asked > self._flush_asked:
+            self._flush_asked = asked
+            for each in self._recordings.values():
+                each.flush()
 
     def _training_lives(self) -> bool:
         return self.alive and self._the_process().alive()

@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from functools import lru_cache
 from io import BytesIO
 from textwrap import wrap
-from typing import Any, TypeAlias
+from typing import Any
 
 import matplotlib
 from matplotlib.axes import Axes
@@ -23,9 +23,8 @@ from matplotlib.font_manager import FontProperties, findfont, get_font
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.text.harmless_text import visible
 
-Picture: TypeAlias = Figure
-
 DPI = 150
+_PAGE_DPI = 90
 WIDTH = 10.0
 """Inches; 1500 pixels."""
 INK, FAINT, GRID, GROUND = "#222222", "#5f5f5f", "#e3e3e3", "#ffffff"
@@ -64,6 +63,15 @@ _STYLE: dict[Any, Any] = {
 }
 
 
+class Picture(Figure):
+    """A figure that notebooks show, though no pyplot knows of it."""
+
+    def _repr_png_(self) -> tuple[bytes, dict[str, int]]:
+        """The picture, and its size on a page: sharp on screens with two pixels for one."""
+        width, height = self.get_size_inches()
+        return png(self), {"width": round(width * _PAGE_DPI), "height": round(height * _PAGE_DPI)}
+
+
 @contextmanager
 def our_style() -> Iterator[None]:
     """Draw in here: with our settings alone, and afterwards with those from before."""
@@ -74,9 +82,9 @@ def our_style() -> Iterator[None]:
         yield
 
 
-def new_figure(height: float, width: float = WIDTH) -> Figure:
+def new_figure(height: float, width: float = WIDTH) -> Picture:
     """An empty picture that no pyplot knows of."""
-    figure = Figure(figsize=(width, height), dpi=DPI)
+    figure = Picture(figsize=(width, height), dpi=DPI)
     FigureCanvasAgg(figure)
     return figure
 

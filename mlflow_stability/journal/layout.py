@@ -8,6 +8,7 @@
     courier                             a link whose target says which process delivers it
     courier.log                         what the courier had to say
     released                            watching was taken off, though the process may live on
+    flush                               the number of the last request to deliver everything recorded so far
     status.json                         how far it is
     000-8c1f…/                          one recording: what this process did for one run
       journal  last_words.json          written by the training
@@ -33,6 +34,7 @@ TRAINING = "training"
 COURIER = "courier"
 COURIER_LOG = "courier.log"
 RELEASED = "released"
+FLUSH = "flush"
 STATUS = "status.json"
 DELIVERED = "delivered.json"
 ALERTS = "alerts.json"
@@ -85,6 +87,21 @@ def _keep_out_of_git(root: Path) -> None:
     with contextlib.suppress(OSError):  # a full disk is told of by what needs the room
         (root / GITIGNORE).touch(mode=0o600)  # private as all that is kept here
         (root / GITIGNORE).write_text("*\n")
+
+
+def ask_to_flush(session: Path, number: int) -> None:
+    """Ask for the delivery of everything that was recorded so far; `number`: higher than that of the request before."""
+    draft = session / f".{FLUSH}"
+    draft.write_text(str(number))
+    draft.replace(session / FLUSH)
+
+
+def flush_asked(session: Path) -> int:
+    """The number of the last such request; 0 where there was none."""
+    try:
+        return int((session / FLUSH).read_text())
+    except (OSError, ValueError):
+        return 0
 
 
 def recording_folders(session: Path) -> list[Path]:

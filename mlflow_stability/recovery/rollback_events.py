@@ -5,6 +5,8 @@ In: a decision, and what restoring did. Out: an event with its reason, its targe
 
 from __future__ import annotations
 
+import math
+
 from mlflow_stability.recovery.decisions import Decision
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -22,20 +24,32 @@ IN_GENERAL = (
 
 
 def rollback_event(
-    decision: Decision, step: int, *, seconds: float, attempt: int, returns: int, time: float = 0.0
+    decision: Decision,
+    step: int,
+    *,
+    seconds: float,
+    attempt: int,
+    returns: int,
+    time: float = 0.0,
+    learning_rate: float = math.nan,
 ) -> Event:
-    """We went back. `attempt` is the one that ends with it, `returns` how often we went back, this time included."""
+    """We went back. `attempt` is the one that ends with it, `returns` how often we went back, this time included.
+
+    `learning_rate`: that of the next step, where it is known.
+    """
     lost = step - decision.target
     eased = ""
+    known = math.isfinite(learning_rate)
+    now = f" Learning rate now {learning_rate:.4g}: it" if known else " Learning rate"
     share = decision.lasting_share
     if share < 1:
         eased = (
-            f" Learning rate limited to {share:g} times its scheduled value from now on, after a ramp from "
+            f"{now} is limited to {share:g} times its scheduled value from now on, after a ramp from "
             f"{share * decision.easing_factor:g} times over {decision.easing_steps} steps."
         )
     elif decision.easing_factor < 1:
         eased = (
-            f" Learning rate starts at {decision.easing_factor:g} times its scheduled value and returns to it "
+            f"{now} starts at {decision.easing_factor:g} times its scheduled value and returns to it "
             f"over {decision.easing_steps} steps."
         )
     return Event(
@@ -50,6 +64,7 @@ def rollback_event(
             "seconds": seconds,
             "rollbacks": float(returns),
             **({"learning_rate_share": share} if share < 1 else {}),
+            **({"learning_rate": learning_rate} if known else {}),
         },
         remedies=(
             "Watch the loss for the next 1000 steps.",

@@ -24,8 +24,9 @@ from mlflow_stability.session.autopilot import autopilot_config_of
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.process import closing_of
 from mlflow_stability.session.session import Session
+from mlflow_stability.tracking.in_process.latest_run import latest
 from mlflow_stability.vocabulary.argument import check_names, with_known_names
-from mlflow_stability.vocabulary.settings import DISABLE, Settings, settings_from_environment
+from mlflow_stability.vocabulary.settings import DISABLE, EXIT_WAIT, Settings, settings_from_environment
 
 AlertTarget = str | Alert | Callable[[AlertMessage], object]
 _current: Session | None = None
@@ -89,7 +90,8 @@ def autolog(
         tokens_per_step: Number of tokens in a step. Default: counted from the model's input.
         memory_budget: Bytes of device memory for copies of weights. Default: 1 % of it, at most 256 MB.
         system_metrics: Log MLflow's system metrics in the run.
-        exit_wait: Seconds that the end of the training waits for delivery.
+        exit_wait: Seconds without progress after which the end of the training stops waiting for delivery; it waits
+            at most four times as long in all.
         journal_dir: Folder of the journal until it is delivered. Default: `./.mlflow-stability`.
         detectors: Detectors to run: names such as "loss_spike" or "loss_spike:classic", or detectors with your own
             thresholds such as `LossSpike(z=10)`. Default: all of `mlflow-stability explain`.
@@ -187,6 +189,20 @@ def autolog(
 def current_session() -> Session | None:
     """The current session of `autolog`, or None."""
     return _current
+
+
+@with_known_names
+def flush(seconds: float = 60.0) -> bool:
+    """Wait until everything that was recorded so far is in MLflow.
+
+    The training may go on afterwards. Gives False if it takes longer than `seconds`; what is left arrives later.
+    """
+    wait = EXIT_WAIT.checked("seconds", seconds)
+    if _current is not None and not _current.is_inherited:
+        return _current.wait(wait)
+    recorded = latest()
+    state = None if recorded is None else recorded.delivered(wait)
+    return recorded is None or (state is not None and not state.missing)
 
 
 class Attachment:

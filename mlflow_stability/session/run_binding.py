@@ -25,13 +25,15 @@ from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layout import new_session_folder
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.session.process import CourierLink, Say
+from mlflow_stability.session.output import DeliveredRun, TrainingOutput
+from mlflow_stability.session.process import CourierLink, RecordedRun, Say
 from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording import Recording, ScriptMetrics
 from mlflow_stability.tracking.in_process.active_run import (
     ImplicitRunJoin,
     RunInProgress,
     announced_run,
+    end_fluent_run,
     experiment_id,
     fluent_run,
     fluent_run_id,
@@ -44,6 +46,7 @@ from mlflow_stability.tracking.store.address import absolute_uri, default_uri, s
 from mlflow_stability.tracking.tag_names import last_step
 from mlflow_stability.vocabulary.result.event import Event
 from mlflow_stability.vocabulary.run.milestone import Closing, Opening
+from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 from mlflow_stability.vocabulary.settings import Settings
 
 JOIN_WAIT = 10.0
@@ -64,6 +67,7 @@ class RunBinding:
         on_event: Callable[[Event], None],
         warn: Say,
         settle: Callable[[], None],
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
         self.settings = settings
         self.recording: Recording | None = None
@@ -73,13 +77,21 @@ class RunBinding:
         self._warn = warn
         self._settle = settle
         """Waits for the readings that are still on their way to the recording."""
+        self._begun = begun
+        """Told that another recording has begun."""
         self._run_id: str | None = None
         """The run that the recording is for; None while it is ours and the courier has not started it."""
         self._folder: Path | None = None
+        self._opened: Opening | None = None
+        """How the recording in progress began, or the last one."""
         """Of the recording in progress, or of the last one."""
         self._recording_link: CourierLink | None = None
         self._recording_address = ""
         self._own = False
+        self._ours = False
+        """Whether the run was made for a recording of this process, and its status is ours to say."""
+        self._ended_cell: int | None = None
+        """The last step of a recording of ours that a notebook's cell has ended with."""
         self._fluent = False
         self._known_optimizers: weakref.WeakSet[object] = weakref.WeakSet()
         self._newest: weakref.ref[object] | None = None
@@ -140,11 +152,20 @@ class RunBinding:
             return fluent_run() if active != self.current_run_id() else None
         if self._fluent and self.recording is not None and not self._own:
             self._end_recording(Closing("finished", run_was_active=False))
+        if self._ended_cell is not None and not new_optimizer:  # the next cell trains on
+            return self._run_of_last_cell(self._ended_cell)
         if new_optimizer or self.recording is None:
             run = lightning_run() or announced_run()
             if run is not None and run.run_id != self._run_id:
                 return run
         return None
+
+    def _run_of_last_cell(self, last_step: int) -> RunInProgress | None:
+        run_id = self.current_run_id()
+        if run_id is None:  # not even begun: then another run is made
+            return None
+        self._last_steps[run_id] = last_step
+        return RunInProgress(run_id, resumed=True)
 
     def _hear_the_script(self) -> None:
         """Judge the validation losses that the script has logged since; the first one waits for the first step."""
@@ -156,9 +177,21 @@ class RunBinding:
         """The run of the recording in progress, or of the last one, if it is known by now."""
         return self._own_run_id(0.0) if self._own else self._run_id
 
-    def await_run_id(self) -> None:
-        """Everything has arrived: what run it is stands on the courier's page any moment."""
-        self._own_run_id()
+    def recorded_run(self, output: TrainingOutput, settle: Callable[[], None]) -> RecordedRun | None:
+        """The recording in progress, or the last one, for who reads its run; None before the first step."""
+        if self._folder is None or self._recording_link is None:
+            return None
+        return RecordedRun(self._recording_link, self._folder, self._recording_address, output, settle)
+
+    def delivered_run(self) -> DeliveredRun:
+        """What the courier has said of the run of the recording in progress, or of the last one."""
+        if self._folder is None or self._recording_link is None:
+            return DeliveredRun()
+        return self._recording_link.run(self._folder)
+
+    def await_run_id(self) -> str | None:
+        """The run's id, for who can wait for it: the courier makes the run."""
+        return self._own_run_id() if self._own else self._run_id
 
     def _own_run_id(self, wait: float = JOIN_WAIT) -> str | None:
         """The id of the run that the courier started for us."""
@@ -168,12 +201,27 @@ class RunBinding:
 
     def _joinable_run_id(self) -> str | None:
         """Our run, for a metric of the script's own; None where the script has turned to another store since."""
-        recording = self.recording
-        if recording is None or recording.opening.pid != os.getpid():
+        opening = self._opened
+        if opening is None or opening.pid != os.getpid() or not (self._own or self._ours):
             return None
-        opening = recording.opening
         same = _address(opening.directory) == self._recording_address and experiment_id() == opening.experiment_id
-        return self._own_run_id() if same else None
+        return (self._own_run_id() or self._run_id) if same else None
+
+    def cell_ended(self, closing: Closing) -> int:
+        """End the recording of a run of ours with a notebook's cell; gives how many steps it has.
+
+        A run that the script has started stays open until the script ends it. One of ours that the script's own metrics
+        went into is left again, so that the next cell that trains has a run of its own.
+        """
+        if fluent_run_id() is not None and fluent_run_id() == self._join.joined:
+            end_fluent_run(RUN_STATUS[closing.outcome])
+        self.leave_ended_run()
+        recording = self.recording
+        if recording is None or not self._ours:
+            return 0
+        self._ended_cell = recording.step
+        self._end_recording(replace(closing, run_was_active=False))
+        return recording.step - recording.opening.first_step + 1
 
     def leave_ended_run(self) -> None:
         """End the recording of a run that the script has ended itself."""
@@ -203,11 +251,14 @@ class RunBinding:
         self._recordings += 1
         self._folder = self.recording.folder
         self._recording_link, self._recording_address = link, _address(str(Path.cwd()))
+        self._ours = run is None or (self._ended_cell is not None and run.run_id == self._run_id)
         self._own, self._run_id = run is None, run.run_id if run else None
+        self._ended_cell, self._opened = None, self.recording.opening
         self._fluent = run is not None and fluent_run_id() == run.run_id
         link.ensure_started()
         if self._own and not self.settings.exclusive:
             self._join.install()
+        self._begun()
 
     def _end_recording(self, closing: Closing) -> None:
         if self.recording is not None:

@@ -6,7 +6,6 @@ trains. `stop` takes everything off again.
 
 from __future__ import annotations
 
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -18,6 +17,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
+import mlflow_stability
 from mlflow_stability.alerts import RunLink
 from mlflow_stability.alerts.channels import CallbackAlerts
 from mlflow_stability.alerts.ending import ending_event
@@ -28,19 +28,29 @@ from mlflow_stability.probes.probe_scheduler import ProbeScheduler
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.output import TrainingOutput
 from mlflow_stability.session.probe_plan import probe_scheduler_of
-from mlflow_stability.session.process import Awaited, EndingWatch, ThreadEnd, process_exit, wait_for_delivery
+from mlflow_stability.session.process import (
+    Awaited,
+    CellEnd,
+    EndingWatch,
+    ThreadEnd,
+    process_exit,
+    wait_for_delivery,
+)
 from mlflow_stability.session.recording import Recording, UnseenTraining
 from mlflow_stability.session.run_binding import RunBinding
 from mlflow_stability.tracking.in_process.active_run import end_fluent_run, fluent_run_id
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.tracking.in_process.latest_run import announce
+from mlflow_stability.vocabulary.result.event import Event
 from mlflow_stability.vocabulary.run.milestone import Closing
 from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 from mlflow_stability.vocabulary.settings import Settings
 
-logger = logging.getLogger("mlflow_stability")
 ALERT_SECONDS = 2.0
 """For how long the end of a session waits for the alerts that its functions are called with."""
+SHOWN_WITHIN = 10.0
+"""For how many seconds a notebook that shows a session waits for what is on its way."""
 LOOK_SECONDS = 0.5
 """How often the couriers are looked after."""
 
@@ -57,7 +67,8 @@ class Session:
         imported.
         """
         self._alerts = CallbackAlerts(settings.alerts, self._run_link, self._warn)
-        self._binding = RunBinding(settings, self._guard, self._emit, self._warn, self._settle)
+        self._output = TrainingOutput(settings.silent)
+        self._binding = RunBinding(settings, self._guard, self._emit, self._warn, self._settle, self._announce)
         self._meter = self._new_meter()
         self._unseen = UnseenTraining(lambda message: self._warn("%s", message))
         self._watch = self._new_watch()
@@ -65,9 +76,12 @@ class Session:
         self._exit_number = 0
         """By which the end of the process knows us; 0 before the first step."""
         self._thread_end = ThreadEnd(self._guard("the end of the training's thread", self._returned))
+        self._cell_end = CellEnd(self._guard("the end of a cell", self._cell_ended))
         self._of_thread: Closing | None = None
         """How the thread that trained has ended; None while one trains."""
         self._disk_said = False
+        self._begin_said: Recording | None = None
+        """The recording of which it was said that it has begun."""
         self._looked_after = 0.0
         """When the couriers were looked after last."""
         self._say_what_torch_lacks()
@@ -79,8 +93,26 @@ class Session:
 
     @property
     def run_id(self) -> str | None:
-        """The MLflow run that is being recorded into, as soon as it is known."""
-        return self._binding.current_run_id()
+        """The MLflow run that is being recorded into, as soon as it is known; after a recording it is waited for."""
+        known = self._binding.current_run_id()
+        if known is None and self._binding.recording is None:
+            known = self._binding.await_run_id()
+        return known
+
+    def __repr__(self) -> str:
+        recording = self._binding.recording
+        if recording is None:
+            return f"<Session: not recording; the run before is {self._binding.current_run_id()}>"
+        return f"<Session: step {recording.step:,} of run {self._binding.current_run_id() or '(being made)'}>"
+
+    def _repr_html_(self) -> str | None:
+        """The report of what was recorded so far, for a notebook; None: show the `repr`."""
+        recorded = self._binding.recorded_run(self._output, self._bring_all_in)
+        state = None if recorded is None else recorded.delivered(SHOWN_WITHIN)
+        if state is None:
+            return None
+        page: str | None = mlflow_stability.diagnose(state.run_id, state.tracking_uri)._repr_html_()
+        return page
 
     @property
     def recording(self) -> Recording | None:
@@ -112,6 +144,7 @@ class Session:
         """From now on, these settings; what a recording began with holds until its end."""
         before, self.settings = self.settings, settings
         self._binding.settings = settings
+        self._output.silent = settings.silent
         self._guard.strict = settings.strict
         outlets = [(each.alerts, each.prometheus_port, each.mirrors) for each in (before, settings)]
         if outlets[0] != outlets[1] and self._binding.links:
@@ -165,26 +198,45 @@ class Session:
         self._guard("unseen training", self._unseen.remove)()
         self._finish(closing or Closing("finished", run_was_active=False))
         self._ending.remove()
+        self._cell_end.remove()
         links = self._binding.links.values()
         for link in links:
             self._guard("release of the courier", link.release)()
-            link.warn = _say_nothing if self.settings.silent else logger.warning  # nothing that it says needs us
-        process_exit.over(self._exit_number, [Awaited(link, self.settings.exit_wait) for link in links])
+            link.warn = self._output.warn  # nothing that it says needs us
+        process_exit.over(self._exit_number, [Awaited(link, self.settings.exit_wait, self._output) for link in links])
 
     def wait(self, seconds: float) -> bool:
-        """Wait until everything is delivered; False if it takes longer, as it does while a run is in progress."""
+        """Wait until everything that was recorded so far is in MLflow; False if it takes longer."""
+        self._bring_all_in()
+        links = self._binding.links.values()
+        late = wait_for_delivery([Awaited(link, seconds, self._output, seconds) for link in links])
+        if not late:
+            self._guard("the run's id", self._binding.await_run_id)()
+        return not late
+
+    def _bring_all_in(self) -> None:
+        """Have all that was measured so far in the journal."""
         self._guard("the last readings", self._meter.drain)()
+        self._output.step_done()
         self._guard("the end of the recording", self._binding.leave_ended_run)()
         if self._binding.recording is not None:
             self._binding.recording.settle()
-        arrived = wait_for_delivery([(link, seconds) for link in self._binding.links.values()])
-        if arrived:
-            self._guard("the run's id", self._binding.await_run_id)()
-        return arrived
+
+    def _announce(self) -> None:
+        announce(self._binding.recorded_run(self._output, self._bring_all_in))
+
+    def _cell_ended(self, closing: Closing) -> None:
+        """A run of ours ends with the cell of a notebook that trained, unless a thread goes on training."""
+        if self._thread_end.ident == get_ident():
+            self._bring_all_in()
+            steps = self._binding.cell_ended(closing)
+            if steps:
+                self._output.cell_ended(steps, closing, self._binding.delivered_run())
 
     def _recording_for(self, optimizer: Any) -> Recording | None:
         if not self._exit_number:
             self._ending.install()
+            self._cell_end.install()
             self._exit_number = process_exit.begin(self._at_exit)
         if get_ident() != self._thread_end.ident:
             self._thread_end.watch()
@@ -226,6 +278,7 @@ class Session:
         if recording is not None and recording.closed:
             return
         if self._lifecycle is not None:
+            self._output.step_done()
             self._lifecycle.on_reading(recording, reading)
         elif recording is not None:
             recording.record(reading)
@@ -236,6 +289,8 @@ class Session:
             self._looked_after = reading.time
             for link in self._binding.links.values():
                 link.look_after()
+            if self._begin_said is not recording and self._output.begins(self._binding.delivered_run()):
+                self._begin_said = recording
         failure = recording.failure
         if failure and not self._disk_said:
             self._warn(
@@ -251,6 +306,7 @@ class Session:
         self._guard("the last readings", self._meter.close)()
         if self._lifecycle is not None:
             self._lifecycle.close()
+        self._output.step_done()
         self._guard("the end of the recording", self._binding.close)(closing)
         event = ending_event(closing, self.step, time.time())
         if event is not None:
@@ -312,7 +368,7 @@ class Session:
             )
 
     def _run_link(self) -> RunLink | None:
-        run_id, recording = self.run_id, self._binding.recording
+        run_id, recording = self._binding.current_run_id(), self._binding.recording
         if run_id is None:
             return None
         opening = None if recording is None else recording.opening
@@ -324,14 +380,7 @@ class Session:
 
     def _emit(self, event: Event) -> None:
         self._alerts.tell(event)
-        if event.severity >= Severity.WARNING:
-            advice = f" {event.remedies[0]}" if event.remedies else ""
-            self._warn("%s: %s%s", event.kind, event.message, advice)
+        self._output.found(event, may_act=self._lifecycle is not None)
 
     def _warn(self, message: str, *args: Any) -> None:
-        if not self.settings.silent:
-            logger.warning(message, *args)
-
-
-def _say_nothing(message: str, *args: Any) -> None:
-    """What a silent session's courier is told to say."""
+        self._output.warn(message, *args)

@@ -61,7 +61,7 @@ class Settings:
     system_metrics: bool = field(default=False, metadata=yes_or_no())
     """Switch MLflow's own measurements of the machine on for the run."""
     exit_wait: float = field(default=30.0, metadata=number(least=0, what="of seconds"))
-    """For how many seconds the end of training waits until everything is delivered."""
+    """For how many seconds without progress the end of training waits until everything is delivered."""
     journal_dir: Path | None = field(default=None, metadata=folder("'./journal'"))
     """Where the journal is kept; None: ``./.mlflow-stability``."""
     offline: bool = field(default=False, metadata=yes_or_no())
@@ -139,6 +139,8 @@ class Settings:
         return (self.journal_dir or Path(os.environ.get("MLFLOW_STABILITY_JOURNAL_DIR") or JOURNAL_FOLDER)).absolute()
 
 
+EXIT_WAIT = number(least=0, what="of seconds")["takes"]
+"""What a number of seconds to wait may be."""
 DISABLE = yes_or_no()["takes"]
 """What ``disable=`` takes: no setting of a recording, for there is none then."""
 _AUTOPILOT = (

@@ -66,6 +66,8 @@ def test_what_cannot_be_restored_is_refused_by_the_name_of_the_argument(given: d
 @pytest.mark.parametrize("wrong", [None, 3, b"x", "", {}, 1.5])
 @pytest.mark.parametrize("name", READING)
 def test_what_can_name_no_run_is_refused_by_the_name_of_the_argument(name: str, wrong: object) -> None:
+    if name == "diagnose" and wrong is None:
+        return  # it is the run that was recorded last
     if name in ("diagnose_all", "compare") and not (wrong is None or isinstance(wrong, str | bytes)):
         wrong = [wrong]
     with pytest.raises(SettingsError, match=r"^run_\w+ must be the id of an MLflow run.*; got .*\.$"):

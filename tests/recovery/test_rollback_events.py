@@ -12,6 +12,9 @@ def test_going_back_is_told_with_its_reason_its_target_the_steps_lost_and_the_ti
     assert "from step 212 to step 101 (111 steps lost): loss stood high." in event.message
     assert "0.5 times its scheduled value and returns to it over 200 steps" in event.message
     assert event.evidence == {"target": 101, "onset": 196, "steps_lost": 111, "seconds": 0.02, "rollbacks": 1}
+    eased = rollback_event(decision, 212, seconds=0.02, attempt=0, returns=1, learning_rate=0.005)
+    assert "Learning rate now 0.005: it starts at 0.5 times its scheduled value" in eased.message
+    assert eased.evidence["learning_rate"] == 0.005
 
 
 def test_giving_up_for_good_is_critical_and_says_what_goes_on() -> None:

@@ -21,6 +21,15 @@ class Delivered:
     folder: Path
     recording: str = ""
     run_id: str | None = None
+    run_name: str = ""
+    url: str = ""
+    """The page of the run, where a server shows it; without credentials."""
+    command: str = ""
+    """What starts a server that shows it, where there is none."""
+    verdict: str = ""
+    """What became of the training, in a sentence; empty until it is known."""
+    cause: str = ""
+    """Why, in a sentence."""
     creating: bool = False
     """Asked for a run and have not heard of it yet."""
     number: int | None = None
@@ -46,6 +55,17 @@ class Delivered:
         """Go on from what was delivered before, if anything was."""
         known = {each.name for each in fields(cls)} - {"folder"}
         return cls(folder, **{name: value for name, value in read_page(folder / DELIVERED).items() if name in known})
+
+    def run(self) -> dict[str, str]:
+        """What the training may tell of the run."""
+        return {
+            "run_id": self.run_id or "",
+            "name": self.run_name,
+            "url": self.url,
+            "command": self.command,
+            "verdict": self.verdict,
+            "cause": self.cause,
+        }
 
     def save(self) -> None:
         """Keep it; where the disk is full, a new courier would only send something twice."""

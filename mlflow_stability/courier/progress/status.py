@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
 from mlflow_stability.courier.progress.json_file import write_page
@@ -27,8 +27,12 @@ class CourierStatus:
     """What it said, in one sentence without credentials."""
     refused: tuple[str, ...] = ()
     """What the store will not take."""
-    runs: tuple[tuple[str, str], ...] = ()
-    """The name of each recording's folder, and the id of its run; the folders go when everything has arrived."""
+    left: tuple[str, ...] = ()
+    """What is still on its way, in words for people."""
+    flushed: int = 0
+    """The number of the last request to deliver everything that was answered."""
+    runs: dict[str, dict[str, str]] = field(default_factory=dict)
+    """By the name of each recording's folder, what is known of its run; the folders go when everything has arrived."""
     notices: tuple[str, ...] = ()
     """What the training should say on its console, each once."""
 

@@ -41,6 +41,10 @@ class Conclusion:
     """By name, for the folder `stability`."""
     tags: Mapping[str, str]
     description: str
+    verdict: str
+    """What became of the training, in a sentence for its terminal."""
+    cause: str
+    """``Likely cause: …``; empty where none was found."""
 
 
 def conclusion_of(run_id: str, tracking_uri: str, page: str) -> Conclusion:
@@ -53,7 +57,23 @@ def conclusion_of(run_id: str, tracking_uri: str, page: str) -> Conclusion:
         {f"report.{name}": render(report, name) for name in ("html", "json")},
         _tags(history, diagnosis, card),
         _description(history, diagnosis, card, page),
+        _first_sentence(diagnosis.verdict),
+        _cause(diagnosis),
     )
+
+
+def _first_sentence(text: str) -> str:
+    """The first sentence: the others are in the report."""
+    return f"{text.partition('. ')[0].rstrip('.')}."
+
+
+def _cause(diagnosis: Diagnosis) -> str:
+    cause = diagnosis.cause
+    if cause is None:
+        return ""
+    statement = _first_sentence(cause.statement)
+    begin = statement[0].lower() if statement[1:2].islower() or statement[1:2] == " " else statement[0]
+    return f"{HEADINGS[cause.certainty]}: {begin}{statement[1:]}"
 
 
 def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str, str]:

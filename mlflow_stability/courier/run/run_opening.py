@@ -15,6 +15,7 @@ from pathlib import Path
 from mlflow_stability.courier.process.training_process import TrainingProcess
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.tracking.store.run_creation import TrackingStore, tracking_store
+from mlflow_stability.tracking.store.run_page import run_page
 from mlflow_stability.tracking.write.recording_claim import RecordingTag, claim_place, place_among, tag_name
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.run.milestone import Opening
@@ -38,6 +39,9 @@ def open_run(
     if opening.resumed and place.state == "live":
         writer.resume()
     delivered.section, delivered.offset = place.section, place.offset
+    page = run_page(delivered.run_id, uri)
+    delivered.run_name, delivered.command = page.name, page.command
+    delivered.url = "" if page.command else page.url
     delivered.save()
     writer.set_tags(opening.tags)
     return writer, place

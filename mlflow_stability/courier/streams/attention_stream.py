@@ -151,6 +151,7 @@ class AttentionStream:
 
     def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
         self.done = False
+        self.hurried = False
         self.reached = 1 << 62
         """Nothing of the journal waits for maps."""
         self._delivered = delivered
@@ -163,6 +164,7 @@ class AttentionStream:
         found = self._rounds.next(over, time.time())
         if found is None:
             self.done = over
+            self.hurried = False
             return False
         if found.is_kept and not self._refused:
             self._send(found)

@@ -28,6 +28,7 @@ class BatchStream:
 
     def __init__(self, directory: Path, writer: RunWriter, number: int, offset: int) -> None:
         self.done = False
+        self.hurried = False
         self.reached = 1 << 62
         """Nothing of the journal waits for batches."""
         self.refused = ""
@@ -43,7 +44,7 @@ class BatchStream:
 
     def advance(self, over: bool) -> bool:
         """Send one file, where there is one to send."""
-        if not over and time.monotonic() - self._looked_at < INTERVAL:
+        if not (over or self.hurried) and time.monotonic() - self._looked_at < INTERVAL:
             return False
         for file in sorted(self._directory.iterdir()) if self._directory.is_dir() else ():
             found = _FILE.fullmatch(file.name)
@@ -53,6 +54,7 @@ class BatchStream:
                 return True
         self._looked_at = time.monotonic()
         self.done = over
+        self.hurried = False
         return False
 
     def _send(self, file: Path, step: int) -> None:

@@ -27,6 +27,7 @@ class CheckpointStream:
 
     def __init__(self, directory: Path, checkpoints: RunCheckpoints) -> None:
         self.done = False
+        self.hurried = False
         self.reached = 1 << 62
         """Nothing of the journal waits for checkpoints."""
         self.refused = ""
@@ -38,7 +39,7 @@ class CheckpointStream:
 
     def advance(self, over: bool) -> bool:
         """Send one checkpoint, or remove one, where there is one to send or to remove."""
-        if not over and time.monotonic() - self._looked_at < INTERVAL:
+        if not (over or self.hurried) and time.monotonic() - self._looked_at < INTERVAL:
             return False
         if self._sent is None:
             self._sent = set(self._checkpoints.names()) if self._directory.is_dir() else set()
@@ -54,6 +55,7 @@ class CheckpointStream:
             return True
         self._looked_at = time.monotonic()
         self.done = over
+        self.hurried = False
         return False
 
     def _send(self, checkpoint: StoredCheckpoint) -> None:

@@ -102,6 +102,7 @@ class EventStream:
 
     def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
         self.done = False
+        self.hurried = False
         self.story = Story(delivered.offset)
         self.concluded = False
         self.reached = 0
@@ -126,11 +127,14 @@ class EventStream:
         """Hear on, and send the file when it has changed."""
         full = len(self._lines) >= LINES_PER_FILE
         more = not full and self._read()
-        if full or (self._changed and not more and (over or time.monotonic() - self._sent_at >= _INTERVAL)):
+        hurry = over or self.hurried
+        if full or (self._changed and not more and (hurry or time.monotonic() - self._sent_at >= _INTERVAL)):
             self._send()
         if full:
             self._next_file()
-        self.done = over and not full and not more and not self._changed
+        arrived = not full and not more and not self._changed
+        self.done = over and arrived
+        self.hurried = self.hurried and not arrived
         return full or more
 
     def conclude(self, closing: Closing) -> None:

@@ -92,6 +92,7 @@ class FactsStream:
 
     def __init__(self, delivered: Delivered, writer: RunWriter, events: EventStream) -> None:
         self.done = False
+        self.hurried = False
         self._delivered = delivered
         self._writer = writer
         self._params = writer.params(delivered.number or 0)
@@ -113,6 +114,7 @@ class FactsStream:
             self._upload(facts)
             self._sent |= new
         self.done = over and self._events.done
+        self.hurried = self._events.hurried
         return False
 
     def _upload(self, facts: dict[str, str]) -> None:

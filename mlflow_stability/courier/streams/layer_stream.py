@@ -34,6 +34,7 @@ class LayerStream:
 
     def __init__(self, delivered: Delivered, writer: RunWriter, started: float) -> None:
         self.done = False
+        self.hurried = False
         self.reached = 1 << 62
         """Nothing of the journal waits for tables."""
         self._delivered = delivered
@@ -46,7 +47,8 @@ class LayerStream:
     def advance(self, over: bool) -> bool:
         """Send a part, where it is time to and there is something to send."""
         now = time.time()
-        if not over and now - self._looked_at < max(_SHORTEST_INTERVAL, (now - self._started) / _INTERVALS_PER_RUN):
+        hurry = over or self.hurried
+        if not hurry and now - self._looked_at < max(_SHORTEST_INTERVAL, (now - self._started) / _INTERVALS_PER_RUN):
             return False
         waiting = [each for each in layer_table_files(self._delivered.folder) if each.step > self._until]
         if not over and waiting:  # of the newest step there may be another table to come
@@ -57,6 +59,7 @@ class LayerStream:
         more = len(chosen) < len(waiting)
         if not more:
             self._looked_at = now
+            self.hurried = False
         self.done = over and not more
         return more
 

@@ -126,6 +126,7 @@ class MetricStream:
         self, delivered: Progress, writer: PointWriter, pace: Pace, every: int, layers: LayerMetrics = ""
     ) -> None:
         self.done = False
+        self.hurried = False
         self._delivered = delivered
         self._writer = writer
         self._pace = pace
@@ -160,12 +161,15 @@ class MetricStream:
         more = full or self._read(over)
         if not over:
             self._adapt()
-        if self._bites and self._pace.wait(time.monotonic(), hurry=over) <= 0:
+        hurry = over or self.hurried
+        if self._bites and self._pace.wait(time.monotonic(), hurry) <= 0:
             self._send(self._bites[0])
         elif full:
             return False
-        self.done = over and not more and not self._bites
-        return more or (over and bool(self._bites))
+        arrived = not more and not self._bites
+        self.done = over and arrived
+        self.hurried = self.hurried and not arrived
+        return more or (hurry and bool(self._bites))
 
     def seconds_to_wait(self) -> float:
         """When to come back for points that wait only for their turn."""
@@ -183,7 +187,8 @@ class MetricStream:
                 self._marked.add(entry.record.step)
             self._read_until = entry.end
         more = len(entries) >= _READ_AT_ONCE
-        while self._held and not more and (over or time.time() - self._held[0][0].time > HELD_SECONDS):
+        hurry = over or self.hurried
+        while self._held and not more and (hurry or time.time() - self._held[0][0].time > HELD_SECONDS):
             self._release()
         if not self._held:
             self._safe_until = self._read_until
@@ -191,7 +196,7 @@ class MetricStream:
             self._open += self._single_values.of_curves(self._thinner.rest())
             self._safe_until = self._read_until
             self._seal()
-        elif self._open and time.monotonic() - self._open_since >= _GATHER_SECONDS:
+        elif self._open and (self.hurried or time.monotonic() - self._open_since >= _GATHER_SECONDS):
             self._seal()
         return more
 

@@ -31,6 +31,7 @@ class PartStream:
 
     def __init__(self, delivered: Delivered, writer: RunWriter, started: float) -> None:
         self.done = False
+        self.hurried = False
         self._delivered = delivered
         self._writer = writer
         self._started = started
@@ -49,11 +50,12 @@ class PartStream:
         """Read on, and send a part when it is due."""
         full = len(self._buffer) + self._buffer.readings >= _MOST_WAITING
         more = not full and self._read()
-        if full or (not more and (over or self._due())):
+        if full or (not more and (over or self.hurried or self._due())):
             self._overdue = True
             self._send()
             self._overdue = False
             self.done = over and not full
+            self.hurried = self.hurried and full
         return full or more
 
     def _read(self) -> bool:

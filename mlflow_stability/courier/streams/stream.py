@@ -28,6 +28,13 @@ class Stream(Protocol):
         """
 
 
+class DataStream(Stream, Protocol):
+    """One that can be asked to send at once all that was recorded so far; pictures are drawn at their own pace."""
+
+    hurried: bool
+    """Set from outside; False again when all of it has arrived."""
+
+
 _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 15.0
 

@@ -48,6 +48,12 @@ class EasingPlan:
         done = (step - self.start) / self.steps
         return 1.0 if done >= 1 else math.pow(self.factor, (1 + math.cos(math.pi * max(done, 0.0))) / 2)
 
+    def first_rate(self, optimizer: Optimizer) -> float:
+        """The learning rate of the optimizer's first group in the first step; NaN where only a device knows it."""
+        rate, held = (rates_of(optimizer) or (math.nan,))[0], (self.held.get(id(optimizer)) or (None,))[0]
+        asked = rate if held is None else min(rate, held / self.lasting)
+        return asked * self.lasting * self.share(self.start)
+
     def ceiling(self, held: float, step: int) -> float:
         """What a rate that is held down may be at a step."""
         return held * math.pow(2.0, min(max(step - self.start, 0) / self.hold_doubles_in, 64.0))

@@ -197,8 +197,15 @@ class RollbackController:
                 reset_momentum(optimizer)
         self.stale.restored()
         self._modifier.rolled_back(done.easing)
-        seconds = time.perf_counter() - done.began
-        return rollback_event(decision, step, seconds=seconds, attempt=attempt, returns=max(self.returns, attempt))
+        optimizers = done.parts.optimizers
+        return rollback_event(
+            decision,
+            step,
+            seconds=time.perf_counter() - done.began,
+            attempt=attempt,
+            returns=max(self.returns, attempt),
+            learning_rate=done.easing.first_rate(optimizers[0]) if optimizers else math.nan,
+        )
 
     def forgo(self, decision: Decision, step: int, why: str, all_whole: bool) -> Event:
         """It did not: nothing is set back any more; gives the event that says so.

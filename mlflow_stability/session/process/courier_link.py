@@ -13,6 +13,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,12 +21,48 @@ import orjson
 
 import mlflow_stability
 from mlflow_stability.alerts.outlet_settings import VARIABLE
-from mlflow_stability.journal.layout import COURIER_LOG, DELIVERED, RELEASED, STATUS, recording_folders
+from mlflow_stability.journal.layout import (
+    COURIER_LOG,
+    DELIVERED,
+    RELEASED,
+    STATUS,
+    ask_to_flush,
+    recording_folders,
+)
+from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput, delivered_run
 
 LOOK_EVERY = 5.0
 RESTART_PAUSE = 2.0
 Say = Callable[..., None]
 _LAUNCH = "import os, sys\nif os.fork() == 0: os.execv(sys.argv[1], sys.argv[1:])"
+
+
+LONGEST_WAIT = 4
+"""So many times as long as it may take without progress, waiting lasts where there is progress."""
+
+
+class Patience:
+    """Decides how long to wait for a courier: longer where it gets on."""
+
+    def __init__(self, seconds: float, longest: float | None = None) -> None:
+        self._seconds = seconds
+        """For how long there may be no progress."""
+        self._longest = LONGEST_WAIT * seconds if longest is None else longest
+        self._began = self._moved = time.monotonic()
+        self._said: tuple[Any, ...] = ()
+
+    @property
+    def waited(self) -> float:
+        """For how many seconds by now."""
+        return time.monotonic() - self._began
+
+    def is_over(self, status: dict[str, Any]) -> bool:
+        """Whether to wait no longer, after a look at the courier's page."""
+        now = time.monotonic()
+        said = tuple(str(status.get(each)) for each in ("state", "waiting_records", "left", "runs"))
+        if said != self._said and not status.get("error"):
+            self._said, self._moved = said, now
+        return now - self._moved >= self._seconds or now - self._began >= self._longest
 
 
 class CourierLink:
@@ -48,7 +85,9 @@ class CourierLink:
         """A pipe that nobody writes to: it ends with the courier, which alone holds its other end."""
         self._directory = Path.cwd()
         """Where MLflow's own defaults are seen from, whatever the script changes to later."""
-        self._runs: dict[str, str] = {}
+        self._runs: dict[str, DeliveredRun] = {}
+        self._flushes = 0
+        """How many times everything recorded so far was asked for."""
         self._look_at = 0.0
         self._start_after = 0.0
         self._away_said = False
@@ -160,35 +199,65 @@ class CourierLink:
         """The run that the courier started for a recording, if it has."""
         until = time.monotonic() + wait
         while True:
-            run_id = _read(recording / DELIVERED).get("run_id") or self._known_runs().get(recording.name)
+            run_id = self.run(recording).run_id
             if run_id or time.monotonic() >= until:
-                return run_id
+                return run_id or None
             time.sleep(0.05)
 
-    def wait(self, seconds: float, progress: Callable[[dict[str, Any]], None]) -> bool:
-        """Wait until everything has arrived; False if that takes too long.
+    def run(self, recording: Path) -> DeliveredRun:
+        """What is known of the run of a recording."""
+        said = _read(recording / DELIVERED)
+        if said.get("run_id"):
+            return delivered_run({**said, "name": said.get("run_name")})
+        return self.runs().get(recording.name, DeliveredRun())
+
+    def wait(self, patience: Patience, output: TrainingOutput, progress: Callable[[str], None]) -> bool:
+        """Wait until everything has arrived; False if that takes too long. `output` tells of runs that become known.
 
         The courier may have one thing left to do then that it can do only when this process is gone: to correct the
         run's status.
         """
-        until = time.monotonic() + seconds
+        asked = self._ask_to_flush()
         while not self.all_arrived():
             self._revive()
-            status = _read(self.folder / STATUS)
-            self._pass_on_notices(status)
-            if time.monotonic() >= until or not self.was_started:
+            said = _read(self.folder / STATUS)
+            self._pass_on_notices(said)
+            for run in self.runs().values():
+                output.begins(run, over=True)
+            if asked and int(said.get("flushed") or 0) >= asked:
+                return True
+            if not self.was_started or patience.is_over(said):
                 return False
-            progress(status)
-            self._known_runs()
+            progress(self.left())
             time.sleep(0.05)
-        self._known_runs()
+        self.runs()
         self._pass_on_notices(_read(self.folder / STATUS))
         return True
 
-    def _known_runs(self) -> dict[str, str]:
+    def _ask_to_flush(self) -> int:
+        """Have everything that was recorded so far delivered, also of what is still being recorded; 0: nobody asked."""
+        if not self.was_started or not self.folder.is_dir():
+            return 0
+        try:
+            ask_to_flush(self.folder, self._flushes + 1)
+        except OSError:  # no room on the disk: then only the end of each recording says that it has arrived
+            return 0
+        self._flushes += 1
+        return self._flushes
+
+    def runs(self) -> dict[str, DeliveredRun]:
         """The run of each recording, as far as the courier has said it; its page goes with the journal."""
-        self._runs.update(_read(self.folder / STATUS).get("runs") or ())
+        said = _read(self.folder / STATUS).get("runs")
+        for name, run in said.items() if isinstance(said, dict) else ():
+            self._runs[name] = delivered_run(run)
         return self._runs
+
+    def left(self) -> str:
+        """What is still on its way, in words."""
+        said = _read(self.folder / STATUS)
+        waiting = float(said.get("waiting_records") or 0)
+        size = f", {waiting / 1e6:.1f} MB" if waiting >= 50_000 else ""
+        return ", ".join(said.get("left") or ["everything"]) + size
 
     def trouble(self) -> str:
         """Why it does not get on, in one sentence; empty while it does."""
@@ -246,47 +315,49 @@ def _read(path: Path) -> dict[str, Any]:
     return said if isinstance(said, dict) else {}
 
 
-QUIET_SECONDS = 1.0
+@dataclass(frozen=True, slots=True)
+class Awaited:
+    """A courier that still delivers."""
+
+    link: CourierLink
+    seconds: float
+    """For how long to wait where it makes no progress."""
+    output: TrainingOutput
+    """Who tells of it."""
+    longest: float | None = None
+    """For how long to wait at most; None: for a multiple of `seconds`."""
 
 
-class _ProgressLine:
-    """One line on the terminal that comes only after a while and goes when all is done."""
-
-    def __init__(self) -> None:
-        self._shown = 0
-        self._quiet_until = time.monotonic() + QUIET_SECONDS
-
-    def __call__(self, status: dict[str, Any]) -> None:
-        if time.monotonic() < self._quiet_until or not sys.stderr.isatty():
-            return
-        waiting = status.get("waiting_records", 0)
-        line = f"mlflow-stability: delivering the record to MLflow, {waiting / 1e6:.1f} MB left ..."
-        sys.stderr.write("\r" + line.ljust(self._shown))
-        sys.stderr.flush()
-        self._shown = len(line)
-
-    def clear(self) -> None:
-        if self._shown:
-            sys.stderr.write("\r" + " " * self._shown + "\r")
-            sys.stderr.flush()
-
-
-def wait_for_delivery(awaited: Sequence[tuple[CourierLink, float]]) -> bool:
-    """Wait for every courier, for each so many seconds and for all at once; say so when that was not enough."""
-    began = time.monotonic()
-    line = _ProgressLine()
-    late = [each for each in awaited if not each[0].wait(max(0.0, began + each[1] - time.monotonic()), line)]
+def wait_for_delivery(awaited: Sequence[Awaited]) -> list[Awaited]:
+    """Wait for every courier, for all at once; gives those that take longer, of which it was said."""
+    line = ProgressLine(all(each.output.silent for each in awaited))
+    waited = [(each, Patience(each.seconds, each.longest)) for each in awaited]
+    try:
+        late = [(each, patience) for each, patience in waited if not each.link.wait(patience, each.output, line)]
+    except KeyboardInterrupt:  # somebody does not want to wait
+        late = [(each, patience) for each, patience in waited if not each.link.all_arrived()]
     line.clear()
-    for link, seconds in late:
+    for each, patience in late:
+        link = each.link
         if not link.was_started:
             continue  # which was said when it happened
         trouble = link.trouble()
-        link.warn(
-            "Delivery not finished after %.0f s%s. The rest is safe in %s, and the courier process continues "
-            "to deliver it; `mlflow-stability sync` does so too.",
-            seconds,
-            f" ({trouble})" if trouble else "",
-            link.folder.parent,
-        )
+        if trouble:
+            link.warn(
+                "Not delivered to MLflow yet after %.0f s: %s (%s). It is kept in %s. The courier process keeps "
+                "trying for 10 minutes; afterwards run `mlflow-stability sync`.",
+                patience.waited,
+                link.left(),
+                trouble,
+                link.folder.parent,
+            )
+        else:
+            link.warn(
+                "Still on the way to MLflow after %.0f s: %s. It will arrive: the courier process continues when this "
+                "one has ended. If the machine stops first, run `mlflow-stability sync` (journal: %s).",
+                patience.waited,
+                link.left(),
+                link.folder.parent,
+            )
         link.let_go()
-    return not late
+    return [each for each, _ in late]

@@ -13,11 +13,10 @@ import os
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, NoReturn
 
-from mlflow_stability.session.process.courier_link import CourierLink, wait_for_delivery
+from mlflow_stability.session.process.courier_link import Awaited, wait_for_delivery
 from mlflow_stability.vocabulary.run.milestone import Closing
 
 # What torch says when the CPU's allocator fails; an accelerator's has a class of its own.
@@ -99,15 +98,6 @@ End = Callable[[Closing | None], Callable[[], None]]
 """Ends a session, where an exception is known to end the process with that; gives what is left to do after the wait."""
 
 
-@dataclass(frozen=True, slots=True)
-class Awaited:
-    """A courier that still delivers."""
-
-    link: CourierLink
-    seconds: float
-    """For how long the end of the process waits for it."""
-
-
 class ProcessExit:
     """What has to be done when this process ends."""
 
@@ -136,6 +126,7 @@ class ProcessExit:
         for each in awaited:
             if each.link.all_arrived():
                 each.link.let_go()
+                _tell([each])
             else:
                 self._awaited.append(each)
 
@@ -146,9 +137,16 @@ class ProcessExit:
         closing = None if error is None or isinstance(error, SystemExit) else closing_of(error)
         afterwards = [end(closing) for end in list(self._open.values())]
         awaited, self._awaited = self._awaited, []
-        wait_for_delivery([(each.link, each.seconds) for each in awaited])
-        for each in afterwards:
-            each()
+        late = wait_for_delivery(awaited)
+        _tell([each for each in awaited if each not in late])
+        for act in afterwards:
+            act()
+
+
+def _tell(arrived: Sequence[Awaited]) -> None:
+    """Say how the trainings went of which everything has arrived."""
+    for each in arrived:
+        each.output.ended([run for run in each.link.runs().values() if run.run_id])
 
 
 process_exit = ProcessExit()

@@ -121,6 +121,8 @@ class ImplicitRunJoin:
     def __init__(self, our_run_id: Callable[[], str | None]) -> None:
         self._our_run_id = our_run_id
         self._undo: Callable[[], None] | None = None
+        self.joined: str | None = None
+        """Our run, since metrics of the script have gone into it."""
 
     def install(self) -> None:
         """Begin, once the script has imported MLflow."""
@@ -134,6 +136,7 @@ class ImplicitRunJoin:
                 try:
                     run_id = self._our_run_id()
                     if run_id is not None:
+                        self.joined = run_id
                         return fluent.start_run(run_id=run_id)
                 except Exception as error:  # then let MLflow do what it does without us
                     _logger.debug("Metrics logged by the script do not reach the recorded run: %s", error)

@@ -21,7 +21,7 @@ class RunPage:
     name: str
     status: str
     path: str
-    """Behind the address of the server; opens the charts of the training layout."""
+    """Behind the address of the server; opens the overview in the layout for training."""
     command: str
     """What starts a UI on this store; empty where a server shows it already."""
     server: str
@@ -39,7 +39,7 @@ def run_page(run_id: str, tracking_uri: str | None = None) -> RunPage:
     with store_trouble(f"read run {run_id}"):
         info = MlflowClient(tracking_uri=uri).get_run(run_id).info
     # New experiments open in the layout for language model applications unless the address says otherwise.
-    path = f"/#/experiments/{info.experiment_id}/runs/{run_id}/model-metrics?workflowType=machine_learning"
+    path = f"/#/experiments/{info.experiment_id}/runs/{run_id}?workflowType=machine_learning"
     shown = strip_credentials(uri)
     if shown.startswith(("http://", "https://")):
         return RunPage(info.run_name or run_id, info.status, path, "", shown.rstrip("/"))

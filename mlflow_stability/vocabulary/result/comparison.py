@@ -8,6 +8,7 @@ from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
 from mlflow_stability.vocabulary.result.cohort import Cohort
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.text.notebook_page import ShownAsPage
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,7 +99,7 @@ class Gate:
 
 
 @dataclass(frozen=True, slots=True)
-class Comparison:
+class Comparison(ShownAsPage):
     """Several runs next to each other, the stablest first."""
 
     runs: tuple[Compared, ...] = ()
@@ -118,6 +119,10 @@ class Comparison:
     asked: int = 0
     """How many runs were asked for; more than there are here if it was interrupted."""
     interrupted: bool = False
+
+    def __repr__(self) -> str:
+        unread = f", {len(self.unread)} not readable" if self.unread else ""
+        return f"<Comparison of {len(self.runs)} runs{unread}: {self.summary}>"
 
     @property
     def cards(self) -> tuple[RunCard, ...]:

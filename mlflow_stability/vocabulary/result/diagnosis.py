@@ -8,6 +8,7 @@ from mlflow_stability.vocabulary.result.cause import Cause
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.judged_curves import JudgedCurves
+from mlflow_stability.vocabulary.text.notebook_page import ShownAsPage
 
 JUDGED_LIVE = "Events were recorded while it trained; whole curves were looked at in addition."
 """The note on a run that was judged as it should be, so that nothing has to be said of it beside others."""
@@ -60,7 +61,7 @@ class Sketch:
 
 
 @dataclass(frozen=True, slots=True)
-class Diagnosis:
+class Diagnosis(ShownAsPage):
     """The conclusion about one run."""
 
     source: str
@@ -95,6 +96,10 @@ class Diagnosis:
     """How many values were looked at."""
     unit: str = "step"
     """What the log calls a step: ``epoch`` where it counts nothing else."""
+
+    def __repr__(self) -> str:
+        cause = f" Cause ({self.cause.certainty}): {self.cause.statement}" if self.cause else ""
+        return f"<Diagnosis of {self.name or self.source}: {self.verdict}{cause}>"
 
     @property
     def severity(self) -> Severity:

@@ -1,0 +1,126 @@
+"""Real trainings, and every line that they print."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
+
+SCRIPT = """
+import os, signal, sys
+import torch
+from torch import nn
+import mlflow_stability
+
+trouble = sys.argv[1]
+mlflow_stability.autolog(rollback=trouble == "rollback", silent="silent" in sys.argv)
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+for step in range(400):
+    if trouble in ("rollback", "divergence"):
+        optimizer.param_groups[0]["lr"] = 3.0 if 300 <= step < 330 else 1e-2
+    inputs = torch.randn(32, 8)
+    if trouble == "nan" and step == 200:
+        inputs[3, 2] = float("nan")
+    loss = nn.functional.mse_loss(model(inputs), inputs[:, :1].nan_to_num().sin())
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+    if trouble == "interrupted" and step == 250:
+        os.kill(os.getpid(), signal.SIGINT)
+"""
+PREFIX = "mlflow-stability: "
+
+
+def printed(folder: Path, *arguments: str) -> list[str]:
+    """Our lines; there is nothing else of ours."""
+    script = folder / "train.py"
+    script.write_text(SCRIPT)
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments],
+        cwd=folder,
+        env={**os.environ, "MLFLOW_TRACKING_URI": f"sqlite:///{folder}/mlflow.db"},
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=False,
+    )
+    assert done.stdout == ""
+    lines = done.stderr.splitlines()
+    ours = [line.removeprefix(PREFIX) for line in lines if line.startswith(PREFIX)]
+    if "interrupted" in arguments:
+        assert done.returncode in (1, 130, -2), done.stderr
+        assert "KeyboardInterrupt" in lines
+    else:
+        assert done.returncode == 0, done.stderr
+        assert len(ours) == len(lines), done.stderr
+    return ours
+
+
+def begin_and_end(lines: list[str]) -> tuple[str, str]:
+    """The first and the last line, which name the same run."""
+    begin = re.fullmatch(r"Record(?:ing|ed) run [\w-]+: `mlflow ui --backend-store-uri \S+` shows it\.", lines[-2])
+    first = begin or re.match(r"Recording run ", lines[0])
+    assert first, lines
+    end = re.fullmatch(r"(.*) Report: `mlflow-stability open [0-9a-f]{32}`", lines[-1])
+    assert end, lines
+    return first[0], end[1]
+
+
+def findings(lines: list[str]) -> list[str]:
+    return [line for line in lines[:-1] if not line.startswith(("Recording run ", "Recorded run "))]
+
+
+def test_a_healthy_training_prints_where_it_is_recorded_and_how_it_went(tmp_path: Path) -> None:
+    lines = printed(tmp_path, "none")
+    _, verdict = begin_and_end(lines)
+    assert verdict.startswith("Healthy: ")
+    assert len(lines) == 2
+
+
+def test_a_rollback_is_one_line_with_all_that_led_to_it(tmp_path: Path) -> None:
+    lines = printed(tmp_path, "rollback")
+    _, verdict = begin_and_end(lines)
+    first, back = findings(lines)
+    assert first.startswith(("gradient_explosion: ", "learning_rate_jump: ", "loss_spike: "))
+    said = re.match(r"Rolled back from step (\d+) to step (\d+) \((\d+) steps lost\): loss .*", back)
+    assert said
+    assert int(said[1]) - int(said[2]) == int(said[3])
+    assert "Learning rate now 0.005: it starts at 0.5 times its scheduled value" in back
+    assert "rolled back once" in verdict
+    assert "Likely cause: the learning rate jumped from 0.01 to 3 at step 301" in verdict
+
+
+def test_a_divergence_that_nobody_stops_is_said_as_it_gets_worse(tmp_path: Path) -> None:
+    lines = printed(tmp_path, "divergence")
+    _, verdict = begin_and_end(lines)
+    kinds = [line.split(": ")[0] for line in findings(lines)]
+    assert len(kinds) <= 3
+    assert len(set(kinds)) == len(kinds)
+    assert verdict.startswith("Broken: ")
+
+
+def test_a_nan_is_said_once_and_explained_at_the_end(tmp_path: Path) -> None:
+    lines = printed(tmp_path, "nan")
+    _, verdict = begin_and_end(lines)
+    assert [line.split(": ")[0] for line in findings(lines)] == ["nan_detected"]
+    assert "Cause: the batch itself was non-finite" in verdict
+
+
+def test_after_ctrl_c_there_is_one_line_about_it(tmp_path: Path) -> None:
+    lines = printed(tmp_path, "interrupted")
+    _, verdict = begin_and_end(lines)
+    assert verdict.startswith("Interrupted: ")
+    assert findings(lines) == []
+
+
+@pytest.mark.parametrize("trouble", ["rollback", "nan"])
+def test_a_silent_training_prints_nothing_at_all(tmp_path: Path, trouble: str) -> None:
+    assert printed(tmp_path, trouble, "silent") == []

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import logging
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from io import StringIO
+
+import pytest
+
+from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput
+from mlflow_stability.session.output.training_output import MOST_ENDS
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+RUN = DeliveredRun("ab12", "kind-otter-7", "http://host:5000/#/experiments/0/runs/ab12", "", "Healthy: it fell.")
+SPIKE = Event(7, "loss_spike", Severity.WARNING, "loss 9 at step 7.", remedies=("Lower the learning rate.",))
+ROLLBACK = Event(9, "rollback", Severity.INFO, "Rolled back from step 9 to step 3 (6 steps lost): loss 9.")
+LOGGER = logging.getLogger("mlflow_stability")
+
+
+@contextmanager
+def no_logging_set_up() -> Iterator[None]:
+    """As in a script: pytest has handlers of its own during a test."""
+    root = logging.getLogger()
+    handlers, root.handlers = root.handlers, []
+    try:
+        yield
+    finally:
+        root.handlers = handlers
+
+
+def test_without_logging_of_the_scripts_own_lines_go_to_stderr(capsys: pytest.CaptureFixture[str]) -> None:
+    output = TrainingOutput(silent=False)
+    with no_logging_set_up():
+        output.info("%d steps", 3)
+        output.warn("once")
+    assert capsys.readouterr().err == "mlflow-stability: 3 steps\nmlflow-stability: once\n"
+    assert (LOGGER.level, LOGGER.handlers) == (logging.NOTSET, [])
+
+
+def test_with_logging_of_the_scripts_own_they_go_there_and_nowhere_else(
+    caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
+) -> None:
+    TrainingOutput(silent=False).info("%d steps", 3)
+    assert caplog.messages == ["3 steps"]
+    assert capsys.readouterr().err == ""
+
+
+def test_a_level_that_the_script_has_chosen_is_kept(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False)
+    with caplog.at_level(logging.WARNING, "mlflow_stability"):
+        output.info("not this")
+        output.warn("this")
+    assert caplog.messages == ["this"]
+
+
+def test_a_closed_stderr_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
+    closed = StringIO()
+    closed.close()
+    for stream in (closed, None):
+        monkeypatch.setattr(sys, "stderr", stream)
+        with no_logging_set_up():
+            TrainingOutput(silent=False).warn("nobody hears it")
+
+
+def test_a_silent_session_says_nothing_at_all(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=True)
+    output.begins(RUN)
+    output.found(SPIKE)
+    output.found(ROLLBACK)
+    output.ended([RUN])
+    assert caplog.messages == []
+
+
+def test_the_beginning_is_said_once_and_not_before_the_run_is_known(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False)
+    assert not output.begins(DeliveredRun())
+    assert output.begins(RUN)
+    assert output.begins(RUN)
+    assert caplog.messages == [f"Recording run kind-otter-7: {RUN.url}"]
+
+
+def test_a_finding_that_a_rollback_answers_is_told_by_the_rollback_alone(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False)
+    output.found(SPIKE, may_act=True)
+    output.found(ROLLBACK, may_act=True)
+    output.step_done()
+    assert caplog.messages == [ROLLBACK.message]
+
+
+def test_a_finding_that_nobody_answers_is_said_when_its_step_is_done(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False)
+    output.found(SPIKE, may_act=True)
+    assert caplog.messages == []
+    output.step_done()
+    assert caplog.messages == ["loss_spike: loss 9 at step 7. Lower the learning rate."]
+
+
+def test_a_skipped_step_is_said_rather_than_what_it_was_skipped_for(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False)
+    output.found(Event(7, "nan_detected", Severity.CRITICAL, "loss is NaN."), may_act=True)
+    output.found(Event(7, "step_skipped", Severity.CRITICAL, "Skipped step 7."), may_act=True)
+    output.step_done()
+    assert caplog.messages == ["step_skipped: Skipped step 7."]
+
+
+def test_the_end_says_what_became_of_the_training_why_and_where_to_read_more(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False)
+    output.ended([RUN, DeliveredRun("cd34", "calm-owl-1", "", "mlflow ui", "Broken: NaN.", "Likely cause: its batch.")])
+    assert caplog.messages == [
+        f"Healthy: it fell. Report: {RUN.url}",
+        "Broken: NaN. Likely cause: its batch. Report: `mlflow-stability open cd34`",
+    ]
+
+
+def test_of_many_runs_the_last_ones_are_told_and_the_others_counted(caplog: pytest.LogCaptureFixture) -> None:
+    TrainingOutput(silent=False).ended([RUN] * (MOST_ENDS + 2))
+    assert len(caplog.messages) == MOST_ENDS + 1
+    assert caplog.messages[-1].startswith("2 more runs")
+
+
+class Terminal(StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+def test_progress_is_one_line_that_makes_room_for_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    terminal, now = Terminal(), [100.0]
+    monkeypatch.setattr(sys, "stderr", terminal)
+    monkeypatch.setattr("time.monotonic", lambda: now[0])
+    line = ProgressLine()
+    line("metrics")
+    assert terminal.getvalue() == "", "nothing for a wait that hardly anybody notices"
+    for now[0] in (102.0, 102.1, 103.0):
+        line("metrics, pictures")
+    assert terminal.getvalue().count("\r") == 2
+    assert terminal.getvalue().endswith("mlflow-stability: delivering to MLflow: metrics, pictures (3 s)")
+    with no_logging_set_up():
+        TrainingOutput(silent=False).info("a line")
+    assert terminal.getvalue().endswith(" \rmlflow-stability: a line\n")
+
+
+@pytest.mark.parametrize("silent", [True, False])
+def test_there_is_no_progress_where_it_is_silent_or_no_terminal(silent: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    shown = Terminal() if silent else StringIO()
+    monkeypatch.setattr(sys, "stderr", shown)
+    line = ProgressLine(silent)
+    monkeypatch.setattr("time.monotonic", lambda: 1e9)
+    line("metrics")
+    assert shown.getvalue() == ""
