@@ -67,6 +67,8 @@ def png_of(attention: AttentionMap, of: Round) -> bytes:
 
 
 MOST_STEPS = 20
+BEGIN = 0
+"""The step at which MLflow opens the card of a picture: it has the first picture there, which names its own step."""
 THINNING = Thinning(dense=8, growth=1.5, most=MOST_STEPS - 1)
 """The one that is left is the last of the training."""
 TAG = f"{FOR_PROGRAMS}attention_pictures"
@@ -90,6 +92,8 @@ class _Drawn:
     step: int
     time: float
     content: bytes
+    is_first: bool
+    """Whether it is of the first step that was measured in the run."""
 
 
 class AttentionPictures:
@@ -181,7 +185,7 @@ class AttentionPictures:
             return False
         if self._images is None:
             self._images = self._writer.images()
-        there = self._images.steps(self._section()) | (planned or set())
+        there = (self._images.steps(self._section()) - {BEGIN}) | (planned or set())
         reserved = 1 if planned is None else 0  # for the last of the training
         return self._step(found) in there or len(there) < MOST_STEPS - reserved
 
@@ -215,7 +219,14 @@ class AttentionPictures:
             assert self._images is not None
             if self._images.holds(key, attention.step, one.round.time):
                 return
-            self._drawn = _Drawn(one.name, key, attention.step, one.round.time, png_of(attention, one.round))
+            self._drawn = _Drawn(
+                one.name,
+                key,
+                attention.step,
+                one.round.time,
+                png_of(attention, one.round),
+                one.round.is_first and not self._delivered.offset,
+            )
         except TrackingError:
             raise
         except Exception as error:  # whatever it is, it must not hold the delivery up
@@ -241,6 +252,8 @@ class AttentionPictures:
                 file.write_bytes(drawn.content)
                 self._writer.upload(file, ATTENTION_FOLDER)
                 self._images.log(file, drawn.key, drawn.step, drawn.time)
+                if drawn.is_first:
+                    self._images.log(file, drawn.key, BEGIN, drawn.time)
                 self._sent.add(drawn.file_name)
         except (OSError, RefusedError) as error:
             self._leave_out(self._to_draw[0])

@@ -67,6 +67,8 @@ class Round:
     is_kept: bool
     is_last: bool
     """Of the training, which is over."""
+    is_first: bool = False
+    """Of the recording."""
 
     @property
     def layers(self) -> int:
@@ -97,7 +99,7 @@ class RoundReader:
         if is_last and not over and not (is_kept and now - written >= _SETTLED):
             return None  # it may be the last of the training, which is kept
         is_last &= over
-        return Round(files[0].attempt, files[0].step, files, written, is_kept or is_last, is_last)
+        return Round(files[0].attempt, files[0].step, files, written, is_kept or is_last, is_last, self._passed == 0)
 
     def rest(self) -> list[Round]:
         """All rounds that are left, when the training is over."""
@@ -108,7 +110,7 @@ class RoundReader:
             is_last = number == self._passed + len(rounds)
             written = max(_written(each.path) for each in files)
             is_kept = is_last or self._thinning.keeps(number)
-            found.append(Round(files[0].attempt, files[0].step, files, written, is_kept, is_last))
+            found.append(Round(files[0].attempt, files[0].step, files, written, is_kept, is_last, number == 1))
         return found
 
     def passed(self, one: Round) -> None:

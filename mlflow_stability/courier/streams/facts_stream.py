@@ -109,7 +109,7 @@ class FactsStream:
         facts = {**self._events.story.facts, **(self._delivered.git or {})}
         new = {key: value for key, value in facts.items() if key not in self._sent}
         if new:
-            self._params.write({key: value for key, value in new.items() if is_chosen(key)})
+            self._params.write({key: value for key, value in new.items() if is_chosen(key, value)})
             self._writer.refused.update(self._params.refused)
             self._upload(facts)
             self._sent |= new

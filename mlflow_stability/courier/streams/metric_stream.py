@@ -193,7 +193,7 @@ class MetricStream:
         if not self._held:
             self._safe_until = self._read_until
         if over and not more:
-            self._open += self._single_values.of_curves(self._thinner.rest())
+            self._open += self._charted(self._thinner.rest())
             self._safe_until = self._read_until
             self._seal()
         elif self._open and (self.hurried or time.monotonic() - self._open_since >= _GATHER_SECONDS):
@@ -206,7 +206,7 @@ class MetricStream:
         if not self._open:
             self._open_since = time.monotonic()
         counted = replace(held, step=held.step + self._delivered.offset)
-        self._open += self._single_values.of_curves(self._thinner.points(counted, held.step in self._marked))
+        self._open += self._charted(self._thinner.points(counted, held.step in self._marked))
         self._safe_until = self._held[0][1] if self._held else self._read_until
         if not self._held or self._held[0][0].step != held.step:
             self._marked.discard(held.step)
@@ -220,6 +220,10 @@ class MetricStream:
             self._bites.append(Bite(self._open, self._safe_until, self._saved()))
             self._waiting += len(self._open)
             self._open = []
+
+    def _charted(self, points: list[Point]) -> list[Point]:
+        """The points that are drawn: MLflow shows no chart at all of a metric whose last value is not finite."""
+        return self._single_values.of_curves([each for each in points if math.isfinite(each.value)])
 
     def _saved(self) -> dict[str, Any]:
         return {**self._thinner.saved(), **self._single_values.saved()}

@@ -45,7 +45,7 @@ _LEFT, _RIGHT, _TOP, _BOTTOM = 0.75, 0.95, 0.98, 0.78
 _ABOVE = 0.26
 """What the words above a panel take."""
 _GAP = 0.14
-_FLATTEST, _TALLEST = 0.4, 1.6
+_FLATTEST, _TALLEST = 0.4, 1.4
 """How high a panel is for its width, at least and at most."""
 _SMALL_PANEL = 1.5
 _LONGEST_LAYER = 64
@@ -126,12 +126,13 @@ def _panels(attention: AttentionMap) -> list[_Panel]:
 
 
 def _mosaic(count: int, ratio: float) -> _Mosaic:
-    """As many columns as leave few places empty, in a picture that is wider than high."""
-    liked = math.sqrt(2.5 * count)
-    columns = min(range(1, min(count, _MOST_COLUMNS) + 1), key=lambda each: -count % each + abs(each - liked))
+    """Columns for a picture about as wide as high, for MLflow's image card is a square, with few places empty."""
+    shape = min(_TALLEST, max(_FLATTEST, ratio))
+    liked = math.sqrt(count * (shape + _ABOVE))
+    columns = min(range(1, min(count, _MOST_COLUMNS) + 1), key=lambda each: -count % each + 5 * abs(each - liked))
     room = WIDTH - _LEFT - _RIGHT - (columns - 1) * _GAP
     width = min(_WIDEST, room / columns)
-    return _Mosaic(columns, -(-count // columns), width, width * min(_TALLEST, max(_FLATTEST, ratio)))
+    return _Mosaic(columns, -(-count // columns), width, width * shape)
 
 
 def _place(mosaic: _Mosaic, number: int, total: float) -> tuple[float, float, float, float]:

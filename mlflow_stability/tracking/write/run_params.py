@@ -24,8 +24,10 @@ LONGEST_BEFORE = 500
 """What older servers take."""
 _CHOSEN = re.compile(
     r"(?:(?:optimizer|group)_\d+\.)*(?:optimizer|learning_rate|weight_decay|betas|momentum|clipping\..+)|optimizer_\d+"
-    r"|scheduler|model|parameters_total|batch|accumulation|autocast|parameter_types|seed"
+    r"|scheduler|model|batch|accumulation|autocast|parameter_types|seed"
 )
+_USUAL = {"accumulation": "1", "parameter_types": "float32", "betas": "(0.9, 0.999)", "momentum": "0"}
+"""What is not chosen by most, and said by its absence."""
 AT_ONCE = 100
 """What MLflow's stores take in one request."""
 
@@ -106,9 +108,9 @@ def cut(text: str, longest: int = LONGEST) -> str:
     return text[: room - room // 2] + mark + text[len(text) - room // 2 :]
 
 
-def is_chosen(key: str) -> bool:
+def is_chosen(key: str, value: str) -> bool:
     """Whether people choose it, so that runs are told apart by it; the rest is in `environment.json`."""
-    return _CHOSEN.fullmatch(key) is not None
+    return _CHOSEN.fullmatch(key) is not None and value != _USUAL.get(key.rpartition(".")[2])
 
 
 def _same(there: str, value: str) -> bool:

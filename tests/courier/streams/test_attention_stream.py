@@ -36,6 +36,8 @@ class Shelf:
         self.maps: dict[str, list[AttentionMap]] = {}
         self.pictures: list[str] = []
         self.charted: list[tuple[str, int]] = []
+        self.begun: list[tuple[str, int]] = []
+        """Pictures at step 0, where MLflow opens a card."""
         self.trouble: Exception | None = None
         self.no_images = False
         self.tags: list[str] = []
@@ -64,7 +66,7 @@ class Shelf:
     def log(self, file: Path, key: str, step: int, _: float) -> None:
         if self.no_images:
             raise RefusedError("no images here")
-        self.charted.append((key, step))
+        (self.charted if step else self.begun).append((key, step))
 
     @property
     def steps_of_maps(self) -> list[int]:
@@ -114,6 +116,7 @@ def test_maps_and_pictures_of_every_layer_arrive_and_their_files_go(tmp_path: Pa
     assert shelf.charted == [
         (f"stability/attention/L0{layer}_h.{layer}", step) for step in (500, 10) for layer in (0, 1)
     ]
+    assert shelf.begun == [("stability/attention/L00_h.0", 0), ("stability/attention/L01_h.1", 0)]
     assert shelf.tags == []
     assert attention_map_files(tmp_path) == []
 
