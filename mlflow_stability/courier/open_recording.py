@@ -161,7 +161,7 @@ class OpenRecording:
         ):
             moved |= self._try(self._board, partial(self._end, alive, killed_for_memory))
         self.finished = self._told and not left
-        if not self._delivered.complete and self._board.due():
+        if not self._concluded and not self._delivered.complete and self._board.due():
             self._try(self._board, self._show)
         return moved
 

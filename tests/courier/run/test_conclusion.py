@@ -11,6 +11,7 @@ from courier.staging import SIGNALS, Training
 from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
+from mlflow_stability.courier.run import run_tags
 from mlflow_stability.courier.run.description import live_description
 from mlflow_stability.courier.streams.run_summary import Story
 from mlflow_stability.tracking.read.run_reader import RunReader
@@ -67,6 +68,16 @@ def test_a_run_has_its_report_at_its_end(root: Path, sqlite_uri: str) -> None:
     assert said["runs"][0]["outcome"] == "broken"
     page = reader.fetched("stability/report.html", lambda file: file.read_text())
     assert "nan_detected" in page
+
+
+def test_what_is_said_at_the_end_stays_said(root: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(run_tags, "_INTERVAL", 0.0)  # pictures can take long
+    training = broken_training(root, sqlite_uri)
+    training.end(Closing("finished", "", 60))
+    (run_id,) = deliver_session(training.folder).run_ids
+    tags = RunReader(run_id, sqlite_uri).tags
+    assert tags["stability.verdict"] == "broken"
+    assert "running" not in tags["mlflow.note.content"]
 
 
 def test_a_killed_process_does_not_hide_what_became_of_its_training(root: Path, sqlite_uri: str) -> None:
