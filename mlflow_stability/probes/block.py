@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from torch import Tensor
@@ -17,3 +18,5 @@ class Block:
     """The same object as long as the same things are measured: whoever reads it may go by identity."""
     values: Tensor | tuple[float, ...]
     """One row, still on its device; or numbers of the host."""
+    on_host: Callable[[Sequence[float]], Sequence[float]] | None = None
+    """Makes of the row, once it has arrived, one value for each signal; None: it has them already."""

@@ -74,6 +74,36 @@ def next_multiple(step: int, *periods: int) -> int:
     return min([step - step % each + each for each in periods])
 
 
+class BaseProbe:
+    """What most probes do at most moments: nothing. A method that is left as it is here is not called."""
+
+    def before_step(self, _view: StepView) -> None:
+        """Runs when gradients are complete and not used yet."""
+
+    def after_step(self, _view: StepView) -> None:
+        """Runs right after the step."""
+
+    def blocks(self, _step: int) -> Sequence[Block]:
+        """What was measured: the capture is over."""
+        return ()
+
+
+class PeriodicProbe(BaseProbe):
+    """A probe that is due every so many steps."""
+
+    def __init__(self, *periods: int) -> None:
+        self._periods = periods
+        """Due is each multiple of any of them."""
+
+    def due(self, step: int) -> bool:
+        """Whether this step is to be measured."""
+        return 0 in [step % each for each in self._periods]
+
+    def next_due(self, step: int) -> int:
+        """The next step that is due."""
+        return next_multiple(step, *self._periods)
+
+
 def next_sampled_step(own_step: int, first: int, every: int) -> int:
     """The first turn after this one at which those look that do so at a first one and at every so many."""
     return min(first, next_multiple(own_step, every)) if own_step < first else next_multiple(own_step, every)

@@ -26,7 +26,7 @@ from mlflow_stability.probes.parameters.layers import Layers
 from mlflow_stability.probes.parameters.nonfinite_count import NonfiniteCount
 from mlflow_stability.probes.performance.step_timing import Mark
 from mlflow_stability.probes.performance.training_pace import TrainingPace
-from mlflow_stability.probes.probe import Forgetful, Guard, Probe, StepView
+from mlflow_stability.probes.probe import BaseProbe, Forgetful, Guard, Probe, StepView
 from mlflow_stability.probes.step.readback import value_on_host
 
 _STEP_BEGAN, _STEP_ENDED = int(Mark.STEP_BEGAN), int(Mark.STEP_ENDED)
@@ -93,8 +93,8 @@ class ProbeScheduler:
         self._due: list[_GuardedProbe] | None = None
         self._next_due = 0
         """Before this step none of the probes is due, but for those that look into forward passes."""
-        self._asked = False
-        """Whether the probes were asked in this cycle."""
+        self._asked: list[_GuardedProbe] = []
+        """The probes that were asked in this cycle."""
         self._own_steps: dict[str, int] = {}
         """How many cycles each training had, of several side by side."""
         self._own_step = 0
@@ -122,7 +122,8 @@ class ProbeScheduler:
             by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
             with self._walk:
                 for each in self._due:
-                    each.before_step(by_own_step if each.by_own_step else by_step)
+                    if each.before_step is not None:
+                        each.before_step(by_own_step if each.by_own_step else by_step)
         if self._split.also is None:
             self._split.mark(_STEP_BEGAN)
         else:  # by a device's clock, which may fail
@@ -150,7 +151,8 @@ class ProbeScheduler:
             by_step = StepView(optimizer, self.step, self._layers, unscale, skipped, place)
             by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
             for each in reversed(self._due):  # as with brackets: who was first at the gate is last here
-                each.after_step(by_own_step if each.by_own_step else by_step)
+                if each.after_step is not None:
+                    each.after_step(by_own_step if each.by_own_step else by_step)
 
     def end(self, begins_step: bool = True) -> tuple[list[Block], Sequence[Table]]:
         """The cycle is over."""
@@ -161,13 +163,15 @@ class ProbeScheduler:
         found, self._counted = self._counted, []
         tables: Sequence[Table] = ()
         for each in due or ():
-            found += each.blocks(self._own_step if each.by_own_step else self.step) or ()
+            if each.blocks is not None:
+                found += each.blocks(self._own_step if each.by_own_step else self.step) or ()
         if due and self._spread is not None:
             tables = self._spread(self.step) or ()
         if self._asked:
-            self._asked = False
-            following = [each.next_due(self._own_step if each.by_own_step else self.step) for each in self._scheduled]
-            self._next_due = min([self.step + 1 if each is None else each for each in following])
+            asked, self._asked = self._asked, []
+            for each in asked:
+                each.ask_at = each.next_due(self._own_step if each.by_own_step else self.step) or self.step + 1
+            self._next_due = min([each.ask_at for each in self._scheduled])
         return found, tables
 
     def pass_over(self) -> None:
@@ -187,9 +191,10 @@ class ProbeScheduler:
         self._walk.end()
         if self._due is not None:
             self._due = []
-        self._counted, self._looked_at = [], False
+        self._counted, self._asked, self._looked_at = [], [], False
         self._next_due = 0
         for each in self._probes:
+            each.ask_at = 0
             each.forget()
 
     def _begin(self, place: str, begins_step: bool) -> list[_GuardedProbe]:
@@ -200,8 +205,10 @@ class ProbeScheduler:
         for run in self._before_steps:
             run()
         if step >= self._next_due or len(own_steps) > 1:
-            self._asked = True
-            return [each for each in self._probes if each.due(own_step if each.by_own_step else step)]
+            # Steps of a training beside others are not those of the recording, by which probes were told to be asked.
+            asked = [each for each in self._probes if step >= each.ask_at or len(own_steps) > 1]
+            self._asked = [each for each in asked if each not in self._forward_probe]
+            return [each for each in asked if each.due(own_step if each.by_own_step else step)]
         forward = self._forward
         if forward is None or not forward.busy:
             if forward is not None:
@@ -250,7 +257,7 @@ class NoProbes:
 class _GuardedProbe:
     """A probe, made harmless."""
 
-    __slots__ = ("after_step", "before_step", "blocks", "by_own_step", "due", "forget", "next_due")
+    __slots__ = ("after_step", "ask_at", "before_step", "blocks", "by_own_step", "due", "forget", "next_due")
 
     def __init__(self, probe: Probe, guard: Guard, by_own_step: bool = False) -> None:
         self.by_own_step = by_own_step
@@ -258,9 +265,18 @@ class _GuardedProbe:
         self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
         self.next_due: Callable[[int], int | None] = guard(probe.part, probe.next_due)
-        self.before_step: Callable[[StepView], Any] = guard(probe.part, probe.before_step)
-        self.after_step: Callable[[StepView], Any] = guard(probe.part, probe.after_step)
-        self.blocks: Callable[[int], Sequence[Block] | None] = guard(probe.part, probe.blocks)
+        self.ask_at = 0
+        """Before this step it is not due."""
+        self.before_step: Callable[[StepView], Any] | None = _own(probe, "before_step", guard)
+        self.after_step: Callable[[StepView], Any] | None = _own(probe, "after_step", guard)
+        self.blocks: Callable[[int], Sequence[Block] | None] | None = _own(probe, "blocks", guard)
+
+
+def _own(probe: Probe, name: str, guard: Guard) -> Callable[..., Any] | None:
+    """What a probe does there, made harmless; None where it does nothing."""
+    body = getattr(probe, name)
+    nothing = getattr(body, "__func__", None) is getattr(BaseProbe, name)
+    return None if nothing else guard(probe.part, body)
 
 
 def _nothing_held() -> None:

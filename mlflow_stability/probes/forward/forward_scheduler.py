@@ -30,7 +30,7 @@ from mlflow_stability.probes.forward.compiled_models import (
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.forward.unmeasured_parts import not_looked_into
 from mlflow_stability.probes.hooks.running_calls import RunningPass
-from mlflow_stability.probes.probe import Guard, StepView
+from mlflow_stability.probes.probe import BaseProbe, Guard
 from mlflow_stability.probes.rerun.forward_rerun import SecondPass, unwrapped
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -101,7 +101,7 @@ class _Model:
         """Who had to step back, and looks at the next pass instead."""
 
 
-class ForwardScheduler(ForwardObserver):
+class ForwardScheduler(ForwardObserver, BaseProbe):
     """A listener to forward passes, and a probe of a survey, that leads forward probes."""
 
     part = "forward probes"
@@ -197,12 +197,6 @@ class ForwardScheduler(ForwardObserver):
     def next_due(self, step: int) -> int:
         """A survey goes by `busy`."""
         return step + 1
-
-    def before_step(self, _view: StepView) -> None:
-        """Nothing is measured here."""
-
-    def after_step(self, _view: StepView) -> None:
-        """Nothing is measured here."""
 
     def blocks(self, _step: int) -> Sequence[Block]:
         """What was measured."""

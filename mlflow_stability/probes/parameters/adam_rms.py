@@ -24,7 +24,7 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.parameters.layers import HeldLayers
 from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer
-from mlflow_stability.probes.probe import StepView, next_multiple
+from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
 from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_copies
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
@@ -109,12 +109,13 @@ def _row(steps: list[Any], like: Tensor) -> Tensor:
 QUANTITIES = ("adam_rms",)
 
 
-class AdamRms:
+class AdamRms(PeriodicProbe):
     """The gradient beside the second moment."""
 
     part = "AdamW RMS"
 
     def __init__(self, every: int = 100, layers_every: int = 100, budget_bytes: int | None = None) -> None:
+        super().__init__(every, layers_every)
         self.every = every
         """Every how many steps the whole model is measured, ..."""
         self.layers_every = layers_every
@@ -122,17 +123,6 @@ class AdamRms:
         self.budget_bytes = budget_bytes
         """How many bytes copies may take; None: one hundredth of the device's memory, at most 256 MiB."""
         self._parts = PartsByOptimizer()
-
-    def due(self, step: int) -> bool:
-        """Whether this cycle is to be measured."""
-        return step % self.every == 0 or step % self.layers_every == 0
-
-    def next_due(self, step: int) -> int:
-        """The next step that is due."""
-        return next_multiple(step, self.every, self.layers_every)
-
-    def before_step(self, view: StepView) -> None:
-        """The second moment is that of after the step."""
 
     def after_step(self, view: StepView) -> None:
         """Compare one optimizer's gradients with its second moments."""

@@ -15,7 +15,7 @@ from torch import Tensor
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer
-from mlflow_stability.probes.probe import StepView, next_multiple
+from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
 from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_rows
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
@@ -25,23 +25,16 @@ from mlflow_stability.probes.tensors.tensor_sums import largest_of, nonzeros_of,
 QUANTITIES = ("grad_max", "grad_zeros")
 
 
-class GradientExtremes:
+class GradientExtremes(PeriodicProbe):
     """The ends of the gradients' distribution."""
 
     part = "gradient extremes"
 
     def __init__(self, every: int = 100) -> None:
+        super().__init__(every)
         self.every = every
         """Every how many steps they are measured."""
         self._parts = PartsByOptimizer()
-
-    def due(self, step: int) -> bool:
-        """Whether this cycle is to be measured."""
-        return step % self.every == 0
-
-    def next_due(self, step: int) -> int:
-        """The next step that is due."""
-        return next_multiple(step, self.every)
 
     def before_step(self, view: StepView) -> None:
         """Look at one optimizer's gradients."""
@@ -55,9 +48,6 @@ class GradientExtremes:
                 largest = largest / view.unscale.to(largest, non_blocking=True)
             sizes = on_device([0 if each is None else each.numel() for each in gradients], largest.device, torch.long)
             self._parts.add(view, held, torch.stack((largest, nonzeros, sizes.to(largest))))
-
-    def after_step(self, view: StepView) -> None:
-        """All is measured at the gate."""
 
     def forget(self) -> None:
         """The cycle was interrupted half-way: let go of what was measured in it."""
@@ -80,12 +70,13 @@ WEIGHT_QUANTITIES = ("param_max", "param_nonfinite_count", "param_large", "param
 BYTES_FOR_COMPARING = 2
 
 
-class WeightExtremes:
+class WeightExtremes(PeriodicProbe):
     """The ends of the weights' distribution."""
 
     part = "weight extremes"
 
     def __init__(self, every: int = 1000, budget_bytes: int | None = None) -> None:
+        super().__init__(every)
         self.every = every
         """Every how many steps they are measured."""
         self.large = 1e6
@@ -95,14 +86,6 @@ class WeightExtremes:
         self.budget_bytes = budget_bytes
         """How many bytes copies may take; None: one hundredth of the device's memory, at most 256 MiB."""
         self._parts = PartsByOptimizer()
-
-    def due(self, step: int) -> bool:
-        """Whether this cycle is to be measured."""
-        return step % self.every == 0
-
-    def next_due(self, step: int) -> int:
-        """The next step that is due."""
-        return next_multiple(step, self.every)
 
     def before_step(self, view: StepView) -> None:
         """Count one optimizer's weights."""
@@ -116,9 +99,6 @@ class WeightExtremes:
                 rows[0] = largest
                 rows[1:, 0] = counts.to(largest, non_blocking=True)  # they are of all parameters together
                 self._parts.add(view, held, rows)
-
-    def after_step(self, view: StepView) -> None:
-        """All is measured at the gate."""
 
     def forget(self) -> None:
         """The cycle was interrupted half-way: let go of what was measured in it."""

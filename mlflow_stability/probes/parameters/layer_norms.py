@@ -11,6 +11,7 @@ a norm of 0. Where weights are all zero there is no ratio, and NaN stands for it
 from __future__ import annotations
 
 from collections.abc import Sequence
+from math import nan
 from typing import Any
 
 import torch
@@ -18,10 +19,16 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.parameters.layers import HeldLayers
-from mlflow_stability.probes.parameters.per_optimizer import Joined, PartsByOptimizer
-from mlflow_stability.probes.probe import StepView, next_multiple
+from mlflow_stability.probes.parameters.per_optimizer import (
+    Joined,
+    PartsByOptimizer,
+    WholeNorms,
+    on_host_if_there,
+    ratio,
+    whole_norm,
+)
+from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.tensor_sums import squares
@@ -29,65 +36,81 @@ from mlflow_stability.probes.tensors.tensor_sums import squares
 RATIOS = ("grad_param_ratio", "lr_ratio")
 
 
-class LayerNorms:
-    """The norms at the gate."""
+class LayerNorms(PeriodicProbe):
+    """The norms before the step."""
 
     part = "norms of weights"
 
     def __init__(self, every: int = 10, layers_every: int = 100) -> None:
+        super().__init__(every, layers_every)
         self.every = every
         """Every how many steps the whole model is measured, ..."""
         self.layers_every = layers_every
         """... and every how many steps its layers."""
-        self._parts = PartsByOptimizer()
-
-    def due(self, step: int) -> bool:
-        """Whether this cycle is to be measured."""
-        return step % self.every == 0 or step % self.layers_every == 0
-
-    def next_due(self, step: int) -> int:
-        """The next step that is due."""
-        return next_multiple(step, self.every, self.layers_every)
+        self._parts, self._whole = PartsByOptimizer(), WholeNorms()
+        self._some_unknown = False
+        """Whether there are gradients whose norm nobody knows here."""
 
     def before_step(self, view: StepView) -> None:
         """Take the norms of one optimizer's parameters."""
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)
+        if not parameters:
+            return
         gradients, unknown = dense_gradients(parameters)
+        self._some_unknown = self._some_unknown or bool(unknown)
+        by_layer = view.step % self.layers_every == 0
+        rate = None if by_layer else _one_rate(view.optimizer)
         with torch.no_grad():
-            weights = squares(parameters)
-            if weights is None:
+            if rate is not None:
+                forces = whole_norm([each for each in gradients if each is not None])
+                if view.unscale is not None:
+                    forces = forces / on_host_if_there(view.unscale)
+                self._whole.add(view, held, whole_norm(parameters), forces, forces * rate)
                 return
-            found = squares(gradients)
-            forces = weights.new_zeros(len(weights)) if found is None else found.to(weights.device, non_blocking=True)
-            if view.unscale is not None:
-                forces = forces / view.unscale.to(forces, non_blocking=True).square()
-            rate = _rates(view.optimizer, held, forces)
-            moves = forces * rate.square() if rate is not None else torch.full_like(forces, torch.nan)
-            self._parts.add(view, held, torch.stack((weights, forces, moves)), unknown)
-
-    def after_step(self, view: StepView) -> None:
-        """All is measured at the gate."""
+            rows = _squares(view, held, parameters, gradients)
+            self._whole.add(view, held, *map(on_host_if_there, rows.sum(1).sqrt_().unbind()))
+        if by_layer:
+            self._parts.add(view, held, rows, unknown)
 
     def forget(self) -> None:
-        """The cycle was interrupted half-way: let go of what was measured in it."""
+        """The capture was interrupted: let go of what was measured in it."""
         self._parts.drop()
+        self._whole.drop()
+        self._some_unknown = False
 
     def blocks(self, step: int) -> Sequence[Block]:
-        """The norms of the cycle."""
+        """The norms of the capture."""
         joined = self._parts.take()
-        if joined is None:
-            return ()
-        blocks: list[Block] = []
+        names = ("param_norm",) if self._some_unknown else ("param_norm", *RATIOS)
+        whole = self._whole.block(names, lambda w, f, m: (w, ratio(f, w), ratio(m, w))[: len(names)])
+        self._some_unknown = False
         with torch.no_grad():
-            if step % self.every == 0 and joined.complete:
-                norms = joined.rows.sum(1, keepdim=True).sqrt_()
-                names = ("param_norm",) if joined.unknown else ("param_norm", *RATIOS)
-                values = torch.cat((norms[:1], _over(norms[1:], norms[0])))[: len(names)]
-                blocks.append(Block(whole_signals(names, joined.place), values.flatten()))
-            if step % self.layers_every == 0:
-                blocks.extend(_by_layer(joined))
-        return blocks
+            layers = [] if joined is None else _by_layer(joined)
+        return [*(whole if step % self.every == 0 else ()), *layers]
+
+
+def _squares(
+    view: StepView, held: HeldLayers, parameters: Sequence[Tensor], gradients: Sequence[Tensor | None]
+) -> Tensor:
+    """Squares of weights, gradients, and gradients times the learning rate; a column for each parameter."""
+    weights, found = squares(parameters), squares(gradients)
+    assert weights is not None
+    forces = weights.new_zeros(len(weights)) if found is None else found.to(weights.device, non_blocking=True)
+    if view.unscale is not None:
+        forces = forces / view.unscale.to(forces, non_blocking=True).square()
+    rate = _rates(view.optimizer, held, forces)
+    moves = forces * rate.square() if rate is not None else torch.full_like(forces, torch.nan)
+    return torch.stack((weights, forces, moves))
+
+
+def _one_rate(optimizer: Optimizer) -> float | Tensor | None:
+    """The learning rate of all groups; None where they have several."""
+    rates: list[float | Tensor | None] = [group.get("lr") for group in optimizer.param_groups]
+    first = rates[0]
+    if len(rates) > 1 and (not {*map(type, rates)} <= {float, int} or len({*rates}) > 1):
+        return None
+    return nan if first is None else on_host_if_there(first.detach()) if isinstance(first, Tensor) else first
 
 
 def _by_layer(joined: Joined) -> list[Block]:

@@ -17,11 +17,10 @@ from math import gcd
 import torch
 from torch import Tensor
 
-from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layer_layout import LayerLayout
 from mlflow_stability.probes.parameters.layers import HeldLayers, Layers
-from mlflow_stability.probes.probe import StepView, next_multiple
+from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.tensor_sums import flat_view, largest_of, nonzeros_of, scalars
@@ -180,12 +179,13 @@ class _Part:
     rows: dict[str, Tensor]
 
 
-class LayerStatistics:
+class LayerStatistics(PeriodicProbe):
     """The tables of gradients and weights."""
 
     part = "layer statistics"
 
     def __init__(self, every: int = 100, histograms_every: int = 1000, most_together: int = MOST_TOGETHER) -> None:
+        super().__init__(every, histograms_every)
         self.every = every
         """Every how many steps mean, deviation and extremes are measured, ..."""
         self.histograms_every = histograms_every
@@ -195,14 +195,6 @@ class LayerStatistics:
         self._samples: dict[HeldLayers, LayerSamples] = {}
         self._parts: list[_Part] = []
         self._layers: Layers | None = None
-
-    def due(self, step: int) -> bool:
-        """Whether this cycle is to be measured."""
-        return step % self.every == 0 or step % self.histograms_every == 0
-
-    def next_due(self, step: int) -> int:
-        """The next step that is due."""
-        return next_multiple(step, self.every, self.histograms_every)
 
     def before_step(self, view: StepView) -> None:
         """Describe one optimizer's gradients and weights."""
@@ -222,16 +214,9 @@ class LayerStatistics:
         self._parts.append(_Part(held, rows))
         self._layers = view.layers
 
-    def after_step(self, view: StepView) -> None:
-        """All is measured at the gate."""
-
     def forget(self) -> None:
         """The cycle was interrupted half-way: let go of what was measured in it."""
         self._parts, self._layers = [], None
-
-    def blocks(self, _step: int) -> Sequence[Block]:
-        """There are no series here: `tables` has it all."""
-        return ()
 
     def tables(self, step: int) -> list[Table]:
         """The tables of the cycle that is over."""

@@ -12,60 +12,54 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.parameters.layer_layout import whole_signals
-from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer
-from mlflow_stability.probes.probe import StepView, next_multiple
+from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer, WholeNorms, whole_norm
+from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.tensors.tensor_sums import squares
 
 BUFFERS = ("exp_avg", "momentum_buffer")
 QUANTITIES = ("momentum_norm",)
 
 
-class MomentumNorm:
+class MomentumNorm(PeriodicProbe):
     """The first moments."""
 
     part = "momentum"
 
     def __init__(self, every: int = 10, layers_every: int = 100) -> None:
+        super().__init__(every, layers_every)
         self.every = every
         """Every how many steps the whole model is measured, ..."""
         self.layers_every = layers_every
         """... and every how many steps its layers."""
-        self._parts = PartsByOptimizer()
-
-    def due(self, step: int) -> bool:
-        """Whether this cycle is to be measured."""
-        return step % self.every == 0 or step % self.layers_every == 0
-
-    def next_due(self, step: int) -> int:
-        """The next step that is due."""
-        return next_multiple(step, self.every, self.layers_every)
-
-    def before_step(self, view: StepView) -> None:
-        """The momentum is measured after the step."""
+        self._parts, self._whole = PartsByOptimizer(), WholeNorms()
 
     def after_step(self, view: StepView) -> None:
         """Take the norms of one optimizer's buffers."""
         held = view.layers.held(view.optimizer, view.step)
         states = view.optimizer.state
-        found = squares([_buffer(states.get(each)) for each in held.parameters(view.optimizer)])
-        if found is not None:
-            self._parts.add(view, held, found.unsqueeze(0))
+        buffers = [_buffer(states.get(each)) for each in held.parameters(view.optimizer)]
+        there = [each for each in buffers if each is not None]
+        if there:
+            with torch.no_grad():
+                self._whole.add(view, held, whole_norm(there))
+        if view.step % self.layers_every == 0:
+            found = squares(buffers)
+            if found is not None:
+                self._parts.add(view, held, found.unsqueeze(0))
 
     def forget(self) -> None:
-        """The cycle was interrupted half-way: let go of what was measured in it."""
+        """The capture was interrupted: let go of what was measured in it."""
         self._parts.drop()
+        self._whole.drop()
 
     def blocks(self, step: int) -> Sequence[Block]:
-        """The momentum of the cycle."""
+        """The momentum of the capture."""
         joined = self._parts.take()
-        if joined is None:
-            return ()
-        blocks: list[Block] = []
-        with torch.no_grad():
-            if step % self.every == 0 and joined.complete:
-                blocks.append(Block(whole_signals(QUANTITIES, joined.place), joined.rows.sum(1).sqrt_()))
-            if step % self.layers_every == 0:
+        blocks = list(self._whole.block(QUANTITIES, lambda norm: (norm,)))
+        if step % self.every:
+            blocks = []
+        if joined is not None:
+            with torch.no_grad():
                 blocks.append(joined.layout.block(QUANTITIES, joined.layout.sums(joined.rows).sqrt_()))
         return blocks
 

@@ -1,19 +1,26 @@
 """Joins what a probe measured for each optimizer of a cycle.
 
-In: for each optimizer, rows with a column for each parameter. Out: the rows of all of them side by side, on one device.
-Promised: a layer whose parameters are shared out among optimizers, as with Muon and AdamW, is one layer again.
+In: for each optimizer, rows with a column for each parameter, or norms over all of them. Out: the rows of all of them
+side by side, on one device; a block for the whole model. Promised: a layer whose parameters are shared out among
+optimizers, as with Muon and AdamW, is one layer again; a look at the whole model takes no kernel for its layers.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from math import hypot, isnan, nan
+from typing import cast
 
 import torch
 from torch import Tensor
 
-from mlflow_stability.probes.parameters.layer_layout import LayerLayout
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.parameters.layer_layout import LayerLayout, whole_signals
 from mlflow_stability.probes.parameters.layers import HeldLayers
 from mlflow_stability.probes.probe import StepView
+from mlflow_stability.probes.step.readback import value_on_host
+from mlflow_stability.probes.tensors.gradient_norm import total_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,3 +75,67 @@ class PartsByOptimizer:
     def drop(self) -> None:
         """Forget what came so far."""
         self._held, self._rows, self._unknown, self._view = [], [], [], None
+
+
+class WholeNorms:
+    """Norms over all parameters, from those of each optimizer of one capture: a few numbers however many tensors.
+
+    What lies on the host is finished there; from a device go the norms alone.
+    """
+
+    def __init__(self) -> None:
+        self._norms: list[float | Tensor] = []
+        self._each = 0
+        self._place = ""
+        self._complete = True
+
+    def add(self, view: StepView, held: HeldLayers, *norms: float | Tensor) -> None:
+        """Norms of one optimizer's parameters, the same number of them each time."""
+        self._norms += norms
+        self._each, self._place = len(norms), view.place
+        self._complete = self._complete and held.complete
+
+    def block(
+        self, quantities: tuple[str, ...], values_of: Callable[..., Sequence[float]], has_others: bool = False
+    ) -> Sequence[Block]:
+        """What `values_of` makes of the norms of all optimizers together; nothing where they are not the whole."""
+        norms, each, complete = self._norms, self._each, self._complete and not has_others
+        signals = whole_signals(quantities, self._place)
+        self.drop()
+        if not norms or not complete:
+            return ()
+
+        def on_host(numbers: Sequence[float]) -> Sequence[float]:
+            return values_of(*[root_of_squares(numbers[at::each]) for at in range(each)])
+
+        far = next((one for one in norms if isinstance(one, Tensor)), None)
+        if far is None:
+            return [Block(signals, tuple(on_host(cast(list[float], norms))))]
+        row = [one if isinstance(one, Tensor) else far.new_full((), one) for one in norms]
+        return [Block(signals, torch.stack([one.to(far, non_blocking=True) for one in row]), on_host)]
+
+    def drop(self) -> None:
+        """Forget what came so far."""
+        self._norms, self._complete = [], True
+
+
+def on_host_if_there(scalar: Tensor) -> float | Tensor:
+    """A scalar as a number, unless a device would have to be waited for."""
+    value = value_on_host(scalar)
+    return scalar if value is None else value
+
+
+def whole_norm(tensors: Sequence[Tensor]) -> float | Tensor:
+    """The L2 norm of all: a number where they lie on the host, else a scalar on the device."""
+    norm = total_norm(tensors)
+    return 0.0 if norm is None else on_host_if_there(norm)
+
+
+def ratio(norm: float, weights: float) -> float:
+    """A norm beside that of the weights; NaN where these are all zero."""
+    return norm / weights if weights > 0 else nan
+
+
+def root_of_squares(norms: Sequence[float]) -> float:
+    """The norm of what has these norms; infinity beside NaN is NaN."""
+    return norms[0] if len(norms) == 1 else nan if any(map(isnan, norms)) else hypot(*norms)

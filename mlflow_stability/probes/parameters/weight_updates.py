@@ -20,10 +20,16 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layer_layout import LayerLayout, whole_signals
 from mlflow_stability.probes.parameters.layers import HeldLayers
-from mlflow_stability.probes.parameters.per_optimizer import Joined, PartsByOptimizer
-from mlflow_stability.probes.probe import StepView, next_multiple
+from mlflow_stability.probes.parameters.per_optimizer import (
+    Joined,
+    PartsByOptimizer,
+    WholeNorms,
+    ratio,
+    whole_norm,
+)
+from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
-from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_copies
+from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copies_and_rows, copy_budget, flat_copies
 from mlflow_stability.probes.tensors.memory_chunks import Piece, share_out
 from mlflow_stability.probes.tensors.tensor_sums import squares
 
@@ -96,41 +102,47 @@ class _Before:
     optimizer: int
     pieces: list[Tensor]
     copies: list[Tensor]
-    weights: Tensor
+    weights: Tensor | float
+    """Their squares, one by one; or the norm of all."""
+    rows: list[Tensor]
+    """What the copies are parts of, where the whole model alone is measured; else none."""
 
 
 FIRST = (1, 2, 4)
 """Steps at which the whole model is measured as well: a learning rate that is far too high shows at once."""
 
 
-class WeightUpdates:
+class WeightUpdates(PeriodicProbe):
     """The weights before and after."""
 
     part = "real updates"
 
     def __init__(self, every: int = 10, layers_every: int = 100, budget_bytes: int | None = None) -> None:
+        super().__init__(every, layers_every)
         self.every = every
         """Every how many steps the whole model is measured, ..."""
         self.layers_every = layers_every
         """... and every how many steps its layers."""
         self.budget_bytes = budget_bytes
         """How many bytes copies may take; None: one hundredth of the device's memory, at most 256 MiB."""
-        self._parts = PartsByOptimizer()
+        self._parts, self._whole = PartsByOptimizer(), WholeNorms()
         self._rotations: dict[HeldLayers, UpdateChunks | None] = {}
         self._now: list[UpdateChunks] = []
         self._before: _Before | None = None
         self._wanted_since = NEVER
         self._given: dict[LayerLayout, list[int]] = {}
         """For each layer, when it was given last."""
+        self._layers_wanted = False
+        """Whether there are layers that were not given since they were wanted."""
 
     def due(self, step: int) -> bool:
-        """Whether this cycle is to be measured."""
-        return step % self.every == 0 or step % self.layers_every == 0 or step in FIRST
+        """Whether this step is to be measured."""
+        return super().due(step) or step in FIRST
 
     def next_due(self, step: int) -> int:
         """The next step that is due."""
         later = [each for each in FIRST if each > step]
-        return min([next_multiple(step, self.every, self.layers_every), *later])
+        return min([super().next_due(step), *later])
 
     def before_step(self, view: StepView) -> None:
         """Copy the weights whose turn it is."""
@@ -140,11 +152,15 @@ class WeightUpdates:
         rotation = self._rotation(held, parameters) if parameters else None
         if rotation is None:
             return
+        if len(rotation.chunks) == 1 and not self._layers_wanted and view.step % self.layers_every:
+            copies, rows = copies_and_rows(parameters)
+            self._before = _Before(id(view.optimizer), parameters, copies, whole_norm(rows), rows)
+            return
         pieces = [piece.of(parameters) for piece in rotation.now]
         copies = flat_copies(pieces)
         weights = squares(copies)
         if weights is not None:
-            self._before = _Before(id(view.optimizer), pieces, copies, weights)
+            self._before = _Before(id(view.optimizer), pieces, copies, weights, [])
 
     def after_step(self, view: StepView) -> None:
         """Compare them with what they are now."""
@@ -157,6 +173,9 @@ class WeightUpdates:
             return
         with torch.no_grad():
             torch_api.foreach_sub_(before.copies, before.pieces)
+            if not isinstance(before.weights, Tensor) or before.rows:
+                self._whole.add(view, held, before.weights, whole_norm(before.rows))
+                return
             updates = squares(before.copies)
             if updates is None:
                 return
@@ -169,16 +188,18 @@ class WeightUpdates:
         """The cycle was interrupted half-way: let go of what was measured in it."""
         self._before, self._now = None, []
         self._parts.drop()
+        self._whole.drop()
 
     def blocks(self, step: int) -> Sequence[Block]:
         """The updates of the cycle."""
         self._before = None
         if step % self.layers_every == 0:
-            self._wanted_since = step
+            self._wanted_since, self._layers_wanted = step, True
         rotations, self._now = self._now, []
         joined = self._parts.take()
+        whole_blocks = self._whole.block(QUANTITIES, lambda w, u: (u, ratio(u, w)), has_others=joined is not None)
         if joined is None:
-            return ()
+            return whole_blocks
         blocks: list[Block] = []
         with torch.no_grad():
             longest = max(rotations, key=lambda each: len(each.chunks))
@@ -186,6 +207,7 @@ class WeightUpdates:
             if whole and (len(longest.chunks) > 1 or step % self.every == 0 or step in FIRST):
                 blocks.append(Block(whole_signals(QUANTITIES, joined.place), _values(joined.rows.sum(1, True))))
             ready = self._ready(joined, rotations, step)
+            self._layers_wanted = min(map(min, self._given.values())) < self._wanted_since
             if ready:
                 sums = joined.layout.sums(joined.rows)
                 blocks.append(joined.layout.block(QUANTITIES, _values(sums).view(2, -1), ready))

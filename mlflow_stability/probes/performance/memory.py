@@ -20,7 +20,7 @@ import torch
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
-from mlflow_stability.probes.probe import StepView, next_multiple
+from mlflow_stability.probes.probe import PeriodicProbe, StepView
 
 EVERY = 10
 DEVICE = ("memory_allocated", "memory_reserved", "memory_peak", "memory_share")
@@ -31,30 +31,20 @@ _STATM = "/proc/self/statm"
 _PAGE = resource.getpagesize()
 
 
-class Memory:
+class Memory(PeriodicProbe):
     """The memory of one training."""
 
     part = "memory"
 
     def __init__(self) -> None:
+        super().__init__(EVERY)
         self._devices: dict[torch.device, None] = {}
         self._told_at = 0
-
-    def due(self, step: int) -> bool:
-        """Every ten steps."""
-        return step % EVERY == 0
-
-    def next_due(self, step: int) -> int:
-        """The next step that is due."""
-        return next_multiple(step, EVERY)
 
     def before_step(self, view: StepView) -> None:
         """Runs when gradients are complete."""
         devices = {each.device for group in view.optimizer.param_groups for each in group["params"]}
         self._devices.update(dict.fromkeys(each for each in devices if each.type in COUNTED))
-
-    def after_step(self, _view: StepView) -> None:
-        """Runs right after a step."""
 
     def blocks(self, step: int) -> Sequence[Block]:
         """Bytes now, once a step."""

@@ -27,7 +27,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.objects.model_discovery import living, schedules_of
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
-from mlflow_stability.probes.probe import StepView, next_multiple
+from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 
 TRAINERS = (
     ("transformers.trainer_callback", "TrainerState"),
@@ -146,7 +146,7 @@ class _Answer:
     """The step that will be the last."""
 
 
-class Progress:
+class Progress(BaseProbe):
     """How far one training is."""
 
     part = "progress"
@@ -179,9 +179,6 @@ class Progress:
         if view.step != self._asked_at:
             self._asked_at, self._is_new = view.step, False
             self._ask(view.step)
-
-    def after_step(self, _view: StepView) -> None:
-        """Runs right after a step."""
 
     def blocks(self, step: int) -> Sequence[Block]:
         """How far it is."""

@@ -20,7 +20,7 @@ import torch
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
-from mlflow_stability.probes.probe import StepView, next_multiple
+from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 
 
 class Mark(IntEnum):
@@ -168,7 +168,7 @@ EVENTS_BEFORE = 2
 OWN = "own_time"
 
 
-class StepClock:
+class StepClock(BaseProbe):
     """The clock of one training."""
 
     part = "step times"
@@ -208,9 +208,6 @@ class StepClock:
             self._events = None if self._device.type == "cpu" else self._events_for(self._device)
             if self._events is not None:
                 self.split.also = self._events.mark
-
-    def after_step(self, _view: StepView) -> None:
-        """Nothing to do."""
 
     def blocks(self, step: int) -> Sequence[Block]:
         """The means, when it is time to tell them."""

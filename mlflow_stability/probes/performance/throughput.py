@@ -25,7 +25,7 @@ from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.performance.batch_shape import BatchShape, batch_shape, plain_batch
 from mlflow_stability.probes.performance.device_peaks import device_peak
 from mlflow_stability.probes.performance.flop_totals import FlopTotals
-from mlflow_stability.probes.probe import StepView, next_multiple
+from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 
 
 def data_parallel_size(root: Module) -> int:
@@ -53,7 +53,7 @@ FIRST_COUNT = 4
 """After so many steps operations are counted: the first ones are often unlike the rest."""
 
 
-class Throughput(ForwardObserver):
+class Throughput(ForwardObserver, BaseProbe):
     """The rates of one training."""
 
     part = "throughput"
@@ -148,9 +148,6 @@ class Throughput(ForwardObserver):
             self._step = view.step
             if view.step % EVERY == 0 or self._since is None:
                 self._told = self._rates(view.step)
-
-    def after_step(self, _view: StepView) -> None:
-        """Nothing to do."""
 
     def blocks(self, _step: int) -> Sequence[Block]:
         """The rates, when it is time to tell them."""

@@ -11,13 +11,12 @@ from functools import partial
 
 from torch.nn import Module
 
-from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver, ForwardWatch
 from mlflow_stability.probes.performance.memory import Memory
 from mlflow_stability.probes.performance.progress import Progress
 from mlflow_stability.probes.performance.step_timing import EVERY, Mark, StepClock
 from mlflow_stability.probes.performance.throughput import Throughput
-from mlflow_stability.probes.probe import Guard, Probe, StepView, next_multiple
+from mlflow_stability.probes.probe import BaseProbe, Guard, Probe, StepView, next_multiple
 
 LOOKED_AT = 20
 """So many of the first steps are looked at for models; later every tenth."""
@@ -73,7 +72,7 @@ class TrainingPace:
         self.clock.mark(Mark.BACKWARD_ENDED)
 
 
-class _Finder:
+class _Finder(BaseProbe):
     """Shows the watch the optimizers at their gates: often at first, and now and then for one that is new."""
 
     part = "forward passes"
@@ -91,9 +90,3 @@ class _Finder:
 
     def before_step(self, view: StepView) -> None:
         self._watch.before_step(view.optimizer)
-
-    def after_step(self, view: StepView) -> None:
-        pass
-
-    def blocks(self, _step: int) -> Sequence[Block]:
-        return ()

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from math import fsum, hypot, isfinite, isnan, nan
+from math import fsum, isfinite
 
 from torch import Tensor
 
 from mlflow_stability.probes.activations import activation_statistics
 from mlflow_stability.probes.attention import attention_probe as attention
 from mlflow_stability.probes.parameters.layer_statistics import Table
+from mlflow_stability.probes.parameters.per_optimizer import root_of_squares
 from mlflow_stability.probes.representations import representation_spectrum, sparse_codes
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.vocabulary.measured.signal import Signal, one_layout
@@ -119,7 +120,7 @@ def reading_of(
         found.append(float(micro_batches))
     basis = ""
     if norms:
-        before_step = norms[0] if len(norms) == 1 else _root_of_squares(norms)
+        before_step = root_of_squares(norms)
         signals.append(named("grad_norm", place))
         if clips:
             clip = capture.clips[0]
@@ -156,7 +157,9 @@ def _add_blocks(
     """What the probes measured, but for what a step that was not taken does not say."""
     arrived = iter(rows)
     for block in capture.blocks:
-        values = next(arrived) if isinstance(block.values, Tensor) else block.values
+        values: Sequence[float] = next(arrived) if isinstance(block.values, Tensor) else block.values
+        if block.on_host is not None:
+            values = block.on_host(values)
         for signal, value in zip(block.signals, values, strict=True):
             quantity = signal.quantity
             left_out = (
@@ -167,10 +170,6 @@ def _add_blocks(
             if not left_out:
                 signals.append(signal)
                 found.append(value)
-
-
-def _root_of_squares(norms: Sequence[float]) -> float:
-    return norms[0] if len(norms) == 1 else hypot(*norms) if not any(map(isnan, norms)) else nan
 
 
 def _before_clipping(capture: StepCapture, numbers: Sequence[float]) -> float | None:
@@ -184,4 +183,4 @@ def _before_clipping(capture: StepCapture, numbers: Sequence[float]) -> float | 
         if clip.order == 2.0 and covered.isdisjoint(clip.gradients):
             covered |= clip.gradients
             parts.append(numbers[2 * at] / numbers[2 * at + 1])
-    return _root_of_squares(parts) if parts and covered >= capture.gradients else None
+    return root_of_squares(parts) if parts and covered >= capture.gradients else None

@@ -81,8 +81,9 @@ class RollingStatistics:
         wanted = []
         for position, signal in enumerate(signals):
             if signal.quantity in ("loss", "grad_norm", "grad_norm_clipped") and of_the_whole(signal.place):
-                track = self._tracks.setdefault(signal.place, _Track(signal.place, step - 1))
-                wanted.append((position, track, signal.quantity))
+                if signal.place not in self._tracks:
+                    self._tracks[signal.place] = _Track(signal.place, step - 1)
+                wanted.append((position, self._tracks[signal.place], signal.quantity))
         self._layout, self._wanted = signals, tuple(wanted)
 
 

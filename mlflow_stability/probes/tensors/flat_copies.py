@@ -20,11 +20,17 @@ MOST_BYTES = 256 * 2**20
 
 def flat_copies(tensors: Sequence[Tensor]) -> list[Tensor]:
     """A copy of each."""
+    return copies_and_rows(tensors)[0]
+
+
+def copies_and_rows(tensors: Sequence[Tensor]) -> tuple[list[Tensor], list[Tensor]]:
+    """A copy of each, and the rows that these copies are parts of."""
     found: list[Tensor] = list(tensors)
-    for places, _, copies in _rows(tensors):
+    rows = _rows(tensors)
+    for places, _, copies in rows:
         for place, copy in zip(places, copies, strict=True):
             found[place] = copy
-    return found
+    return found, [row for _, row, _ in rows]
 
 
 def flat_rows(tensors: Sequence[Tensor]) -> list[Tensor]:

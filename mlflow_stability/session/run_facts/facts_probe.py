@@ -17,12 +17,11 @@ from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.detectors.reported.setup import NotMeasured
-from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.objects.model_discovery import covering, living, outermost, places_of
 from mlflow_stability.probes.performance.batch_shape import batch_words
 from mlflow_stability.probes.performance.flop_totals import FlopTotals
-from mlflow_stability.probes.probe import StepView, next_multiple
+from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.probes.run_facts import autocast_now
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, SettingChanges
@@ -43,7 +42,7 @@ def parts_of(optimizers: Sequence[Optimizer]) -> Found:
     return covering(outermost(modules), places_of(optimizers)), schedulers, used
 
 
-class FactsProbe(ForwardObserver):
+class FactsProbe(ForwardObserver, BaseProbe):
     """A probe that measures nothing and knows a training by its parts."""
 
     part = "facts about the run"
@@ -97,13 +96,6 @@ class FactsProbe(ForwardObserver):
                 if event.kind == NotMeasured.kind:
                     self._recording.say(f"{event.message} {event.remedies[0]}")
             self.observes = True
-
-    def after_step(self, _view: StepView) -> None:
-        """Nothing to do."""
-
-    def blocks(self, _step: int) -> Sequence[Block]:
-        """Nothing was measured."""
-        return ()
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         """Note what the first batch after a look was like, and in which type it is computed; always of one model."""
