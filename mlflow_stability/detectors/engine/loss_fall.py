@@ -75,7 +75,9 @@ class LossFall:
 
     def take(self, value: float) -> None:
         """Take a finite loss in."""
-        self.begun.take(value)
+        begun = self.begun
+        if len(begun.first) < begun.count:  # as `Beginning.take`: many detectors follow the loss at every step
+            begun.first.append(value)
         self.recent.append(value)
 
     def share(self) -> float | None:
@@ -105,7 +107,10 @@ class LossFalls:
         fall = self.by_place.get(place)
         if fall is None:
             fall = self.by_place[place] = LossFall()
-        fall.take(value)
+        begun = fall.begun
+        if len(begun.first) < begun.count:
+            begun.first.append(value)
+        fall.recent.append(value)
 
     def share(self) -> float | None:
         """What is left of the one that has fallen least; None where that cannot be said of all of them."""

@@ -18,6 +18,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_statistics import Table
+from mlflow_stability.probes.step.readback import value_on_host
 
 MOST_LOSSES = 1024
 
@@ -50,13 +51,14 @@ class Discarded:
 class StepCapture:
     """What was seen of one cycle. Tensors in it are scalars on their device."""
 
-    losses: list[Tensor] = field(default_factory=list)
+    losses: list[Tensor | float] = field(default_factory=list)
+    """On their device; numbers where that is the host."""
     micro_batches: int = 0
     unsure: int = 0
     """Of how many of the first losses nobody can tell whether their gradients are still there."""
     discards: dict[int, Discarded] = field(default_factory=dict)
     """For each optimizer or module, by identity, when its gradients were last discarded."""
-    discarded_losses: list[Tensor] = field(default_factory=list)
+    discarded_losses: list[Tensor | float] = field(default_factory=list)
     """Losses whose gradients the script discarded before the step: they belong to none."""
     clips: list[Clip] = field(default_factory=list)
     limits: dict[str, float] = field(default_factory=dict)
@@ -101,7 +103,7 @@ class StepCapture:
         return bool(self.stepped)
 
     @property
-    def sure_losses(self) -> list[Tensor]:
+    def sure_losses(self) -> list[Tensor | float]:
         """The losses that this step is known to follow; what the others left is seen in the gradients."""
         return self.losses[self.unsure :] if self.unsure else self.losses
 
@@ -129,7 +131,11 @@ class StepCapture:
         """Keep only the sum of many losses: where no gate comes for so long, hardly one will."""
         if len(self.losses) <= MOST_LOSSES:
             return
-        self.losses[:] = [torch.stack([each.to(self.losses[0]) for each in self.losses]).sum()]
+        far = next((each for each in self.losses if isinstance(each, Tensor)), None)
+        if far is None:
+            self.losses[:] = [sum(self.losses)]
+        else:
+            self.losses[:] = [torch.stack([torch.as_tensor(each).to(far) for each in self.losses]).sum()]
         self.unsure = min(self.unsure, 1)
         self.discards.clear()
 
@@ -167,13 +173,18 @@ def take_losses(capture: StepCapture, tensors: Any, unscaled: UnscaledLoss | Non
     for tensor in (tensors,) if isinstance(tensors, Tensor) else tensors:
         if not isinstance(tensor, Tensor) or tensor.numel() != 1 or tensor.is_meta or hasattr(tensor, "full_tensor"):
             continue  # a vector passed on by hand, as pipelines do, is no loss
-        loss = tensor.detach()
+        loss = tensor
         if unscaled is not None and unscaled[0]() is tensor:
             loss = unscaled[1]
         elif capture.scaler is not None:
-            loss = loss / capture.scaler._scale
-        single = loss if not loss.ndim else loss.reshape(())
-        capture.losses.append(single.clone())  # a script may go on to change it in place
+            loss = loss.detach() / capture.scaler._scale
+        capture.losses.append(taken(loss))
+
+
+def taken(scalar: Tensor) -> Tensor | float:
+    """A scalar as it is now, for a script may go on to change it in place: a number, or a copy on its device."""
+    value = value_on_host(scalar)
+    return scalar.detach().reshape(()).clone() if value is None else value
 
 
 def take_rates(capture: StepCapture, optimizer: Optimizer, known: KnownOptimizer) -> None:
@@ -184,7 +195,7 @@ def take_rates(capture: StepCapture, optimizer: Optimizer, known: KnownOptimizer
     for place, group in zip(known.rate_places, groups, strict=True):
         rate = group.get("lr")
         if rate is not None:
-            capture.learning_rates[place] = rate.detach().clone() if isinstance(rate, Tensor) else float(rate)
+            capture.learning_rates[place] = taken(rate) if isinstance(rate, Tensor) else float(rate)
 
 
 def take_scale(capture: StepCapture, optimizer: Optimizer) -> None:

@@ -40,6 +40,7 @@ from mlflow_stability.probes.step.step_capture import (
     take_losses,
     take_rates,
     take_scale,
+    taken,
 )
 from mlflow_stability.probes.step.step_count import StepCount
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of, total_norm, whole_gradients_of
@@ -185,7 +186,7 @@ class StepMeter:
         if not capture.stepped and not hasattr(norm, "full_tensor"):
             scaled = capture.scaler is not None and not capture.unscaled
             scale = capture.scaler._scale.clone() if scaled else None
-            capture.clips.append(Clip(norm.detach().clone(), float(order), frozenset(map(id, gradients)), scale))
+            capture.clips.append(Clip(taken(norm), float(order), frozenset(map(id, gradients)), scale))
 
     def clipped(self, kind: str, limit: Any) -> None:
         """Runs after the script clipped gradients; no limit is fetched from a device, and an infinite one is none."""

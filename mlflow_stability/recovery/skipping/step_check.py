@@ -17,15 +17,28 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.tensors.gradient_norm import gradients_of, total_norm
 
 
+def is_sound(losses: Sequence[Tensor | float], norm: Tensor, largest: float | None) -> bool:
+    """Whether the host knows, without waiting, that all of these are finite and the norm is not too large."""
+    if not norm.is_cpu:
+        return False
+    for each in losses:
+        if isinstance(each, Tensor) or not math.isfinite(each):
+            return False
+    value = norm.item()
+    return math.isfinite(value) and (largest is None or value <= largest)
+
+
 def broken_flag(
-    losses: Sequence[Tensor], norm: Tensor | None, optimizers: Sequence[Optimizer], largest: float | None = None
+    losses: Sequence[Tensor | float], norm: Tensor | None, optimizers: Sequence[Optimizer], largest: float | None = None
 ) -> Tensor | None:
     """1.0 on the device where anything is not finite, else 0.0; None where there is nothing to ask.
 
     `norm` is one that was taken already, and is not to be above `largest`; of `optimizers` it is taken here.
     """
     with torch.no_grad():
-        asked = [each.detach().reshape(()) for each in (*losses, *([] if norm is None else [norm]))]
+        scalars = (*losses, *([] if norm is None else [norm]))
+        # Of a number only matters whether it is finite, which no type of a device may change.
+        asked = [each.detach().reshape(()) if isinstance(each, Tensor) else torch.tensor(0 * each) for each in scalars]
         for optimizer in optimizers:
             theirs = total_norm([local_part(each) for each in gradients_of(optimizer)])
             if theirs is not None:

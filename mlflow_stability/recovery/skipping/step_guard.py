@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
-from mlflow_stability.recovery.skipping.step_check import broken_flag, takes_found_inf
+from mlflow_stability.recovery.skipping.step_check import broken_flag, is_sound, takes_found_inf
 from mlflow_stability.recovery.skipping.step_undo import BufferUndo, PutBack, copy_bookkeeping, copy_everything
 
 Vote = Callable[[Tensor], Tensor]
@@ -77,7 +77,7 @@ class StepGuard:
         self,
         optimizer: Optimizer,
         capture: object,
-        losses: Sequence[Tensor] = (),
+        losses: Sequence[Tensor | float] = (),
         norm: Tensor | None = None,
         companions: Iterable[Optimizer] = (),
         largest: float | None = None,
@@ -150,9 +150,17 @@ class StepGuard:
             self._take_flag_back(number)
 
     def _look(
-        self, optimizers: Sequence[Optimizer], losses: Sequence[Tensor], norm: Tensor | None, largest: float | None
+        self,
+        optimizers: Sequence[Optimizer],
+        losses: Sequence[Tensor | float],
+        norm: Tensor | None,
+        largest: float | None,
     ) -> None:
         """Ask whether anything is not finite, and join it to what was found before in this cycle."""
+        alone = self._vote is None and self._on_device is None and len(optimizers) == 1 and not self._skip_next
+        if alone and norm is not None and self._verdict.flag is None and is_sound(losses, norm, largest):
+            self._looked.add(id(optimizers[0]))
+            return  # as nearly always: the verdict that it begins with stands
         try:
             flag = broken_flag(losses, norm, optimizers if norm is None else optimizers[1:], largest)
         except Exception:
