@@ -42,7 +42,7 @@ class Probes:
     by_own_step: Sequence[Probe] = ()
     """Those that go by the steps of each training, of several side by side."""
     before_steps: Sequence[Callable[[], Any]] = ()
-    """What runs at the first gate of each cycle, made harmless."""
+    """What runs before the first step of each capture; it cannot fail."""
     forward: ForwardScheduler | None = None
     """Those that look into forward passes."""
     spread: LayerStatistics | None = None

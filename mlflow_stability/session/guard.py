@@ -14,6 +14,7 @@ import sys
 from collections.abc import Callable
 from time import perf_counter
 from typing import Any
+from weakref import WeakSet
 
 from torch import is_grad_enabled
 
@@ -28,17 +29,15 @@ FORGIVEN = 3
 """So many errors of a part do not switch it off after Ctrl-C has ended it half-way: what it holds may be torn."""
 
 
-class _Forks:
-    """How many forks lie between the first process and this one: cheaper to ask at each hook than the pid."""
-
-    count = 0
-
-    def one_more(self) -> None:
-        self.count += 1
+_guards: WeakSet[PartGuard] = WeakSet()
 
 
-_forks = _Forks()
-os.register_at_fork(after_in_child=_forks.one_more)
+def _forked() -> None:
+    for each in _guards:
+        each.is_on.clear()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 class PartGuard:
@@ -49,7 +48,9 @@ class PartGuard:
         """The parts that are switched off, and why."""
         self.strict = strict
         self._on_failure = on_failure
-        self._forks = _forks.count
+        self.is_on = [True]
+        """Empty in a forked child: cheaper to ask at each hook than the pid."""
+        _guards.add(self)
         self._inside = False
         self._seconds = self._began = 0.0
         self._torn: dict[str, int] = {}
@@ -62,11 +63,11 @@ class PartGuard:
 
     def __call__(self, part: str, body: Callable[..., Any]) -> Callable[..., Any]:
         """The body, made harmless."""
-        forks, off = self._forks, self.off
+        is_on, off = self.is_on, self.off
         forget = getattr(getattr(body, "__self__", None), "forget", None)
 
         def guarded(*args: Any) -> Any:
-            if _forks.count != forks or part in off:
+            if not is_on or (off and part in off):
                 return None
             if self._inside:
                 try:

@@ -80,12 +80,13 @@ class ForwardWatch:
         """Of modules that are watched in the place of the model that they belong to: that model."""
         self._uncalled: dict[int, int] = {}
         """Modules that were not called yet, and how many gates ago they were met."""
-        self._open = 0
+        self.opened = 0
         """The module that is being called; zero: none is."""
         self._within = False
         """Whether it was called once more within that call."""
         self._thread = 0
-        self._in_backward = False
+        self.in_backward = False
+        """Whether a backward pass is going on: what is called inside it is run again for a checkpoint."""
         self._on_cuda = False
         self._patches = HookHandles()
 
@@ -115,13 +116,13 @@ class ForwardWatch:
 
     def backward_began(self) -> None:
         """Runs before a backward pass: what is called inside it is run again for a checkpoint."""
-        self._in_backward = True
-        if self._open:
+        self.in_backward = True
+        if self.opened:
             self._give_up()
 
     def backward_ended(self) -> None:
         """Runs after it."""
-        self._in_backward = False
+        self.in_backward = False
 
     def remove(self) -> None:
         """Take all hooks off."""
@@ -166,9 +167,9 @@ class ForwardWatch:
     def _begins(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         if get_ident() != self._thread:
             return
-        if self._open:
-            again = self._open == id(root)
-            if running_calls(self._open) > again:
+        if self.opened:
+            again = self.opened == id(root)
+            if running_calls(self.opened) > again:
                 self._within |= again
                 return
             self._give_up()
@@ -176,11 +177,11 @@ class ForwardWatch:
             not root.training
             or not torch.is_grad_enabled()
             or torch_api.get_tracing_state()
-            or self._in_backward
+            or self.in_backward
             or (self._on_cuda and torch.cuda.is_current_stream_capturing())
         ):
             return
-        self._open, self._within = id(root), False
+        self.opened, self._within = id(root), False
         if self._uncalled:
             self._uncalled.pop(id(root), None)
         to_end = self._to_end
@@ -193,28 +194,28 @@ class ForwardWatch:
     def _ends(self, root: Module, outputs: Any) -> None:
         if get_ident() != self._thread:
             return
-        if self._open == id(root) and not (self._within and running_calls(self._open) > 1):
+        if self.opened == id(root) and not (self._within and running_calls(self.opened) > 1):
             for take in self._gave:
                 take(outputs)
             for emit in self._to_end:
                 emit()
             self._mark(_ENDED)
-            self._open = 0  # after the rest: where Ctrl-C comes before, the next call has them give it up
-        elif not self._open and not self._in_backward:
+            self.opened = 0  # after the rest: where Ctrl-C comes before, the next call has them give it up
+        elif not self.opened and not self.in_backward:
             for emit in self._evaluated:
                 emit()
             self._mark(_EVALUATED)
 
     def _give_up(self) -> None:
         """The pass that is open has not ended as it should, or will not be heard to end."""
-        if self._open:
+        if self.opened:
             for emit in self._did_fail:
                 emit()
-            self._open = 0
+            self.opened = 0
 
     def _fails(self, root: Module) -> None:
-        within = self._within and running_calls(self._open) > 1  # it is a call within the one that was heard
-        if get_ident() == self._thread and self._open == id(root) and not within:
+        within = self._within and running_calls(self.opened) > 1  # it is a call within the one that was heard
+        if get_ident() == self._thread and self.opened == id(root) and not within:
             self._give_up()
 
     def _around_scripting(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

@@ -95,6 +95,8 @@ class TorchWatch:
         self._meter = meter
         self._newest: Callable[[], Optimizer | None] = lambda: None
         """The optimizer that stepped last, weakly."""
+        self._has_nested = True
+        """Whether a step within a step was seen since the last one that is in none."""
         self._signs = guard("unseen training", on_signs)
         self._in_backward = False
         self._backward = guard("cycles", meter.backward)
@@ -152,7 +154,9 @@ class TorchWatch:
         if (is_compiling() or get_ident() != thread.ident or is_cuda_used()) and thread.trains_elsewhere():
             return None
         if is_nested_step():
+            self._has_nested = True
             return None
+        self._has_nested = False
         if self._newest() is not optimizer:
             if _is_dry_run(optimizer):
                 return None
@@ -172,7 +176,8 @@ class TorchWatch:
         thread = self._thread
         if (is_compiling() or get_ident() != thread.ident or is_cuda_used()) and thread.trains_elsewhere():
             return
-        if not is_nested_step():
+        # Where no other step has begun since the last one outside of any, this is the end of that one.
+        if (not self._has_nested and self._newest() is optimizer) or not is_nested_step():
             self._step_ended(optimizer)
 
     def _around_making(self, original: Callable[..., Any], optimizer: Optimizer, *args: Any, **kwargs: Any) -> None:

@@ -68,7 +68,7 @@ class Throughput(ForwardObserver, BaseProbe):
         self._tokens_per_step = tokens_per_step
         self._now = now
         self._peak = peak
-        self._between = True
+        self.is_between = True
         """Whether the next forward pass is the first since the last backward pass."""
         self._tokens = self._samples = 0
         self._all_tokens = 0.0
@@ -87,8 +87,8 @@ class Throughput(ForwardObserver, BaseProbe):
         """Runs right before a forward pass of training."""
         usual, plain = self._usual, plain_batch(args, kwargs)
         if usual is not None and usual[0] == id(root) and usual[1] == plain and not self.flops.is_counting:
-            if self._between:
-                self._between = False
+            if self.is_between:
+                self.is_between = False
                 self._samples += usual[2].samples
                 self._tokens += usual[2].tokens or 0
             self.flops.flops += usual[3]
@@ -98,8 +98,8 @@ class Throughput(ForwardObserver, BaseProbe):
             return False
         if not self._seen:  # steps before this one must not be in a rate
             self._seen, self._since = True, None
-        if self._between:
-            self._between = False
+        if self.is_between:
+            self.is_between = False
             self._samples += shape.samples
             self._tokens += shape.tokens or 0
             if not self._copies:
@@ -127,7 +127,7 @@ class Throughput(ForwardObserver, BaseProbe):
 
     def backward_began(self) -> None:
         """Runs right before a backward pass."""
-        self._between = True
+        self.is_between = True
         if self.flops.is_counting:
             self.flops.give_up()
 

@@ -18,6 +18,7 @@ from mlflow_stability.probes.performance.step_timing import EVERY, Mark, StepClo
 from mlflow_stability.probes.performance.throughput import Throughput
 from mlflow_stability.probes.probe import BaseProbe, Guard, Probe, StepView, next_multiple
 
+_BACKWARD_BEGAN, _BACKWARD_ENDED = int(Mark.BACKWARD_BEGAN), int(Mark.BACKWARD_ENDED)
 LOOKED_AT = 20
 """So many of the first steps are looked at for models; later every tenth."""
 
@@ -41,10 +42,9 @@ class TrainingPace:
         """Probes to be called before any other."""
         self.after_others: tuple[Probe, ...] = (self.clock,)
         """To be called after any other."""
-        self.backward_began: Callable[[], None] = guard(StepClock.part, self._backward_began)
-        """To be called right before a backward pass."""
-        self.backward_ended: Callable[[], None] = guard(StepClock.part, self._backward_ended)
-        """To be called right after it, failed or not."""
+        self._split = self.clock.split
+        self._unusual_backward: Callable[[], None] = guard(StepClock.part, self._end_what_is_open)
+        self._by_device: Callable[[int], None] = guard(StepClock.part, self.clock.mark)
         self.step_began: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.STEP_BEGAN))
         """To be called at each gate when all of ours is over: the optimizer's time begins."""
         self.step_ended: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.STEP_ENDED))
@@ -62,14 +62,28 @@ class TrainingPace:
         self._watch.remove()
         self.throughput.pass_over()
 
-    def _backward_began(self) -> None:
+    def backward_began(self) -> None:
+        """Runs right before a backward pass."""
+        watch, throughput = self._watch, self.throughput
+        watch.in_backward = throughput.is_between = True
+        if watch.opened or throughput.flops.is_counting:
+            self._unusual_backward()
+        if self._split.also is None:
+            self._split.mark(_BACKWARD_BEGAN)
+        else:  # by a device's clock, which may fail
+            self._by_device(_BACKWARD_BEGAN)
+
+    def backward_ended(self) -> None:
+        """Runs right after it, failed or not."""
+        self._watch.in_backward = False
+        if self._split.also is None:
+            self._split.mark(_BACKWARD_ENDED)
+        else:
+            self._by_device(_BACKWARD_ENDED)
+
+    def _end_what_is_open(self) -> None:
         self._watch.backward_began()
         self.throughput.backward_began()
-        self.clock.mark(Mark.BACKWARD_BEGAN)
-
-    def _backward_ended(self) -> None:
-        self._watch.backward_ended()
-        self.clock.mark(Mark.BACKWARD_ENDED)
 
 
 class _Finder(BaseProbe):

@@ -163,38 +163,24 @@ class SinceLastStep:
     """What has happened since an optimizer ended its step."""
 
     def __init__(self) -> None:
-        self._made: dict[int, weakref.ref[Optimizer]] = {}
+        self.made: dict[int, weakref.ref[Optimizer]] = {}
         """By identity; one whose object is gone is overwritten when its number is used again."""
-        self._nodes = 0
-        self._in_backward = False
+        self.nodes = 0
+        """How many nodes of graphs there were when the last step or backward pass ended."""
+        self.in_backward = False
+        """An optimizer may step inside a backward pass, where checkpoints compute anew."""
 
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Runs when an optimizer was made."""
-        self._made[id(optimizer)] = weakref.ref(optimizer)
-
-    def backward_began(self) -> None:
-        """Runs before a backward pass: an optimizer may step inside it, where checkpoints compute anew."""
-        self._in_backward = True
-
-    def backward_ended(self) -> None:
-        """Runs after it."""
-        self._in_backward = False
-        self._nodes = torch_api.get_sequence_nr()
-
-    def step_ended(self) -> None:
-        """Runs after each step."""
-        if self._made:
-            self._made.clear()
-        if not self._in_backward:
-            self._nodes = torch_api.get_sequence_nr()
+        self.made[id(optimizer)] = weakref.ref(optimizer)
 
     def is_new(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer was made since the last step of any."""
-        made = self._made.get(id(optimizer)) if self._made else None
+        made = self.made.get(id(optimizer)) if self.made else None
         return made is not None and made() is optimizer
 
     def anything_new(self, optimizer: Optimizer) -> bool:
         """Whether this optimizer is new since then, or anything was computed that has gradients."""
-        if self._in_backward:
+        if self.in_backward:
             return False
-        return torch_api.get_sequence_nr() != self._nodes or self.is_new(optimizer)
+        return torch_api.get_sequence_nr() != self.nodes or self.is_new(optimizer)

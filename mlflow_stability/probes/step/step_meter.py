@@ -23,6 +23,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.objects.model_discovery import ObjectScan
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.probe_scheduler import NoProbes, ProbeScheduler
@@ -143,7 +144,7 @@ class StepMeter:
 
     def backward(self, tensors: Any) -> None:
         """Runs right before gradients are computed."""
-        self._since.backward_began()
+        self._since.in_backward = True
         if self._evaluating and self._evaluated:
             return
         if self._capture.stepped and not self._evaluating:
@@ -157,14 +158,19 @@ class StepMeter:
         self._losses_before = len(capture.losses)
         if capture.clips:
             capture.clips.clear()  # what was clipped before more gradients came is not what the optimizer will get
-        self._take_losses(capture, tensors, self._unscaled_loss)
+        plain = capture.scaler is None and self._unscaled_loss is None
+        if plain and type(tensors) is Tensor and tensors.is_cpu and tensors.numel() == 1:
+            capture.losses.append(taken(tensors))  # as nearly always on the host
+        else:
+            self._take_losses(capture, tensors, self._unscaled_loss)
         if len(capture.losses) > MOST_LOSSES:
             capture.condense()
         self._scheduler.backward_began()
 
     def backward_ended(self) -> None:
         """Runs right after gradients were computed, or failed to be."""
-        self._since.backward_ended()
+        since = self._since
+        since.in_backward, since.nodes = False, torch_api.get_sequence_nr()
         self._note_held()
         self._scheduler.backward_ended()
 
@@ -258,7 +264,12 @@ class StepMeter:
         elif known.engine is not None:
             capture.engine = known.engine() or capture.engine
         self._take_norm(whole_gradients_of(optimizer), unscale)
-        self._take_learning_rates(capture, optimizer, known)
+        groups, places = optimizer.param_groups, known.rate_places
+        rate = groups[0].get("lr") if len(groups) == len(places) == 1 else None
+        if type(rate) is float:
+            capture.learning_rates[places[0]] = rate
+        else:
+            self._take_learning_rates(capture, optimizer, known)
         begins = capture.begins_step
         self._scheduler.before_step(optimizer, unscale, known.place, capture.norms, capture.limits, begins_step=begins)
 
@@ -276,7 +287,11 @@ class StepMeter:
     def step_ended(self, optimizer: Optimizer) -> None:
         """Runs after a top-level step."""
         capture = self._capture
-        self._since.step_ended()
+        since = self._since
+        if since.made:
+            since.made.clear()
+        if not since.in_backward:
+            since.nodes = torch_api.get_sequence_nr()
         if not capture.stepped:
             return
         capture.ended.add(id(optimizer))

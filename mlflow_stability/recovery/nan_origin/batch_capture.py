@@ -144,14 +144,15 @@ class BatchCapture(ForwardObserver):
         self.too_large = size if size > self._most_bytes else 0
         if self.too_large:
             return
-        autocast = torch.is_autocast_enabled(device.type), torch.get_autocast_dtype(device.type)
+        kind = device.type
+        autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
         self._open = CapturedBatch(
-            weakref.ref(root),
+            known[0],
             args,
             kwargs,
             autocast,
             device,
-            (torch.default_generator.get_state(), None if device.type == "cpu" else _device_random(device)),
+            (torch.default_generator.get_state(), None if kind == "cpu" else _device_random(device)),
             self.step,
             versions=versions,
             bytes=size,

@@ -104,8 +104,6 @@ class BatchReport(ForwardObserver):
         """Runs instead of that where the forward pass raised an exception."""
         self.backward_began: Callable[..., Any] = guard(PART, self._capture.backward_began)
         """Runs before a backward pass."""
-        self.before_steps: Callable[[], Any] = guard(PART, self._before_steps)
-        """Runs at the first gate of each cycle: what runs forward after it belongs to the next one."""
         self.judged: Callable[..., Any] = guard(PART, self._judged)
         """Runs at the gate of each step, once it is known what becomes of it, or that only the device knows."""
         self.inspect_step: Callable[..., Any] = guard(PART, self._look)
@@ -113,7 +111,8 @@ class BatchReport(ForwardObserver):
         self.report: Callable[..., Any] = guard(PART, self._report)
         """Tells of a step that broke, once it is known what became of it."""
 
-    def _before_steps(self) -> None:
+    def before_steps(self) -> None:
+        """Runs before the first step of each capture: what runs forward after it belongs to the next one."""
         self.batch_number += 1
         self._capture.step = self.batch_number + 1
         now = time.perf_counter()
