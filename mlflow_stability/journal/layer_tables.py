@@ -45,10 +45,10 @@ def write_layer_table(recording: Path, table: LayerTable) -> Path | None:
     arrays: dict[str, NDArray[Any]] = {
         "head": _bytes([table.step, table.attempt, table.what, *table.layers]),
         "statistics": table.statistics,
-        "percentiles": table.percentiles,
-        "edges": table.edges,
-        "counts": table.counts.astype(np.min_scalar_type(int(table.counts.max(initial=0)))),
     }
+    if table.has_histograms:
+        counts = table.counts.astype(np.min_scalar_type(int(table.counts.max(initial=0))))
+        arrays |= {"percentiles": table.percentiles, "edges": table.edges, "counts": counts}
     return write_arrays(file, arrays)
 
 
@@ -68,15 +68,10 @@ def read_layer_table(file: Path) -> LayerTable:
 
 def _table_of(said: Mapping[str, NDArray[Any]]) -> LayerTable:
     step, attempt, what, *layers = json.loads(said["head"].tobytes())
+    none = np.zeros((len(layers), 0))
+    percentiles, edges, counts = (said.get(name, none) for name in ("percentiles", "edges", "counts"))
     return LayerTable(
-        step,
-        attempt,
-        what,
-        tuple(layers),
-        said["statistics"],
-        said["percentiles"],
-        said["edges"],
-        said["counts"].astype(np.int64),
+        step, attempt, what, tuple(layers), said["statistics"], percentiles, edges, counts.astype(np.int64)
     )
 
 

@@ -77,6 +77,9 @@ def next_multiple(step: int, *periods: int) -> int:
 class BaseProbe:
     """What most probes do at most moments: nothing. A method that is left as it is here is not called."""
 
+    is_periodic = False
+    """Whether it is due at each step that `next_due` names: then `due` is not asked there."""
+
     def before_step(self, _view: StepView) -> None:
         """Runs when gradients are complete and not used yet."""
 
@@ -90,6 +93,8 @@ class BaseProbe:
 
 class PeriodicProbe(BaseProbe):
     """A probe that is due every so many steps."""
+
+    is_periodic = True
 
     def __init__(self, *periods: int) -> None:
         self._periods = periods

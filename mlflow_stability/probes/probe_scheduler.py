@@ -206,9 +206,15 @@ class ProbeScheduler:
             run()
         if step >= self._next_due or len(own_steps) > 1:
             # Steps of a training beside others are not those of the recording, by which probes were told to be asked.
-            asked = [each for each in self._probes if step >= each.ask_at or len(own_steps) > 1]
+            alone = len(own_steps) == 1
+            asked = [each for each in self._probes if step >= each.ask_at or not alone]
             self._asked = [each for each in asked if each not in self._forward_probe]
-            return [each for each in asked if each.due(own_step if each.by_own_step else step)]
+            return [
+                each
+                for each in asked
+                if (alone and each.is_periodic and each.ask_at == step)
+                or each.due(own_step if each.by_own_step else step)
+            ]
         forward = self._forward
         if forward is None or not forward.busy:
             if forward is not None:
@@ -257,8 +263,6 @@ class NoProbes:
 class _GuardedProbe:
     """A probe, made harmless."""
 
-    __slots__ = ("after_step", "ask_at", "before_step", "blocks", "by_own_step", "due", "forget", "next_due")
-
     def __init__(self, probe: Probe, guard: Guard, by_own_step: bool = False) -> None:
         self.by_own_step = by_own_step
         """Whether it counts the cycles of each training for itself."""
@@ -267,6 +271,7 @@ class _GuardedProbe:
         self.next_due: Callable[[int], int | None] = guard(probe.part, probe.next_due)
         self.ask_at = 0
         """Before this step it is not due."""
+        self.is_periodic = isinstance(probe, BaseProbe) and probe.is_periodic
         self.before_step: Callable[[StepView], Any] | None = _own(probe, "before_step", guard)
         self.after_step: Callable[[StepView], Any] | None = _own(probe, "after_step", guard)
         self.blocks: Callable[[int], Sequence[Block] | None] | None = _own(probe, "blocks", guard)

@@ -137,7 +137,7 @@ class _Track:
 
 def _variance(values: Sequence[float]) -> float:
     mean = fmean(values)  # `statistics.pvariance` is exact, and takes fifty times as long for it
-    return fmean([(each - mean) ** 2 for each in values])
+    return fmean([(off := each - mean) * off for each in values])
 
 
 def _slope(values: Sequence[float]) -> float:

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 
 import torch
 from torch import Tensor
-from torch.nn import Module
+from torch.nn import Module, Parameter
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.tensors.tensor_sums import HALVES, LARGE, norms_of
 
+_PLAIN = (Tensor, Parameter)
 # A flat parameter of FSDP's first version; what that leaves of the script's own (``use_orig_params``).
 _MARKS_OF_FSDP = ("_sharded_size", "_fsdp_flattened")
 
@@ -93,11 +94,11 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
 
 def _norm_of_few_values(gradients: Sequence[Tensor]) -> Tensor | None:
     """The norm of values on the CPU that are copied side by side sooner than each tensor has its kernel."""
-    left, dtype, dense = LARGE, gradients[0].dtype, torch.strided
+    left, dtype, dense, recorded = LARGE, gradients[0].dtype, torch.strided, torch.is_grad_enabled()
     for each in gradients:
         left -= each.numel()
-        alike = each.dtype is dtype and each.layout is dense and each.is_cpu and type(each) is Tensor
-        if left < 0 or not alike or each.requires_grad:
+        alike = each.dtype is dtype and each.layout is dense and each.is_cpu and type(each) in _PLAIN
+        if left < 0 or not alike or (recorded and each.requires_grad):
             return None
     norm: Tensor = torch.linalg.vector_norm(
         torch_api.flatten_dense_tensors(gradients), dtype=torch.float32 if dtype in HALVES else None

@@ -49,8 +49,11 @@ class LayerTable:
 def layer_table_of(step: int, attempt: int, what: str, layers: Sequence[str], values: Sequence[float]) -> LayerTable:
     """The table, from its flat form: for each layer `WIDTH` numbers, or only the statistics."""
     rows = np.asarray(values, np.float64).reshape(len(layers), -1)
+    if rows.shape[1] == len(STATISTICS):
+        none = rows[:, :0]
+        return LayerTable(step, attempt, what, tuple(layers), rows, none, none, none.astype(np.int64))
     statistics, percentiles, ends, counts = np.split(rows, np.cumsum([len(STATISTICS), len(PERCENTILES), 2]), axis=1)
-    share = np.linspace(0.0, 1.0, counts.shape[1] + 1 if counts.shape[1] else 0)
+    share = np.linspace(0.0, 1.0, counts.shape[1] + 1)
     edges = ends[:, :1] * (1.0 - share) + ends[:, 1:] * share
     return LayerTable(
         step, attempt, what, tuple(layers), statistics, percentiles, edges, np.nan_to_num(counts).astype(np.int64)
