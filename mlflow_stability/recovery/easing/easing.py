@@ -133,8 +133,11 @@ def rates_of(optimizer: Optimizer) -> tuple[float, ...]:
 
     Between `before_step` and the end of a step these are the rates that the step is really taken at.
     """
-    rates = (group.get("lr") for group in optimizer.param_groups)
-    return tuple(math.nan if each is None or not getattr(each, "is_cpu", True) else float(each) for each in rates)
+    rates = []
+    for group in optimizer.param_groups:
+        rate = group.get("lr")
+        rates.append(math.nan if rate is None or not getattr(rate, "is_cpu", True) else float(rate))
+    return tuple(rates)
 
 
 def held_rates(

@@ -36,6 +36,9 @@ class SkipRow:
     """It was cut not long ago, and has grown back: see `calm_loss_scaler`."""
 
 
+_TAKEN = SkipRow()
+
+
 class SkipCount:
     """The skips of one training."""
 
@@ -69,7 +72,7 @@ class SkipCount:
             self._row = 0
             if self._often_said and 2 * self._share() <= self._policy.critical_skip_share:
                 self._often_said = False
-            return SkipRow()
+            return _TAKEN
         if step == self._last_skipped and self._row:
             return SkipRow(self._row)
         self._row += 1

@@ -37,6 +37,9 @@ class Verdict:
     """It was not broken: the user asked to skip it."""
 
 
+_SOUND = Verdict(False, None)
+
+
 @dataclass(slots=True)
 class _Hidden:
     """The gradients of an optimizer that is being skipped."""
@@ -56,7 +59,7 @@ class StepGuard:
         self._on_device = on_device
         """Whether fused optimizers read the flag themselves; None: where they are on an accelerator."""
         self._capture: object = None
-        self._verdict = Verdict(False, None)
+        self._verdict = _SOUND
         self._looked: set[int] = set()
         self._skip_next = False
         self._hidden: dict[int, _Hidden] = {}
@@ -91,7 +94,7 @@ class StepGuard:
         if first:
             self._begin(capture)
         if id(optimizer) not in self._looked:
-            everybody = [optimizer, *(each for each in companions if each is not optimizer)]
+            everybody = [optimizer, *[each for each in companions if each is not optimizer]]
             self._look(everybody, losses if first else (), norm, largest)
             if first:
                 self._settle_buffers()
@@ -127,6 +130,8 @@ class StepGuard:
 
         That happens to LBFGS alone, whose later evaluations nobody judges.
         """
+        if not (self._gated or self._hidden or self._copies):
+            return False
         self._take_flag_back(id(optimizer))
         hidden, undo = self._hidden.pop(id(optimizer), None), self._copies.pop(id(optimizer), None)
         if hidden is not None:
@@ -143,11 +148,12 @@ class StepGuard:
 
     def _begin(self, capture: object) -> None:
         """A new cycle; what a step that ended in an exception has left behind is dropped."""
-        self._capture, self._verdict = capture, Verdict(False, None)
+        self._capture, self._verdict = capture, _SOUND
         self._looked.clear()
         self._hidden.clear()
-        for number in list(self._gated):
-            self._take_flag_back(number)
+        if self._gated:
+            for number in list(self._gated):
+                self._take_flag_back(number)
 
     def _look(
         self,

@@ -64,6 +64,8 @@ class BufferUndo:
 
     def keep(self) -> None:
         """The cycle was sound: remember the buffers as they are."""
+        if self._filled and not self._places:
+            return
         self._refresh()
         with torch.no_grad():
             for bucket in self._buckets:

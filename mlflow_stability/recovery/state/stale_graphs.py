@@ -23,18 +23,19 @@ class StaleGraphs:
 
     def __init__(self) -> None:
         self._first_new = 0
-        self._left = 0
+        self.left = 0
+        """So many backward passes are still to be looked at."""
 
     def restored(self) -> None:
         """Runs right after a restore, in the thread that trains."""
         self._first_new = int(torch_api.get_sequence_nr())
-        self._left = LOOKED_AT
+        self.left = LOOKED_AT
 
     def is_stale(self, losses: Any) -> bool:
         """Whether a part of this graph is older than the restore."""
-        if not self._left:
+        if not self.left:
             return False
-        self._left -= 1
+        self.left -= 1
         roots = [losses] if isinstance(losses, Tensor) else losses
         return any(self._is_old(each) for each in _nodes(roots))
 

@@ -80,8 +80,9 @@ class Autopilot:
         """Runs before anything else of a backward pass."""
         if self._snapshots.has_incomplete:
             self._complete(self._parts.alive())
-        self._carry_out(late=True)
-        if self._look_for_stale(tensors):
+        if self._consensus.has_orders:
+            self._carry_out(late=True)
+        if self._controller.stale.left and self._look_for_stale(tensors):
             self._modifier.skip_next()
         if self._batches is not None:
             self._batches.backward_began(tensors)
@@ -109,7 +110,9 @@ class Autopilot:
         votes = self._consensus.announce(capture, self.step, self._due)
         self._judge(optimizer, capture, facts, norm, companions, facts not in self._pending)
         if self._batches is not None:
-            self._batches.judged(facts.skipped_by, facts.flag is not None, self._parts.optimizers())
+            if facts.skipped_by or facts.flag is not None:
+                self._batches.judged(facts.skipped_by, facts.flag is not None, self._parts.optimizers())
+            self._batches.let_loss_go()
         if votes:
             self._consensus.receive("the guard" in self._context.guard.off, self.step)
             self._modifier.guards = self._modifier.guards and not self._consensus.somebody_off
@@ -247,7 +250,10 @@ class Autopilot:
             return
         if orders.trouble or facts.skipped_by or facts.asked_for:
             return
-        ring, disk = (orders.snapshot, orders.checkpoint) if not self._consensus.is_alone else self._due()
+        if self._consensus.is_alone:
+            ring, disk = self._snapshots.is_due(self._parts, self.step)
+        else:
+            ring, disk = orders.snapshot, orders.checkpoint
         disk = disk and self._recording is not None
         parts = self._parts.alive() if ring or disk else None
         if parts is not None:

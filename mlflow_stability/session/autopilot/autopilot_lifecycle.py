@@ -65,8 +65,9 @@ class AutopilotLifecycle:
     def on_reading(self, recording: Recording | None, reading: ProbeReading) -> None:
         """Runs when a cycle was read: record it, and let the pilot know."""
         events: list[Event] = []
-        step = StepReading(0, reading.signals, reading.values, 0, reading.time)
-        if recording is not None:
+        if recording is None:
+            step = StepReading(0, reading.signals, reading.values, 0, reading.time)
+        else:
             step, events = recording.record(reading)
         if self._control is not None and self._recording is recording:
             self._control.on_reading(step, events)

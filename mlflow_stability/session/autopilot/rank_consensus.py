@@ -143,6 +143,8 @@ class RankConsensus:
         self._decides = decides
         self._orders = Orders()
         """To be carried out when this step is over."""
+        self.has_orders = False
+        """Whether any were given since they were taken last."""
         self._to_send = Orders()
         """To be sent to all processes, this one among them, at the next gate."""
 
@@ -159,13 +161,14 @@ class RankConsensus:
     def give(self, orders: Orders) -> None:
         """Something was decided; of several processes only the first one decides."""
         if self._vote is None:
-            self._orders = self._orders.joined(orders)
+            self._orders = self._orders.joined(orders) if self.has_orders else orders
+            self.has_orders = True
         elif self._decides:
             self._to_send = self._to_send.joined(orders)
 
     def take(self) -> Orders:
         """What is to be done now."""
-        orders, self._orders = self._orders, Orders()
+        orders, self._orders, self.has_orders = self._orders, Orders(), False
         return orders
 
     def agree(self, done: bool) -> bool:
@@ -174,7 +177,7 @@ class RankConsensus:
 
     def forget(self) -> None:
         """The training was set back: what was decided of its steps is void."""
-        self._orders, self._to_send = Orders(), Orders()
+        self._orders, self._to_send, self.has_orders = Orders(), Orders(), False
 
     def announce(self, capture: object, step: int, due: Callable[[], tuple[bool, bool]]) -> bool:
         """Runs before the vote of a cycle; False where there is none, or it was held. `due`: what to keep, if asked."""
@@ -191,7 +194,7 @@ class RankConsensus:
         if self._vote is None:
             return
         mine, self._to_send = self._to_send, Orders()
-        self._orders = self._vote.received(is_off, step)
+        self._orders, self.has_orders = self._vote.received(is_off, step), True
         if mine.rollback is not None:
             self._orders.rollback = mine.rollback
         self._orders.ending = mine.ending or self._orders.ending

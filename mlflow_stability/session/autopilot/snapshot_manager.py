@@ -79,7 +79,7 @@ class SnapshotManager:
         self._writer: CheckpointWriter | None = None
         self._cadence: CheckpointCadence | None = None
         self._off = guard.off
-        self._checkpoint_due = guard("checkpoints", self._is_checkpoint_due)
+        self._cadence_is_due = guard("checkpoints", CheckpointCadence.is_due)
         self._begin_checkpoints = guard("checkpoints", self._begin)
 
     def parts_changed(self, parts: TrainingParts) -> None:
@@ -108,7 +108,10 @@ class SnapshotManager:
             if parts is None:
                 return False, False
             self._nbytes = bytes_of_state(parts)
-        disk = bool(self._checkpoint_due(step))
+        if self._cadence is None:
+            disk = step >= self._due_from and "checkpoints" not in self._off
+        else:
+            disk = bool(self._cadence_is_due(self._cadence, step))
         if disk and self._split:
             self._due_from = NEVER
             self._told.append(no_checkpoints_event(self._split, step))
@@ -223,9 +226,6 @@ class SnapshotManager:
         """Let what is on its way arrive."""
         if self._writer is not None:
             self._writer.close(seconds)
-
-    def _is_checkpoint_due(self, step: int) -> bool:
-        return step >= self._due_from if self._cadence is None else self._cadence.is_due(step)
 
     def _begin(self) -> None:
         if self._cadence is None:

@@ -98,8 +98,9 @@ class StepEvaluator:
         who: Any = seen.skipped_by
         row = self._skips.step(reading.step, who, seen.loss_scale, time=reading.time)
         self._cut, self._calm = self._cut or row.cut_scale, self._calm or row.calm_scaler
-        said = {each.kind for each in events}
-        for event in row.events:
-            if event.kind not in said:  # else the panel has said so of the same step
-                self._emit(event)
+        if row.events:
+            said = {each.kind for each in events}
+            for event in row.events:
+                if event.kind not in said:  # else the panel has said so of the same step
+                    self._emit(event)
         return row.in_a_row

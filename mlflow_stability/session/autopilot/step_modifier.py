@@ -84,13 +84,14 @@ class StepModifier:
         largest = self._limit(facts.place).largest if self.guards else None
         losses = capture.sure_losses if self.guards else []
         verdict = self.guard.before_step(optimizer, capture, losses, norm, companions, largest)
-        self._take_note(verdict, optimizer, capture, facts, still_open)
+        if verdict.broken is not False:
+            self._take_note(verdict, optimizer, capture, facts, still_open)
 
     def shape(self, optimizer: Optimizer, facts: StepFacts, norm: Tensor | None) -> None:
         """Clip and ease a step that is taken."""
         if facts.skipped_by or facts.asked_for:
             return
-        if norm is not None and (self._adaptive is not None or self.is_easing(facts.step)):
+        if norm is not None and (self._adaptive is not None or self.easing is not None):
             gradients = gradients_of(optimizer)
             if self._adaptive is not None:
                 self._adaptive.before_step(optimizer, gradients, norm)
@@ -151,8 +152,6 @@ class StepModifier:
                 flag = torch.ones((), dtype=torch.float32, device=parameters_of(optimizer)[0].device)
             if facts.flag is not None and verdict.asked_for:
                 return
-        elif verdict.broken is False:
-            return
         if flag is not None and flag is not facts.flag and still_open:
             facts.flag = flag
             capture.found_inf.append(flag)

@@ -105,7 +105,7 @@ class BatchReport(ForwardObserver):
         self.backward_began: Callable[..., Any] = guard(PART, self._capture.backward_began)
         """Runs before a backward pass."""
         self.judged: Callable[..., Any] = guard(PART, self._judged)
-        """Runs at the gate of each step, once it is known what becomes of it, or that only the device knows."""
+        """Runs before a step that is skipped, or of which only the device knows whether it is."""
         self.inspect_step: Callable[..., Any] = guard(PART, self._look)
         """Runs at the gate of a step that is broken, while the weights are those from before it."""
         self.report: Callable[..., Any] = guard(PART, self._report)
@@ -123,12 +123,15 @@ class BatchReport(ForwardObserver):
         self._capture.stop()
         self._finding = None
 
+    def let_loss_go(self) -> None:
+        """Runs before each step, once nobody needs its loss any more."""
+        self._capture.loss = None
+
     def _judged(self, skipped_by: str, flagged: bool, optimizers: Sequence[Optimizer]) -> None:
         if skipped_by == "guard":
             self._look(self.batch_number, optimizers)
         elif flagged:
             self._capture.steps_kept = 2  # only the device knows, and is asked when the next step is under way
-        self._capture.let_loss_go()
 
     def _look(self, batch_number: int, optimizers: Sequence[Optimizer]) -> None:
         if batch_number == self._looked:
