@@ -69,6 +69,7 @@ class Commands(CommandsOnDemand):
             "Check the installation, the tracking store and the journals.",
         ),
         "manual": ("mlflow_stability.cli.commands.manual", "Show a page of the manual; needs no network."),
+        "mcp": ("mlflow_stability.cli.commands.mcp", "Answer an assistant's questions about runs, over MCP."),
         "sync": ("mlflow_stability.cli.commands.sync", "Send recorded data that has not reached the tracking server."),
     }
 

@@ -38,6 +38,7 @@ PAGES = (
     Page("diagnosis", "Reading a diagnosis"),
     Page("recovery", "Rollback and recovery"),
     Page("comparing", "Comparing runs and CI gates"),
+    Page("assistants", "Assistants"),
     Page("alerts", "Alerts and metrics elsewhere"),
     Page("attention", "Attention and representations"),
     Page("signals", "Signals reference"),

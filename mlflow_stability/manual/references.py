@@ -7,6 +7,7 @@ and every cause that can be named is on its page, with the thresholds that hold.
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -26,6 +27,8 @@ INTRODUCTION_TO_CAUSES = (
     "A finding says what happened; a cause says why. A diagnosis names the likely cause of the finding that decides "
     "its verdict, the evidence for it, and what was ruled out."
 )
+
+_PICTURE = re.compile(r"^!\[.*\n+", re.MULTILINE)
 
 PICTURES = Path(__file__).with_name("findings")
 """Examples from recorded runs, drawn by `tests/manual/draw_findings.py`."""
@@ -65,6 +68,18 @@ def causes() -> str:
         lines += [f"**Evidence:** {each.evidence}", "", f"**When it is wrong:** {each.wrong}", ""]
         lines += ["**What to do:**", "", *(f"{number}. {remedy}" for number, remedy in enumerate(each.remedies, 1))]
     return "\n".join(lines) + "\n"
+
+
+def explained_names() -> tuple[str, ...]:
+    """Every finding and cause that `section` knows."""
+    return (*KINDS, *every_cause())
+
+
+def section(name: str) -> str | None:
+    """What the references say of one finding or cause; None where there is none."""
+    page = findings() if name in KINDS else causes() if name in every_cause() else ""
+    found = re.search(rf"^## {re.escape(name)}\n.*?(?=^## |\Z)", page, re.MULTILINE | re.DOTALL)
+    return None if found is None else _PICTURE.sub("", found[0]).strip() + "\n"
 
 
 def _finding(about: FindingDocumentation) -> Iterator[str]:

@@ -16,6 +16,7 @@ from mlflow_stability.detectors.catalog import DETECTORS, ON_REQUEST
 FOREIGN = {
     "alerts": {"apprise", "opentelemetry", "prometheus_client", "tensorboard", "wandb"},
     "analysis": {"distributed", "numpy", "pandas"},
+    "assistants": {"mcp", "numpy"},
     "cli": {"click", "numpy", "pandas", "rich"},
     "courier": {"numpy", "psutil"},
     "demo": {"torch"},

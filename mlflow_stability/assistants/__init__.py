@@ -1,0 +1,1 @@
+"""Answers assistants: tools and manual pages over the Model Context Protocol."""
