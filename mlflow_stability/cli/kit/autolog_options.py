@@ -30,7 +30,7 @@ def autolog_options(command: _F) -> _F:
     for each in reversed(fields(Settings)):
         name = f"--{each.name.replace('_', '-')}"
         meaning = _CODE.sub(r"\1", meanings.get(each.name, "")).partition(". ")[0].rstrip(".") + "."
-        if each.metadata["takes"].words in _FLAGS:
+        if each.default is False and each.metadata["takes"].words in _FLAGS:
             command = click.option(name, is_flag=True, default=None, help=meaning)(command)
         elif _takes_several(each):
             metavar = "NAME=TEXT" if each.name == "extra_tags" else "TEXT"
