@@ -177,6 +177,8 @@ def _lines_about(out: TerminalWriter, finding: Finding) -> Iterator[Text]:
             yield out.text(f"-> {remedy}", "green")
 
 
+SHORT_ID = 8
+"""Of a run id, which wherever it goes may be given by its beginning."""
 SHORT = 12
 """A folder whose name is no longer than this is repeated in every row; a longer one is named once."""
 
@@ -203,7 +205,8 @@ def show_table(out: TerminalWriter, report: Report) -> None:
 
 def _cells(out: TerminalWriter, diagnosis: Diagnosis, folder: str) -> list[Text]:
     source = diagnosis.source.removeprefix(folder)
-    name = source if diagnosis.name in source else f"{diagnosis.name} ({source})"
+    telling = source[:SHORT_ID] if is_from_store(diagnosis) else source
+    name = source if diagnosis.name in source else f"{diagnosis.name} ({telling})"
     steps = f"{diagnosis.steps[1]:,}" if diagnosis.steps else "-"
     cells = [out.text(name), out.text(wording.outcome(diagnosis), OUTCOME_STYLES[diagnosis.outcome]), out.text(steps)]
     for severity in sorted(Severity, reverse=True):
