@@ -11,6 +11,8 @@ from architecture.repository import ROOT
 from mlflow import MlflowClient
 
 from mlflow_stability.cli.main import run
+from mlflow_stability.tracking.keys import metric_key
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 OURS = [sys.executable, "-m", "mlflow_stability", "run"]
 TELLS = """
@@ -141,7 +143,7 @@ def test_a_training_is_recorded_with_the_options_and_its_error_is_its_own(sqlite
     assert found.info.status == "FAILED"
     assert found.data.tags["team"] == "speech"
     assert "broken by design" in " ".join(found.data.tags.values())
-    assert found.data.metrics["stability/loss"] > 0
+    assert found.data.metrics[metric_key(Signal("loss"))] > 0
 
 
 @pytest.mark.slow
