@@ -53,7 +53,7 @@ class Commands(CommandsOnDemand):
         ),
         "checklist": (
             "mlflow_stability.cli.commands.checklist",
-            "List what to check, with what a run shows for each item.",
+            "List what to check, with what a run shows for each item, and what to decide.",
         ),
         "import": ("mlflow_stability.cli.commands.import_logs", "Turn logs of other tools into MLflow runs."),
         "checkpoints": (
