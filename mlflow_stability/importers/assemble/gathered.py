@@ -117,6 +117,16 @@ class Gathered:
         if len(self._totals) < MOST_METRICS:
             self._totals[int(total)] += 1
 
+    def count_all_of(self, totals: NDArray[np.float64]) -> None:
+        """Note many such numbers, in their order."""
+        different, first, counts = np.unique(totals, return_index=True, return_counts=True)
+        if len(self._totals) + len(different) >= MOST_METRICS:
+            for total in totals.tolist():
+                self.count_of(total)
+            return
+        for at in np.argsort(first).tolist():
+            self._totals[int(different[at])] += int(counts[at])
+
     def totals(self) -> list[int]:
         """Those numbers, the most common first."""
         return [total for total, _ in self._totals.most_common()]

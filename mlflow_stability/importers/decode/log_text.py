@@ -25,6 +25,8 @@ from mlflow_stability.importers.text.overwritten import last_state
 HEAD = 65_536
 """How many bytes are looked at to tell what a file is."""
 LONGEST_LINE = 20_000
+BLOCK = 1 << 18
+"""How many characters are read at once where lines are read in blocks."""
 _GZIP = b"\x1f\x8b"
 _COLOUR = re.compile(r"\x1b\[[0-9;?]*[A-Za-z]|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[@-_]")
 _PAIRS = re.compile(rb"(?:[\xa1-\xf7][\xa1-\xfe]){2,}|[\xa1-\xa3][\xa1-\xfe]")
@@ -112,6 +114,30 @@ def lines_of(text: TextIO) -> Iterator[str]:
         yield plain(line)
         while not line.endswith("\n") and line:  # the rest of an endless line is nobody's number
             line = text.readline(LONGEST_LINE)
+
+
+def blocks_of(text: TextIO, size: int = BLOCK) -> Iterator[str]:
+    """The same in blocks of whole lines, each line with its end; every line is what `lines_of` gives."""
+    rest = ""
+    while piece := text.read(size):
+        rest += piece
+        end = rest.rfind("\n") + 1
+        if end:
+            yield _plain_block(rest[:end])
+            rest = rest[end:]
+        else:
+            rest = rest[:LONGEST_LINE]
+    if rest:
+        yield _plain_block(rest + "\n")
+
+
+def _plain_block(block: str) -> str:
+    lines = block.split("\n")
+    too_long = max(map(len, lines)) >= LONGEST_LINE
+    odd = not block.isascii() or any(each in block for each in ("\x1b", "\b", "1.#", "tensor("))
+    if not (too_long or odd or "nan(" in block.lower()):
+        return block
+    return "\n".join([plain(line[:LONGEST_LINE]) for line in lines])
 
 
 def plain(line: str) -> str:

@@ -13,7 +13,7 @@ several cannot be thousands; a clock's ``12:03:04,512`` and a list's ``1,2,3`` s
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice
 
 _TENSOR = re.compile(r"\btensor\(([^,()\[\]]+)[^()]*\)")
@@ -50,11 +50,16 @@ _NO_THOUSANDS = re.compile(_BEFORE + r"[-+]?(?:\d+,(?!\d{3}\b)\d+|0\d*,\d+|\d{4,
 _POINT = re.compile(r"(?<![\w.:/-])[-+]?\d+\.\d+(?:[eE][-+]?\d+)?(?![\w.])")
 
 
+def has_decimal_commas(first: Sequence[str]) -> bool:
+    """Whether the first lines of a text write numbers with commas for points."""
+    commas = sum(len(_NO_THOUSANDS.findall(line)) for line in first if "," in line)
+    return commas >= FEWEST and not any(_POINT.search(line) for line in first)
+
+
 def with_points(lines: Iterable[str]) -> Iterator[str]:
     """The lines with decimal points."""
     rest = iter(lines)
     first = list(islice(rest, LOOKED_AT))
-    commas = sum(len(_NO_THOUSANDS.findall(line)) for line in first if "," in line)
-    if commas < FEWEST or any(_POINT.search(line) for line in first):
+    if not has_decimal_commas(first):
         return chain(first, rest)
     return (_COMMA.sub(r"\1.\2", line) if "," in line else line for line in chain(first, rest))

@@ -9,14 +9,34 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
+from itertools import chain, islice
 from pathlib import Path
 
-from mlflow_stability.importers.assemble.gathered import Gathered
+import numpy as np
+
+from mlflow_stability.importers.assemble.gathered import MOST_VALUES, Gathered
 from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.decode import lines_of, text_of, with_points
+from mlflow_stability.importers.decode import (
+    LOOKED_AT,
+    blocks_of,
+    has_decimal_commas,
+    lines_of,
+    text_of,
+    with_points,
+)
 from mlflow_stability.importers.files.json_rows import json_line
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
-from mlflow_stability.importers.text.line_pattern import LinePatterns
+from mlflow_stability.importers.text.line_blocks import (
+    MOST_KINDS,
+    LineBlocks,
+    carried_on,
+    line_blocks,
+    may_be_read_in_blocks,
+    stretches,
+    values_of,
+)
+from mlflow_stability.importers.text.line_pattern import KnownLine, LinePatterns
 from mlflow_stability.importers.text.log_line import LogLine
 from mlflow_stability.importers.text.loose_lines import LooseLines
 from mlflow_stability.importers.text.overwritten import is_unfinished_bar
@@ -28,6 +48,8 @@ from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.foreign_names import said_in
 
 _UNKNOWN = float("nan")
+_WORTH_A_BLOCK = 24
+"""Fewer lines are kept sooner one by one."""
 _SAYS_MORE = re.compile(
     r"verflow|onfinite|[Ss]kipping|[Ii]nvalid|[Aa]bort|[Ss]topping|[Dd]etected|DETECTED|[Tt]riggered|TRIGGERED|nfinite"
     r"|[Rr]oll(?:ed|ing)?[ _-]?back|ROLL"
@@ -48,6 +70,9 @@ class TextLog:
         self._lists, self._bars = PrintedLists(), Gathered()
         self._step = self._epoch = _UNKNOWN
         self._row = self._number = 0
+        self._in_blocks: dict[KnownLine, bool] = {}
+        self._blocks_for: tuple[KnownLine, ...] = ()
+        self._last_blocks: LineBlocks | None = None
         self._heading = ""
 
     def take(self, line: str) -> None:
@@ -56,7 +81,7 @@ class TextLog:
         read = self._patterns.read(line)
         if read is None:
             read = self._understood(line)
-        more = _SAYS_MORE.search(line) is not None
+        more = _says_more(line)
         if more and read is not None and _is_said(line, read):
             read = None  # the numbers of a guard, which speaks of broken steps alone, are no curve
         if read is not None and is_unfinished_bar(line):
@@ -68,6 +93,64 @@ class TextLog:
             self._heading = held_out_in(line)
         if read is None or not read.has_step or more:
             self._told.hear(line, self._number)
+
+    def take_block(self, block: str) -> None:
+        """Many lines, each with its end: those of known kinds at once."""
+        known = [each for each in self._patterns.known if self._holds_values_alone(each)]
+        blocks = self._blocks(tuple(known[:MOST_KINDS]))
+        if blocks is None:
+            for line in block.split("\n")[:-1]:
+                self.take(line)
+            return
+        rows = blocks.rows(block)
+        for low, high in stretches(rows):
+            if high - low < _WORTH_A_BLOCK or not self._keep_many(blocks, rows[low:high]):
+                self._keep_each(blocks, rows[low:high], block, low)
+            if high < len(rows):
+                self.take(rows[high][-1][:-1])
+
+    def _holds_values_alone(self, known: KnownLine) -> bool:
+        answer = self._in_blocks.get(known)
+        if answer is None:
+            answer = self._in_blocks[known] = may_be_read_in_blocks(known, _is_no_mere_value)
+        return answer and all(name in self._gathered.columns for name in known.names if not name.startswith("\0"))
+
+    def _blocks(self, known: tuple[KnownLine, ...]) -> LineBlocks | None:
+        if known != self._blocks_for:
+            self._blocks_for, self._last_blocks = known, line_blocks(known)
+        return self._last_blocks
+
+    def _keep_each(self, blocks: LineBlocks, rows: Sequence[tuple[str, ...]], block: str, first: int) -> None:
+        lines: list[str] = []
+        for at, row in enumerate(rows, first):
+            try:
+                read = blocks.kind_of(row).known.filled(blocks.numbers(row))
+            except ValueError:  # it has something like a number in the place of one: `loss -`
+                lines = lines or block.split("\n")
+                self.take(lines[at])
+                continue
+            self._number += 1
+            self._keep(read)
+
+    def _keep_many(self, blocks: LineBlocks, rows: Sequence[tuple[str, ...]]) -> bool:
+        """Keep the numbers of lines of known kinds; False where they have to be kept one by one."""
+        try:
+            found = values_of(blocks, rows)
+        except ValueError:
+            return False
+        if self._gathered.size + sum(len(places) for places, _ in found.columns.values()) > MOST_VALUES:
+            return False  # what is thinned depends on when
+        epochs = carried_on(found.epochs, self._epoch)
+        for name, (places, values) in found.columns.items():
+            of_these = self._row + 1 + places
+            self._gathered.add_column(name, of_these, values, found.steps[places], epochs[places])
+        self._gathered.count_all_of(found.totals[np.isfinite(found.totals)])
+        self._number += len(rows)
+        self._row += len(rows)
+        self._epoch, self._step, self._heading = float(epochs[-1]), float(found.steps[-1]), ""
+        self._forms["text"] += len(rows)
+        self._told.value_came(_whole(self._step), self._row)
+        return True
 
     def _understood(self, line: str) -> LogLine | None:
         """The values of a line of a kind that was not seen before."""
@@ -121,11 +204,23 @@ class TextLog:
         if read.has_step:
             if read.total == read.total:
                 self._gathered.count_of(read.total)
-            self._told.value_came(int(max(-(2**53), min(read.step, 2**53))), self._row)
+            self._told.value_came(_whole(read.step), self._row)
             self._gathered.add_row(self._row, read.values, read.step, self._epoch, read.time)
         else:
             self._told.line_without_step(read.values, self._row)
             self._loose.keep(self._row, read, self._step, self._epoch)
+
+
+def _says_more(line: str) -> bool:
+    return _SAYS_MORE.search(line) is not None
+
+
+def _is_no_mere_value(line: str) -> bool:
+    return _says_more(line) or "ETA" in line or "/step" in line
+
+
+def _whole(step: float) -> int:
+    return int(max(-(2**53), min(step, 2**53)))
 
 
 def _is_said(line: str, read: LogLine) -> bool:
@@ -144,8 +239,16 @@ def read_text_log(path: Path, encoding: str) -> RunHistory:
     """The run that a text file tells of."""
     log = TextLog()
     with text_of(path, encoding) as text:
-        for line in with_points(lines_of(text)):
-            log.take(line)
+        lines = lines_of(text)
+        first = list(islice(lines, LOOKED_AT))
+        if has_decimal_commas(first):
+            for line in with_points(chain(first, lines)):
+                log.take(line)
+        else:
+            for line in first:
+                log.take(line)
+            for block in blocks_of(text):
+                log.take_block(block)
     gathered, form = log.finish()
     return history_of(gathered, path, form)
 

@@ -7,6 +7,8 @@ what a pattern reads from a line is what `pair_line` would have read from it.
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from dataclasses import dataclass
 
 from mlflow_stability.importers.text.log_line import LogLine
 
@@ -17,7 +19,8 @@ NUMBER = (
 MOST_PATTERNS = 64
 """How many are kept; a log has a few kinds of lines."""
 _COUNT = r"\d+"
-_STEP, _EPOCH, _TOTAL = "\0step", "\0epoch", "\0total"
+STEP, EPOCH, TOTAL = "\0step", "\0epoch", "\0total"
+"""What stands for the name of a number that counts."""
 _VARIABLE = re.compile(r"(\d+)|(\s+)")
 
 
@@ -25,7 +28,7 @@ class LineParts:
     """Where the parts of a line stand."""
 
     def __init__(self, line: str) -> None:
-        self._line = line
+        self.line = line
         self._numbers: dict[tuple[int, int], str] = {}
         self._names: list[tuple[int, int]] = []
 
@@ -36,15 +39,15 @@ class LineParts:
 
     def step(self, span: tuple[int, int]) -> None:
         """The number that is the step."""
-        self.value(span, _STEP)
+        self.value(span, STEP)
 
     def total(self, span: tuple[int, int]) -> None:
         """The number that says of how many the step is."""
-        self.value(span, _TOTAL)
+        self.value(span, TOTAL)
 
     def epoch(self, span: tuple[int, int]) -> None:
         """The number that is the epoch."""
-        self.value(span, _EPOCH)
+        self.value(span, EPOCH)
 
     def name(self, span: tuple[int, int]) -> None:
         """A name, whose digits are part of it."""
@@ -59,15 +62,15 @@ class LineParts:
         spans = sorted([*self._numbers, *self._names])
         pieces, end = [], 0
         for span in spans:
-            pieces.append(_varying(self._line[end : span[0]]))
+            pieces.append(_varying(self.line[end : span[0]]))
             if span in self._numbers:
-                counts = self._numbers[span] in (_STEP, _EPOCH, _TOTAL)
-                text = self._line[slice(*span)]
+                counts = self._numbers[span] in (STEP, EPOCH, TOTAL)
+                text = self.line[slice(*span)]
                 pieces.append(f"({_COUNT})" if counts and text.isdigit() else f"({NUMBER})")
             else:
-                pieces.append(re.escape(self._line[slice(*span)]))
+                pieces.append(re.escape(self.line[slice(*span)]))
             end = span[1]
-        pieces.append(_varying(self._line[end:]))
+        pieces.append(_varying(self.line[end:]))
         return "".join(pieces), tuple(self._numbers[span] for span in spans if span in self._numbers)
 
     def _forget(self, name: str) -> None:
@@ -75,21 +78,49 @@ class LineParts:
         self._numbers = {span: known for span, known in self._numbers.items() if known != name}
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class KnownLine:
+    """A kind of line."""
+
+    pattern: re.Pattern[str]
+    text: str
+    """The pattern as text."""
+    names: tuple[str, ...]
+    """What each of its groups is."""
+    sample: str
+    """One of its lines."""
+
+    def filled(self, numbers: Sequence[str]) -> LogLine:
+        """The values of a line of this kind."""
+        read = LogLine(form="text")
+        for name, number in zip(self.names, numbers, strict=True):
+            if name == STEP:
+                read.step = number_of(number)
+            elif name == EPOCH:
+                read.epoch = number_of(number)
+            elif name == TOTAL:
+                read.total = number_of(number)
+            else:
+                read.values[name] = number_of(number)
+        return read
+
+
 class LinePatterns:
     """The kinds of lines that a log has shown so far."""
 
     def __init__(self) -> None:
         self._seen: set[str] = set()
-        self._known: list[tuple[re.Pattern[str], tuple[str, ...]]] = []
+        self.known: list[KnownLine] = []
+        """Those that came last, first."""
 
     def read(self, line: str) -> LogLine | None:
         """The values of a line of a known kind."""
-        for place, (pattern, names) in enumerate(self._known):
-            found = pattern.fullmatch(line)
+        for place, known in enumerate(self.known):
+            found = known.pattern.fullmatch(line)
             if found is not None:
                 if place:
-                    self._known.insert(0, self._known.pop(place))
-                return _filled(names, found.groups())
+                    self.known.insert(0, self.known.pop(place))
+                return known.filled(found.groups())
         return None
 
     def learn(self, parts: LineParts) -> None:
@@ -99,22 +130,8 @@ class LinePatterns:
             if len(self._seen) < MOST_PATTERNS * 64:
                 self._seen.add(text)
             return
-        self._known.insert(0, (re.compile(text, re.IGNORECASE), names))
-        del self._known[MOST_PATTERNS:]
-
-
-def _filled(names: tuple[str, ...], numbers: tuple[str, ...]) -> LogLine:
-    read = LogLine(form="text")
-    for name, number in zip(names, numbers, strict=True):
-        if name == _STEP:
-            read.step = number_of(number)
-        elif name == _EPOCH:
-            read.epoch = number_of(number)
-        elif name == _TOTAL:
-            read.total = number_of(number)
-        else:
-            read.values[name] = number_of(number)
-    return read
+        self.known.insert(0, KnownLine(re.compile(text, re.IGNORECASE), text, names, parts.line))
+        del self.known[MOST_PATTERNS:]
 
 
 def number_of(text: str) -> float:
