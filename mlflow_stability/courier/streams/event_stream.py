@@ -1,9 +1,9 @@
 """Delivers the events of a recording, and detects a training that hangs.
 
 In: the journal, from its first line. Out: event files, one line for each event, reset, gap and note; the summary that
-the run's tags are made from; a `stall` event while no step comes, and one at INFO afterwards. Guarantees: a new
-courier knows all that the one before knew; at most one file's lines are in memory; one long evaluation an epoch is
-reported once; a changed wall clock or a suspended machine is not a stall.
+the run's tags are made from; a `stall` event while no step comes, and one at INFO when it continued or ended.
+Guarantees: a new courier knows all that the one before knew; at most one file's lines are in memory; one long
+evaluation an epoch is reported once; a changed wall clock or a suspended machine is not a stall.
 """
 
 from __future__ import annotations
@@ -80,6 +80,17 @@ class StallWatch:
             "The process is still running."
         )
         return self._event(self._step, Severity.CRITICAL, message, limit, self._time + limit)
+
+    def ended(self, time: float, now: float) -> Event | None:
+        """What to say of the pause before the end of the training, as `heard` does of one before a step."""
+        limit = self._limit()
+        if limit is None or self._time is None:
+            return None
+        seconds = min(time - self._time, now - self._heard_at)  # neither a changed clock nor a suspended machine
+        if seconds <= limit:
+            return None
+        message = f"No step for {seconds:.0f} s after step {self._step}; then the training ended."
+        return self._event(self._step, Severity.INFO, message, seconds, time)
 
     def _limit(self) -> float | None:
         """The longest wait that is no stall; None before steps have a usual time."""
@@ -168,13 +179,18 @@ class EventStream:
                     self._lines.append(line_of(_counted(pause, self._delivered.offset)))
                     self._changed = True
             elif not isinstance(entry.record, Returned):
+                ended = isinstance(entry.record, Closing) and self._stalls.ended(
+                    entry.record.time, now - self._late(entry.record)
+                )
+                if ended:
+                    self._lines.append(line_of(_counted(ended, self._delivered.offset)))
                 self._lines.append(line_of(_counted(entry.record, self._delivered.offset)))
                 self._changed = True
         if len(entries) < limit:
             self._all_heard_at = now
         return len(entries) >= limit
 
-    def _late(self, reading: StepReading) -> float:
+    def _late(self, reading: StepReading | Closing) -> float:
         """How long ago a step ended, of those that were there before this courier: only the wall clock tells."""
         return max(0.0, time.time() - reading.time) if self._all_heard_at is None else 0.0
 

@@ -34,20 +34,41 @@ _NOT_LOGGED = ["", "None", "none", "null", "NULL", "NA", "N/A", "n/a", "-", "--"
 _ONE_SCALAR = ["Wall time", "Step", "Value"]  # what TensorBoard's download of one curve is headed with
 
 
-def read_csv(path: Path, encoding: str, separator: str) -> RunHistory:
-    """The run that a table tells of."""
+def read_csv(path: Path, encoding: str, separator: str, names: list[str] | None = None) -> RunHistory:
+    """The run that a table tells of; ``names``: those of its columns, where its first line does not name them."""
     gathered = Gathered()
     clocks: dict[tuple[str, ...], _ClockColumns] = {}
     with text_of(path, encoding) as text:
         lines = (_closed(line) for line in lines_of(text) if line.strip() and not line.startswith("#"))
-        header = names_of(cells_of(next(lines, ""), separator))
+        header = names_of(cells_of(next(lines, ""), separator)) if names is None else names
         first = 1
         while part := list(islice(lines, PART)):
             for header, body in _bodies(part, header, separator):  # noqa: B020 a new header holds from here on
                 first += _add(gathered, header, body, separator, first, clocks)
     if header == _ONE_SCALAR and "Value" in gathered.columns:
         gathered.columns = {path.stem.rpartition("tag-")[2]: gathered.columns["Value"]}
+    if names is not None:
+        _name_the_loss(gathered)
     return history_of(gathered, path, _format(header))
+
+
+def _name_the_loss(gathered: Gathered) -> None:
+    """Take the only column beside the step of a table without names for the loss, unless it is a score that rises."""
+    said = "The table has no header: its first column counts steps, and"
+    if len(gathered.columns) == 1:
+        ((name, column),) = gathered.columns.items()
+        values = np.array(column.values)
+        quarter = max(1, len(values) // 4)
+        score = bool(((values >= 0) & (values <= 1)).all()) and np.median(values[-quarter:]) > np.median(
+            values[:quarter]
+        )
+        if not score:
+            gathered.columns = {"loss": column}
+            gathered.notes.append(
+                f"{said} {name} is taken for the loss. A first line such as `step,accuracy` names it."
+            )
+            return
+    gathered.notes.append(f"{said} the others are numbered. Name them in a first line, or add --loss 'column 2'.")
 
 
 def _closed(line: str) -> str:

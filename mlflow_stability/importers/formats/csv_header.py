@@ -1,6 +1,7 @@
 """Tells a table from other text by its first lines.
 
 In: the lines with which a file begins. Out: what separates its cells, if it is a table: names first, numbers beneath.
+A table without names is read where its first column counts; else a sentence says which line to add.
 """
 
 from __future__ import annotations
@@ -8,13 +9,17 @@ from __future__ import annotations
 import csv
 import re
 from collections.abc import Iterable
-from itertools import islice
+from itertools import islice, pairwise
+from pathlib import Path
 
-from mlflow_stability.importers.decode import plain
+from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.importers.decode import plain, shown_path
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 _LINES_LOOKED_AT = 30
+_FEWEST_ROWS = 5
+"""Of fewer lines nobody can tell whether they are a table without names."""
 _SEPARATORS = (",", ";", "\t", "|")
 _VALUE = re.compile(r"[=:]\s*[-+.]?\d")  # a header names columns and holds no values: `step=1`
 
@@ -23,12 +28,15 @@ def read_table(opening: Opening) -> list[RunHistory] | None:
     """The run that a table tells of."""
     if opening.encoding is None:
         return None
-    separator = separator_of(list(islice(map(plain, opening.text.splitlines()), _LINES_LOOKED_AT)))
+    lines = list(islice(map(plain, opening.text.splitlines()), _LINES_LOOKED_AT))
+    separator, header = separator_of(lines), None
+    if separator is None:
+        separator, header = _without_names(lines, opening.path)
     if separator is None:
         return None
     from mlflow_stability.importers.files.csv_table import read_csv  # pandas takes a third of a second to load
 
-    return [read_csv(opening.path, opening.encoding, separator)]
+    return [read_csv(opening.path, opening.encoding, separator, header)]
 
 
 def separator_of(lines: Iterable[str]) -> str | None:
@@ -47,6 +55,29 @@ def separator_of(lines: Iterable[str]) -> str | None:
         if len(fitting) * 2 > len(rows) and sum(any(map(is_number, row)) for row in fitting) * 2 > len(fitting):
             return mark
     return None
+
+
+def _without_names(lines: Iterable[str], path: Path) -> tuple[str | None, list[str] | None]:
+    """What separates the cells of a table of numbers alone, and names for its columns; None where it is no table."""
+    lines = [line for line in lines if line.strip() and not line.startswith("#")]
+    for mark in _SEPARATORS:
+        rows = [cells_of(line, mark) for line in lines]
+        width = len(rows[0]) if rows else 0
+        if (
+            len(rows) < _FEWEST_ROWS
+            or width < 2
+            or any(len(row) != width or not all(map(is_number, row)) for row in rows)
+        ):
+            continue
+        counted = [float(row[0]) for row in rows]
+        if all(each.is_integer() for each in counted) and all(one < other for one, other in pairwise(counted)):
+            return mark, ["step", *(f"column {place}" for place in range(2, width + 1))]
+        names = ",".join(["step", "loss", *(f"metric_{place}" for place in range(1, width - 1))][:width])
+        raise UnreadableLogError(
+            f"{shown_path(path)} is a table of {width} columns of numbers without names, and the first does not count "
+            f"steps. Add a first line that names them, such as `{names.replace(',', mark)}`."
+        )
+    return None, None
 
 
 def cells_of(line: str, separator: str) -> list[str]:

@@ -51,6 +51,20 @@ def test_what_went_on_was_a_pause() -> None:
     assert watch.look(last + 130) is None
 
 
+def test_a_stall_before_the_end_is_told_when_the_training_ends() -> None:
+    watch, last = after_steps()
+    pause = watch.ended(last + 100, last + 100)
+    assert pause is not None
+    assert (pause.kind, pause.severity, pause.step) == ("stall", Severity.INFO, 20)
+    assert "No step for 100 s after step 20; then the training ended." in pause.message
+
+
+@pytest.mark.parametrize(("wall", "clock"), [(59.0, 59.0), (7200.0, 3.0), (3.0, 7200.0)])
+def test_an_end_soon_after_a_step_is_no_pause_whatever_the_clocks_say(wall: float, clock: float) -> None:
+    watch, last = after_steps()
+    assert watch.ended(last + wall, last + clock) is None
+
+
 def test_an_evaluation_in_each_epoch_is_told_of_once() -> None:
     watch, now = after_steps()
     said: list[Event] = []

@@ -1,0 +1,46 @@
+"""A table without names is read where its first column counts, and else told what it lacks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from importers.reading import curve, history
+
+from mlflow_stability.errors import UnreadableLogError
+
+FALLING = [2.5, 2.3, 2.1, 2.0, 1.9, 1.85, 1.8]
+
+
+def table(*columns: list[float], mark: str = ",") -> str:
+    return "".join(mark.join(f"{each:g}" for each in row) + "\n" for row in zip(*columns, strict=True))
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t", "|"])
+def test_the_only_column_beside_the_steps_is_the_loss(tmp_path: Path, mark: str) -> None:
+    run = history(tmp_path, table([10 * n for n in range(7)], FALLING, mark=mark), "log.csv")
+    assert curve(run, "loss") == [(10 * n, value) for n, value in enumerate(FALLING)]
+    assert any("no header" in note for note in run.notes)
+
+
+def test_a_score_that_rises_is_not_taken_for_a_loss(tmp_path: Path) -> None:
+    run = history(tmp_path, table([*range(7)], [0.1, 0.3, 0.5, 0.6, 0.7, 0.75, 0.8]), "log.csv")
+    assert [each.name for each in run.metrics] == ["column 2"]
+
+
+def test_several_columns_are_numbered_and_the_note_says_how_to_choose(tmp_path: Path) -> None:
+    run = history(tmp_path, table([*range(1, 8)], FALLING, [0.1] * 7), "log.csv")
+    assert [each.name for each in run.metrics] == ["column 2", "column 3"]
+    assert any("--loss 'column 2'" in note for note in run.notes)
+
+
+def test_a_table_whose_first_column_does_not_count_is_told_what_to_add(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableLogError, match=r"Add a first line that names them, such as `step,loss,metric_1`"):
+        history(
+            tmp_path, table([5.1, 4.9, 4.7, 4.6, 5.0], [3.5, 3.0, 3.2, 3.1, 3.6], [1.4, 1.4, 1.3, 1.5, 1.4]), "a.csv"
+        )
+
+
+def test_lists_of_numbers_of_one_line_each_are_no_table(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableLogError, match="no metric has two or more values"):
+        history(tmp_path, "0.5\n0.4\n0.3\n0.2\n0.1\n", "a.csv")
