@@ -7,12 +7,21 @@ import numpy as np
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
+from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.text.phrases import factor
 
 SHRUNK = 0.7
 """Weights whose norm falls below this share of itself from one measurement to the next are decayed away."""
 BETWEEN_LOOKS = 10
 """A setting is looked at every so many steps: what is seen at a step was changed at most so many before."""
+JUMPED = 3.0
+"""Weights whose norm is so many times that of the measurement before have jumped."""
+BEYOND = 10.0
+"""... and by so many times what the optimizer can do, it was not the optimizer."""
+ADAM_STEP = 10.0
+"""So many learning rates a parameter can move in one step of Adam at most, at usual betas (3.2 at the defaults)."""
 IN_A_ROW = 3
 """So many batches in a row that all break are not bad batches."""
 
@@ -94,6 +103,62 @@ def damage_look(around: Surroundings) -> Look:
     )
 
 
+def overwritten_look(around: Surroundings) -> Look:
+    """Whether the weights jumped by more than the optimizer can change them."""
+    start = around.episode.start
+    jumps, seen = [], ""
+    for norm in around.of("param_norm"):
+        after = int(np.searchsorted(norm.steps, start, side="left"))
+        if not 0 < after < len(norm.steps):
+            continue
+        then, now = float(norm.values[after - 1]), float(norm.values[after])
+        if of_the_whole(norm.place) and np.isfinite((then, now)).all():
+            seen = f"weight norm {shown(then)} before, {shown(now)} after"
+        if np.isfinite(now) and now > JUMPED * then > 0:
+            jumps.append((norm.place, then, now, int(norm.steps[after - 1]), int(norm.steps[after])))
+    if not jumps:
+        return is_not(f"corrupted weights: {seen}") if seen else not_seen("corrupted weights: weight norm not measured")
+    place, then, now, first, last = max(jumps, key=lambda each: each[2] / each[1])
+    bound = _reachable(around, first, last)
+    if bound is None:
+        return not_seen("corrupted weights: their norm jumped, and how far the optimizer can change it is not recorded")
+    if now - then < BEYOND * bound:
+        return not_seen("corrupted weights: their norm jumped, and the recorded updates are large enough for that")
+    whose = "the weights" if of_the_whole(place) else f"the weights of {place}"
+    return is_it(
+        "damaged_weights",
+        f"The norm of {whose} jumped from {shown(then)} at step {first} to {shown(now)} at step {last}. The optimizer "
+        f"can change it by at most {shown(bound)} in these steps: other code or the device wrote to the weights.",
+        f"weight norm x {factor(now / then)} in {last - first} steps",
+        since=first,
+        certainty="certain",
+        place="" if of_the_whole(place) else place,
+    )
+
+
+def _reachable(around: Surroundings, first: int, last: int) -> float | None:
+    """How far the optimizer can have changed the norm of the weights between two steps; None where nobody knows."""
+    rates = [rate.values[(rate.steps > first) & (rate.steps <= last)] for rate in around.rates]
+    known = [float(each[np.isfinite(each)].max()) for each in rates if np.isfinite(each).any()]
+    if not known:
+        return None
+    rate, settings, params = max(known), settings_of(around.history), around.history.params
+    if settings.adam:
+        count = params.get("stability.parameters_total", "")
+        return ADAM_STEP * rate * float(count) ** 0.5 * (last - first) if count.isdigit() else None
+    if settings.adam is None:
+        return None
+    momentum = params.get("stability.momentum", "0")
+    kept = 1 - min(0.999, float(momentum)) if momentum.replace(".", "", 1).isdigit() else 1.0
+    if settings.max_norm is not None:
+        return rate * settings.max_norm * (last - first) / kept
+    norm = around.norm
+    if norm is None:
+        return None
+    there = norm.values[(norm.steps > first) & (norm.steps <= last)]
+    return float(rate * there.sum() / kept) if len(there) == last - first and np.isfinite(there).all() else None
+
+
 def _changes(around: Surroundings) -> list[Event]:
     """The settings that were changed just before, as far as they were looked at."""
     start = around.episode.start
@@ -108,8 +173,8 @@ CAUSES = (
     CauseDocumentation(
         "damaged_weights",
         "Weights or buffers were corrupted, but not by a gradient.",
-        "Several batches in a row were non-finite on weights that worked one step before, or a normal batch gave "
-        "extremely large values.",
+        "Several batches in a row were non-finite on weights that worked one step before, or the weight norm jumped by "
+        "more than 10 times what the optimizer can change it (certain).",
         "A bad update that was not recorded.",
         (
             "Restart from a checkpoint before this step.",
@@ -157,6 +222,11 @@ CHECKS = (
             Symptom.DEAD_LAYER: 10,
         },
         frozenset({"configuration_changed"}),
+    ),
+    Check(
+        overwritten_look,
+        {Symptom.NON_FINITE: 60, Symptom.RISING: 10, Symptom.LARGE_UPDATES: 10},
+        frozenset({"damaged_weights"}),
     ),
     Check(damage_look, {Symptom.NON_FINITE: 70}, frozenset({"damaged_weights"})),
 )

@@ -25,6 +25,8 @@ BEFORE = 32
 LEFT = 0.05
 """A loss that ended this share lower than where it stood still has left that plateau."""
 NON_FINITE = ("nan_detected", "inf_detected")
+REMARKS = frozenset({"model_lint", "not_measured", "configuration_changed"})
+"""Kinds of which each message is about something else, so that several at one step stay several."""
 RISING = frozenset({"divergence", "gradient_explosion", "loss_spike"})
 """Kinds that end when the curve is back where it was."""
 
@@ -39,11 +41,13 @@ def episodes_of(
     """The episodes, in order of time."""
     quantities = {detector.kind: detector.quantities for detector in detectors}
     experimental = {each.kind for each in detectors if getattr(each, "experimental", False)}
-    groups: dict[tuple[str, str, int], list[Event]] = {}
+    groups: dict[tuple[str, str, int, str], list[Event]] = {}
     for event in events:
-        groups.setdefault((event.kind, event.place, starts.get(event.attempt, event.attempt)), []).append(event)
+        remark = event.message if event.kind in REMARKS else ""
+        start = starts.get(event.attempt, event.attempt)
+        groups.setdefault((event.kind, event.place, start, remark), []).append(event)
     found = []
-    for (kind, _, start), group in groups.items():
+    for (kind, _, start, _), group in groups.items():
         name = _metric(history, quantities.get(kind, ()), group[0])
         curve = _curve(curves, name, start)
         gap = NEIGHBOURS * (curve.distance if curve is not None else 1.0)

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from mlflow_stability.diagnosis.findings.episodes import REMARKS
 from mlflow_stability.diagnosis.findings.same_trouble import joined_by_trouble, with_births, with_what_was_skipped
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
@@ -62,6 +63,8 @@ def _same(one: Episode, other: Episode, reach: float) -> bool:
         return False
     if one.kind in ("plateau", "overfitting"):
         return True
+    if one.kind in REMARKS and one.message != other.message:
+        return False
     return other.start <= one.end + (reach if one.kind == "divergence" else 0) and one.start <= other.end + reach
 
 

@@ -1,0 +1,122 @@
+"""Names every layer that a finding is about: a detector names one, the rest are read from the record.
+
+In: episodes and the run's history. Out: the episodes; those about layers say how many others are affected and name
+them, and hold the value of each as ``layer.NAME`` in their evidence. Those about gradients hold the gradient flow: the
+share of layers in a healthy band. Guarantees: thresholds are those of the detectors; nothing is added without values by
+layer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import isfinite
+
+import numpy as np
+
+from mlflow_stability.detectors.engine.gradient_flow import gradient_flow
+from mlflow_stability.detectors.gradients.gradient_vanishing_layers import GradientVanishingLayers
+from mlflow_stability.detectors.gradients.imbalance import GradientImbalance, WeightImbalance
+from mlflow_stability.detectors.gradients.layer_explosion import LayerExplosion
+from mlflow_stability.detectors.optimizer.update_ratio import UpdateRatioHigh, UpdateRatioLow
+from mlflow_stability.detectors.optimizer.weight_spike import WeightSpike
+from mlflow_stability.diagnosis.curves.curves import Curve, curves_of
+from mlflow_stability.vocabulary.measured.signal import of_the_whole
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.text.phrases import counted
+
+NAMED = 5
+"""So many other layers the message names; the evidence holds all."""
+LAYER = "layer."
+"""How the names of layers begin in the evidence."""
+FEWEST = 3
+"""With fewer values before, nobody knows what is usual of a layer."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Layer:
+    """One layer at the step of a finding."""
+
+    place: str
+    value: float
+    usual: float
+    """The median of its values before; 0 where there are too few."""
+
+
+Affected = Callable[[_Layer, Sequence[_Layer]], bool]
+
+
+def _largest(layers: Sequence[_Layer]) -> float:
+    return max((each.value for each in layers if isfinite(each.value)), default=0.0)
+
+
+def _faded(layer: _Layer, layers: Sequence[_Layer]) -> bool:
+    limit = max(GradientVanishingLayers().smallest, GradientVanishingLayers().share_of_last * layers[-1].value)
+    return 0 < layer.value < limit
+
+
+def _jumped(times: float) -> Affected:
+    return lambda layer, _: layer.usual > 0 and layer.value >= times * layer.usual
+
+
+AFFECTED: Mapping[str, tuple[str, Affected]] = {
+    "gradient_vanishing": ("grad_norm", _faded),
+    "dead_layer": ("grad_norm", lambda layer, _: layer.value == 0),
+    "gradient_imbalance": (
+        "grad_norm",
+        lambda layer, every: 0 < layer.value * GradientImbalance().ratio < _largest(every),
+    ),
+    "layer_explosion": ("grad_norm", _jumped(LayerExplosion().smallest_rise)),
+    "weight_imbalance": (
+        "param_norm",
+        lambda layer, every: 0 < layer.value * WeightImbalance().ratio < _largest(every),
+    ),
+    "weight_spike": ("param_norm", _jumped(WeightSpike().smallest_rise)),
+    "update_ratio_high": ("update_ratio", lambda layer, _: layer.value > UpdateRatioHigh().highest),
+    "update_ratio_low": ("update_ratio", lambda layer, _: 0 < layer.value < UpdateRatioLow().lowest),
+}
+"""Of each type, what its layers are judged by, and which of them it is about."""
+
+
+def with_affected_layers(
+    episodes: Iterable[Episode], history: RunHistory, starts: Mapping[int, int]
+) -> tuple[Episode, ...]:
+    """The same episodes, those about layers with all of them."""
+    curves: dict[str, tuple[Curve, ...]] = {}
+    return tuple(_of(each, history, starts, curves) if each.kind in AFFECTED else each for each in episodes)
+
+
+def _of(
+    episode: Episode, history: RunHistory, starts: Mapping[int, int], curves: dict[str, tuple[Curve, ...]]
+) -> Episode:
+    quantity, affected = AFFECTED[episode.kind]
+    if quantity not in curves:
+        curves[quantity] = curves_of(history, quantity, starts)
+    order = {metric.meaning.place: at for at, metric in enumerate(history.of(quantity))}
+    mine = [each for each in curves[quantity] if each.attempt == episode.attempt and not of_the_whole(each.place)]
+    mine.sort(key=lambda each: order.get(each.place, len(order)))
+    layers = [found for each in mine if (found := _at(each, episode.start)) is not None]
+    if not layers:
+        return episode
+    evidence = dict(episode.evidence)
+    if quantity == "grad_norm":
+        evidence["gradient_flow"] = round(gradient_flow(each.value for each in layers), 4)
+    others = [each for each in layers if each.place != episode.place and affected(each, layers)]
+    evidence |= {f"{LAYER}{each.place}": each.value for each in others}
+    if not others:
+        return replace(episode, evidence=evidence)
+    names = ", ".join(each.place for each in others[:NAMED])
+    more = f" and {len(others) - NAMED} more" if len(others) > NAMED else ""
+    where = f"Also in {counted(len(others), 'other layer')}" if episode.place else f"In {counted(len(others), 'layer')}"
+    said = f"{where}: {names}{more}."
+    return replace(episode, message=f"{episode.message} {said}", evidence=evidence)
+
+
+def _at(curve: Curve, step: int) -> _Layer | None:
+    """The layer at the first measurement from a step on."""
+    at = int(np.searchsorted(curve.steps, step, side="left"))
+    if at >= len(curve.values):
+        return None
+    before = curve.values[:at][np.isfinite(curve.values[:at])]
+    return _Layer(curve.place, float(curve.values[at]), float(np.median(before)) if len(before) >= FEWEST else 0.0)

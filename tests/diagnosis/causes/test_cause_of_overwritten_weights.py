@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+
+ADAM = {"stability.optimizer": "AdamW", "stability.parameters_total": "10000"}
+
+
+def overwritten(at: int, times: float, params: dict[str, str]) -> RunHistory:
+    losses, norms, weights = falling(800), np.ones(800), np.full(80, 10.0)
+    losses[at:], norms[at:] = 200 * np.exp(0.3 * np.random.default_rng(1).standard_normal(800 - at)), 3000.0
+    measured = np.arange(10, 801, 10)
+    weights[measured >= at] *= times
+    return run_of(
+        metric_of("loss", losses),
+        metric_of("grad_norm", norms),
+        metric_of("learning_rate", np.full(800, 1e-3)),
+        metric_of("stability/param_norm", weights, steps=measured),
+        params=params,
+    )
+
+
+def cause_of(history: RunHistory) -> Cause | None:
+    return diagnosis_of(history).cause
+
+
+@pytest.mark.parametrize("at", [151, 601])
+def test_weights_that_no_update_explains_were_overwritten(at: int) -> None:
+    cause = cause_of(overwritten(at, 3000.0, ADAM))
+    assert cause is not None
+    assert (cause.name, cause.certainty) == ("damaged_weights", "certain")
+    assert "other code or the device wrote to the weights" in cause.statement
+
+
+@pytest.mark.parametrize(("times", "params"), [(3000.0, {}), (1.1, ADAM)])
+def test_without_knowing_what_an_update_can_do_or_without_a_jump_they_were_not(
+    times: float, params: dict[str, str]
+) -> None:
+    cause = cause_of(overwritten(601, times, params))
+    assert cause is None or cause.name != "damaged_weights"

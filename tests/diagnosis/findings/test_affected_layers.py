@@ -1,0 +1,62 @@
+from __future__ import annotations
+
+import numpy as np
+from diagnosis.histories import falling, metric_of, run_of
+
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
+from mlflow_stability.vocabulary import Event
+from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.text.metric_names import Meaning
+
+MEASURED = np.arange(100, 2001, 100)
+
+
+def layered(quantity: str, values: dict[str, float], before: float = 1.0) -> RunHistory:
+    metrics = [metric_of("loss", falling(2000))]
+    for name, value in values.items():
+        norms = np.where(MEASURED < 1000, before, value)
+        meaning = Meaning(quantity, name, known=True)
+        metrics.append(metric_of(f"{quantity}@{name}", norms, meaning=meaning, steps=MEASURED))
+    return run_of(*metrics)
+
+
+def about(kind: str, history: RunHistory, place: str = "a") -> Episode:
+    episode = Episode(kind, Severity.WARNING, 1000, 1000, 1000, "Said.", place=place)
+    return with_affected_layers([episode], history, {0: 0})[0]
+
+
+def test_every_dead_layer_is_named_with_the_gradient_flow() -> None:
+    found = about("dead_layer", layered("grad_norm", {"a": 0.0, "b": 0.0, "c": 1.0, "d": 0.0}))
+    assert found.message == "Said. Also in 2 other layers: b, d."
+    assert found.evidence == {"gradient_flow": 0.25, "layer.b": 0.0, "layer.d": 0.0}
+
+
+def test_layers_that_jumped_are_told_from_those_that_did_not() -> None:
+    found = about("weight_spike", layered("param_norm", {"a": 30.0, "b": 20.0, "c": 2.0}))
+    assert found.message == "Said. Also in 1 other layer: b."
+
+
+def test_of_the_whole_model_the_layers_are_named() -> None:
+    found = about("update_ratio_high", layered("update_ratio", {"a": 0.5, "b": 0.2, "c": 0.01}), place="")
+    assert found.message == "Said. In 2 layers: a, b."
+
+
+def test_of_many_layers_the_message_names_five_and_the_evidence_all() -> None:
+    found = about("gradient_vanishing", layered("grad_norm", {f"l{n}": 1e-9 for n in range(12)} | {"head": 1.0}), "l0")
+    assert found.message == "Said. Also in 11 other layers: l1, l2, l3, l4, l5 and 6 more."
+    assert sum(name.startswith("layer.") for name in found.evidence) == 11
+
+
+def test_without_values_by_layer_nothing_is_added() -> None:
+    assert about("dead_layer", run_of(metric_of("loss", falling(2000)))).message == "Said."
+
+
+def test_several_remarks_of_the_model_check_stay_several() -> None:
+    said = ("Frozen: a.", "Not in the optimizer: b.", "Not in the optimizer: b.")
+    events = [Event(1, "model_lint", Severity.INFO, each) for each in said]
+    history = run_of(metric_of("loss", falling(300)), events=events)
+    remarks = [each.message for each in diagnosis_of(history).episodes if each.kind == "model_lint"]
+    assert sorted(remarks) == ["Frozen: a.", "Not in the optimizer: b."]
