@@ -44,37 +44,38 @@ class _Layer:
     """The median of its values before; 0 where there are too few."""
 
 
-Affected = Callable[[_Layer, Sequence[_Layer]], bool]
+Affected = Callable[[_Layer, Sequence[_Layer], float], bool]
+"""Whether a layer is affected, from all layers and the limit that the finding names."""
 
 
 def _largest(layers: Sequence[_Layer]) -> float:
     return max((each.value for each in layers if isfinite(each.value)), default=0.0)
 
 
-def _faded(layer: _Layer, layers: Sequence[_Layer]) -> bool:
+def _faded(layer: _Layer, layers: Sequence[_Layer], _limit: float) -> bool:
     limit = max(GradientVanishingLayers().smallest, GradientVanishingLayers().share_of_last * layers[-1].value)
     return 0 < layer.value < limit
 
 
 def _jumped(times: float) -> Affected:
-    return lambda layer, _: layer.usual > 0 and layer.value >= times * layer.usual
+    return lambda layer, _, __: layer.usual > 0 and layer.value >= times * layer.usual
 
 
 AFFECTED: Mapping[str, tuple[str, Affected]] = {
     "gradient_vanishing": ("grad_norm", _faded),
-    "dead_layer": ("grad_norm", lambda layer, _: layer.value == 0),
+    "dead_layer": ("grad_norm", lambda layer, _, __: layer.value == 0),
     "gradient_imbalance": (
         "grad_norm",
-        lambda layer, every: 0 < layer.value * GradientImbalance().ratio < _largest(every),
+        lambda layer, every, __: 0 < layer.value * GradientImbalance().ratio < _largest(every),
     ),
     "layer_explosion": ("grad_norm", _jumped(LayerExplosion().smallest_rise)),
     "weight_imbalance": (
         "param_norm",
-        lambda layer, every: 0 < layer.value * WeightImbalance().ratio < _largest(every),
+        lambda layer, every, __: 0 < layer.value * WeightImbalance().ratio < _largest(every),
     ),
     "weight_spike": ("param_norm", _jumped(WeightSpike().smallest_rise)),
-    "update_ratio_high": ("update_ratio", lambda layer, _: layer.value > UpdateRatioHigh().highest),
-    "update_ratio_low": ("update_ratio", lambda layer, _: 0 < layer.value < UpdateRatioLow().lowest),
+    "update_ratio_high": ("update_ratio", lambda layer, _, limit: layer.value > (limit or UpdateRatioHigh().highest)),
+    "update_ratio_low": ("update_ratio", lambda layer, _, __: 0 < layer.value < UpdateRatioLow().lowest),
 }
 """Of each type, what its layers are judged by, and which of them it is about."""
 
@@ -99,10 +100,10 @@ def _of(
     layers = [found for each in mine if (found := _at(each, episode.start)) is not None]
     if not layers:
         return episode
-    evidence = dict(episode.evidence)
+    evidence, limit = dict(episode.evidence), episode.evidence.get("limit", 0.0)
     if quantity == "grad_norm":
         evidence["gradient_flow"] = round(gradient_flow(each.value for each in layers), 4)
-    others = [each for each in layers if each.place != episode.place and affected(each, layers)]
+    others = [each for each in layers if each.place != episode.place and affected(each, layers, limit)]
     evidence |= {f"{LAYER}{each.place}": each.value for each in others}
     if not others:
         return replace(episode, evidence=evidence)

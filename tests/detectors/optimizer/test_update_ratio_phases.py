@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from detectors.series import Floats, judged
+
+STEPS = 200
+RATIOS = np.full(STEPS, 1e-3)
+
+
+def decaying(group: str = "") -> dict[str, Floats]:
+    rates = np.concatenate([np.full(STEPS // 2, 1e-3), np.full(STEPS // 2, 1e-4)])
+    return {f"learning_rate{group}": rates}
+
+
+def raised(first: int, value: float) -> Floats:
+    changed = RATIOS.copy()
+    changed[first:] = value
+    return changed
+
+
+def test_in_the_decay_a_smaller_ratio_is_high() -> None:
+    (event,) = judged("update_ratio_high", **decaying(), update_ratio=raised(120, 0.05))
+    assert event.step == 122
+    assert "threshold 0.03 in the decay of the learning rate" in event.message
+
+
+@pytest.mark.parametrize("first", [20, 60])
+def test_before_the_decay_the_same_ratio_is_not(first: int) -> None:
+    rates = {"learning_rate": np.full(STEPS, 1e-3)}
+    assert judged("update_ratio_high", **rates, update_ratio=raised(first, 0.05)) == []
+
+
+def test_without_a_learning_rate_there_is_one_threshold() -> None:
+    assert judged("update_ratio_high", update_ratio=raised(120, 0.05)) == []
+    assert len(judged("update_ratio_high", update_ratio=raised(120, 0.2))) == 1
+
+
+def test_a_group_that_is_slower_by_design_is_not_in_its_decay() -> None:
+    rates = {"learning_rate@group_0": np.full(STEPS, 1e-3), "learning_rate@group_1": np.full(STEPS, 1e-5)}
+    assert judged("update_ratio_high", **rates, update_ratio=raised(120, 0.05)) == []
