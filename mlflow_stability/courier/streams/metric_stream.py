@@ -216,7 +216,7 @@ class MetricStream:
     def _seal(self) -> None:
         """Make a bite of what was chosen up to here."""
         behind = self._bites[-1].until if self._bites else self._delivered.metrics_until
-        if self._safe_until > behind:
+        if self._safe_until > behind or self._open:
             self._bites.append(Bite(self._open, self._safe_until, self._saved()))
             self._waiting += len(self._open)
             self._open = []

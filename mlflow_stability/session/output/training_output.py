@@ -107,6 +107,7 @@ class TrainingOutput:
 
     def ended(self, runs: Sequence[DeliveredRun]) -> None:
         """Say how the training went, when everything is delivered."""
+        self._begun.update(run.run_id for run in runs)
         for run in runs[-MOST_ENDS:]:
             said = run.verdict or "Training has ended."
             self.info("%s", " ".join(filter(None, [said, run.cause, f"Report: {run.where}"])))

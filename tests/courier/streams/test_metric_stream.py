@@ -134,3 +134,17 @@ def test_readings_that_are_held_for_their_events_are_sent_after_a_restart_too(tr
     while not stream.done:
         stream.advance(over=True)
     assert sorted({point.step for point in shelf.points}) == list(range(1, 41))
+
+
+def test_what_somebody_waits_for_is_sent_at_once_and_the_end_still_has_the_last_step(training):
+    shelf, delivered = Shelf(), Delivered(training.journal.folder)
+    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=10)
+    journal(training, 25)
+    stream.hurried = True
+    while stream.hurried:
+        stream.advance(over=False)
+    assert max(point.step for point in shelf.points) == 20
+    assert delivered.metrics_until == stream.reached
+    while not stream.done:
+        stream.advance(over=True)
+    assert max(point.step for point in shelf.points) == 25
