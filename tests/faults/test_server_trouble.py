@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -100,7 +101,8 @@ def test_nothing_is_lost_and_no_step_waits(
     all_arrived(training, run_id, rest_server)
     warnings = errors.count("No answer from the tracking server since")
     assert warnings <= 1
-    assert len(errors.splitlines()) <= 1, errors  # hundreds of retries are not the user's business
+    beside = [line for line in errors.splitlines() if not re.search("Record(ing|ed) run |Report: ", line)]
+    assert len(beside) <= 1, errors  # hundreds of retries are not the user's business
     if at_first == "down":
         assert warnings == 1
 

@@ -72,7 +72,7 @@ class TrainingOutput:
 
     def begins(self, run: DeliveredRun, over: bool = False) -> bool:
         """Say once which run is recorded and where to look at it; False while that is not known. `over`: it was."""
-        if not run.run_id:
+        if not run.run_id or not (run.url or run.command):
             return False
         if run.run_id not in self._begun:
             self._begun.add(run.run_id)

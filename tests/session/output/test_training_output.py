@@ -75,6 +75,7 @@ def test_a_silent_session_says_nothing_at_all(caplog: pytest.LogCaptureFixture) 
 def test_the_beginning_is_said_once_and_not_before_the_run_is_known(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     assert not output.begins(DeliveredRun())
+    assert not output.begins(DeliveredRun("ab12")), "where to look is not known yet"
     assert output.begins(RUN)
     assert output.begins(RUN)
     assert caplog.messages == [f"Recording run kind-otter-7: {RUN.url}"]
