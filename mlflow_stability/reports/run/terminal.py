@@ -35,6 +35,7 @@ from mlflow_stability.reports.words import run_phrases as wording
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.text.phrases import counted
 
 CURVE_ROWS = 6
 FEW_FINDINGS, FEW_ORIGINS, FEW_CURVES = 12, 2, 2
@@ -240,6 +241,7 @@ def show(out: TerminalWriter, report: Report) -> None:
     alone = len(report.diagnoses) == 1
     if not alone:
         show_table(out, report)
+        out.section("Findings by type", _by_type(out, report))
     left_out = []
     for diagnosis in report.diagnoses:
         if alone or out.verbose or _worth_a_look(diagnosis):
@@ -253,6 +255,19 @@ def show(out: TerminalWriter, report: Report) -> None:
         out.console.print()
         others = "1 run without warnings is" if len(left_out) == 1 else f"{len(left_out)} runs without warnings are"
         out.console.print(out.text(f"{others} only listed in the table; --verbose shows everything.", "dim"))
+
+
+def _by_type(out: TerminalWriter, report: Report) -> Iterator[_Row]:
+    """How many findings of each type there are, and in how many runs, the worst type first."""
+    found: dict[str, list[tuple[Severity, int]]] = {}
+    for number, diagnosis in enumerate(report.diagnoses):
+        for each in diagnosis.episodes:
+            found.setdefault(each.kind, []).append((each.severity, number))
+    for kind, those in sorted(found.items(), key=lambda each: (-max(each[1])[0], -len(each[1]), each[0])):
+        by_severity = Counter(severity for severity, _ in those)
+        counts = ", ".join(f"{by_severity[each]} {each.name}" for each in sorted(by_severity, reverse=True))
+        runs = len({number for _, number in those})
+        yield out.text(kind), out.text(f"{counts}, in {counted(runs, 'run')} of {len(report.diagnoses)}")
 
 
 def _worth_a_look(diagnosis: Diagnosis) -> bool:

@@ -101,6 +101,20 @@ def test_of_several_runs_the_healthy_ones_are_in_the_table_alone() -> None:
     assert "Healthy: train_loss fell" in shown(SEVERAL, verbose=True)
 
 
+def test_the_findings_of_several_runs_are_counted_by_type_the_worst_first() -> None:
+    runs = (
+        replace(healthy("a.csv"), episodes=(spike(),)),
+        replace(healthy("b.csv"), episodes=(spike(), nan())),
+        healthy("c.csv"),
+    )
+    rows = shown(Report(runs)).partition("Findings by type\n")[2].splitlines()[:2]
+    assert [" ".join(row.split()) for row in rows] == [
+        "nan_detected 1 CRITICAL, in 1 run of 3",
+        "loss_spike 2 WARNING, in 2 runs of 3",
+    ]
+    assert "Findings by type" not in shown(Report(runs[1:2]))
+
+
 def test_runs_that_are_all_healthy_are_a_table() -> None:
     text = shown(Report((healthy("a.csv"), healthy("b.csv"))))
     assert text.count("healthy") == 2
