@@ -85,7 +85,7 @@ def test_consecutive_runs_each_have_their_own_training_from_step_one(store: Mlfl
     for run_id, losses in expected.items():
         assert losses_of(run_id) == pytest.approx(losses)
         assert "stability/5_learning_rate" in store.get_run(run_id).data.metrics
-        assert not [name for name in store.get_run(run_id).data.metrics if "track" in name or "optimizer" in name]
+        assert not [name for name in store.get_run(run_id).data.metrics if "track_" in name or "optimizer_" in name]
 
 
 @pytest.mark.slow

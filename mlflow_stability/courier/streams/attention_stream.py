@@ -1,4 +1,4 @@
-"""Delivers attention maps to `stability/attention/maps`, one part for each measured step.
+"""Delivers attention maps to `stability/data/attention`, one part for each measured step.
 
 In: the folder of a recording, where the training writes maps. Out: parts of the first steps, then ever fewer, and of
 the last step. Guarantees: a part that is sent twice replaces itself; maps of one step at a time are in memory;

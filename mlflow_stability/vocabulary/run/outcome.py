@@ -10,7 +10,7 @@ RUN_STATUS = {
     "interrupted": "KILLED",
     "killed": "KILLED",
 }
-"""The outcomes, as the tag ``stability.outcome`` has them, with MLflow's word for each."""
+"""The outcomes, as the tag ``stability.ended`` has them, with MLflow's word for each."""
 _ENDED = {
     "running": "is still running",
     "finished": "finished",
