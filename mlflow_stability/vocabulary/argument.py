@@ -159,9 +159,9 @@ def objects(words: str) -> Mapping[str, Takes]:
     return _takes(words, read, True)
 
 
-def elsewhere() -> Mapping[str, Takes]:
+def elsewhere(words: str = "") -> Mapping[str, Takes]:
     """Anything: it is checked where its type is known, which is above this room."""
-    return {"takes": Takes("", lambda given: given)}
+    return {"takes": Takes(words, lambda given: given)}
 
 
 def check_fields(record: Any) -> None:

@@ -100,11 +100,11 @@ class Settings:
     """How many of them are kept; the best and the last good one always are."""
     adaptive_clip: bool = field(default=False, metadata=yes_or_no())
     """Clip gradients whose norm stands out from the training's own."""
-    alerts: tuple[Any, ...] = field(default=(), metadata=elsewhere())
+    alerts: tuple[Any, ...] = field(default=(), metadata=elsewhere("URLs such as 'slack://...', or 'console'"))
     """Where alerts go: `Alert` objects, which have been checked."""
     prometheus_port: int | None = field(default=None, metadata=whole_number(1, "of a port", optional=True))
     """The port at which the courier serves metrics for Prometheus; None: none."""
-    mirrors: tuple[Any, ...] = field(default=(), metadata=elsewhere())
+    mirrors: tuple[Any, ...] = field(default=(), metadata=elsewhere("tools such as 'tensorboard:runs/' and 'wandb'"))
     """Which other tools get the same numbers: `Mirror` objects, which have been checked."""
     preset: str | None = field(default=None, metadata=one_of(*PRESETS, optional=True))
     """A set of knobs for the autopilot: ``research``, ``production``, ``debugging``."""

@@ -68,6 +68,14 @@ def test_every_setting_is_described_with_its_default() -> None:
         assert rows[name].strip("`") == default
 
 
+def test_every_extra_is_described() -> None:
+    section = (ROOT / "pyproject.toml").read_text("utf-8").partition("[project.optional-dependencies]")[2]
+    extras = re.findall(r"^(\w+) = \[", section.partition("\n[")[0], re.MULTILINE)
+    assert {"alerts", "otel", "torch"} <= set(extras)
+    table = TEXTS["options"].partition("| needed for | extra |")[2].partition("\n\n")[0]
+    assert sorted(extras) == sorted(re.findall(r"\| `(\w+)` \|$", table, re.MULTILINE))
+
+
 def test_every_public_name_is_described() -> None:
     assert set(mlflow_stability.__all__) == set(re.findall(r"^## (\w+)$", TEXTS["python_api"], re.MULTILINE))
 

@@ -21,6 +21,8 @@ from mlflow_stability.vocabulary.result.event import Severity
 
 _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
 """What apprise calls severities; services turn them into colours, icons and priorities."""
+_US = "mlflow-stability"
+"""Who a message is from."""
 _SHORTEST_SECRET = 4
 
 
@@ -34,7 +36,8 @@ class AppriseChannel:
             raise ChannelError(f"Alerts to a URL need apprise: {INSTALL}.") from error
         scheme = url.partition("://")[0].lower()
         with _said_by_apprise():
-            service: Any = apprise.Apprise.instantiate(url)
+            us = apprise.AppriseAsset(app_id=_US, app_desc=_US, image_url_mask="", image_url_logo="")
+            service: Any = apprise.Apprise.instantiate(url, asset=us)
         if service is None:
             raise ChannelError(f"apprise does not accept the {scheme}:// URL. Compare it with apprise's documentation.")
         self.name = str(service.service_name or scheme)
@@ -46,8 +49,8 @@ class AppriseChannel:
         """One request, or as many as the service needs for one message."""
         with _said_by_apprise() as said:
             try:
-                sent = self._service.notify(
-                    body=message.text(time.time()), title=message.title, notify_type=_TYPES[message.severity]
+                sent = self._service.notify(  # not by `Apprise.notify`, which would send from other threads
+                    message.text(time.time()), message.title, _TYPES[message.severity], body_format="text"
                 )
             except Exception as error:  # a library that sends to a hundred services
                 raise ChannelError(self._without_secrets(f"{type(error).__name__}: {error}")) from None
@@ -93,6 +96,7 @@ def _said_by_apprise() -> Iterator[StringIO]:
     """Gather what apprise logs in this thread, and keep it out of all logs."""
     said = StringIO()
     handler, thread = logging.StreamHandler(said), threading.get_ident()
+    handler.setLevel(logging.WARNING)
     handler.addFilter(lambda record: record.thread == thread)  # other channels send meanwhile
     logger = logging.getLogger("apprise")
     _quiet.begin(logger, handler)

@@ -23,6 +23,8 @@ _INNOCENT_KEYS = frozenset(
 )
 _INNOCENT_KEYS |= {"index", "output", "partition", "primary", "sort", "target", "text", "value"}
 """What keys are of that open nothing; every other one is taken for a secret."""
+_ADDRESSES = ["alerts"]
+"""``--alerts`` of ``mlflow-stability run``: its URLs hold tokens anywhere."""
 _SHORT = frozenset({"-p"})  # of a password as often as of a port, which is a number
 _NAME = r"[\w.\-+/\[\]]*[A-Za-z][\w.\-\]]*"
 _ASSIGNED = re.compile(rf"(?P<name>{_NAME})(?P<mark>\s*[=:]\s*)(?P<value>.+)", re.DOTALL)
@@ -64,8 +66,10 @@ def without_secrets(words: Iterable[str]) -> list[str]:
 def is_secret(name: str) -> bool:
     """Whether a name is one under which secrets are given; ``max_tokens`` and ``tokenizer`` are none."""
     words = [each.lower() for each in _WORD.findall(name)]
-    return any(_SECRET.search(word) for word in words) or any(
-        word in ("key", "keys") and before not in _INNOCENT_KEYS for before, word in pairwise(["", *words])
+    return (
+        words == _ADDRESSES
+        or any(_SECRET.search(word) for word in words)
+        or any(word in ("key", "keys") and before not in _INNOCENT_KEYS for before, word in pairwise(["", *words]))
     )
 
 

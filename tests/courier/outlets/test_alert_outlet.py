@@ -188,3 +188,18 @@ def test_conditions_on_signals_are_looked_at_in_the_journal(root: Path, sqlite_u
     training.end(Closing("finished", "", 50, time.time()))
     advance(session, lambda: session.over)
     assert [each.body["title"] for each in server.requests] == ["WARNING: loss>=41 (10 times) in 9 steps (41 to 50)"]
+
+
+def test_a_training_that_hangs_is_reported_once(
+    root: Path, sqlite_uri: str, server: ChatServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    training = Training(root, sqlite_uri)  # its last step was years ago
+    training.train(1, 20)
+    session = SessionDelivery(training.folder, sqlite_uri, lambda: False, settings(server))
+    advance(session, lambda: server.taken)
+    until = time.monotonic() + 1.0
+    advance(session, lambda: time.monotonic() > until)
+    training.end(Closing("finished", "", 20, time.time()))
+    advance(session, lambda: session.over)
+    assert [each.body["title"] for each in server.requests] == ["CRITICAL: stall at step 20"]
+    assert "py-spy dump" in server.requests[0].body["message"]
