@@ -9,7 +9,6 @@ from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.ndimage import minimum_filter1d
 
 from mlflow_stability.detectors.engine.adversarial import RISE
 from mlflow_stability.detectors.engine.finding_type import Moves
@@ -133,10 +132,17 @@ def _rose_before(x: NDArray[np.float64], within: int) -> float:
     if len(x) < 2 * SMOOTHED:
         return 0.0
     held = np.median(np.lib.stride_tricks.sliding_window_view(x, SMOOTHED), axis=1)
-    lowest = (
-        np.minimum.accumulate(held) if len(held) <= within else minimum_filter1d(held, within, origin=(within - 1) // 2)
-    )
-    return float((held - lowest).max())
+    return float((held - _lowest_of_the_last(held, min(within, len(held)))).max())
+
+
+def _lowest_of_the_last(x: NDArray[np.float64], count: int) -> NDArray[np.float64]:
+    """For each point the lowest of so many up to it, by minima within blocks, in time that does not depend on them."""
+    padded = np.full(-(-(len(x) + count - 1) // count) * count, np.inf)
+    padded[count - 1 : count - 1 + len(x)] = x
+    blocks = padded.reshape(-1, count)
+    forward = np.minimum.accumulate(blocks, axis=1).ravel()
+    backward = np.minimum.accumulate(blocks[:, ::-1], axis=1)[:, ::-1].ravel()
+    return np.asarray(np.minimum(backward[: len(x)], forward[count - 1 : count - 1 + len(x)]), np.float64)
 
 
 def _left(x: NDArray[np.float64], first: int, limit: float) -> int:
