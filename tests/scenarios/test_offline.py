@@ -27,7 +27,7 @@ def train(steps: int) -> None:
 
 
 def test_offline_nothing_is_sent_until_sync(
-    tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     monkeypatch.chdir(tmp_path)
@@ -38,10 +38,11 @@ def test_offline_nothing_is_sent_until_sync(
     assert couriers_of(os.getpid()) == []
     mlflow_stability.autolog(disable=True)
     assert couriers_of(os.getpid()) == []
+    caplog.clear()
     assert not session.wait(1)
+    assert [each.getMessage().partition(" in ")[0] for each in caplog.records] == ["Recorded offline"]
     client = MlflowClient(sqlite_uri)
     assert list(client.search_runs(["0"])) == []
-    capsys.readouterr()
     assert run(["sync"]) == 0
     (delivered,) = client.search_runs(["0"])
     assert list(mlflow_stability.load_run(delivered.info.run_id, sqlite_uri)["step"]) == list(range(1, 31))

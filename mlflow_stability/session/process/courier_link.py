@@ -72,7 +72,7 @@ class CourierLink:
         self, folder: Path, tracking_uri: str | None, warn: Say, offline: bool = False, outlets: str = ""
     ) -> None:
         self.folder = folder
-        self._offline = offline
+        self.offline = offline
         """Whether nobody delivers before `mlflow-stability sync`."""
         self._tracking_uri = tracking_uri
         self._outlets = outlets
@@ -96,7 +96,7 @@ class CourierLink:
 
     def start(self) -> None:
         """Start the courier as a process in a session of its own, so that Ctrl-C is not for it."""
-        if self._offline:
+        if self.offline:
             return
         package = Path(mlflow_stability.__file__).parent
         environment = dict(os.environ)
@@ -339,6 +339,9 @@ def wait_for_delivery(awaited: Sequence[Awaited]) -> list[Awaited]:
     line.clear()
     for each, patience in late:
         link = each.link
+        if link.offline:
+            journals = link.folder.parent
+            each.output.info("Recorded offline in %s. Deliver it with `mlflow-stability sync %s`.", journals, journals)
         if not link.was_started:
             continue  # which was said when it happened
         trouble = link.trouble()
