@@ -18,6 +18,7 @@ from mlflow_stability.courier.outlets import alert_outlet
 from mlflow_stability.courier.process.environment import ask_for_short_requests
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import SessionDelivery
+from mlflow_stability.tracking.store.run_page import run_page
 from mlflow_stability.vocabulary import Closing, Event, Severity
 
 SECRET = "hunter2-hunter2"
@@ -74,9 +75,7 @@ def test_a_burst_a_kill_and_nothing_else_arrive_once_with_a_link_and_without_a_t
     assert courier.wait(60) == 0
     burst, killed = (each.body for each in server.requests)
     assert burst["title"] == "WARNING: 14 loss spikes in 195 steps (400 to 595)"
-    assert burst["message"].endswith(
-        f"{rest_server}/#/experiments/0/runs/{run_id}/model-metrics?workflowType=machine_learning"
-    )
+    assert burst["message"].endswith(run_page(run_id, rest_server).url)
     assert killed["title"] == "CRITICAL: kill at step 400"
     assert "The process was killed after step 400" in killed["message"]
     assert not root.exists()
