@@ -44,7 +44,9 @@ class Script:
             return
         import mlflow_stability
 
-        logging.getLogger("mlflow_stability").addHandler(logging.FileHandler(self.out.with_suffix(".log")))
+        warnings = logging.FileHandler(self.out.with_suffix(".log"))
+        warnings.setLevel(logging.WARNING)
+        logging.getLogger("mlflow_stability").addHandler(warnings)
         mlflow_stability.autolog(guard=self.mode == "guard" or None, rollback=self.mode == "rollback")
 
     def nan(self, step: int) -> bool:
