@@ -50,7 +50,7 @@ def test_a_training_that_nobody_sees_says_so_once_at_the_end_of_the_process(
     said = output_of(kind, tmp_path)
     assert said.count(SAID) == 1
     (line,) = [each for each in said.splitlines() if SAID in each]
-    assert line.startswith(signs)
+    assert line.startswith(f"mlflow-stability: {signs}")
     assert "mlflow_stability.attach(model, optimizer)" in line
 
 
