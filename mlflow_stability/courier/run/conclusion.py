@@ -89,13 +89,22 @@ def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str,
 
 
 def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page: str) -> str:
+    """MLflow shows five lines before "Show more": what happened, why and what to do come first, and the rest after."""
     cause = diagnosis.cause
     word = training_outcome(diagnosis)
-    actions = [f"{number}. {markdown(each)}" for number, each in enumerate(diagnosis.remedies[:FEW_ACTIONS], start=1)]
+    verdict, _, more = _verdict(diagnosis).partition(". ")
+    first, *others = diagnosis.remedies[:FEW_ACTIONS] or ("",)
+    why, _, evidence = cause.statement.partition(". ") if cause else ("", "", "")
+    lines = [
+        markdown(f"{verdict.rstrip('.')}."),
+        f"**{HEADINGS[cause.certainty]}:** {markdown(why.rstrip('.'))}." if cause else "",
+        f"**What to do:** {markdown(first)}" if first else "",
+    ]
     said = [
-        markdown(_verdict(diagnosis)),
-        f"**{HEADINGS[cause.certainty]}:** {markdown(cause.statement)}" if cause else "",
-        "\n".join(["**What to do:**", "", *actions]) if actions else "",
+        "  \n".join(filter(None, lines)),
+        markdown(more),
+        markdown(evidence),
+        *(f"**Then:** {markdown(each)}" for each in others),
         _end_of_process(history, diagnosis),
         _not_recorded(history),
         _figures(history, card),

@@ -51,7 +51,7 @@ def test_a_kind_may_be_typed_with_dashes(capsys: pytest.CaptureFixture[str]) -> 
     assert capsys.readouterr().out.startswith("loss_spike: ")
 
 
-@pytest.mark.parametrize(("typed", "meant"), [("los_spike", "loss_spike"), ("nan", "nan_detected")])
+@pytest.mark.parametrize(("typed", "meant"), [("los_spike", "loss_spike"), ("nan_detect", "nan_detected")])
 def test_an_unknown_kind_gives_the_nearest(typed: str, meant: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run(["explain", typed]) == 2
     said = capsys.readouterr()
