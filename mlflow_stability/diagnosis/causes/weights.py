@@ -137,26 +137,29 @@ def overwritten_look(around: Surroundings) -> Look:
 
 
 def _reachable(around: Surroundings, first: int, last: int) -> float | None:
-    """How far the optimizer can have changed the norm of the weights between two steps; None where nobody knows."""
-    rates = [rate.values[(rate.steps > first) & (rate.steps <= last)] for rate in around.rates]
+    """How far the optimizer can have changed the norm of the weights between two steps; None where nobody knows.
+
+    A norm is measured before the update of its step or after it: both ends count.
+    """
+    rates = [rate.values[(rate.steps >= first) & (rate.steps <= last)] for rate in around.rates]
     known = [float(each[np.isfinite(each)].max()) for each in rates if np.isfinite(each).any()]
     if not known:
         return None
     rate, settings, params = max(known), settings_of(around.history), around.history.params
     if settings.adam:
         count = params.get("stability.parameters_total", "")
-        return ADAM_STEP * rate * float(count) ** 0.5 * (last - first) if count.isdigit() else None
+        return ADAM_STEP * rate * float(count) ** 0.5 * (last - first + 1) if count.isdigit() else None
     if settings.adam is None:
         return None
     momentum = params.get("stability.momentum", "0")
     kept = 1 - min(0.999, float(momentum)) if momentum.replace(".", "", 1).isdigit() else 1.0
     if settings.max_norm is not None:
-        return rate * settings.max_norm * (last - first) / kept
+        return rate * settings.max_norm * (last - first + 1) / kept
     norm = around.norm
     if norm is None:
         return None
-    there = norm.values[(norm.steps > first) & (norm.steps <= last)]
-    return float(rate * there.sum() / kept) if len(there) == last - first and np.isfinite(there).all() else None
+    there = norm.values[(norm.steps >= first) & (norm.steps <= last)]
+    return float(rate * there.sum() / kept) if len(there) == last - first + 1 and np.isfinite(there).all() else None
 
 
 def _changes(around: Surroundings) -> list[Event]:
