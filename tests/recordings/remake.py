@@ -9,6 +9,7 @@ written by hand and kept. What belongs to a machine or a person is taken out: pa
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import re
 import shutil
@@ -91,12 +92,16 @@ def put_away(run: Path, name: str) -> None:
             tag.unlink()
         elif tag.name.startswith("mlflow.stability.recording."):
             tag.write_text(re.sub(r'"host": "[^"]*"', '"host": ""', tag.read_text()))
-        elif (room := str(run.parents[2])) in tag.read_text():
-            tag.write_text(tag.read_text().replace(room, ""))
+        else:
+            tag.write_text(tag.read_text().replace(str(run.parents[2]), "").replace(run.name, name))
     for param in PERSONAL_PARAMS:
         (place / "params" / param).unlink(missing_ok=True)
-    for picture in (*place.rglob("*.png"), *place.rglob("*.webp")):
-        picture.unlink()  # drawn from the record, and half of all bytes
+    made = [each for pattern in ("*.png", "*.webp", "report.*") for each in place.rglob(pattern)]
+    for each in made:
+        each.unlink()  # drawn from the record, and half of all bytes
+    for facts in place.glob("artifacts/stability/data/environment*.json"):
+        kept = {name: fact for name, fact in json.loads(facts.read_text()).items() if name not in PERSONAL_FACTS}
+        facts.write_text(json.dumps(kept, indent=1) + "\n")
     shutil.rmtree(place / "artifacts" / "stability" / "checkpoints", ignore_errors=True)
     for events in place.glob("artifacts/stability/**/events/*.jsonl"):
         text = re.sub(r'"(host|directory|tracking_uri)": "[^"]*"', r'"\1": ""', events.read_text())

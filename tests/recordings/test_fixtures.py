@@ -72,10 +72,10 @@ def test_a_recorded_run_is_diagnosed_as_what_it_is(run: Path) -> None:
 @pytest.mark.parametrize("run", RUNS, ids=name_of)
 def test_what_was_judged_live_is_what_the_record_gives_when_it_is_judged_again(run: Path) -> None:
     stability = run / "artifacts" / "stability"
-    said = [read_line(line) for file in sorted(stability.glob("events/*")) for line in file.read_text().splitlines()]
+    said = [read_line(line) for file in sorted(stability.glob("**/events/*")) for line in file.read_text().splitlines()]
     (opening,) = [each for each in said if isinstance(each, Opening)]
     live = [each for each in said if isinstance(each, Event) and each.judged]
-    (part,) = stability.glob("record/*.parquet")
+    (part,) = stability.glob("**/record/*.parquet")
     again = replay(read_part(part).readings(), built(opening.detectors))
     assert [_plain(each) for each in again] == [_plain(each) for each in live]
 

@@ -67,8 +67,11 @@ class Column:
             setattr(self, name, both)
 
     def thin(self) -> None:
-        """Of every four consecutive values keep the lowest and the highest; not-a-number counts as both."""
-        whole = len(self) // 4 * 4
+        """Of every four consecutive values keep the lowest and the highest; not-a-number counts as both.
+
+        The last value stays: it says how far the training came.
+        """
+        whole = max(0, len(self) - 1) // 4 * 4
         values = np.frombuffer(self.values, np.float64)[:whole].reshape(-1, 4)
         lowest = np.where(np.isnan(values), -np.inf, values).argmin(axis=1)
         highest = np.where(np.isnan(values), np.inf, values).argmax(axis=1)
@@ -140,8 +143,7 @@ class Gathered:
             if column is not None:
                 column.append(row, step, epoch, value, time)
         self.size += len(values)
-        if self.size > MOST_VALUES:
-            self.thin()
+        self._make_room()
 
     def add_column(
         self,
@@ -157,8 +159,7 @@ class Gathered:
         if column is not None and len(rows):
             column.extend(rows, steps, epochs, values, times)
         self.size += len(rows)
-        if self.size > MOST_VALUES:
-            self.thin()
+        self._make_room()
 
     def _new(self, name: str) -> Column | None:
         if len(self.columns) >= MOST_METRICS:
@@ -175,7 +176,13 @@ class Gathered:
         self.size += other.size
         self._totals.update(other._totals)
         self.thinned = self.thinned or other.thinned
-        if self.size > MOST_VALUES:
+        self._make_room()
+
+    def _make_room(self) -> None:
+        """Thin until what is kept fits: many values may have come at once."""
+        size = self.size + 1
+        while MOST_VALUES < self.size < size:
+            size = self.size
             self.thin()
 
     def thin(self) -> None:

@@ -143,7 +143,7 @@ def test_a_training_is_recorded_with_the_options_and_its_error_is_its_own(sqlite
     assert found.info.status == "FAILED"
     assert found.data.tags["team"] == "speech"
     assert "broken by design" in " ".join(found.data.tags.values())
-    assert found.data.metrics[metric_key(Signal("loss"))] > 0
+    assert metric_key(Signal("loss")) in found.data.metrics
 
 
 @pytest.mark.slow

@@ -79,3 +79,11 @@ def test_memory_does_not_grow_with_the_log(tmp_path: Path) -> None:
     unit = 1 if sys.platform == "darwin" else 1024
     assert int(told[0]) * unit < 25 * MEGABYTE
     assert told[1:] == ["False", "12.5"]
+
+
+def test_many_values_at_once_are_thinned_until_they_fit(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(gathered, "MOST_VALUES", 4000)
+    monkeypatch.setattr(gathered, "_WORTH_THINNING", 100)
+    whole = gathered.Gathered()
+    whole.add_column("loss", np.arange(20_000), np.ones(20_000))
+    assert len(whole.columns["loss"]) <= 4000
