@@ -201,7 +201,7 @@ class OpenRecording:
     def _conclude(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
         """All numbers have arrived: say how the process ended and what became of the training."""
         closing = self._closing(alive, killed_for_memory)
-        if self._said(alive) is None and not self.events.concluded:
+        if self.events.story.closing is None and not self.events.concluded:
             self.events.conclude(closing)
             return True
         if not self._delivered.complete:

@@ -92,6 +92,7 @@ def _keep_out_of_git(root: Path) -> None:
 def ask_to_flush(session: Path, number: int) -> None:
     """Ask for the delivery of everything that was recorded so far; `number`: higher than that of the request before."""
     draft = session / f".{FLUSH}"
+    draft.touch(mode=0o600)
     draft.write_text(str(number))
     draft.replace(session / FLUSH)
 

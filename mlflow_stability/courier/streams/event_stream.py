@@ -149,7 +149,7 @@ class EventStream:
         return full or more
 
     def conclude(self, closing: Closing) -> None:
-        """Add how it ended, where the training could not say so itself."""
+        """Add how it ended, where the journal has no line that says so."""
         if not self.concluded:
             self.concluded = True
             self._lines.append(line_of(closing))
