@@ -234,6 +234,7 @@ def test_a_log_format_is_read_and_listed(package: Path, log: Path) -> None:
     assert "toy logs" in run_in(package, "-m", "mlflow_stability", "diagnose", str(other)).out
 
 
+@pytest.mark.slow
 def test_an_output_format_is_offered_written_and_told_by_its_ending(package: Path, log: Path) -> None:
     assert "words" in typed(package, "diagnose", "--help")
     assert "divergence" in typed(package, "diagnose", str(log), "--output-format", "words").split()
@@ -241,6 +242,7 @@ def test_an_output_format_is_offered_written_and_told_by_its_ending(package: Pat
     assert (package / "out.words").read_text().strip().isdigit()
 
 
+@pytest.mark.slow
 def test_a_figure_is_drawn_from_what_it_asked_for_and_sent_to_the_run(package: Path) -> None:
     code = """
 import sys

@@ -119,6 +119,7 @@ def test_a_metric_of_the_script_goes_into_our_run_instead_of_a_second_one(store:
     assert run.data.tags["mlflow.stability.last_step"] == "6"
 
 
+@pytest.mark.slow
 def test_the_run_that_the_environment_names_is_recorded_into(
     store: MlflowClient, monkeypatch: pytest.MonkeyPatch
 ) -> None:

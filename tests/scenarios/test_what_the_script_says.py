@@ -179,6 +179,7 @@ def test_a_trainer_of_hugging_face_that_evaluates_is_heard(store: MlflowClient, 
     assert params["learning_rate"]  # what the trainer logs itself is there beside ours
 
 
+@pytest.mark.slow
 def test_taking_us_off_leaves_mlflow_as_it_was(store: MlflowClient) -> None:
     before = dict(vars(MlflowClient))
     session = watch()

@@ -64,6 +64,7 @@ def test_where_no_process_comes_up_this_one_reads(
     assert all(card.readable for cards in found.values() for card in cards)
 
 
+@pytest.mark.slow
 def test_a_process_that_works_for_one_that_is_gone_ends_in_the_middle_of_a_run(
     troubled_server: TroubledServer,
 ) -> None:
@@ -90,6 +91,7 @@ def test_a_process_that_works_for_one_that_is_gone_ends_in_the_middle_of_a_run(
         worker.stdout.close()
 
 
+@pytest.mark.slow
 def test_what_a_process_had_fetched_is_gone_when_it_is_ended_in_the_middle_of_a_run(
     logs: list[str], troubled_server: TroubledServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -52,6 +52,7 @@ def test_a_store_that_is_away_gives_code_2_and_says_what_to_do(capsys: pytest.Ca
     assert "hunter2" not in said
 
 
+@pytest.mark.slow
 def test_a_store_that_never_answers_is_given_five_seconds(silent_address: str) -> None:
     run(["doctor"])  # MLflow is loaded by then
     began = time.monotonic()

@@ -81,6 +81,7 @@ def test_a_burst_a_kill_and_nothing_else_arrive_once_with_a_link_and_without_a_t
     assert not root.exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_fails_is_asked_again_reported_once_and_the_message_arrives_once(
     root: Path, sqlite_uri: str, server: ChatServer
 ) -> None:

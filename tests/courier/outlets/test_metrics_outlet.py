@@ -71,6 +71,7 @@ def is_open(port: int) -> bool:
         return probe.connect_ex(("127.0.0.1", port)) == 0
 
 
+@pytest.mark.slow
 def test_a_scrape_has_the_metrics_of_the_run(root: Path, sqlite_uri: str) -> None:
     port = free_port()
     training = Training(root, sqlite_uri)
@@ -167,6 +168,7 @@ def collector() -> Iterator[Collector]:
     running.server.server_close()
 
 
+@pytest.mark.slow
 def test_a_collector_receives_the_same_metrics_by_the_same_table(
     root: Path, sqlite_uri: str, collector: Collector
 ) -> None:
@@ -191,6 +193,7 @@ def test_a_collector_receives_the_same_metrics_by_the_same_table(
     assert set(found) <= {each.otel for each in EVERYTHING}
 
 
+@pytest.mark.slow
 def test_a_collector_that_is_away_is_reported_once_and_delays_nothing(root: Path, sqlite_uri: str) -> None:
     training = Training(root, sqlite_uri)
     train(training, 1, 30)

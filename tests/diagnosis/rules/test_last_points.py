@@ -40,6 +40,7 @@ def test_a_blow_up_that_came_back_before_the_end_is_no_divergence_to_the_end() -
     assert "its last value" not in diagnosis.verdict
 
 
+@pytest.mark.slow
 def test_a_single_high_point_at_the_very_end_is_named_with_its_value() -> None:
     losses = falling(2000, noise=0.1)
     losses[-1] = 31.5

@@ -34,6 +34,7 @@ def test_every_rule_that_moves_has_a_detector_of_its_kind_to_follow(rule: type) 
     assert any(each.by_sensitivity for each in followed)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("form", "kind"),
     [

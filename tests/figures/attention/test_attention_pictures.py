@@ -117,6 +117,7 @@ def test_the_file_has_three_hundred_dots_per_inch() -> None:
     assert picture.shape[0] == pytest.approx(300 * figure.get_size_inches()[1], abs=1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("heads", "shape"), [(1, (8, 8)), (8, (64, 64)), (32, (20, 64))])
 def test_two_runs_are_legible_side_by_side(heads: int, shape: tuple[int, int]) -> None:
     maps = [attention(heads, *shape, layer=LONG, seed=seed, step=500 * (seed + 1)) for seed in range(2)]
@@ -126,6 +127,7 @@ def test_two_runs_are_legible_side_by_side(heads: int, shape: tuple[int, int]) -
     assert figure.get_size_inches()[1] < 14
 
 
+@pytest.mark.slow
 def test_two_runs_share_a_scale_and_the_heads_that_differ_most_are_shown() -> None:
     one = attention(8)
     weights = one.weights.copy()
@@ -139,6 +141,7 @@ def test_two_runs_share_a_scale_and_the_heads_that_differ_most_are_shown() -> No
     assert len(np.unique(difference.reshape(-1, 3), axis=0)) == 1
 
 
+@pytest.mark.slow
 def test_two_runs_of_other_lengths_and_heads_are_cut_to_what_both_have() -> None:
     figure = attention_comparison(attention(8, 16, 16), attention(4, 8, 8, seed=1), ("a", "b"))
     assert "the 4 heads that both have · cut to 8 × 8" in " ".join(texts(figure))
@@ -161,6 +164,7 @@ def entropies(layers: int, heads: int, steps: int, low: float = 0.4) -> list[Lay
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("layers", "heads", "steps"), [(1, 1, 1), (1, 2, 100), (1, 32, 100), (12, 8, 1), (12, 12, 100), (48, 32, 100)]
 )

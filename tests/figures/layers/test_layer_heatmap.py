@@ -28,6 +28,7 @@ def in_picture(figure: Figure, colour: str) -> int:
     return int((pixels(figure) == bytes_of).all(axis=-1).sum())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("layers", [1, 2, 12, 25, 100, 1000])
 @pytest.mark.parametrize("columns", [1, 50])
 def test_any_number_of_layers_is_legible(layers: int, columns: int) -> None:

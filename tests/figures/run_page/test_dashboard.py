@@ -181,6 +181,7 @@ def test_settings_of_the_user_neither_show_nor_change() -> None:
         assert settings() == changed
 
 
+@pytest.mark.slow
 def test_pyplot_is_never_loaded_and_what_is_followed_live_loads_no_matplotlib_at_all() -> None:
     code = (
         "import sys, mlflow_stability.courier.pictures.figure_stream, mlflow_stability.courier.streams.layer_stream\n"

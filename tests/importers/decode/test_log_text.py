@@ -65,6 +65,7 @@ def test_of_a_line_written_over_with_backspaces_the_end_counts(tmp_path: Path) -
     assert [value for _, value in curve(history(tmp_path, log), "loss")] == [round(9 / n, 4) for n in range(1, 9)]
 
 
+@pytest.mark.slow
 @given(st.text(st.sampled_from(list("ab1\r\b\n \x1b[m")), max_size=60))
 def test_the_last_state_of_a_line_is_one_of_its_states(text: str) -> None:
     assert set(last_states(text)) <= {"", *all_states(text)}

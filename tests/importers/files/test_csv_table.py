@@ -95,6 +95,7 @@ def test_texts_and_half_a_last_line_do_no_harm(tmp_path: Path) -> None:
     assert curve(run, "loss") == [(1, 3), (2, 2), (3, 1)]
 
 
+@pytest.mark.slow
 @given(st.lists(st.one_of(st.none(), st.floats()), min_size=2, max_size=40), st.integers(1, 7))
 def test_every_value_arrives_however_the_table_is_parted(
     tmp_path_factory: pytest.TempPathFactory, values: list[float | None], part: int

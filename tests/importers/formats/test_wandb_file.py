@@ -108,6 +108,7 @@ def test_wherever_the_file_is_cut_off_what_is_whole_is_read(tmp_path: Path) -> N
         assert any("ends within a record" in note for note in run.notes) == (length not in ends)
 
 
+@pytest.mark.slow
 @settings(deadline=None)
 @given(st.integers(len(IDENTITY), 3 * BLOCK), st.integers(1, 255))
 def test_a_changed_byte_costs_a_record_or_the_rest_of_its_block_and_is_said(

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import io
-import time
-from pathlib import Path
 from random import Random
 from unittest import mock
 
@@ -16,7 +14,7 @@ from hypothesis import strategies as st
 from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.decode import blocks_of, lines_of
 from mlflow_stability.importers.formats import text_log
-from mlflow_stability.importers.formats.text_log import TextLog, read_text_log
+from mlflow_stability.importers.formats.text_log import TextLog
 
 NUMBERS = [
     "2.5",
@@ -127,26 +125,6 @@ def test_a_log_that_is_thinned_is_thinned_alike(monkeypatch: pytest.MonkeyPatch)
 def test_totals_are_counted_alike_however_many_there_are() -> None:
     text = "".join(f"step {n}/{n % 6007 + 9000} loss {2 + n % 7 / 10}\n" for n in range(13_000))
     assert in_blocks(text, 1 << 16) == one_by_one(text)
-
-
-def test_a_long_log_is_read_in_a_third_of_the_time_at_most(tmp_path: Path) -> None:
-    text = "".join(
-        f"step {n}/60000 | loss {2 + n % 7 / 10:.4f} | grad_norm {n % 5 / 7:.4f} | lr 3.00e-04\n" for n in range(60_000)
-    )
-    log = tmp_path / "train.log"
-    log.write_text(text)
-
-    def seconds_of_a_log_by_lines() -> float:
-        began = time.process_time()
-        one_by_one(text)
-        return time.process_time() - began
-
-    def seconds_of_a_log() -> float:
-        began = time.process_time()
-        read_text_log(log, "utf-8")
-        return time.process_time() - began
-
-    assert min(seconds_of_a_log() for _ in range(3)) < min(seconds_of_a_log_by_lines() for _ in range(2)) / 3
 
 
 def test_counting_many_totals_is_counting_each() -> None:

@@ -93,6 +93,7 @@ def test_ctrl_c_by_the_clock_leaves_torch_as_it_was_and_switches_nothing_off(tmp
     assert thread_state() == before
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:`torch.jit.(trace|save|load)")
 @pytest.mark.parametrize("grad", [True, False])
 def test_after_ctrl_c_in_a_pass_that_is_looked_into_the_model_can_be_traced(tmp_path: Path, grad: bool) -> None:
