@@ -100,7 +100,7 @@ class OpenRecording:
         self._told = False
         """The run has ended, and nothing but pictures can be left."""
         self._concluded = False
-        """How it ended and what became of it is said."""
+        """Whether its end and its outcome are in the run."""
         self.finished = False
         """Nothing is left to do."""
 
@@ -199,7 +199,7 @@ class OpenRecording:
         return self._said(alive) or silent_end(killed_for_memory(), story.last_step, story.last_time)
 
     def _conclude(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
-        """All numbers have arrived: say how the process ended and what became of the training."""
+        """All numbers have arrived: write how the process ended, and the outcome of the training."""
         closing = self._closing(alive, killed_for_memory)
         if self.events.story.closing is None and not self.events.concluded:
             self.events.conclude(closing)

@@ -27,7 +27,7 @@ class Delivered:
     command: str = ""
     """What starts a server that shows it, where there is none."""
     verdict: str = ""
-    """What became of the training, in a sentence; empty until it is known."""
+    """The outcome of the training in a sentence; empty until it is known."""
     cause: str = ""
     """Why, in a sentence."""
     creating: bool = False

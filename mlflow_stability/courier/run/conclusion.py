@@ -1,7 +1,7 @@
 """Concludes a run that has ended: its report, its final tags and its description.
 
-In: a run whose data has all arrived. Out: `report.html` and `report.json` as text, the tags that say what became of
-the training, and the section of its description. Guarantees: the same conclusion as `mlflow-stability diagnose`
+In: a run whose data has all arrived. Out: `report.html` and `report.json` as text, the tags of the
+outcome, and the section of its description. Guarantees: the same conclusion as `mlflow-stability diagnose`
 gives; torch is not loaded; what reads and judges is loaded here, and not before a run ends.
 """
 
@@ -42,7 +42,7 @@ class Conclusion:
     tags: Mapping[str, str]
     description: str
     verdict: str
-    """What became of the training, in a sentence for its terminal."""
+    """The outcome of the training in a sentence, for its terminal."""
     cause: str
     """``Likely cause: …``; empty where none was found."""
 

@@ -71,7 +71,7 @@ class RunTags:
         self._send({**self._tags(story, "ended"), tag_names.ENDED: closing.outcome})
 
     def conclude(self, tags: Mapping[str, str], description: str) -> None:
-        """Say what became of the training."""
+        """Set the tags and the description of the outcome."""
         self._send(dict(tags))
         self.describe(description)
 

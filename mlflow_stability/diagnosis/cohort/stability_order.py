@@ -1,7 +1,7 @@
 """Puts runs in the order of their stability, the stablest first.
 
 In: cards. Out: the same in order. What counts, one after the other: whether the training was lost, and how late;
-whether it never learned; the worst finding; how often the loss spiked; steps in vain; the final loss. Runs that never
+whether it never learned; the worst finding; how often the loss spiked; lost steps; the final loss. Runs that never
 learned come behind all that did, and runs that cannot be judged behind those; only lost ones come later.
 """
 

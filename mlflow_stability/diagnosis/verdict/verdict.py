@@ -89,7 +89,7 @@ def outcome_of(
 
 
 def training_outcome(diagnosis: Diagnosis) -> str:
-    """What became of the training, in one word, whatever became of its process."""
+    """The outcome of the training in one word, however its process ended."""
     if diagnosis.outcome not in ENDED:
         return diagnosis.outcome
     about_training = [each for each in diagnosis.episodes if each.kind not in OF_THE_PROCESS]
