@@ -1,6 +1,6 @@
 """Tells whether somebody asked for a path or for a run.
 
-In: what was typed or passed. Out: the path, or the run id. Promised: something that exists here is taken as a path,
+In: what was typed or passed. Out: the path, or the run id. Guarantees: something that exists here is taken as a path,
 even where its name looks like a run id, and that is said. A run's name and the beginning of its id are as good as its
 id; only for those a store is searched.
 """

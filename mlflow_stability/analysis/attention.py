@@ -1,6 +1,6 @@
 """Draws where attention looks, and how its entropy went, wherever a run was recorded.
 
-In: a run id, a path, or maps. Out: a matplotlib figure. Promised: a path needs no server and loads neither MLflow nor
+In: a run id, a path, or maps. Out: a matplotlib figure. Guarantees: a path needs no server and loads neither MLflow nor
 torch; where a step or a layer is not there, the sentence says which are.
 """
 

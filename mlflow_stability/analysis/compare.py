@@ -1,6 +1,6 @@
 """Compares runs: which are unstable, since when, and what they have in common.
 
-In: run ids and paths, or an experiment. Out: a `Comparison`. Promised: a run that cannot be read is reported and the
+In: run ids and paths, or an experiment. Out: a `Comparison`. Guarantees: a run that cannot be read is reported and the
 others go on; runs that are over are judged once and remembered.
 """
 

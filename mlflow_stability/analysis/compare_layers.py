@@ -1,7 +1,7 @@
 """Draws what two runs have by layer beside each other, wherever they were recorded.
 
-In: two run ids or paths, and a quantity. Out: a matplotlib figure. Promised: it is the picture of `compare`'s page, for
-a notebook or a paper; where a run has nothing by layer, the sentence says so.
+In: two run ids or paths, and a quantity. Out: a matplotlib figure. Guarantees: it is the picture of `compare`'s page,
+for a notebook or a paper; where a run has nothing by layer, the sentence says so.
 """
 
 from __future__ import annotations

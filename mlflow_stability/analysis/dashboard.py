@@ -1,6 +1,6 @@
 """Draws the health of a run, wherever it was recorded.
 
-In: a run id or a path. Out: a matplotlib figure. Promised: what is marked in it is what `diagnose` says of that run.
+In: a run id or a path. Out: a matplotlib figure. Guarantees: what is marked in it is what `diagnose` says of that run.
 """
 
 from __future__ import annotations

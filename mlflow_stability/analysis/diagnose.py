@@ -1,6 +1,6 @@
 """Says what went wrong in a run, wherever it was recorded.
 
-In: a run id or a path. Out: a `Diagnosis`; for many, what could not be read as well. Promised: a path needs no server
+In: a run id or a path. Out: a `Diagnosis`; for many, what could not be read as well. Guarantees: a path needs no server
 and loads neither MLflow nor torch; a run loads no reader of files.
 """
 

@@ -1,6 +1,6 @@
 """Looks at two runs closer than a comparison of many does: where they part, and their layers beside each other.
 
-In: the cards of the two, and where they live. Out: a `Pair`. Promised: the runs are read one after the other, and of
+In: the cards of the two, and where they live. Out: a `Pair`. Guarantees: the runs are read one after the other, and of
 each only its curves and a few hundred columns by layer are kept; a run that cannot be read any more costs no more than
 this part of the comparison.
 """

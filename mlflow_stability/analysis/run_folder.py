@@ -1,7 +1,7 @@
 """Finds the folder of a run where runs are kept as files.
 
 In: a run id, and where runs live as far as that was said. Out: the folder, or None where runs live in a database or on
-a server. Promised: MLflow is not needed, which by itself no longer opens such stores.
+a server. Guarantees: MLflow is not needed, which by itself no longer opens such stores.
 
 Finds our full record in the folder of a run, wherever that folder was copied to.
 

@@ -1,6 +1,6 @@
 """Delivers a session: the one call for the courier, for `sync` and for the next start.
 
-In: a session's folder. Out: a report. Promised: what had arrived before is not sent again; a session that a living
+In: a session's folder. Out: a report. Guarantees: what had arrived before is not sent again; a session that a living
 courier has is left alone; the call ends when everything has arrived, or when the store has been away for `linger`
 seconds after the end of training, and then the journal stays.
 """

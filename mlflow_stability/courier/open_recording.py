@@ -1,6 +1,6 @@
 """A recording whose run is open: lets its streams run, and says how it ended.
 
-Promised: each stream has its own patience, so what is stuck holds nothing else up; `complete` is said when all of it
+Guarantees: each stream has its own patience, so what is stuck holds nothing else up; `complete` is said when all of it
 has arrived, `finished` when the run's status tells the truth as well.
 """
 

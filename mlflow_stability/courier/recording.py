@@ -1,7 +1,7 @@
 """Delivers one recording, from its first line to the end of its run.
 
-In: a recording's folder. Out: everything in it, in an MLflow run. Promised: the folder goes when, and only when, all of
-it has arrived and nobody can write into it any more; until there is a store to talk to, nothing is read into memory.
+In: a recording's folder. Out: everything in it, in an MLflow run. Guarantees: the folder goes when, and only when, all
+of it has arrived and nobody can write into it any more; until there is a store to talk to, nothing is read into memory.
 """
 
 from __future__ import annotations

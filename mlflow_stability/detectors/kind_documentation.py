@@ -1,6 +1,6 @@
 """What is known of a kind of trouble, as people read it: made from the docstrings and fields of its class.
 
-In: the class of a judgement. Out: a `FindingDocumentation`. Promised: nothing is written twice; what is explained is
+In: the class of a judgement. Out: a `FindingDocumentation`. Guarantees: nothing is written twice; what is explained is
 what stands beside the code that judges.
 """
 

@@ -1,6 +1,6 @@
 """Shows every observation to the detectors that want it: the only driver, live and in replay.
 
-In: observations in the order in which they were recorded, and resets. Out: events. Promised: the same observations
+In: observations in the order in which they were recorded, and resets. Out: events. Guarantees: the same observations
 and resets give the same events, whenever and wherever they are shown. A judgement that Ctrl-C ends half-way leaves
 the detectors behind it without that step, and the one that was looking begins afresh.
 """

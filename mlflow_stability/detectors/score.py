@@ -1,8 +1,8 @@
 """How sure a finding is: by how many times it exceeds what a finding needs at normal sensitivity.
 
 In: a detector and the numbers behind what it found. Out: 1 for what is just enough, 2 for twice the σ, or twice the
-nats, that are asked for. Promised: never below 0 and never above `MOST`. What is not measured against a noise, such as
-a NaN, gets none here, and counts as sure.
+nats, that are asked for. Guarantees: never below 0 and never above `MOST`. What is not measured against a noise, such
+as a NaN, gets none here, and counts as sure.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The scale on which values are shown: its kind, its limits and the numbers written beside it.
 
-In: the finite values of a panel. Out: an axis that fits them. Promised: positive values get a logarithmic scale;
+In: the finite values of a panel. Out: an axis that fits them. Guarantees: positive values get a logarithmic scale;
 of others, a few extremes do not press the rest into a line, and `Scale.cut` says how far they went.
 """
 

@@ -34,7 +34,7 @@ BAD = "#d55e00"
 """What is not finite, and what is critical."""
 SEVERITY = {Severity.CRITICAL: BAD, Severity.WARNING: "#e69f00", Severity.INFO: "#56b4e9"}
 TURNED_BACK = "#8a5a9e"
-"""Where the training was set back."""
+"""Where the training was rolled back."""
 TITLE_SIZE, TEXT_SIZE, SMALL_SIZE = 13.0, 10.0, 9.0
 _SUBTITLE, _LEAST_NAME = 120, 8
 """Letters of the line beneath a title, and of a name in it."""

@@ -1,13 +1,13 @@
 """Reads a folder of logs: MLflow runs, event files and single logs, at any depth that people use.
 
-In: a folder, and how a single file is read. Out: a `RunHistory` for each log. Promised: what belongs to one run stays
+In: a folder, and how a single file is read. Out: a `RunHistory` for each log. Guarantees: what belongs to one run stays
 together; hidden folders and runs that were deleted are left out, unless they were asked for; what looks like a log and
 cannot be read is noted, what is none is passed over, and so are reports of ours.
 
 Tells a report of ours, which may lie beside the logs that it is about, from a log.
 
-In: the first bytes of a file. Out: whether it is a JSON or CSV that `diagnose` or `compare` wrote. Promised: a log with
-a column called `source` or `rank` is not taken for one.
+In: the first bytes of a file. Out: whether it is a JSON or CSV that `diagnose` or `compare` wrote. Guarantees: a log
+with a column called `source` or `rank` is not taken for one.
 """
 
 from __future__ import annotations

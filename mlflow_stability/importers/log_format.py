@@ -1,7 +1,7 @@
 """What a format of logs is, and which of them there are.
 
 A module of `formats` that has a `FORMAT` is a format; nothing else has to know of it. In: how a file begins. Out: the
-runs in it. Promised: a format that does not know a file says so by None, and the next one is asked; those that a mark
+runs in it. Guarantees: a format that does not know a file says so by None, and the next one is asked; those that a mark
 of their own gives away are asked before those that are told by their shape.
 """
 

@@ -1,6 +1,6 @@
 """Reads whatever was given: a file or a folder, of any format that is known, told by its content.
 
-In: a path. Out: a `RunHistory` for each run in it. Promised: names of files do not matter; a folder gives every log
+In: a path. Out: a `RunHistory` for each run in it. Guarantees: names of files do not matter; a folder gives every log
 in it and below, each with the path that it has; what cannot be read is told in one sentence that says what to do.
 """
 

@@ -1,7 +1,7 @@
 """Keeps attention maps beside a journal, one file each, for they are too large for its lines.
 
 In: an `AttentionMap` and the folder of a recording. Out: `attention/<attempt>-<step>-<layer>-<mark>.npz` in it, mode
-0600 in 0700; and the map back. Promised: a file is there whole or not at all; a full disk leaves no litter and raises
+0600 in 0700; and the map back. Guarantees: a file is there whole or not at all; a full disk leaves no litter and raises
 nothing; what is read is what was written, and nothing in a file is ever executed.
 """
 

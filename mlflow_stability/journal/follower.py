@@ -1,7 +1,7 @@
 """Reads a journal while it is being written, from any place on.
 
 In: a journal's path and the place up to which it was read. Out: the records behind it, each with the place after it.
-Promised: a line that is not whole yet is left for later, one that never will be is passed over and counted, and
+Guarantees: a line that is not whole yet is left for later, one that never will be is passed over and counted, and
 nothing torn is ever given out as data.
 """
 

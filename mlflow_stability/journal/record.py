@@ -9,7 +9,7 @@ element says what the line is:
 
     ["open", {…}]                                        the first line: fields of `Opening`, `schema` among them
     ["layout", number, [[quantity, place], …]]           names, written once; readings refer to them by number
-    ["step", step, attempt, time, layout, [value, …]]    one cycle: the values in the order of the layout's names
+    ["step", step, attempt, time, layout, [value, …]]    one capture: the values in the order of the layout's names
     ["event", {…}]  ["note", {…}]  ["fact", {…}]  ["reset", {…}]  ["gap", {…}]
     ["returned", {…}]  ["close", {…}]
 
@@ -102,7 +102,7 @@ def decode_layout(said: list[Any]) -> tuple[int, tuple[Signal, ...]]:
 
 
 def encode_step(reading: StepReading, layout: int) -> bytes:
-    """The line of one cycle."""
+    """The line of one capture."""
     values: Sequence[float | str] = reading.values
     if not math.isfinite(sum(reading.values)):  # one cheap look for all; a sum that overflows costs only the slow way
         values = [value if math.isfinite(value) else repr(float(value)) for value in reading.values]

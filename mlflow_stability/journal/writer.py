@@ -1,7 +1,7 @@
 """Appends one line a step to a journal, and never fails the training for it.
 
 In: readings, events and milestones of one recording. Out: `journal` and `last_words.json` in the recording's folder,
-mode 0600 in 0700. Promised: a record is one `os.write` on a descriptor opened for appending, so records of a killed
+mode 0600 in 0700. Guarantees: a record is one `os.write` on a descriptor opened for appending, so records of a killed
 process are whole up to its last one; a full disk makes `append` return False instead of raising, tears no other
 record, and is tried again every ten seconds; a forked child writes nothing.
 """

@@ -1,4 +1,4 @@
-"""What a probe measured in one cycle: names and, one for each, values."""
+"""What a probe measured in one capture: names and, one for each, values."""
 
 from __future__ import annotations
 

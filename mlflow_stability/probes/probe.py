@@ -15,7 +15,7 @@ from mlflow_stability.probes.parameters.layers import Layers
 
 @dataclass(frozen=True, slots=True)
 class StepView:
-    """One optimizer of a cycle."""
+    """One optimizer of a capture."""
 
     optimizer: Optimizer
     step: int
@@ -49,7 +49,7 @@ class Probe(Protocol):
     """How it is called where it fails."""
 
     def due(self, step: int) -> bool:
-        """Whether this cycle is to be measured; asked once for each that `next_due` has not passed over."""
+        """Whether this capture is to be measured; asked once for each that `next_due` has not passed over."""
         ...
 
     def next_due(self, step: int) -> int:
@@ -57,7 +57,7 @@ class Probe(Protocol):
         ...
 
     def before_step(self, view: StepView) -> None:
-        """Runs when gradients are complete and not used yet, once for each optimizer of the cycle."""
+        """Runs when gradients are complete and not used yet, once for each optimizer of the capture."""
         ...
 
     def after_step(self, view: StepView) -> None:
@@ -65,7 +65,7 @@ class Probe(Protocol):
         ...
 
     def blocks(self, step: int) -> Sequence[Block]:
-        """What was measured: the cycle is over."""
+        """What was measured: the capture is over."""
         ...
 
 
@@ -116,11 +116,11 @@ def next_sampled_step(own_step: int, first: int, every: int) -> int:
 
 @runtime_checkable
 class Forgetful(Protocol):
-    """A probe that holds something from one place of a cycle to the next; so do others that a guard runs.
+    """A probe that holds something from one place of a capture to the next; so do others that a guard runs.
 
     The guard calls this when Ctrl-C, or what the script raises from a signal, has ended one of its bodies half-way.
     """
 
     def forget(self) -> None:
-        """Let go of what was begun: the cycle was interrupted."""
+        """Let go of what was begun: the capture was interrupted."""
         ...

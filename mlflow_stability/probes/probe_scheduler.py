@@ -1,7 +1,8 @@
-"""Calls the probes at the places of a cycle, each when it is due and each as a part that can fail alone.
+"""Calls the probes at the places of a capture, each when it is due and each as a part that can fail alone.
 
-In: gates and ends of steps, from the meter. Out: what the probes measured, when the cycle is over. Promised: no probe
-is asked before the step at which, as it said itself, it may be due next; processes that do not record have no probes.
+In: beginnings and ends of steps, from the meter. Out: what the probes measured, when the capture is over. Guarantees:
+no probe is asked before the step at which, as it said itself, it may be due next; processes that do not record have no
+probes.
 """
 
 from __future__ import annotations
@@ -57,7 +58,7 @@ class BrokenSteps(Protocol):
     """Who looks at steps that are broken."""
 
     def inspect_step(self, step: int, optimizers: Sequence[Optimizer]) -> None:
-        """Runs at the gate of a step whose gradient norm is known not to be finite."""
+        """Runs before a step whose gradient norm is known not to be finite."""
 
     def taken(self, step: int) -> None:
         """Runs once that step was taken all the same."""
@@ -68,7 +69,7 @@ class ProbeScheduler:
 
     def __init__(self, guard: Guard, probes: Probes, pace: TrainingPace, first_step: int) -> None:
         self.step = first_step - 1
-        """The step whose gate came last; the cycles of a GAN's halves are of one step."""
+        """The newest step; the captures of a GAN's halves are of one step."""
         self.backward_began = pace.backward_began
         """Runs right before a backward pass."""
         self.backward_ended = pace.backward_ended
@@ -94,9 +95,9 @@ class ProbeScheduler:
         self._next_due = 0
         """Before this step none of the probes is due, but for those that look into forward passes."""
         self._asked: list[_GuardedProbe] = []
-        """The probes that were asked in this cycle."""
+        """The probes that were asked in this capture."""
         self._own_steps: dict[str, int] = {}
-        """How many cycles each training had, of several side by side."""
+        """How many captures each training had, of several side by side."""
         self._own_step = 0
         self._count = guard("non-finite gradients", probes.nonfinite.count)
         self._counted: list[Block] = []
@@ -114,7 +115,7 @@ class ProbeScheduler:
         limits: Mapping[str, float] = NO_LIMITS,
         begins_step: bool = True,
     ) -> None:
-        """Runs at each gate; the first one of a cycle begins it. `place`: where signals of the whole model belong."""
+        """Runs before each optimizer step; the first begins a capture. `place`: where signals of the model belong."""
         if self._due is None:
             self._due = self._begin(place, begins_step)
         if self._due:
@@ -150,14 +151,14 @@ class ProbeScheduler:
         if self._due:
             by_step = StepView(optimizer, self.step, self._layers, unscale, skipped, place)
             by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
-            for each in reversed(self._due):  # as with brackets: who was first at the gate is last here
+            for each in reversed(self._due):  # as with brackets: who was first before the step is last after it
                 if each.after_step is not None:
                     each.after_step(by_own_step if each.by_own_step else by_step)
 
     def end(self, begins_step: bool = True) -> tuple[list[Block], Sequence[Table]]:
-        """The cycle is over."""
+        """The capture is over."""
         due, self._due = self._due, None
-        # It is a step as others are, where Ctrl-C has come before its gate was reached here.
+        # It is a step as others are, where Ctrl-C has come before it was seen here.
         self.step += due is None and begins_step
         self._split.captures += 1
         found, self._counted = self._counted, []
@@ -187,7 +188,7 @@ class ProbeScheduler:
             self._forward.finish()
 
     def forget(self) -> None:
-        """The cycle was interrupted half-way, by Ctrl-C say: nothing more is told of it."""
+        """The capture was interrupted half-way, by Ctrl-C say: nothing more is told of it."""
         self._walk.end()
         if self._due is not None:
             self._due = []
@@ -198,7 +199,7 @@ class ProbeScheduler:
             each.forget()
 
     def _begin(self, place: str, begins_step: bool) -> list[_GuardedProbe]:
-        """A cycle of this training begins: a critic with five cycles for one of its generator is in every step."""
+        """A capture of this training begins: a critic with five captures for one of its generator is in every step."""
         step, own_steps = self.step + begins_step, self._own_steps
         own_step = own_steps.get(place, 0 if own_steps else self.step) + 1
         self.step, self._own_step, own_steps[place] = step, own_step, own_step
@@ -265,7 +266,7 @@ class _GuardedProbe:
 
     def __init__(self, probe: Probe, guard: Guard, by_own_step: bool = False) -> None:
         self.by_own_step = by_own_step
-        """Whether it counts the cycles of each training for itself."""
+        """Whether it counts the captures of each training for itself."""
         self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
         self.next_due: Callable[[int], int | None] = guard(probe.part, probe.next_due)

@@ -1,7 +1,7 @@
 """Decides what to do about trouble: nothing, go back, or give up.
 
 In: the policy, what was done so far, and the situation at a step. Out: a decision, and what was done so far with it
-taken into account. Pure: no clock, no tensors. Promised: the number of times that it decides to go back is bounded;
+taken into account. Pure: no clock, no tensors. Guarantees: the number of times that it decides to go back is bounded;
 trouble that repeats goes back further wherever an older state exists, but that a state which did not hold is tried
 once more; weights that were left in vain are named when it gives up; after that it decides nothing more.
 """

@@ -1,7 +1,7 @@
 """Every knob of skipping and going back, with the number that holds when nothing is asked.
 
-In: what the user asked for. Out: one frozen policy that the rest of this room reads. Promised: a policy that cannot be
-meant is refused here, with the rule and what came.
+In: what the user asked for. Out: one frozen policy that the rest of this room reads. Guarantees: a policy that cannot
+be meant is refused here, with the rule and what came.
 """
 
 from __future__ import annotations

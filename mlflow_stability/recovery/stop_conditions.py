@@ -1,7 +1,7 @@
 """Ends a training where the user asked for it: ``stop_on=("nonfinite", "grad_norm>100", "loss>50")``.
 
 In: conditions as text, and what was measured at each step. Out: the condition that is met, or `TrainingDiverged`.
-Promised: text that cannot be meant, a misspelt name above all, is refused at once and not never met.
+Guarantees: text that cannot be meant, a misspelt name above all, is refused at once and not never met.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """The public calls that begin and end watching.
 
-Promised: ``autolog()`` itself creates nothing, starts nothing and takes under five milliseconds; calling it again
+Guarantees: ``autolog()`` itself creates nothing, starts nothing and takes under five milliseconds; calling it again
 reconfigures; ``autolog(disable=True)`` leaves torch exactly as it was.
 """
 

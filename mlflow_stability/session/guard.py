@@ -1,6 +1,6 @@
 """Keeps our errors out of the training, and counts what we cost it.
 
-Promised: an error of ours inside a hook is reported once, switches that part off, and the training goes on as if the
+Guarantees: an error of ours inside a hook is reported once, switches that part off, and the training goes on as if the
 part had never been there. Under ``strict`` it is raised. What the user raises, Ctrl-C among it, always passes, also
 where a clean-up of ours fails over it; torch is then left as it was found, and the part forgets what it had half done.
 In a forked child nothing of ours runs.

@@ -1,6 +1,6 @@
 """Chooses the probes of a recording: what is measured beside loss, gradient norm and learning rate, and how often.
 
-In: settings. Out: a survey. Promised: what was not asked for is not there, and costs nothing.
+In: settings. Out: a survey. Guarantees: what was not asked for is not there, and costs nothing.
 """
 
 from __future__ import annotations

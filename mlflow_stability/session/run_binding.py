@@ -1,8 +1,8 @@
-"""Decides at each gate which run a step belongs to, and keeps a recording for it.
+"""Decides before each step which run a step belongs to, and keeps a recording for it.
 
-In: the gate of a cycle. Out: the recording that the cycle goes into. A run that the script is in comes first, then
-that of a Lightning logger, then one of our own, which the courier starts, since starting one may wait for a server.
-Promised: two microseconds where nothing changes, no call to a server ever.
+In: the first optimizer step of a capture. Out: the recording that the capture goes into. A run that the script is in
+comes first, then that of a Lightning logger, then one of our own, which the courier starts, since starting one may wait
+for a server. Guarantees: two microseconds where nothing changes, no call to a server ever.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ class RunBinding:
         self._fluent = False
         self._known_optimizers: weakref.WeakSet[object] = weakref.WeakSet()
         self._newest: weakref.ref[object] | None = None
-        """The optimizer that came to its gate last."""
+        """The optimizer that stepped last."""
         self._last_steps: dict[str, int] = {}
         self._recordings = 0
         self._rank: tuple[int, int] | None = None
@@ -104,7 +104,7 @@ class RunBinding:
         self._hear = guard("the script's own metrics", self._hear_the_script)
 
     def recording_for(self, optimizer: object) -> Recording | None:
-        """The recording that this cycle goes into; None on every rank but the first."""
+        """The recording that this capture goes into; None on every rank but the first."""
         if self._rank is None:
             self._rank = rank_and_world_size()
         if self._rank[0] != 0:

@@ -1,7 +1,7 @@
-"""The one who knows the others: hooks, meter, run binding, courier, ending. No logic of its own.
+"""Wires hooks, meter, run binding, courier and the end of a training.
 
-`install` puts hooks into torch and does nothing else; all the rest begins at the first gate, in the process that
-trains. `stop` takes everything off again.
+`install` puts hooks into torch and does nothing else; all the rest begins at the first optimizer step, in the process
+that trains. `stop` takes everything off again.
 """
 
 from __future__ import annotations
@@ -180,7 +180,7 @@ class Session:
         """Measure and keep one step of a loop that no hook can see."""
         self._unseen.recorded_by_hand()
         gradients: list[Tensor] = [each.grad for each in model.parameters() if each.grad is not None]
-        by_hand = self._guard("cycles", self._meter.manual_step)
+        by_hand = self._guard("step hooks", self._meter.manual_step)
         by_hand(loss, gradients, optimizer if isinstance(optimizer, Optimizer) else None)
 
     def pause(self) -> None:
@@ -351,7 +351,7 @@ class Session:
             type(error).__name__,
             error,
         )
-        if part == "cycles" and self._lifecycle is not None:
+        if part == "step hooks" and self._lifecycle is not None:
             self._lifecycle.release()
         recording = self._binding.recording
         if recording is not None and not recording.closed:

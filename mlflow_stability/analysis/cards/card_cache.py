@@ -1,12 +1,12 @@
 """Remembers the cards of finished runs on this machine.
 
 In: what a tracking store says of a run, and the settings of the detectors. Out: the card that was made of just that
-state, if it was. Promised: a run that changed, other settings, other rules of ours are a miss; so is an entry that is
+state, if it was. Guarantees: a run that changed, other settings, other rules of ours are a miss; so is an entry that is
 damaged, and a folder that cannot be written to; only the owner can read it.
 
 Tells one state of our rules from another, also where both call themselves by the same version.
 
-In: our own files. Out: a hash of all that a card of a run depends on. Promised: it is found once, and in a zip file,
+In: our own files. Out: a hash of all that a card of a run depends on. Guarantees: it is found once, and in a zip file,
 too; where the files cannot be read it is empty, and the version alone tells.
 """
 

@@ -3,7 +3,7 @@
 In, on stdin: one line of JSON that says where runs live and how to judge, then a source a line. Out, on stdout: by
 which rules it judges, when it is ready, then a line for each source, with its number and the texts of its cards. It is
 a program of its own rather than a fork of the one that asks, for that one may be a script without a guard around its
-main part, or may hold threads and connections. Promised: it ends within seconds when the one that asks does, however
+main part, or may hold threads and connections. Guarantees: it ends within seconds when the one that asks does, however
 that comes about, and takes along the files that it had fetched.
 """
 

@@ -1,6 +1,6 @@
 """Makes the cards of many runs: from memory what is known already, the rest in processes of our own or on a cluster.
 
-In: sources, and what the store says of them. Out: the cards in the order asked for. Promised: progress is told after
+In: sources, and what the store says of them. Out: the cards in the order asked for. Guarantees: progress is told after
 each; Ctrl-C gives what is done so far; memory is that of the cards, not of the runs; processes are started only where
 they save more time than that takes.
 """

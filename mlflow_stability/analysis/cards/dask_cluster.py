@@ -1,7 +1,7 @@
 """Makes cards on a `dask.distributed` cluster.
 
-In: sources and the address of a scheduler. Out: for each its cards, as they are done. Promised: what is sent there and
-back is text; what a worker of the cluster fails at is a card that says so, and so is what one judged by other rules
+In: sources and the address of a scheduler. Out: for each its cards, as they are done. Guarantees: what is sent there
+and back is text; what a worker of the cluster fails at is a card that says so, and so is what one judged by other rules
 than ours. The workers need this very package, and have to reach the tracking store by the same address.
 """
 

@@ -1,7 +1,7 @@
 """Makes the card of one thing that was asked for: reads it, judges it, condenses it.
 
-In: a run id or a path. Out: its card, or those of all runs at that path. Promised: what cannot be read, or judged, is a
-card that says so, so that one bad run does not end a comparison of a thousand.
+In: a run id or a path. Out: its card, or those of all runs at that path. Guarantees: what cannot be read, or judged, is
+a card that says so, so that one bad run does not end a comparison of a thousand.
 """
 
 from __future__ import annotations

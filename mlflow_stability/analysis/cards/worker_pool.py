@@ -1,9 +1,9 @@
 """Makes cards in several processes.
 
-In: sources. Out: for each its cards, as they are done. Promised: each worker has one source to work on and one to go on
-with, so that memory does not grow with their number; a worker that dies costs the source that it was reading, which is
-then a card that says so, and another takes its place; where none can be started that judges by our rules this process
-reads by itself; all are gone when the last answer is taken, or when nobody waits any more.
+In: sources. Out: for each its cards, as they are done. Guarantees: each worker has one source to work on and one to go
+on with, so that memory does not grow with their number; a worker that dies costs the source that it was reading, which
+is then a card that says so, and another takes its place; where none can be started that judges by our rules this
+process reads by itself; all are gone when the last answer is taken, or when nobody waits any more.
 """
 
 from __future__ import annotations

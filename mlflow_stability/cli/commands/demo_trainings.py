@@ -1,6 +1,6 @@
 """Runs the trainings of the demo side by side, each in a process of its own.
 
-In: how many steps. Out: the loss of every step of each, and the run of the one that was recorded. Promised: what a
+In: how many steps. Out: the loss of every step of each, and the run of the one that was recorded. Guarantees: what a
 training says besides is shown at once; however this ends, with Ctrl-C too, no training is left behind.
 """
 

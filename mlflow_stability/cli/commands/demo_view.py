@@ -1,6 +1,6 @@
 """Shows what came of the demo's trainings.
 
-In: their losses, and the diagnosis and events of the recorded one. Out: what went wrong, what became of each, their
+In: their losses, and the diagnosis and events of the recorded one. Out: what went wrong, the outcome of each, their
 curves, what the autopilot did, why it had to, and where to look further.
 """
 

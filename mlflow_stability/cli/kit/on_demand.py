@@ -5,8 +5,8 @@ a test holds it against the command's own.
 
 Says what was probably meant by an option that there is not.
 
-In: click's error. Out: the same, with the option that does what was asked for. Promised: only options that the command
-has are named; where none fits, click's own guess stands.
+In: click's error. Out: the same, with the option that does what was asked for. Guarantees: only options that the
+command has are named; where none fits, click's own guess stands.
 """
 
 from __future__ import annotations

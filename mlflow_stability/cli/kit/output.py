@@ -5,7 +5,7 @@ environment's own encoding. A reader that has enough, such as `head`, is no erro
 
 Looks at the file that a report is to go to, before anything is read: may it be written, and in which form?
 
-In: what was typed for `--output` and `--output-format`. Out: the form, or a sentence that says why not. Promised: no
+In: what was typed for `--output` and `--output-format`. Out: the form, or a sentence that says why not. Guarantees: no
 log that was asked about is written over, whatever name it is given by.
 """
 

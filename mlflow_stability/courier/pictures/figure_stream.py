@@ -1,7 +1,7 @@
 """Carries pictures of a recording into its run: how healthy it is, and how its layers are.
 
 In: the journal, from its first line, and the tables of layers beside it. Out: PNG files among the run's artifacts,
-every ten minutes and at the end. Promised: what draws is loaded when the first picture is drawn, and never before; a
+every ten minutes and at the end. Guarantees: what draws is loaded when the first picture is drawn, and never before; a
 picture that cannot be drawn is told of once in the courier's log and given up, and nothing else waits for it; one that
 cannot be sent is not drawn again, but sent when the store is back.
 """

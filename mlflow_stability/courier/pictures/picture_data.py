@@ -1,7 +1,7 @@
 """Keeps of a recording what its pictures are drawn from.
 
 In: the records of a journal, in order, with steps as the run counts them. Out: a `DashboardData` and grids of layers.
-Promised: at most 20 MB for a recording of any length and a thousand layers; nothing here loads what draws.
+Guarantees: at most 20 MB for a recording of any length and a thousand layers; nothing here loads what draws.
 """
 
 from __future__ import annotations

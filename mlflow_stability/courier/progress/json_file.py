@@ -1,6 +1,6 @@
 """Small JSON files that another process reads while they are written anew.
 
-Promised: a reader sees the old page or the new one, never half of one; a full disk leaves the old page and no litter.
+Guarantees: a reader sees the old page or the new one, never half of one; a full disk leaves the old page and no litter.
 """
 
 from __future__ import annotations

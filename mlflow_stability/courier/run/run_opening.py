@@ -1,7 +1,7 @@
 """Finds the run of a recording: the one that was in progress, or one made for it, exactly once.
 
 In: a recording's opening and what was delivered of it so far. Out: a writer into its run, and the recording's place in
-it. Promised: whatever is killed when, there is one run for the recording; the training can read its id from
+it. Guarantees: whatever is killed when, there is one run for the recording; the training can read its id from
 `delivered.json` as soon as there is one.
 """
 

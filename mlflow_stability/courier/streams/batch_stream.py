@@ -1,7 +1,7 @@
 """Carries the batches of broken steps into the run, where the user asked for that.
 
 In: the folder where a recording keeps them, of which the training speaks only if they are to be sent. Out: the same
-files under `stability/batches/`, each named after its recording and its step as the run counts them. Promised: the
+files under `stability/batches/`, each named after its recording and its step as the run counts them. Guarantees: the
 folder is only read; a file that is gone when its turn comes is no trouble; one that the store refuses is passed over.
 After a courier that was killed all of them, a few at most, are sent again over themselves.
 """

@@ -1,9 +1,9 @@
 """Carries the checkpoints that a training keeps on its disk into its run.
 
 In: a directory of checkpoints, where the training writes, promotes and removes them. Out: those that have proved
-themselves good, in the run's artifacts; what the training has removed is removed there too. Promised: the directory is
-only read; one that vanishes while it is being sent is no trouble; a store that cannot delete is told of once and keeps
-what it has.
+themselves good, in the run's artifacts; what the training has removed is removed there too. Guarantees: the directory
+is only read; one that vanishes while it is being sent is no trouble; a store that cannot delete is told of once and
+keeps what it has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Carries the tables of layers that lie beside a journal into the run.
 
 In: the folder of a recording, where the training puts tables. Out: Parquet parts in `stability/layers`, seldom at first
-and ever more seldom. Promised: a part that is sent twice lands on itself; tables stay where they are; at most
+and ever more seldom. Guarantees: a part that is sent twice lands on itself; tables stay where they are; at most
 `_MOST_BYTES` of them are in memory; one that cannot be read is left out, and the courier's log says so.
 """
 

@@ -1,7 +1,7 @@
 """Carries every reading of a journal into the Parquet record of its run.
 
 In: the journal, from the place up to which parts have arrived. Out: parts, seldom at first and ever more seldom, so
-that a long run does not end as thousands of files. Promised: a part that is sent twice lands on itself; at most
+that a long run does not end as thousands of files. Guarantees: a part that is sent twice lands on itself; at most
 `_MOST_WAITING` observations are in memory.
 """
 

@@ -1,7 +1,7 @@
 """What is normal for one signal: its level, the width of its noise, and how far a value stands out from both.
 
 In: the finite values of a signal, one after the other. Out, for each: `z`, how far it lies above the level in widths of
-the noise, and whether it was accepted, that is, went into the baseline itself. Promised: z is never NaN; a falling
+the noise, and whether it was accepted, that is, went into the baseline itself. Guarantees: z is never NaN; a falling
 signal never stands out; one outlier, or a hundred, does not move the level; a new level is normal after 200 values.
 
 Ratios are compared (the logarithm), because a loss of 4 that becomes 8 and one of 0.4 that becomes 0.8 are the same

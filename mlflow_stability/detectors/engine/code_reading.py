@@ -1,7 +1,7 @@
 """Puts together what was measured of the codes of one module at one step.
 
 In: points of codes, each quantity in its turn; the share of unique patterns comes after what it is judged by. Out: what
-they say together. Promised: nothing of an earlier step is taken for one of this step.
+they say together. Guarantees: nothing of an earlier step is taken for one of this step.
 """
 
 from __future__ import annotations

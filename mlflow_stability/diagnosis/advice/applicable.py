@@ -1,7 +1,7 @@
 """Fits remedies to what a run recorded of itself, whatever found its troubles.
 
-In: a run, its episodes and their causes. Out: the episodes and causes with remedies that fit. Promised: nobody is told
-to leave fp16 who does not train in it, to raise a temperature that was not measured, to clip at a norm at which
+In: a run, its episodes and their causes. Out: the episodes and causes with remedies that fit. Guarantees: nobody is
+told to leave fp16 who does not train in it, to raise a temperature that was not measured, to clip at a norm at which
 gradients are clipped already, or to go back where there is nothing to go back to or where that has just been done;
 where it was found where a NaN was born, nobody is told to look for it; where one operation or one batch broke, nobody
 is told to lower the learning rate or to clip, for a NaN is left as it is by both. What a run does not say is a

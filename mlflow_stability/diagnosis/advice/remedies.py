@@ -5,9 +5,9 @@ what goes against the episode that decides the outcome, then against the worst a
 
 Leaves one remedy on each thing that several remedies are about: one on lowering the learning rate, one on clipping.
 
-In: remedies, most useful first. Out: the same without those that say less of the same than another one. Promised: what
-goes against the cause with a number of its own is kept before all others; where the learning rate is too high nothing
-says to raise it, and where it is too low nothing says to lower it.
+In: remedies, most useful first. Out: the same without those that say less of the same than another one. Guarantees:
+what goes against the cause with a number of its own is kept before all others; where the learning rate is too high
+nothing says to raise it, and where it is too low nothing says to lower it.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
 """Tests whether a parameter goes with trouble, among all runs or among runs that are alike in other parameters.
 
-In: a feature, what became of each run, and which runs are alike. Out: a p-value. The test is the log-rank test for a
+In: a feature, the outcome of each run, and which runs are alike. Out: a p-value. The test is the log-rank test for a
 trend (Tarone 1975): at each moment at which trouble begins, the ranks of the runs where it does are held against those
 of all that are still watched, within each stratum alone. Where every run was watched for long enough it is that of van
 Elteren (1960), and without strata that of Mann and Whitney. Its p-value comes from shuffling the parameter among the
 runs, or among whole settings, in each stratum, so that few runs, ties and rare values are no trouble; where nothing is
-rare and no shuffling comes close, from the normal distribution. Promised: no p-value from fewer than three runs a side;
-the same runs give the same p-value.
+rare and no shuffling comes close, from the normal distribution. Guarantees: no p-value from fewer than three runs a
+side; the same runs give the same p-value.
 
 Corrects p-values for how many questions were asked.
 

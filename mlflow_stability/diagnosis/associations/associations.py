@@ -1,6 +1,6 @@
 """Names the parameters that go with instability.
 
-In: cards. Out: those parameters, each with counts, and what could not be told. Promised: the chance of one innocent
+In: cards. Out: those parameters, each with counts, and what could not be told. Guarantees: the chance of one innocent
 parameter being named is about one in a hundred, however many there are, and up to four in a hundred where settings were
 repeated; what is named is said to go with instability, never to cause it; too few runs are called too few. A run counts
 for as long as it was watched.

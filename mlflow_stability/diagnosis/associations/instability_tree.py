@@ -1,8 +1,8 @@
 """Grows a shallow tree that tells unstable runs from stable ones, and says how far it can be believed.
 
-In: the features of runs and what became of them. Out: its rules as sentences, and how often it guesses right about runs
-that it did not see, beside always saying what most runs are. Promised: of those it has not seen repetitions either; the
-same runs give the same tree.
+In: the features of runs and their outcomes. Out: its rules as sentences, and how often it guesses right about runs
+that it did not see, beside always saying what most runs are. Guarantees: of those it has not seen repetitions either;
+the same runs give the same tree.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Says how far the loss of one run lies above that of another where both are still there, and what chance explains.
 
 In: cards. Out: both levels over the same last stretch of steps, and the standard deviation of their difference by
-chance: the noise of both curves and how far they wander, or the spread of repetitions. Promised: a run that is shorter,
-longer or logged at another rate is compared over the same steps.
+chance: the noise of both curves and how far they wander, or the spread of repetitions. Guarantees: a run that is
+shorter, longer or logged at another rate is compared over the same steps.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Holds runs against a baseline: is one of them worse, beyond what chance explains?
 
 In: the cards of all runs, and which one is the baseline. Out: a verdict on each other run, with the reasons as
-sentences. Promised: speed is never a reason to fail, for machines differ; many runs do not fail for being many; what
+sentences. Guarantees: speed is never a reason to fail, for machines differ; many runs do not fail for being many; what
 cannot be held against the baseline is said instead of passed in silence.
 """
 

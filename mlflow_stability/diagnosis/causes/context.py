@@ -1,13 +1,13 @@
 """What lies around the beginning of an episode: the curves in which its cause may be seen.
 
 In: an episode, a history and its curves. Out: loss, gradient norm, learning rates and loss scale of the same attempt,
-any other curve on request, what was said while it trained, with ways to ask for what came just before. Promised: no
+any other curve on request, what was said while it trained, with ways to ask for what came just before. Guarantees: no
 curve reaches across a rollback or a restart, so that nothing can be compared across one.
 
 What the gradient norm usually is: one number for all that is said about it.
 
 In: the surroundings of an episode, or norms before it. Out: the middle of those that are not just before it, with their
-spread. Promised: sentences of one report that call a norm usual mean the same number.
+spread. Guarantees: sentences of one report that call a norm usual mean the same number.
 """
 
 from __future__ import annotations

@@ -6,7 +6,7 @@ all before may be, and one at which nothing was ever learned cannot be cleared.
 Finds the jumps and the restarts of a logged learning rate, by the definitions of the detectors.
 
 In: the curve of a learning rate. Out: where it jumped, with the rates before and after; where it was restarted on
-purpose. Promised: what the detector of jumps excuses, as warm restarts and warm-ups, is no jump here either.
+purpose. Guarantees: what the detector of jumps excuses, as warm restarts and warm-ups, is no jump here either.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 In: the measured updates of the whole model, as shares of its weights, up to where the loss left its start. Out: that
 the learning rate is too high, with the share and a rate that would make first updates usual ones; None where updates
-were not measured or are no reason. Promised: an update that training went on from well, as one of weights that start at
-nothing may be, is none.
+were not measured or are no reason. Guarantees: an update that training went on from well, as one of weights that start
+at nothing may be, is none.
 
 Looks for the cause in the first steps: updates that were too large for weights just drawn, without a warm-up.
 

@@ -1,7 +1,7 @@
 """Says what many runs have in common.
 
 In: cards. Out: a `Cohort`: what to expect over seeds, how long runs last, how sensitive they are to the learning rate,
-and which parameters go with instability. Promised: what too few runs can tell is not told, and that is said.
+and which parameters go with instability. Guarantees: what too few runs can tell is not told, and that is said.
 """
 
 from __future__ import annotations

@@ -7,7 +7,7 @@ over the rate; where there is no such sweep, all runs are taken together, many r
 
 Finds runs that differ in nothing but the learning rate and the seed.
 
-In: the rate of each run, and its card. Out: sweeps over the rate. Promised: a parameter that always moves with the
+In: the rate of each run, and its card. Out: sweeps over the rate. Guarantees: a parameter that always moves with the
 rate, such as a lowest rate that is a tenth of it, does not part runs; runs that were stopped early are in none.
 """
 

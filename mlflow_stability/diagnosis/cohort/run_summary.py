@@ -1,6 +1,6 @@
 """Condenses a run to what a comparison of many needs.
 
-In: everything that is known of it, and the diagnosis of it. Out: a `RunCard`. Promised: nothing is looked up, so the
+In: everything that is known of it, and the diagnosis of it. Out: a `RunCard`. Guarantees: nothing is looked up, so the
 same history and diagnosis give the same card; what cannot be told is None, never zero.
 """
 

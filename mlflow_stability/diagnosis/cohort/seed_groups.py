@@ -1,9 +1,9 @@
 """Puts runs together whose parameters are equal but for the seed, and says what to expect of each such group.
 
 In: cards. Out: groups with the interquartile mean of their losses and a bootstrap interval (Agarwal et al.,
-arXiv:2108.13264), and whether each is worse than the best one beyond chance. Promised: a lost run counts as infinitely
-bad instead of being left out, and one that was stopped long before the others of its group does not count; no interval
-and no p-value under three seeds; the same runs give the same numbers.
+arXiv:2108.13264), and whether each is worse than the best one beyond chance. Guarantees: a lost run counts as
+infinitely bad instead of being left out, and one that was stopped long before the others of its group does not count;
+no interval and no p-value under three seeds; the same runs give the same numbers.
 
 The bootstrap cannot reach beyond the values that it draws from, so of three seeds its plain interval holds the true
 value in three cases of four instead of nineteen of twenty. It is made longer by as much as it is too short for
@@ -13,7 +13,7 @@ Tests which groups of repetitions are worse than the best of them.
 
 In: for each group the losses of its runs, and which one is the best. Out: a p-value for each other group. All losses
 are ranked together, and the mean ranks compared. Shuffling runs among the groups says what chance does, the choice of
-the best one included, so that the luckiest of many equal groups makes none of the others look worse. Promised: no
+the best one included, so that the luckiest of many equal groups makes none of the others look worse. Guarantees: no
 p-value under three runs; the same losses give the same p-values.
 """
 

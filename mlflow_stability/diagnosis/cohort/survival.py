@@ -1,8 +1,8 @@
 """Says how long runs last: the share not lost yet, over steps.
 
 In: cards, and how to part them. Out: Kaplan and Meier's curves with 95 % bands, and whether one part is lost sooner
-than the others (log-rank). Promised: a run that ended well, or was stopped, counts as long as it was watched and is not
-called safe beyond that; no p-value under three runs a side.
+than the others (log-rank). Guarantees: a run that ended well, or was stopped, counts as long as it was watched and is
+not called safe beyond that; no p-value under three runs a side.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Stretches of a curve that stand above what came before and what came after, at every length.
 
 In: a curve on the scale that is judged. Out: stretches of two points up to a fifth of the curve, each with its first
-and last point, the level beside it, and its height over that. Promised: no two of them touch; one that the log ends in
-is none, for nobody saw it come back; a rise that undid less than twice its own length of progress is none.
+and last point, the level beside it, and its height over that. Guarantees: no two of them touch; one that the log ends
+in is none, for nobody saw it come back; a rise that undid less than twice its own length of progress is none.
 
 A stretch is compared with the medians of as many points before it and behind it as it has itself, and a few at least,
 and stands out by what it is above the higher of both: neither a falling curve nor a lasting step makes a bump. Its

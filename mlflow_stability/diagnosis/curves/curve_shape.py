@@ -1,7 +1,7 @@
 """Reads a loss curve as a whole, in the words that people use of it.
 
 In: one curve. Out: where it began and ended, its trend, stability, pattern, shape and health, where its decay would
-end, and how spiky it was. Promised: a word that cannot be told is empty, a number that cannot be told is None.
+end, and how spiky it was. Guarantees: a word that cannot be told is empty, a number that cannot be told is None.
 
 Says where a falling curve would end, if it goes on as it did.
 

@@ -1,7 +1,7 @@
 """The curves of a run that a judgement of the whole run looks at.
 
 In: a run's history. Out: its losses, validation losses and gradient norms, each start of the training apart, one curve
-for each thing that was measured: what was logged twice at two rates is there once. Promised: an infinity that a
+for each thing that was measured: what was logged twice at two rates is there once. Guarantees: an infinity that a
 tracking store turned into the largest float is infinite again.
 """
 

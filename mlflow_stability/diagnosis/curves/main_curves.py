@@ -1,8 +1,8 @@
 """Chooses the curve that is the loss of a run, and the one that is its validation loss.
 
 In: a run's history, and the names that somebody asked for, if any. Out: the history in which those two have the place
-of the whole model, with the reason where the names alone did not say it. Promised: neither the order of the metrics nor
-how clocks and counters are called matters; a name that is not there is an error that tells which ones are near.
+of the whole model, with the reason where the names alone did not say it. Guarantees: neither the order of the metrics
+nor how clocks and counters are called matters; a name that is not there is an error that tells which ones are near.
 
 What names say is settled by `metric_names`; here the curves decide what names leave open: a loss that is the sum of the
 others is their total; of one loss at two rates the averages over epochs count where they are about as many as the

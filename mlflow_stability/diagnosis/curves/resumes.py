@@ -1,7 +1,7 @@
 """Tells a training that was resumed from several runs in one file, and puts the pieces of the former together.
 
 In: the curves of a run, each start of the training apart. Out: whether each start goes on where the one before had
-come to, and curves from the first step to the last as the training that is left saw them. Promised: a start at the
+come to, and curves from the first step to the last as the training that is left saw them. Guarantees: a start at the
 first step again is a run of its own.
 """
 

@@ -1,7 +1,7 @@
 """Says what a training loss did since one of the validations.
 
 In: both curves and the point. Out: the training loss around that validation and at the end, how far it fell, and how
-far chance moves that. Promised: where one curve counts epochs and the other steps, both are read over the same run.
+far chance moves that. Guarantees: where one curve counts epochs and the other steps, both are read over the same run.
 """
 
 from __future__ import annotations

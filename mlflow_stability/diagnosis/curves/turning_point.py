@@ -1,8 +1,8 @@
 """How sure it is that a curve which fell has turned and rises.
 
 In: a curve on the scale that is judged. Out: of what the best curve that never rises leaves over, the share that a
-curve which falls and then rises explains; and which share noise alone reaches. Promised: no assumption about the shape
-of fall or rise, and one wild value counts as little as any other.
+curve which falls and then rises explains; and which share noise alone reaches. Guarantees: no assumption about the
+shape of fall or rise, and one wild value counts as little as any other.
 
 Reference: Barlow, Bartholomew, Bremner and Brunk 1972, Statistical inference under order restrictions (the test that
 they call E-bar squared, here for a turn at a place that is not known).

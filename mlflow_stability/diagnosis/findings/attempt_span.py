@@ -1,4 +1,4 @@
-"""Says between which steps a training ran on without being set back.
+"""Says between which steps a training ran on without a rollback.
 
 In: a run, and a step of one start of its training. Out: the first and the last step of the attempt that it lies in.
 Values of different attempts are never compared: after a rollback weights and optimizer state are those of another step.

@@ -1,7 +1,7 @@
 """Corrects what detectors say of a run that is over by what came after.
 
 In: episodes that a replay found, what the rules of whole curves found, and the curves. Out: the same episodes, some of
-them milder, a divergence from where the loss left its level, and none that is only the log's rounding. Promised: none
+them milder, a divergence from where the loss left its level, and none that is only the log's rounding. Guarantees: none
 becomes worse, what is above a threshold that somebody asked for is not made milder, and nothing that was judged while
 the run trained is touched.
 """

@@ -46,7 +46,7 @@ def _with_spikes(each: Episode, others: list[Episode], reach: float) -> Episode:
 
 
 def _overflowed(episodes: list[Episode], reach: float) -> list[Episode]:
-    """An infinity that turned into NaN is one trouble, and NaN is what became of it."""
+    """An infinity that turned into NaN is one trouble, and NaN its result."""
     for nan in [each for each in episodes if each.kind == "nan_detected"]:
         for inf in [each for each in episodes if each.kind == "inf_detected" and each.attempt == nan.attempt]:
             if inf.start <= nan.start <= inf.end + reach:

@@ -1,6 +1,6 @@
 """Shows a run's history to the detectors, as if it were training now.
 
-In: a history and detectors. Out: the events they find, in order of time. Promised: they see each step's values
+In: a history and detectors. Out: the events they find, in order of time. Guarantees: they see each step's values
 together and steps in order; where the training was started again they know nothing of what came before. What only
 a whole curve can tell is not asked of them; and neither is the loss of a game, whose level means nothing.
 """

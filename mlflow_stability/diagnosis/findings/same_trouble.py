@@ -1,6 +1,6 @@
 """Makes one episode of one trouble with numbers, however often it came: NaN, infinities, and steps skipped for them.
 
-In: the episodes of one run. Out: the same, each trouble once. Promised: how often it came and until when, that steps
+In: the episodes of one run. Out: the same, each trouble once. Guarantees: how often it came and until when, that steps
 were skipped for it, and where its first number was born, stand in its message; a birth that belongs to no other finding
 is one of its own.
 """

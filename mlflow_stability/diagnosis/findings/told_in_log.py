@@ -2,7 +2,7 @@
 
 In: the events that a log reports, and the curves. Out: an episode where the last steps of the run were skipped, or
 where the log says that it stopped for a number that was not finite; a collapse of sparse codes that it speaks of, as
-severe as one of our own; and, as INFO, each end that was none and all else that it says. Promised: a skipped step
+severe as one of our own; and, as INFO, each end that was none and all else that it says. Guarantees: a skipped step
 after which training went on is INFO; words about one attempt are no verdict on others.
 """
 

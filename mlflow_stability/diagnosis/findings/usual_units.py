@@ -1,6 +1,6 @@
 """Gives what a script logged in its own units the units of our signals.
 
-In: the metrics of a run that we did not record. Out: the same, shares from 0 to 1. Promised: a percentage becomes a
+In: the metrics of a run that we did not record. Out: the same, shares from 0 to 1. Guarantees: a percentage becomes a
 share; a count of patterns becomes a share of all, or of the most that were ever counted, which is never too low; what
 cannot be a share, as memory in megabytes, is left out.
 """

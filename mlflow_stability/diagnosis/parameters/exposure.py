@@ -1,7 +1,7 @@
 """Says of each run for how long it was watched, and whether trouble began in that time.
 
 In: cards. Out: for each its steps until trouble began, or for as long as it was watched, and which runs are repetitions
-of one setting. Promised: a short run without trouble counts for its own length and is not called stable beyond it.
+of one setting. Guarantees: a short run without trouble counts for its own length and is not called stable beyond it.
 """
 
 from __future__ import annotations

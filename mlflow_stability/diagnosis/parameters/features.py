@@ -1,8 +1,8 @@
 """Reads the parameters of many runs as features that can be tested.
 
-In: cards. Out: for each parameter that differs a column: numbers where it is one, else levels. Promised: seeds and what
-only names, numbers or dates a run are no features; a parameter with nearly as many words as runs is none either, and
-that is said.
+In: cards. Out: for each parameter that differs a column: numbers where it is one, else levels. Guarantees: seeds and
+what only names, numbers or dates a run are no features; a parameter with nearly as many words as runs is none either,
+and that is said.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Says whether a training computed in fp16, whose numbers end at 65504.
 
-In: a run. Out: yes, no, or that it cannot be known. Promised: bf16 is no fp16, though both are half as wide; a run
+In: a run. Out: yes, no, or that it cannot be known. Guarantees: bf16 is no fp16, though both are half as wide; a run
 whose parameters ask for another type does not compute in fp16 unless something else says so.
 """
 

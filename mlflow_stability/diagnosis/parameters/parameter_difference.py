@@ -1,8 +1,8 @@
 """Finds the parameters and tags in which runs differ.
 
-In: cards. Out: for each that is not the same in all of them its values, those that people choose first. Promised: what
-only names a run (its id, its folders, its time, our own tags) is left out, and so are an optimizer's own defaults; a
-command line tells what no parameter does.
+In: cards. Out: for each that is not the same in all of them its values, those that people choose first. Guarantees:
+what only names a run (its id, its folders, its time, our own tags) is left out, and so are an optimizer's own defaults;
+a command line tells what no parameter does.
 """
 
 from __future__ import annotations

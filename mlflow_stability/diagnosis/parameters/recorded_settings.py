@@ -1,7 +1,7 @@
 """Reads from what a run recorded of its settings which causes they exclude, and which remedies they make pointless.
 
 In: a run. Out: the weight decay, the clipping, the family of the optimizer, whether it computes in fp16; None where the
-run does not say. Promised: a setting that was changed in mid-run excludes nothing.
+run does not say. Guarantees: a setting that was changed in mid-run excludes nothing.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Reads the setting of a run: its parameters but for the seed and for what only names it, each value in one spelling.
 
-In: a card. Out: names and values in the order of their names. Promised: ``1e-3`` and ``0.001`` are one value, ``True``
-and ``true`` are, and a parameter that is ``None`` is one that is not set.
+In: a card. Out: names and values in the order of their names. Guarantees: ``1e-3`` and ``0.001`` are one value,
+``True`` and ``true`` are, and a parameter that is ``None`` is one that is not set.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How sure the findings of whole curves are, and how severe they may be therefore.
 
 In: a rule and what it found. Out: the same episodes with a score: the highest factor by which all thresholds of the
-rule can be multiplied so that it still finds them. Promised: a finding that is CRITICAL would be found at low
+rule can be multiplied so that it still finds them. Guarantees: a finding that is CRITICAL would be found at low
 sensitivity, too; what is less sure is at most a WARNING.
 """
 

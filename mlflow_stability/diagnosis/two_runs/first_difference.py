@@ -1,7 +1,7 @@
 """Says where two runs part.
 
 In: everything that is known of two runs. Out: the first step at which their losses differ at all, and the first at
-which they differ by more than their noise. Promised: only steps that both have a value at are compared; two runs that
+which they differ by more than their noise. Guarantees: only steps that both have a value at are compared; two runs that
 differ by noise alone are not said to part.
 
 The difference of the two curves is looked at in windows of 1, 8, 64 and 512 points. A window parts them when its mean

@@ -1,9 +1,9 @@
 """Lays what two runs have by layer beside each other, aligned at the onset of their trouble.
 
 In: the cards of two runs, which say how far they went and since when they had trouble; then their courses by layer.
-Out: a `LayersBeside` for each quantity that both have, and sentences about what one of them lacks. Promised: both have
-the same layers in the same order and the same columns, every step of both that was measured is in one of them, and no
-column is narrower than what was measured asks for.
+Out: a `LayersBeside` for each quantity that both have, and sentences about what one of them lacks. Guarantees: both
+have the same layers in the same order and the same columns, every step of both that was measured is in one of them, and
+no column is narrower than what was measured asks for.
 """
 
 from __future__ import annotations

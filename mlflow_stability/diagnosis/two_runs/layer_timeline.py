@@ -1,7 +1,7 @@
 """Folds one quantity by layer of a run into a few hundred columns that begin at a step of choice.
 
 In: a run's history, the step that lies at zero, how many steps a column has. Out: a `LayerCourse` for each quantity.
-Promised: the extreme of a single step is in its column; a value that was not finite is never lost; what is kept does
+Guarantees: the extreme of a single step is in its column; a value that was not finite is never lost; what is kept does
 not grow with the length of the run.
 """
 

@@ -1,6 +1,6 @@
 """Calls the steps of a diagnosis what its log calls them: ``epoch 7`` where a log counts nothing but epochs.
 
-In: a diagnosis in steps, and the log's word. Out: the same with that word in its sentences. Promised: numbers stay as
+In: a diagnosis in steps, and the log's word. Out: the same with that word in its sentences. Guarantees: numbers stay as
 they are; a diagnosis of a log that counts steps is unchanged.
 """
 

@@ -1,6 +1,6 @@
 """Puts the conclusion about a run into one word and one sentence.
 
-In: its episodes and curves, and how its process ended. Out: the outcome, and a sentence with numbers. Promised: a run
+In: its episodes and curves, and how its process ended. Out: the outcome, and a sentence with numbers. Guarantees: a run
 that cannot be judged is never called healthy.
 
 Names the finding that decides a run's outcome, whose cause and remedies are those of the verdict.
@@ -122,7 +122,7 @@ def verdict_of(
 
 
 def _rescued(episodes: Sequence[Episode]) -> str:
-    """That the training was set back and went on."""
+    """That the training was rolled back and went on."""
     times = sum(each.events for each in episodes if each.kind == "rollback")
     return f"rolled back {'once' if times == 1 else f'{times} times'} and continued; " if times else ""
 

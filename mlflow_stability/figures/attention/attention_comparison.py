@@ -1,6 +1,6 @@
 """Draws where the heads of one layer look in two runs: side by side, their difference, and every head's entropy.
 
-In: two maps, of the same layer or not. Out: a figure. Promised: both share one scale and the differences another; of
+In: two maps, of the same layer or not. Out: a figure. Guarantees: both share one scale and the differences another; of
 more heads than can be shown those are drawn that differ most; what only one of the two has is left out, and that is
 said; layers that are called differently are both named.
 """

@@ -1,6 +1,6 @@
 """Draws where the heads of one layer look: a panel for each head, and one for their mean.
 
-In: an `AttentionMap`. Out: a figure. Promised: all panels share one scale; up to 32 heads are legible; the entropy of
+In: an `AttentionMap`. Out: a figure. Guarantees: all panels share one scale; up to 32 heads are legible; the entropy of
 each head stands above it, and that of a collapsed one stands out.
 """
 

@@ -1,6 +1,6 @@
 """One quantity by layer and step, small enough to draw while it is still being measured.
 
-In: the values of the layers at the steps at which they were measured, in order. Out: a `LayerGrid`. Promised: at most
+In: the values of the layers at the steps at which they were measured, in order. Out: a `LayerGrid`. Guarantees: at most
 `MOST_COLUMNS` columns are kept, each with the largest of its values, so that the explosion of a single step is seen
 in a run of any length; a value that was not finite is never lost.
 """

@@ -1,7 +1,7 @@
 """Draws one quantity by layer and step, as colours.
 
-In: a `LayerGrid`. Out: a figure with the input of the model at the top and its output at the bottom. Promised: two to a
-thousand layers and more are readable; what is not finite, zero, or not measured is told apart from every value.
+In: a `LayerGrid`. Out: a figure with the input of the model at the top and its output at the bottom. Guarantees: two to
+a thousand layers and more are readable; what is not finite, zero, or not measured is told apart from every value.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """Which names stand beside the rows of many layers.
 
-In: the layers' names in order, and how many labels there is room for. Out: labels with their rows. Promised: few layers
-all have their names; many have the names of the blocks they are in, and of too many blocks every so many is named.
+In: the layers' names in order, and how many labels there is room for. Out: labels with their rows. Guarantees: few
+layers all have their names; many have the names of the blocks they are in, and of too many blocks every so many is
+named.
 """
 
 from __future__ import annotations

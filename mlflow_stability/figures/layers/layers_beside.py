@@ -1,8 +1,8 @@
 """Draws one quantity by layer of two runs beside each other.
 
 In: a `LayersBeside` and what to call the runs. Out: a figure with the same rows, the same columns and one scale of
-colours for both. Promised: what is not finite, zero, or not measured is told apart from every value, and so are layers
-that only one of the two has and steps that only one of them made.
+colours for both. Guarantees: what is not finite, zero, or not measured is told apart from every value, and so are
+layers that only one of the two has and steps that only one of them made.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Draws the health of a run on one page: what happened, loss, gradient norm, learning rate, update ratio.
 
-In: a `DashboardData`. Out: a figure. Promised: a panel without data says so and takes no room from the others.
+In: a `DashboardData`. Out: a figure. Guarantees: a panel without data says so and takes no room from the others.
 """
 
 from __future__ import annotations
@@ -94,7 +94,7 @@ def _draw_lane(axes: Axes, rows: list[tuple[str, list[Mark]]]) -> None:
 
 
 def _draw_turns(axes: Axes, marks: Iterable[Mark]) -> None:
-    """Where the training was set back: from the step whose state it got to the step where it stood, in grey."""
+    """Where the training was rolled back: from the step whose state it got to the step where it stood, in grey."""
     for mark in marks:
         if mark.kind == ROLLBACK:
             start = mark.start if mark.target is None else mark.target

@@ -1,6 +1,6 @@
 """Draws what happened on the way: a row for each kind, a bar for each stretch.
 
-In: marks. Out: a panel of a few thin rows. Promised: the worst kinds have rows of their own, the rest share one, and
+In: marks. Out: a panel of a few thin rows. Guarantees: the worst kinds have rows of their own, the rest share one, and
 how often each happened stands beside it.
 """
 

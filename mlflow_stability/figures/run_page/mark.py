@@ -1,6 +1,6 @@
 """What happened on the way, as it is marked beside curves.
 
-In: events one after the other. Out: marks: a kind, how bad, from which step to which, how often. Promised: at most
+In: events one after the other. Out: marks: a kind, how bad, from which step to which, how often. Guarantees: at most
 `MOST_PER_KIND` marks of a kind are kept, neighbours being put together, and none is forgotten.
 """
 
@@ -26,7 +26,7 @@ class Mark:
     count: int = 1
     """How many times."""
     target: int | None = None
-    """Of a rollback: the step whose state the training was set back to."""
+    """Of a rollback: the step whose state the training was rolled back to."""
 
 
 class MarkSketch:

@@ -1,7 +1,7 @@
 """Draws the curves of one quantity over the steps.
 
-In: curves. Out: a panel. Promised: every value that is not finite shows as a cross at the upper edge, with how many
-there are; lines are parted where the training was set back and where values are missing because they are not finite;
+In: curves. Out: a panel. Guarantees: every value that is not finite shows as a cross at the upper edge, with how many
+there are; lines are parted where the training was rolled back and where values are missing because they are not finite;
 what is finer than a pixel is drawn as the range it covers, with the usual value of what is noisy as a darker line in
 it. No two lines have the same name.
 """

@@ -1,7 +1,7 @@
 """Finds out when each value of a log was measured: its step, and the attempt that the step belongs to.
 
 In: columns with what their rows say of step and epoch, if anything. Out: whole steps and attempts for each value.
-Promised: the steps of the log wherever it has some; epochs where it has nothing else; where it has neither, or the
+Guarantees: the steps of the log wherever it has some; epochs where it has nothing else; where it has neither, or the
 same step everywhere, values are numbered in their order and it is said so. A step that goes back for good is a new
 attempt, in all metrics alike; a last value written at step 0 is not.
 """

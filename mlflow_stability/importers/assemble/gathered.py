@@ -1,6 +1,6 @@
 """Everything that a log was found to hold, column by column, while it is being read.
 
-In: values with their row, and the step, epoch and time that the row has, if any. Out: arrays. Promised: memory is
+In: values with their row, and the step, epoch and time that the row has, if any. Out: arrays. Guarantees: memory is
 bounded whatever the size of the log; where a log has more values than fit, of every four consecutive ones of the
 longest metrics the lowest and the highest are kept, so that no extreme and no not-a-number is lost.
 """

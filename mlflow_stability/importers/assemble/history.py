@@ -1,7 +1,7 @@
 """Makes a `RunHistory` of what was gathered from a log.
 
-In: columns, and where they come from. Out: one run, or an error where there is no curve in it. Promised: a metric with
-a single value never takes the place of a curve.
+In: columns, and where they come from. Out: one run, or an error where there is no curve in it. Guarantees: a metric
+with a single value never takes the place of a curve.
 """
 
 from __future__ import annotations

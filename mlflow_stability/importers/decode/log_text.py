@@ -1,6 +1,6 @@
 """Opens a text file of any usual encoding, packed or not, as lines.
 
-In: a path. Out: its lines, one at a time. Promised: UTF-8, UTF-16, GB18030, else Latin-1; lines end with LF,
+In: a path. Out: its lines, one at a time. Guarantees: UTF-8, UTF-16, GB18030, else Latin-1; lines end with LF,
 CRLF or the lone CR with which progress bars overwrite themselves; a line is never longer than 20,000 characters;
 colours are taken out; nothing is read twice, and never the whole file at once.
 """

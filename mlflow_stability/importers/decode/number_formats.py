@@ -1,12 +1,12 @@
 """Writes numbers the usual way that some programs write in their own.
 
-In: a line of a log. Out: the same line with ``nan``, ``inf`` and plain numbers in it. Promised: what C libraries make
+In: a line of a log. Out: the same line with ``nan``, ``inf`` and plain numbers in it. Guarantees: what C libraries make
 of not-a-number (``-nan(ind)``, ``1.#QNAN``, ``-1.#IND``) is not-a-number and never the 1 that it begins with;
 ``tensor(0.5, device='cuda:0')`` is 0.5, and the Chinese for "the third epoch" is ``epoch 3``.
 
 Reads numbers whose decimals are set apart by a comma, as half of the world writes them: ``loss 0,5482``.
 
-In: the lines of a text. Out: the same with points. Promised: only in texts where no number has a decimal point and
+In: the lines of a text. Out: the same with points. Guarantees: only in texts where no number has a decimal point and
 several cannot be thousands; a clock's ``12:03:04,512`` and a list's ``1,2,3`` stay what they are.
 """
 

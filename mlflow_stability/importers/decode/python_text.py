@@ -1,6 +1,6 @@
 """Turns what Python prints of a dictionary or a list into JSON: ``{'loss': [0.5, nan], 'lr': np.float64(0.1)}``.
 
-In: text. Out: the same in JSON, as far as that goes; whether it is some, the JSON parser says. Promised: nothing is
+In: text. Out: the same in JSON, as far as that goes; whether it is some, the JSON parser says. Guarantees: nothing is
 evaluated, and time and memory are linear in the text.
 """
 

@@ -1,6 +1,6 @@
 """Reads tables of values with a header: Lightning, Ultralytics, Keras, baselines, and what people write themselves.
 
-In: a text file whose first line names the columns. Out: a `RunHistory`. Promised: a blank cell was not logged, `nan`
+In: a text file whose first line names the columns. Out: a `RunHistory`. Guarantees: a blank cell was not logged, `nan`
 was; a file is read in parts, so that its size does not matter; headers that are repeated inside, because a run was
 appended, are no values; headers may be padded, quoted, lack a name or have one twice; cells are separated by commas,
 semicolons, tabs or bars.

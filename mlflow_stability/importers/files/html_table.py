@@ -1,6 +1,6 @@
 """Reads the tables that notebooks show: Hugging Face's trainer, fastai, a DataFrame of a history.
 
-In: HTML. Out: the rows of each table as names with what their cells say. Promised: nothing in the page is run, loaded
+In: HTML. Out: the rows of each table as names with what their cells say. Guarantees: nothing in the page is run, loaded
 or followed; time is linear in the page.
 """
 

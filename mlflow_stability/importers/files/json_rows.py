@@ -6,7 +6,7 @@ objects inside objects become names with slashes; lists, texts and truth values 
 
 Closes a JSON document that ends in the middle, as one does whose writer was killed or whose disk was full.
 
-In: a text that begins as one. Out: the text up to its last whole row, with every bracket closed. Promised: one pass;
+In: a text that begins as one. Out: the text up to its last whole row, with every bracket closed. Guarantees: one pass;
 nothing is made up, and half a row is no row.
 """
 

@@ -1,6 +1,6 @@
 """The framing of LevelDB's write-ahead log, in which W&B keeps what a run sends.
 
-In: bytes behind the file's own header. Out: records. Promised: each piece is checked against its checksum (the CRC-32
+In: bytes behind the file's own header. Out: records. Guarantees: each piece is checked against its checksum (the CRC-32
 that W&B writes, not LevelDB's own CRC-32C); a damaged piece costs its record, and where its length is what is damaged
 the rest of its block of 32 KiB, but no more, and is counted; a file that ends in the middle gives all records before
 it; nothing here trusts a length that it reads.

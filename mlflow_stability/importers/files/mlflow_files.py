@@ -1,7 +1,7 @@
 """Reads MLflow's file store without MLflow: the folder of one run.
 
 In: a folder with `meta.yaml`, `metrics/`, `params/` and `tags/`, wherever it was moved to. Out: a `RunHistory` with
-the complete histories of all its metrics. Promised: a metric whose name has slashes, which is a folder of folders,
+the complete histories of all its metrics. Guarantees: a metric whose name has slashes, which is a folder of folders,
 keeps its name; values keep the order of their time; 100,000 lines take well under a second.
 """
 

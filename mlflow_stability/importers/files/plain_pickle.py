@@ -1,7 +1,7 @@
 """Reads a pickle that holds numbers, texts, lists and dictionaries, and runs nothing of it.
 
 In: bytes. Out: numbers, texts, lists, dictionaries; NumPy's scalars and arrays of numbers as numbers and lists.
-Promised: Python's own unpickler is not used, nothing is imported, no object is made and no function called, whatever
+Guarantees: Python's own unpickler is not used, nothing is imported, no object is made and no function called, whatever
 the file asks for: what it names is a name here, and only the few that NumPy's numbers are made of are understood.
 Anything else is refused with what it was. Time and memory are bounded.
 """

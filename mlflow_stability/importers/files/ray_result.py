@@ -1,6 +1,6 @@
 """Chooses what matters of the hundreds of numbers that Ray's RLlib and Tune write for each iteration.
 
-In: the names in a row of `result.json`, or of the columns of `progress.csv`. Out: those to read. Promised: only where
+In: the names in a row of `result.json`, or of the columns of `progress.csv`. Out: those to read. Guarantees: only where
 the names are Ray's; of one number under several names one; settings, timers and the machine's load are no metrics; what
 the user reports to Tune, or logs as custom metrics, is read.
 """

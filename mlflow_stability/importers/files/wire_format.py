@@ -1,6 +1,6 @@
 """The binary forms that TensorBoard's and W&B's files are made of: records of TFRecord, fields of protocol buffers.
 
-In: bytes. Out: records; of a message its fields by number. Promised: a file that ends in the middle of a record gives
+In: bytes. Out: records; of a message its fields by number. Guarantees: a file that ends in the middle of a record gives
 all records before it; nothing here trusts a length that it reads.
 """
 

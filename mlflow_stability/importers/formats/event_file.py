@@ -1,6 +1,6 @@
 """Reads TensorBoard's event files without TensorBoard.
 
-In: one event file, or all of one folder, which belong to one run. Out: a `RunHistory`. Promised: scalars of
+In: one event file, or all of one folder, which belong to one run. Out: a `RunHistory`. Guarantees: scalars of
 TensorFlow 1 (``simple_value``) and 2 (tensors), of PyTorch's writer too; files that are still being written or were
 cut off; pictures, histograms and graphs are passed over.
 """

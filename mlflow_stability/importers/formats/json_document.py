@@ -1,6 +1,6 @@
 """Reads one document: Hugging Face's trainer state, a list of rows, or names with lists of values.
 
-In: a text file that is one value in JSON, or as Python prints it. Out: a `RunHistory`. Promised: the row in which a
+In: a text file that is one value in JSON, or as Python prints it. Out: a `RunHistory`. Guarantees: the row in which a
 Trainer sums up its training is no point of a curve; ``NaN`` and ``Infinity`` are values, ``null`` was not logged.
 """
 

@@ -1,8 +1,8 @@
 """Reads Jupyter's notebooks: what their cells printed and showed while something was trained.
 
-In: an `.ipynb`, of any version. Out: a `RunHistory` for each cell that trained something. Promised: progress bars count
-as they stood in the end, unless that leaves no curve; tables that were shown (Hugging Face's trainer, fastai) and a
-history that was printed or displayed are read where they say more than the text; nothing in the notebook is run.
+In: an `.ipynb`, of any version. Out: a `RunHistory` for each cell that trained something. Guarantees: progress bars
+count as they stood in the end, unless that leaves no curve; tables that were shown (Hugging Face's trainer, fastai) and
+a history that was printed or displayed are read where they say more than the text; nothing in the notebook is run.
 """
 
 from __future__ import annotations

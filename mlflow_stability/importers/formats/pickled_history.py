@@ -1,6 +1,6 @@
 """Reads a pickled history, as Keras users keep theirs: `pickle.dump(history.history, file)`.
 
-In: a pickle, of any protocol. Out: a `RunHistory`. Promised: nothing in the file is run, and no object of it is made;
+In: a pickle, of any protocol. Out: a `RunHistory`. Guarantees: nothing in the file is run, and no object of it is made;
 one that holds more than numbers is refused with what that was, and how to save a history so that it can be read.
 """
 

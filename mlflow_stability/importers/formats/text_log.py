@@ -1,7 +1,7 @@
 """Reads logs line by line: JSON lines, printed dictionaries, tables, names with numbers, and any mixture of them.
 
-In: a text file. Out: a `RunHistory`. Promised: one pass with bounded memory; source code, banners and prose around the
-log are no values: a line without a step counts only if lines like it come again as the training goes on. Of Keras's
+In: a text file. Out: a `RunHistory`. Guarantees: one pass with bounded memory; source code, banners and prose around
+the log are no values: a line without a step counts only if lines like it come again as the training goes on. Of Keras's
 progress bars, which show means over the epoch so far, those at the end of an epoch count.
 """
 

@@ -1,6 +1,6 @@
 """Reads W&B's own file of a run, `run-*.wandb`, without W&B: what an offline run leaves, and an online one too.
 
-In: the file. Out: a `RunHistory` with the run's name, settings and how it ended. Promised: steps are W&B's own, or
+In: the file. Out: a `RunHistory` with the run's name, settings and how it ended. Guarantees: steps are W&B's own, or
 those of the metric that the script made the axis of all others; what W&B writes of not-a-number is one; where nothing
 was logged but the console printed a training, that is read; what was lost of a damaged file is said.
 """

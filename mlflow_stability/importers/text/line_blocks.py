@@ -1,7 +1,7 @@
 """Reads many lines at once that look like lines that were understood before.
 
 In: a block of whole lines, and the kinds of lines that are known. Out: the numbers of each line, or the line itself
-where it is of no such kind. Promised: what is read from a line is what `LinePatterns` reads from it, or a ValueError
+where it is of no such kind. Guarantees: what is read from a line is what `LinePatterns` reads from it, or a ValueError
 where that may not be so; a kind of line is read this way only if it names its step, and if its words say nothing but
 names.
 """

@@ -1,6 +1,6 @@
 """Keeps the lines that name no step until it is clear whether they are part of the log.
 
-In: lines without a step, with the last step and epoch before them. Out: those that count. Promised: a line counts if
+In: lines without a step, with the last step and epoch before them. Out: those that count. Guarantees: a line counts if
 lines like it come again as the training goes on, or if there is no other loss; a listing of source code, a banner or
 a last evaluation does not; memory is bounded.
 """

@@ -1,6 +1,6 @@
 """What stays on the screen of lines that a progress bar wrote over and over, with carriage returns and backspaces.
 
-In: what was printed. Out: its lines. Promised: `last_states` has of each line what was written last, `all_states` all
+In: what was printed. Out: its lines. Guarantees: `last_states` has of each line what was written last, `all_states` all
 that was ever written; time is linear in the text. A bar that is not at its end is told from one that is.
 """
 

@@ -1,6 +1,6 @@
 """Reads a line of names and numbers, as people print them: ``step:10/500 loss:2.31 lr=3e-4 | grad norm: 0.52``.
 
-In: a line. Out: its values, and the step and epoch that it names. Promised: a name is what stands directly before its
+In: a line. Out: its values, and the step and epoch that it names. Guarantees: a name is what stands directly before its
 number, and a number is whole: no piece of a date, a version, a hash or a path is one. Time is linear in the line.
 """
 

@@ -1,6 +1,6 @@
 """Keeps the histories that a log prints as a whole: ``history: {'loss': [2.3, 1.9], 'val_loss': [2.5, 2.4]}``.
 
-In: the lines of a log. Out: the longest history among them, as columns. Promised: it counts only where the log has no
+In: the lines of a log. Out: the longest history among them, as columns. Guarantees: it counts only where the log has no
 curve of a loss otherwise, for most who print their history at the end have printed each epoch before.
 """
 

@@ -1,6 +1,6 @@
 """Reads tables that were printed: a `| key | value |` line for each number, or a header with rows of numbers beneath.
 
-In: the lines of a log one after the other. Out: a `LogLine` when a row is complete. Promised: a table that the end of
+In: the lines of a log one after the other. Out: a `LogLine` when a row is complete. Guarantees: a table that the end of
 the log cuts off still counts; names in sections (``rollout/`` above ``ep_rew_mean``) get the section's name in front.
 """
 

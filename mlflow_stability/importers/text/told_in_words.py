@@ -1,8 +1,8 @@
 """What a log tells beside its numbers: that steps were skipped, and how it ended.
 
-In: the lines that hold no values, with the last step before them. Out: `Event`s, an outcome, notes. Promised: only what
-comes after the last values says how it ended, and what came before is an event at its line; an overflow while a loss
-scale is being searched is told as what it is.
+In: the lines that hold no values, with the last step before them. Out: `Event`s, an outcome, notes. Guarantees: only
+what comes after the last values says how it ended, and what came before is an event at its line; an overflow while a
+loss scale is being searched is told as what it is.
 """
 
 from __future__ import annotations

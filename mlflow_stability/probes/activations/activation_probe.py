@@ -68,7 +68,7 @@ class ActivationProbe:
 
     def __init__(self, guard: Guard, every: int = 100, models: Callable[[], Sequence[Module]] | None = None) -> None:
         self.every = every
-        """Every how many cycles of a model; and once at the tenth."""
+        """Every how many captures of a model; and once at the tenth."""
         self._measure = guard(self.part, self._take)
         self._places = WatchedModules(models)
         self._hooks: PassHooks | None = None

@@ -1,8 +1,8 @@
 """Makes the numbers of all modules out of the samples of their outputs.
 
-In: samples, with what is known of their modules. Out: one row of numbers for each. Promised: a fixed number of kernels
-for all modules whose samples are alike; nothing is waited for. NaN stands for what cannot be said of a module; values
-that are not finite are counted and left out of the rest.
+In: samples, with what is known of their modules. Out: one row of numbers for each. Guarantees: a fixed number of
+kernels for all modules whose samples are alike; nothing is waited for. NaN stands for what cannot be said of a module;
+values that are not finite are counted and left out of the rest.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Knows in which module of a model the forward pass is, and whose attention torch hides from us.
 
 In: a model, between `put_on` and `take_off`. Out: the innermost module at any moment, by name; and calls of modules
-whose attention torch may compute by a path of its own in which nothing can be seen. Promised: no hook is on a module
+whose attention torch may compute by a path of its own in which nothing can be seen. Guarantees: no hook is on a module
 itself, for torch leaves that path where it finds one; nothing runs in other threads, or once the pass is over.
 """
 

@@ -143,7 +143,7 @@ class AttentionProbe:
         self._now: list[_Layer] = []
         """What was seen in the pass that is going on."""
         self._seen: list[_Layer] = []
-        """What was seen in whole passes of this cycle."""
+        """What was seen in whole passes of this capture."""
         self._counts: weakref.WeakKeyDictionary[Module, int] = weakref.WeakKeyDictionary()
         """How many layers each model had the last time."""
         self._places = WatchedModules(models)
@@ -151,7 +151,7 @@ class AttentionProbe:
         self._on_their_way: list[Drawing] = []
 
     def due(self, own_step: int) -> bool:
-        """Whether to look in this cycle."""
+        """Whether to look in this capture."""
         self._deliver(wait=False)
         return bool(self.every) and (own_step % self.every == 0 or own_step == FIRST)
 
@@ -190,7 +190,7 @@ class AttentionProbe:
             self._now.append(_Layer(self._root, name, measured))
 
     def blocks(self) -> Sequence[Block]:
-        """What was measured: the cycle is over."""
+        """What was measured: the capture is over."""
         seen, self._seen = self._seen, []
         if not seen:
             return ()

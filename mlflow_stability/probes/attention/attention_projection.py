@@ -1,7 +1,7 @@
 """Computes the queries and keys of `nn.MultiheadAttention` once more, for its own are inside of one function of torch.
 
 In: what `torch.nn.functional.multi_head_attention_forward` was called with, or a module and what it was called with.
-Out: its scores. Promised: the same scores, whatever path torch takes to them: with weights or without, fused or not,
+Out: its scores. Guarantees: the same scores, whatever path torch takes to them: with weights or without, fused or not,
 padded into nested tensors or not.
 """
 

@@ -1,7 +1,7 @@
 """Tells the softmax of an attention from any other: what comes out of it is multiplied with values.
 
 In: calls of torch's functions, as they go by. Out: which softmax was an attention, once its weights meet the values.
-Promised: a classifier, a router of experts or a loss is not taken for one: an attention is a softmax over the keys of
+Guarantees: a classifier, a router of experts or a loss is not taken for one: an attention is a softmax over the keys of
 scores with three dimensions or more, whose result, after dropout or a mask, is summed up over those keys with values
 that do not depend on the query. Nothing of the script is kept alive.
 """

@@ -1,8 +1,8 @@
 """What the heads of an attention look at: how widely, and how large their scores are.
 
 In: scores, a block at a time. Out: for each head the entropy of its weights, as a share of what it could be at most,
-and its largest score; and the weights of the first tokens. Promised: each number is exact for the rows that it is made
-of, without the table of all weights ever being there: a block has at most `BLOCK` scores, whatever the length.
+and its largest score; and the weights of the first tokens. Guarantees: each number is exact for the rows that it is
+made of, without the table of all weights ever being there: a block has at most `BLOCK` scores, whatever the length.
 
 The entropy of a row is log Z - E[score - max], with Z and the expectation summed up over blocks of keys as in
 Milakov and Gimelshein, Online normalizer calculation for softmax (arXiv:1805.02867). A row is a share of the logarithm

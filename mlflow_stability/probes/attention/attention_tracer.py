@@ -1,7 +1,7 @@
 """Finds the attention in one forward pass of a model, however it is written.
 
 In: a forward pass, between `open` and `close`. Out: for each attention its scores and the name of its module, to a
-listener. Promised: found are `scaled_dot_product_attention`, `nn.MultiheadAttention` and what is made of it, by
+listener. Guarantees: found are `scaled_dot_product_attention`, `nn.MultiheadAttention` and what is made of it, by
 whatever path torch takes, `multi_head_attention_forward`, flex attention, and scores that a model puts through a
 softmax itself and then multiplies with values. What fails in here is nobody's trouble but ours.
 """

@@ -1,11 +1,11 @@
 """Opens the probes that look into a forward pass, when they are due, and closes them whatever happens.
 
-In: forward passes of training, from a `ForwardWatch`, and gates, from a survey. Out: what the probes measured, as the
-blocks of that cycle. Promised: a probe is open during one forward pass of a model that trains and never beyond, not
-after an exception and not after Ctrl-C; each fails alone; what is compiled is not touched. Of a model of which anything
-is, the probes look at the same pass run once more without the compiler, before the real one, where that can change
-nothing; why a model is not looked into is told once. Where compiled code turns up in the middle of a pass, they step
-back before it runs, and have their look at the next pass of that model.
+In: forward passes of training, from a `ForwardWatch`, and optimizer steps, from a survey. Out: what the probes
+measured, as the blocks of that capture. Guarantees: a probe is open during one forward pass of a model that trains and
+never beyond, not after an exception and not after Ctrl-C; each fails alone; what is compiled is not touched. Of a model
+of which anything is, the probes look at the same pass run once more without the compiler, before the real one, where
+that can change nothing; why a model is not looked into is told once. Where compiled code turns up in the middle of a
+pass, they step back before it runs, and have their look at the next pass of that model.
 
 Each model counts its own turns: of the two halves of a GAN each is looked at in its own.
 """
@@ -49,9 +49,9 @@ class ForwardProbe(Protocol):
     """How it is called where it fails."""
 
     def due(self, own_step: int) -> bool:
-        """Whether to look; `own_step`: how many cycles this model has trained.
+        """Whether to look; `own_step`: how many captures this model has trained.
 
-        Asked once for each cycle and model that `next_due` has not passed over.
+        Asked once for each capture and model that `next_due` has not passed over.
         """
         ...
 
@@ -76,7 +76,7 @@ class ForwardProbe(Protocol):
         ...
 
     def blocks(self) -> Sequence[Block]:
-        """What was measured: the cycle is over. Empties itself."""
+        """What was measured: the capture is over. Empties itself."""
         ...
 
     def finish(self) -> None:
@@ -92,11 +92,11 @@ class _Model:
     def __init__(self, root: Module, own_step: int, forget: Callable[[Any], object]) -> None:
         self.root = weakref.ref(root, forget)
         self.own_step = own_step
-        """How many cycles it has trained."""
+        """How many captures it has trained."""
         self.next_due = 0
         """Before this turn nobody wants to look."""
         self.capture = -1
-        """In which cycle it was called last."""
+        """In which capture it was called last."""
         self.missed: tuple[_GuardedProbe, ...] = ()
         """Who had to step back, and looks at the next pass instead."""
 
@@ -123,9 +123,9 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         self.step = first_step
         """The step in progress."""
         self.capture = 0
-        """The cycle in progress."""
+        """The capture in progress."""
         self.busy = False
-        """Whether there may be anything to be taken off or to be asked for: else a gate is none of our business."""
+        """Whether there may be anything to be taken off or to be asked for: else optimizer steps are of no interest."""
         self._open: list[_GuardedProbe] = []
         self._root: weakref.ref[Module] | None = None
         """The model they look into."""
@@ -139,7 +139,7 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
         self._run_second_pass = guard(self.part, self._look_at_second_pass)
 
     def forward_began(self, root: Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
-        """Look into this pass, if it is the first one of its model in a cycle in which somebody wants to."""
+        """Look into this pass, if it is the first one of its model in a capture in which somebody wants to."""
         if self.busy:
             self._settle()
         model = self._models.get(id(root))
@@ -186,7 +186,7 @@ class ForwardScheduler(ForwardObserver, BaseProbe):
             self._close(False)
 
     def due(self, step: int) -> bool:
-        """The first gate of a cycle: what was measured in it is asked for in any case."""
+        """The first optimizer step of a capture: what was measured in it is asked for in any case."""
         self.step, self.capture = step + 1, self.capture + 1
         if not self.busy:
             return False

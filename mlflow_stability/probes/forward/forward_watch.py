@@ -1,7 +1,7 @@
 """Hears when the model that a script trains is called, and when it is done.
 
-In: optimizers as they come to their gates. Out: calls to listeners around each forward pass that is part of training.
-Promised: our hooks are on the outermost module that the script calls and nowhere inside a compiled region; a model
+In: optimizers before their steps. Out: calls to listeners around each forward pass that is part of training.
+Guarantees: our hooks are on the outermost module that the script calls and nowhere inside a compiled region; a model
 that is copied, pickled or scripted takes nothing of ours along; `remove` leaves every module as it was.
 """
 
@@ -26,7 +26,7 @@ from mlflow_stability.probes.probe import Guard
 
 _BEGAN, _ENDED, _EVALUATED = int(Mark.FORWARD_BEGAN), int(Mark.FORWARD_ENDED), int(Mark.EVALUATED)
 PATIENCE = 2
-"""After so many gates without a call, the script is taken to call not this module but those inside it."""
+"""After so many steps without a call, the script is taken to call not this module but those inside it."""
 MOST_PARTS = 32
 """A script that calls each of very many parts itself would pay for a hook on each."""
 MOST_SEARCHES = 8
@@ -79,7 +79,7 @@ class ForwardWatch:
         self._part_of: dict[int, weakref.ref[Module]] = {}
         """Of modules that are watched in the place of the model that they belong to: that model."""
         self._uncalled: dict[int, int] = {}
-        """Modules that were not called yet, and how many gates ago they were met."""
+        """Modules that were not called yet, and how many steps ago they were met."""
         self.opened = 0
         """The module that is being called; zero: none is."""
         self._within = False
@@ -102,7 +102,7 @@ class ForwardWatch:
         return tuple(found.values())
 
     def before_step(self, optimizer: Optimizer) -> None:
-        """Runs at each gate: look for the models of an optimizer that is new."""
+        """Runs before each optimizer step: look for the models of an optimizer that is new."""
         self._give_up()
         if optimizer not in self._known:
             self._known.add(optimizer)

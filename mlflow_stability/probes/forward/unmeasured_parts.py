@@ -1,7 +1,7 @@
 """Says what of a training cannot be measured, why, and what to do about it.
 
-In: the models that were found, and the optimizers. Out: events at INFO, at most one for each reason. Promised: nothing
-is measured, and no value is looked at; where all is seen, there is no event.
+In: the models that were found, and the optimizers. Out: events at INFO, at most one for each reason. Guarantees:
+nothing is measured, and no value is looked at; where all is seen, there is no event.
 """
 
 from __future__ import annotations

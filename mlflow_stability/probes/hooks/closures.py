@@ -1,6 +1,6 @@
 """Stands in for the closure of an optimizer's step, so that its end can be heard.
 
-Promised: only what is a closure is replaced, and what replaces it answers as the closure does: attributes that the
+Guarantees: only what is a closure is replaced, and what replaces it answers as the closure does: attributes that the
 optimizer or the script reads from it or sets on it are the closure's own.
 """
 

@@ -1,6 +1,6 @@
 """Everything we have put into torch, so that all of it can be taken out again.
 
-Promised: after `remove`, each patched name holds the very object that it held before. Where somebody else has patched
+Guarantees: after `remove`, each patched name holds the very object that it held before. Where somebody else has patched
 the same name on top of us, theirs stays and ours beneath it becomes a plain call.
 """
 

@@ -1,7 +1,7 @@
 """Tells what the script or its user has raised from what went wrong in code of ours.
 
 In: an exception that came up while our code ran. Out: Ctrl-C, an exit, or what a signal handler of the script raised,
-also where a clean-up failed over it and put an error of its own in front. Promised: nothing is raised here.
+also where a clean-up failed over it and put an error of its own in front. Guarantees: nothing is raised here.
 """
 
 from __future__ import annotations

@@ -1,8 +1,9 @@
 """Every private symbol of torch that this package uses, and every one that it patches: looked up here and nowhere else.
 
 In: nothing. Out: the symbols, as attributes of this module, `torch_api.foreach_norm`; which of them this torch lacks,
-and what is off without each. Promised: a symbol is looked up when it is used first, and once; one that torch lacks has
-a stand-in, or raises `TorchLacksError`, at which the part of us that needs it is switched off and the training goes on.
+and what is off without each. Guarantees: a symbol is looked up when it is used first, and once; one that torch lacks
+has a stand-in, or raises `TorchLacksError`, at which the part of us that needs it is switched off and the training goes
+on.
 
 The oldest torch that has them all is 2.6: before it, clipping took its norm inside `clip_grad_norm_`, where nobody
 could see it, and there was no `torch.accelerator`.

@@ -99,21 +99,21 @@ class TorchWatch:
         """Whether a step within a step was seen since the last one that is in none."""
         self._signs = guard("unseen training", on_signs)
         self._in_backward = False
-        self._backward = guard("cycles", meter.backward)
-        self._backward_over = guard("cycles", meter.backward_ended)
-        self._backward_failed = guard("cycles", meter.backward_failed)
-        self._zeroed = guard("cycles", meter.zeroed)
+        self._backward = guard("step hooks", meter.backward)
+        self._backward_over = guard("step hooks", meter.backward_ended)
+        self._backward_failed = guard("step hooks", meter.backward_failed)
+        self._zeroed = guard("step hooks", meter.zeroed)
         self._clip = guard("norm before clipping", meter.clip)
         self._clipped = guard("clipping", meter.clipped)
-        self._scaled = guard("cycles", meter.scaled)
-        self._unscaled = guard("cycles", meter.unscaled)
-        self._swallowed = guard("cycles", meter.swallowed)
-        self._meter_before_step = guard("cycles", meter.before_step)
-        self._closure_begins = guard("cycles", meter.closure_begins)
-        self._closure_ends = guard("cycles", meter.closure_ends)
-        self._step_ended = guard("cycles", meter.step_ended)
-        self._made = guard("cycles", meter.optimizer_made)
-        self._look_away = guard("cycles", meter.look_away)
+        self._scaled = guard("step hooks", meter.scaled)
+        self._unscaled = guard("step hooks", meter.unscaled)
+        self._swallowed = guard("step hooks", meter.swallowed)
+        self._meter_before_step = guard("step hooks", meter.before_step)
+        self._closure_begins = guard("step hooks", meter.closure_begins)
+        self._closure_ends = guard("step hooks", meter.closure_ends)
+        self._step_ended = guard("step hooks", meter.step_ended)
+        self._made = guard("step hooks", meter.optimizer_made)
+        self._look_away = guard("step hooks", meter.look_away)
 
     def install(self) -> None:
         """Begin to watch."""
@@ -190,7 +190,7 @@ class TorchWatch:
 
     @contextmanager
     def _evaluated(self, optimizer: Optimizer, first: bool) -> Iterator[None]:
-        """Around an evaluation of a closure; the first ends at the gate."""
+        """Around an evaluation of a closure; the first completes the gradients."""
         self._closure_begins(optimizer, first)
         failed = True
         try:

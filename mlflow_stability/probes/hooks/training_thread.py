@@ -1,4 +1,4 @@
-"""Knows the thread that trains: cycles of two threads at once cannot be told apart at the hooks.
+"""Knows the thread that trains: captures of two threads at once cannot be told apart at the hooks.
 
 The first thread that computes gradients or takes a step is the one; when it has ended, the next. Threads that Python
 did not start are autograd's own, and work for whoever called backward.
@@ -16,7 +16,7 @@ is_cuda_used: Callable[[], bool] = torch.cuda.is_initialized
 
 
 class TrainingThread:
-    """The thread whose cycles are counted."""
+    """The thread whose captures are counted."""
 
     def __init__(self, on_foreign: Callable[[], None]) -> None:
         self.ident = 0

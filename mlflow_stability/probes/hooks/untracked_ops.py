@@ -1,6 +1,6 @@
 """Computes beside a training, in the middle of its forward pass, without it noticing.
 
-In: a block of our own arithmetic. Out: nothing. Promised: no gradient is recorded, autocast changes no type, and
+In: a block of our own arithmetic. Out: nothing. Guarantees: no gradient is recorded, autocast changes no type, and
 neither the script's modes (a default device, selective checkpointing, a counter of operations) nor ours see it. Where
 Ctrl-C ends it on the way in or out, whoever runs our code has it undone: `thread_state` knows of each.
 """

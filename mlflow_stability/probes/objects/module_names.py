@@ -1,6 +1,6 @@
 """Names the modules of a model as its author did, whatever was wrapped around them since.
 
-In: models. Out: for each parameter the name of the module that owns it, in the order of the model. Promised: the same
+In: models. Out: for each parameter the name of the module that owns it, in the order of the model. Guarantees: the same
 names with and without DDP, FSDP, ``torch.compile`` and activation checkpoints; a tied parameter has its first name.
 """
 

@@ -1,6 +1,6 @@
 """Names the modules inside of models whose forward passes are looked into.
 
-In: models, one after another. Out: for each the modules in it with their names. Promised: the names are those of
+In: models, one after another. Out: for each the modules in it with their names. Guarantees: the names are those of
 layers: without what wrappers add, and with the model's class in front where several models train; neither models nor
 modules are kept alive.
 """

@@ -147,11 +147,11 @@ class AdamRms(PeriodicProbe):
             self._parts.add(view, held, rows, tuple(others))
 
     def forget(self) -> None:
-        """The cycle was interrupted half-way: let go of what was measured in it."""
+        """The capture was interrupted half-way: let go of what was measured in it."""
         self._parts.drop()
 
     def blocks(self, step: int) -> Sequence[Block]:
-        """The RMS of the cycle."""
+        """The RMS of the capture."""
         joined = self._parts.take()
         if joined is None:
             return ()

@@ -50,11 +50,11 @@ class GradientExtremes(PeriodicProbe):
             self._parts.add(view, held, torch.stack((largest, nonzeros, sizes.to(largest))))
 
     def forget(self) -> None:
-        """The cycle was interrupted half-way: let go of what was measured in it."""
+        """The capture was interrupted half-way: let go of what was measured in it."""
         self._parts.drop()
 
     def blocks(self, _step: int) -> Sequence[Block]:
-        """The extremes of the cycle."""
+        """The extremes of the capture."""
         joined = self._parts.take()
         if joined is None or not joined.complete:
             return ()
@@ -101,11 +101,11 @@ class WeightExtremes(PeriodicProbe):
                 self._parts.add(view, held, rows)
 
     def forget(self) -> None:
-        """The cycle was interrupted half-way: let go of what was measured in it."""
+        """The capture was interrupted half-way: let go of what was measured in it."""
         self._parts.drop()
 
     def blocks(self, _step: int) -> Sequence[Block]:
-        """The counts of the cycle."""
+        """The counts of the capture."""
         joined = self._parts.take()
         if joined is None or not joined.complete:
             return ()

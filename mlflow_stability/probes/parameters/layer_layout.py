@@ -1,7 +1,7 @@
-"""The layers of one cycle: their names in the order of the model, and which parameter counts for which.
+"""The layers of one capture: their names in the order of the model, and which parameter counts for which.
 
 In: the layer of each parameter, and rows with a column for each parameter. Out: sums by layer, and blocks of them.
-Promised: a handful of kernels for any number of layers; the signals of a block are the same objects every time.
+Guarantees: a handful of kernels for any number of layers; the signals of a block are the same objects every time.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Measures the norms of weights and gradients, of the whole model and by layer, and how they compare.
 
-In: gates. Out: ``param_norm``, ``grad_param_ratio`` (gradient over weights) and ``lr_ratio`` (learning rate times
-gradient over weights) of the whole model; by layer these and ``grad_norm``. Promised: two kernels over all tensors and
-a few over their norms. All of it is over the parameters that are trained.
+In: optimizers before their steps. Out: ``param_norm``, ``grad_param_ratio`` (gradient over weights) and ``lr_ratio``
+(learning rate times gradient over weights) of the whole model; by layer these and ``grad_norm``. Guarantees: two
+kernels over all tensors and a few over their norms. All of it is over the parameters that are trained.
 
 Gradients are measured as the optimizer gets them: after the script has clipped them. A layer that got no gradient has
 a norm of 0. Where weights are all zero there is no ratio, and NaN stands for it.

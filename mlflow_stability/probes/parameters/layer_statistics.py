@@ -215,11 +215,11 @@ class LayerStatistics(PeriodicProbe):
         self._layers = view.layers
 
     def forget(self) -> None:
-        """The cycle was interrupted half-way: let go of what was measured in it."""
+        """The capture was interrupted half-way: let go of what was measured in it."""
         self._parts, self._layers = [], None
 
     def tables(self, step: int) -> list[Table]:
-        """The tables of the cycle that is over."""
+        """The tables of the capture that is over."""
         parts, self._parts = self._parts, []
         layers, self._layers = self._layers, None
         if layers is None:

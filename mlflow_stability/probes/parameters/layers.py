@@ -90,7 +90,7 @@ class Layers:
         return held
 
     def layout(self, together: Sequence[HeldLayers]) -> LayerLayout:
-        """The layers of the optimizers of one cycle together."""
+        """The layers of the optimizers of one capture together."""
         key = tuple(together)
         found = self._layouts.get(key)
         if found is None:

@@ -1,7 +1,7 @@
 """Measures the norm of the momentum that optimizers carry from step to step, of the whole model and by layer.
 
 In: ends of steps. Out: ``momentum_norm``: of Adam's ``exp_avg``, or of the momentum buffer of SGD, Muon and others.
-Promised: one kernel over all buffers; an optimizer's state is read and never made.
+Guarantees: one kernel over all buffers; an optimizer's state is read and never made.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Joins what a probe measured for each optimizer of a cycle.
+"""Joins what a probe measured for each optimizer of a capture.
 
 In: for each optimizer, rows with a column for each parameter, or norms over all of them. Out: the rows of all of them
-side by side, on one device; a block for the whole model. Promised: a layer whose parameters are shared out among
+side by side, on one device; a block for the whole model. Guarantees: a layer whose parameters are shared out among
 optimizers, as with Muon and AdamW, is one layer again; a look at the whole model takes no kernel for its layers.
 """
 
@@ -25,7 +25,7 @@ from mlflow_stability.probes.tensors.gradient_norm import total_norm
 
 @dataclass(frozen=True, slots=True)
 class Joined:
-    """What was measured in one cycle."""
+    """What was measured in one capture."""
 
     layout: LayerLayout
     rows: Tensor
@@ -39,7 +39,7 @@ class Joined:
 
 
 class PartsByOptimizer:
-    """The optimizers of one cycle, as they come."""
+    """The optimizers of one capture, as they come."""
 
     def __init__(self) -> None:
         self._held: list[HeldLayers] = []

@@ -97,7 +97,7 @@ MOST_OPTIMIZERS = 32
 
 @dataclass(frozen=True, slots=True)
 class _Before:
-    """What lies between a gate and the end of its step."""
+    """What lies between the beginning and the end of an optimizer step."""
 
     optimizer: int
     pieces: list[Tensor]
@@ -185,13 +185,13 @@ class WeightUpdates(PeriodicProbe):
         self._now.append(rotation)
 
     def forget(self) -> None:
-        """The cycle was interrupted half-way: let go of what was measured in it."""
+        """The capture was interrupted half-way: let go of what was measured in it."""
         self._before, self._now = None, []
         self._parts.drop()
         self._whole.drop()
 
     def blocks(self, step: int) -> Sequence[Block]:
-        """The updates of the cycle."""
+        """The updates of the capture."""
         self._before = None
         if step % self.layers_every == 0:
             self._wanted_since, self._layers_wanted = step, True

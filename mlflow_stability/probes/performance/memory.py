@@ -1,8 +1,9 @@
 """Measures the memory of the devices that a training uses, and of its process.
 
-In: optimizers at their gates, whose parameters say which devices. Out: every ten steps bytes allocated, reserved and at
-the peak, and the share of the device that was in use at that peak. Promised: the allocator's own counters are read, and
-the driver is asked once in ten steps; neither waits for the device. No counter is reset: those are the script's.
+In: optimizers before their steps, whose parameters say which devices. Out: every ten steps bytes allocated, reserved
+and at the peak, and the share of the device that was in use at that peak. Guarantees: the allocator's own counters are
+read, and the driver is asked once in ten steps; neither waits for the device. No counter is reset: those are the
+script's.
 
 The share is what other processes hold and what this one had allocated at its peak: what the allocator keeps in reserve
 can be used again and is no pressure.

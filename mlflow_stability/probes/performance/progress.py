@@ -158,7 +158,7 @@ class Progress(BaseProbe):
         self._reports = 0
         self._was_told = False
         self._is_new = False
-        """Whether sources were found just now: they are asked at the next gate from where they count."""
+        """Whether sources were found just now: they are asked at the next step from where they count."""
         self._asked_at = 0
         self._last_step = 0
         """The last step of the training, as far as it is known."""
@@ -219,7 +219,7 @@ class _Followed:
         self._when = 0.0
 
     def look(self, step: int, now: float) -> _Answer | None:
-        """What it says at the gate of this step; None where it does not count along with the steps."""
+        """What it says before this step; None where it does not count along with the steps."""
         course = self._source.ask()
         if course is None or not self._counts_along(step, now, course) or self._first is None:
             return None

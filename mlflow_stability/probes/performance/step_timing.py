@@ -53,7 +53,7 @@ _STEP_BEGAN, _STEP_ENDED = int(Mark.STEP_BEGAN), int(Mark.STEP_ENDED)
 
 
 class StepSplit:
-    """The parts of one or several cycles, as far as they were seen."""
+    """The parts of one or several captures, as far as they were seen."""
 
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self.captures = 0
@@ -63,9 +63,9 @@ class StepSplit:
         self._now = now
         self._seconds = [0.0] * len(PARTS)
         self._times = [0] * len(PARTS)
-        """In how many cycles each part was seen."""
+        """In how many captures each part was seen."""
         self._seen = [-1] * len(PARTS)
-        """The cycle in which it was seen last."""
+        """The capture in which it was seen last."""
         self._last: int = Mark.EVALUATED
         self._when: float | None = None
 
@@ -86,7 +86,7 @@ class StepSplit:
         self._last, self._when = mark, moment
 
     def take(self) -> dict[str, float]:
-        """The mean of each part over the cycles in which it was seen; the next ones begin at zero."""
+        """The mean of each part over the captures in which it was seen; the next ones begin at zero."""
         found = {
             name: seconds / times
             for name, seconds, times in zip(PARTS, self._seconds, self._times, strict=True)
@@ -183,7 +183,7 @@ class StepClock(BaseProbe):
         self._own_before = own_seconds()
         self._events_for = events_for
         self.split = StepSplit(now)
-        """Who keeps the time on the host, and counts cycles."""
+        """Who keeps the time on the host, and counts captures."""
         self._told_at = 0
         self._captures_reported = 0
         self._device: torch.device | None = None
@@ -200,7 +200,7 @@ class StepClock(BaseProbe):
         return step + 1 if self._device is None or self._events is not None else next_multiple(step, EVERY)
 
     def before_step(self, view: StepView) -> None:
-        """Runs when gradients are complete, in a cycle that is due: learn where the training takes place."""
+        """Runs when gradients are complete, in a capture that is due: learn where the training takes place."""
         if self._device is None:
             self._device = next(
                 (each.device for group in view.optimizer.param_groups for each in group["params"]), torch.device("cpu")

@@ -74,10 +74,10 @@ class Throughput(ForwardObserver, BaseProbe):
         self._all_tokens = 0.0
         self._copies = 0
         self._steps = self._step = 0
-        """How many gates there were, and the step of the last that was looked at."""
+        """How many steps there were, and the step of the last that was looked at."""
         self._told: dict[str, float] = {}
         self._since: tuple[float, int] | None = None
-        """When rates were told last, and at which step; None: they begin at the next gate."""
+        """When rates were told last, and at which step; None: they begin at the next step."""
         self._seen = False
         """Whether a forward pass was seen."""
         self._usual: tuple[int, tuple[Any, ...], BatchShape, float] | None = None
@@ -134,16 +134,16 @@ class Throughput(ForwardObserver, BaseProbe):
     def due(self, step: int) -> bool:
         """Every ten steps, and when rates begin."""
         self._steps += 1
-        self.flops.give_up()  # one that was interrupted: at a gate nothing is going on
+        self.flops.give_up()  # one that was interrupted: before a step no forward pass is going on
         return step % EVERY == 0 or self._since is None
 
     def next_due(self, step: int) -> int:
-        """The next step that may be due: the first ones are counted, and a rate begins at a gate."""
+        """The next step that may be due: the first ones are counted, and a rate begins at a step."""
         settled = self._seen and self._since is not None and self._steps >= FIRST_COUNT
         return next_multiple(step, EVERY) if settled else step + 1
 
     def before_step(self, view: StepView) -> None:
-        """Runs when gradients are complete: what lies between gates is whole, however late a cycle is known to end."""
+        """Runs when gradients are complete: between two steps lies one whole step, however late a capture ends."""
         if view.step != self._step:
             self._step = view.step
             if view.step % EVERY == 0 or self._since is None:

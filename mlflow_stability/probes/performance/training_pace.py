@@ -1,6 +1,6 @@
 """Measures how fast a training is: all that is told of time, throughput, memory and progress, as one.
 
-In: forward and backward passes, gates and steps. Out: probes for a survey. Promised: `close` leaves every module as it
+In: forward and backward passes and steps. Out: probes for a survey. Guarantees: `close` leaves every module as it
 was; what fails is switched off alone.
 """
 
@@ -46,7 +46,7 @@ class TrainingPace:
         self._unusual_backward: Callable[[], None] = guard(StepClock.part, self._end_what_is_open)
         self._by_device: Callable[[int], None] = guard(StepClock.part, self.clock.mark)
         self.step_began: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.STEP_BEGAN))
-        """To be called at each gate when all of ours is over: the optimizer's time begins."""
+        """To be called before each step when all of ours is over: the optimizer's time begins."""
         self.step_ended: Callable[[], None] = guard(StepClock.part, partial(self.clock.mark, Mark.STEP_ENDED))
         """To be called right after each step, before anything else."""
         self.pass_over: Callable[[], None] = guard(Throughput.part, self.throughput.pass_over)
@@ -87,7 +87,7 @@ class TrainingPace:
 
 
 class _Finder(BaseProbe):
-    """Shows the watch the optimizers at their gates: often at first, and now and then for one that is new."""
+    """Shows the watch the optimizers before their steps: often at first, and now and then for one that is new."""
 
     part = "forward passes"
 

@@ -1,8 +1,8 @@
 """Takes the numbers of representations in one forward pass.
 
 In: the modules that are to be measured, and whether codes are looked for among all others. Out: for each module the
-quantities and their values, and what was found out of it. Promised: of modules that put out one and the same tensor one
-is measured: the one that was named, else the innermost; nothing of the pass is kept but numbers.
+quantities and their values, and what was found out of it. Guarantees: of modules that put out one and the same tensor
+one is measured: the one that was named, else the innermost; nothing of the pass is kept but numbers.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Measures representations: of the modules that were named, and of those that put out sparse binary codes.
 
 In: the forward pass of a probe step. Out: for codes the quantities of `sparse_codes`, the share of inputs that differ
-and the temperature; for other outputs ranks and cosine similarity. Promised: codes are looked for among the outputs of
-all modules in the first two looks at a model, and of those that were named in every one; nothing is waited for: on an
-accelerator what was found out in one look is acted upon in the next.
+and the temperature; for other outputs ranks and cosine similarity. Guarantees: codes are looked for among the outputs
+of all modules in the first two looks at a model, and of those that were named in every one; nothing is waited for: on
+an accelerator what was found out in one look is acted upon in the next.
 
 The outermost module itself is not looked at.
 """
@@ -50,7 +50,7 @@ class RepresentationProbe:
         self.names = tuple(names)
         """The modules that were asked for."""
         self.every = every
-        """Every how many cycles of a model; and once at the tenth."""
+        """Every how many captures of a model; and once at the tenth."""
         self.met: set[str] = set()
         """Those of the names that some model had a module for."""
         self._say = say
@@ -67,7 +67,7 @@ class RepresentationProbe:
         """Knows the frame of the call, and by it all that was called: not to be kept beyond it."""
         self._pass: RepresentationPass | None = None
         self._ended: list[RepresentationPass] = []
-        """Passes of this cycle that are over."""
+        """Passes of this capture that are over."""
         self._layouts: dict[tuple[str, tuple[str, ...]], tuple[Signal, ...]] = {}
 
     def due(self, own_step: int) -> bool:

@@ -1,6 +1,6 @@
 """Describes dense representations: over how many directions they spread, and how alike they are.
 
-In: a matrix, a row for each representation. Out: effective rank, stable rank, mean cosine similarity. Promised: in
+In: a matrix, a row for each representation. Out: effective rank, stable rank, mean cosine similarity. Guarantees: in
 double precision, from at most 2,048 rows, with a Gram matrix of at most 512 rows and columns; rows that are not finite
 are left out; nothing is waited for.
 

@@ -1,7 +1,7 @@
 """Describes sparse binary codes: how many bits are on, how many patterns differ, how evenly the bits are used.
 
-In: a matrix of booleans, a row for each code. Out: one number for each quantity. Promised: no loop over codes or bits;
-nothing is waited for; scratch memory is a byte for each bit and some megabytes.
+In: a matrix of booleans, a row for each code. Out: one number for each quantity. Guarantees: no loop over codes or
+bits; nothing is waited for; scratch memory is a byte for each bit and some megabytes.
 
 Eight booleans that lie side by side are one 64-bit word. Words are added up for columns, 255 rows at a time so that no
 byte overflows. For patterns eight words are folded into one without a gap, and the words of a row, well mixed, are

@@ -1,7 +1,7 @@
 """Notes what an object holds, and puts it back.
 
 In: a container, the attributes of an object or a class, a variable, a generator of random numbers, an array. Out: a
-note of it, which says when it puts back whether anything was changed. Promised: the same objects are in the same
+note of it, which says when it puts back whether anything was changed. Guarantees: the same objects are in the same
 places again; methods of the script's own classes are not called.
 """
 

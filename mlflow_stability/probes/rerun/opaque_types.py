@@ -1,7 +1,7 @@
 """Says of a kind of object whether it can change, and whether what it holds can be seen from Python.
 
 In: a class. Out: that it never changes; or in words what it is, where it holds something that cannot be noted and put
-back: an iterator, a file, a lock, an object of a library in C. Promised: classes are asked, never objects; nothing of
+back: an iterator, a file, a lock, an object of a library in C. Guarantees: classes are asked, never objects; nothing of
 the script is called.
 """
 

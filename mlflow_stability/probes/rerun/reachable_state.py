@@ -1,8 +1,8 @@
 """Notes everything that a call of a model could change, so that it can be put back.
 
-In: a model and what it is called with. Out: notes; or a refusal in words, "Model.stream is a generator". Promised: what
-can be reached from the modules, from the arguments, and from the functions that run, is noted: attributes and what is
-in them at any depth, variables of closures and those of a module that the script's own functions name, generators of
+In: a model and what it is called with. Out: notes; or a refusal in words, "Model.stream is a generator". Guarantees:
+what can be reached from the modules, from the arguments, and from the functions that run, is noted: attributes and what
+is in them at any depth, variables of closures and those of a module that the script's own functions name, generators of
 random numbers. Numbers in tensors are not: what writes to them is seen while it runs.
 """
 

@@ -1,6 +1,6 @@
 """Puts back what the operations of a run wrote into tensors that were there before it.
 
-In: every operation of the run, before torch carries it out. Out: nothing. Promised: afterwards the memory of those
+In: every operation of the run, before torch carries it out. Out: nothing. Guarantees: afterwards the memory of those
 tensors, their versions and the script's own generators are what they were, whoever holds them; copies are taken of what
 is about to be written to alone, within a budget; what could not be put back, or takes too long, is not carried out.
 """

@@ -2,7 +2,7 @@
 
 In: models as they were found, and the optimizers. Out: names and values, as they become parameters of the run:
 ``model``, ``model.compiled``, ``parameters_total``, ``parameters_trainable``; of further models
-``model_1.parameters_total``. Promised: one walk over the parameters, and no look into any of them.
+``model_1.parameters_total``. Guarantees: one walk over the parameters, and no look into any of them.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Says how torch computes: versions, devices, seed, what is deterministic, in which precision.
 
 In: nothing but torch's own switches, and the loss scaler that was seen. Out: names and values, as they become
-parameters of the run. Promised: no random number is drawn, nothing is switched, no device is started or waited for.
+parameters of the run. Guarantees: no random number is drawn, nothing is switched, no device is started or waited for.
 """
 
 from __future__ import annotations

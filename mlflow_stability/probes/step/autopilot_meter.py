@@ -1,8 +1,8 @@
-"""Follows cycles and tells a pilot of each place at which something can be done about them.
+"""Follows captures and tells an autopilot of each place at which something can be done about them.
 
-In: what the hooks see. Out: readings, as from any meter, and calls to the pilot: at a gate when all is measured, around
-the end of a step, before a backward pass, at the end of a cycle. Promised: the pilot hears of each place once, in
-order; it acts on what was measured and never changes what is.
+In: what the hooks see. Out: readings, as from any meter, and calls to the autopilot: before a step when all is
+measured, around the end of a step, before a backward pass, at the end of a capture. Guarantees: the autopilot hears of
+each place once, in order; it acts on what was measured and never changes what is.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ class StepControl(Protocol):
         """Whether it set the training back since this was asked last."""
 
     def capture_ended(self) -> None:
-        """Runs before the reading of a cycle is asked for."""
+        """Runs before the reading of a capture is asked for."""
 
 
 class AutopilotMeter(StepMeter):
-    """A meter with a pilot for each recording."""
+    """A meter with an autopilot for each recording."""
 
     def __init__(
         self,
@@ -85,7 +85,7 @@ class AutopilotMeter(StepMeter):
             self._control.before_closure(optimizer)
 
     def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
-        """Runs after it; the first evaluation is the gate."""
+        """Runs after it; the first evaluation completes the gradients."""
         super().closure_ends(optimizer, first, failed)
         if not first and not failed and self._control is not None:
             self._control.evaluated_again(optimizer)

@@ -2,7 +2,7 @@
 
 DeepSpeed and its like copy gradients into flat buffers, clip them there and then step an optimizer of their own; no
 hook sees that. What offers ``get_global_grad_norm`` and is on the call stack of the step is asked once its step is
-over. Promised: the stack is looked at once for each optimizer; neither engines nor variables of the script are kept
+over. Guarantees: the stack is looked at once for each optimizer; neither engines nor variables of the script are kept
 alive, and a dictionary that the script got from ``locals()`` stays as it is.
 """
 

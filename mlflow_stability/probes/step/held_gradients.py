@@ -26,7 +26,7 @@ MOST = 16
 
 
 SURE_AFTER = 4
-"""After so many gates it is known that no backward pass reaches an optimizer."""
+"""After so many steps it is known that no backward pass reaches an optimizer."""
 
 
 @dataclass(frozen=True, slots=True)

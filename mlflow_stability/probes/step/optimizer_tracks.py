@@ -1,7 +1,7 @@
 """Names optimizers, and tells the optimizers of one training from those of another beside it.
 
-Muon and AdamW that share a model step in one cycle and are one track. The two halves of a GAN step in cycles of their
-own and are two, named by what they train; the largest model has the plain names.
+Muon and AdamW that share a model step in one capture and are one track. The two halves of a GAN step in captures of
+their own and are two, named by what they train; the largest model has the plain names.
 A new optimizer for parameters that are known already goes on with their track.
 """
 
@@ -69,7 +69,7 @@ class OptimizerTracks:
         return self._tracks.get(optimizer, -1)
 
     def together(self, track: int) -> list[Optimizer]:
-        """The optimizers of a track: they step in the same cycles."""
+        """The optimizers of a track: they step in the same captures."""
         if self._together[0] != track:
             self._together = track, [weakref.ref(each) for each, theirs in self._tracks.items() if theirs == track]
         return [each for known in self._together[1] if isinstance(each := known(), Optimizer)]

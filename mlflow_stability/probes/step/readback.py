@@ -1,8 +1,8 @@
 """Brings numbers from the device to the host: the only place that does.
 
-In: scalars and rows of one cycle, as they lie on the device. Out: their values. Promised: no synchronisation. On the
-CPU the values are read at once. On an accelerator one copy is started without waiting, and read when a later cycle
-ends and the copy has arrived; only `drain`, at the end of a recording, waits.
+In: scalars and rows of one capture, as they lie on the device. Out: their values. Guarantees: no synchronisation. On
+the CPU the values are read at once. On an accelerator one copy is started without waiting, and read when a later
+capture ends and the copy has arrived; only `drain`, at the end of a recording, waits.
 """
 
 from __future__ import annotations
@@ -55,7 +55,7 @@ class Readback:
                 break
         if not is_far:
             if self._pending:
-                self.drain()  # a cycle on an accelerator may still be on its way, and comes first
+                self.drain()  # a capture on an accelerator may still be on its way, and comes first
             reader(values, [each.tolist() for each in rows] if rows else [])
             return
         far = [(number, each) for number, each in enumerate(scalars) if isinstance(each, Tensor) and not each.is_cpu]

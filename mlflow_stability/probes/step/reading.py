@@ -1,4 +1,4 @@
-"""Makes the reading of a cycle out of the scalars that came back from the device."""
+"""Makes the reading of a capture out of the scalars that came back from the device."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ COPIED = "as the optimizer was given it: clipping by an engine, or of copies of 
 
 @dataclass(frozen=True, slots=True)
 class ProbeReading:
-    """The signals of one cycle and their values, in the order in which they are judged."""
+    """The signals of one capture and their values, in the order in which they are judged."""
 
     signals: tuple[Signal, ...]
     """One and the same tuple as long as the same is measured."""
@@ -36,7 +36,7 @@ class ProbeReading:
     discarded: tuple[float, ...] = ()
     """Losses that were not finite and belong to no step: the script discarded their gradients."""
     begins_step: bool = True
-    """Whether a step begins with this cycle; else it belongs to the step of the one before, as a GAN's second half."""
+    """Whether a step begins with this capture; else it belongs to the step before, as a GAN's second half."""
 
 
 @dataclass(slots=True)

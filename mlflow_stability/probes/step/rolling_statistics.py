@@ -8,7 +8,7 @@ In: the signals of each step, as they were read. Out: every `every` steps, signa
     grad_variance    the variance of the gradient norm over the last hundred
     clip_fraction    the share of the last hundred steps whose gradients were clipped
 
-Promised: losses and norms that are not finite are left out; trainings side by side are kept apart.
+Guarantees: losses and norms that are not finite are left out; trainings side by side are kept apart.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class RollingStatistics:
         return found
 
     def reset(self) -> None:
-        """Forget everything: the training was set back."""
+        """Forget everything: the training was rolled back."""
         self._tracks.clear()
         self._waiting.clear()
         self._layout, self._due_at = (), 0
@@ -92,7 +92,7 @@ class _Track:
 
     def __init__(self, place: str, said_at: int) -> None:
         self.said_at = said_at
-        """Up to which step all was said: a training that has no cycle in the very step says it in its next one."""
+        """Up to which step all was said: a training that has no capture in the very step says it in its next one."""
         self._names = {
             name: Signal(name, place)
             for name in ("loss_ema", "loss_trend", "loss_zscore", "grad_variance", "clip_fraction")

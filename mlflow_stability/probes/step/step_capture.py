@@ -49,7 +49,7 @@ class Discarded:
 
 @dataclass(slots=True)
 class StepCapture:
-    """What was seen of one cycle. Tensors in it are scalars on their device."""
+    """What was seen of one capture. Tensors in it are scalars on their device."""
 
     losses: list[Tensor | float] = field(default_factory=list)
     """On their device; numbers where that is the host."""
@@ -64,12 +64,12 @@ class StepCapture:
     limits: dict[str, float] = field(default_factory=dict)
     """With which limits gradients were clipped: ``max_norm``, ``clip_value``."""
     norms: list[Tensor] = field(default_factory=list)
-    """At the gates: what the optimizers were given."""
+    """What the optimizers were given."""
     gradients: set[int] = field(default_factory=set)
     """The gradients behind `norms`, by identity; kept only when there are clips to compare with."""
     learning_rates: dict[str, float | Tensor] = field(default_factory=dict)
     stepped: list[int] = field(default_factory=list)
-    """The optimizers that reached their gate, by identity, in order."""
+    """The optimizers that began their step, by identity, in order."""
     ended: set[int] = field(default_factory=set)
     """Those of them whose step is over."""
     track: int = -1
@@ -77,14 +77,14 @@ class StepCapture:
     place: str = ""
     """Where its loss and norms belong."""
     begins_step: bool = True
-    """Whether a step begins with it; else it belongs to the same step as the cycle of another track before it."""
+    """Whether a step begins with it; else it belongs to the same step as the capture of another track before it."""
     loss_scale: Tensor | None = None
     found_inf: list[Tensor] = field(default_factory=list)
     """Flags of a loss scaler: above zero where it threw the step away."""
     owner: Any = None
-    """What the cycle belongs to, as the session said at its gate."""
+    """What the capture belongs to, as the session said at its first step."""
     scaler: Any = None
-    """The loss scaler that scaled a loss of this cycle."""
+    """The loss scaler that scaled a loss of this capture."""
     engine: Any = None
     """What has copied the gradients, clips them itself and says what their norm was."""
     copied: bool = False
@@ -112,7 +112,7 @@ class StepCapture:
         self.discards[id(owner)] = Discarded(frozenset(map(id, parameters)), len(self.losses), self.micro_batches)
 
     def drop_discarded(self, optimizer: Optimizer) -> None:
-        """Set the losses aside whose gradients were discarded before this optimizer came to its gate."""
+        """Set the losses aside whose gradients were discarded before this optimizer began its step."""
         if not self.discards:
             return
         parameters = {id(each) for group in optimizer.param_groups for each in group["params"]}
@@ -128,7 +128,7 @@ class StepCapture:
         self.micro_batches -= micro_batches
 
     def condense(self) -> None:
-        """Keep only the sum of many losses: where no gate comes for so long, hardly one will."""
+        """Keep only the sum of many losses: where no step comes for so long, hardly one will."""
         if len(self.losses) <= MOST_LOSSES:
             return
         far = next((each for each in self.losses if isinstance(each, Tensor)), None)

@@ -1,9 +1,9 @@
 """Counts the steps of trainings side by side as one: the two halves of a GAN make one step an iteration.
 
-In: which track each cycle belongs to, in order. Out: whether it begins a step or belongs to the one at hand. Promised:
-a track has at most one cycle in a step, so that its own steps only rise; a training alone begins a step with each
-cycle. The steps are those of the track that steps most often: five cycles of a critic for one of its generator are five
-steps.
+In: which track each capture belongs to, in order. Out: whether it begins a step or belongs to the one at hand.
+Promised: a track has at most one capture in a step, so that its own steps only rise; a training alone begins a step
+with each capture. The steps are those of the track that steps most often: five captures of a critic for one of its
+generator are five steps.
 
 A track that is new joins the step at hand, for the halves of a GAN are made before either of them steps. One whose
 optimizer was made after a step is of another training, as those of the next fold are, and begins a step of its own.
@@ -17,18 +17,18 @@ class StepCount:
 
     def __init__(self) -> None:
         self._here: set[int] = set()
-        """The tracks that have had a cycle in this step."""
+        """The tracks that have had a capture in this step."""
         self._before: set[int] = set()
         """Those of the step before."""
         self._known: set[int] = set()
 
     @property
     def is_whole(self) -> bool:
-        """Whether every track had its cycle in this step that had one in the step before."""
+        """Whether every track had its capture in this step that had one in the step before."""
         return self._here >= self._before
 
     def begins(self, track: int, is_new: bool = False) -> bool:
-        """Take a cycle in, at its first gate; whether it begins a step. `is_new`: its optimizer was made after one."""
+        """Count a capture; whether it begins a step. `is_new`: its optimizer was made after one."""
         begins = not self._here or track in self._here or (is_new and track not in self._known)
         if begins:
             self._before, self._here = self._here, set()
@@ -37,7 +37,7 @@ class StepCount:
         return begins
 
     def begin_anew(self) -> None:
-        """The next cycle begins a step, whatever track it is of: the training was set back."""
+        """The next capture begins a step, whatever track it is of: the training was rolled back."""
         self._here = set()
 
     def begin_training(self) -> None:

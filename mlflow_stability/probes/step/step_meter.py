@@ -56,10 +56,10 @@ class StepOrder:
     def __init__(self) -> None:
         self._captures_ended = 0
         self._last_stepped: dict[int, dict[int, int]] = {}
-        """For each track, in which cycle each optimizer stepped last."""
+        """For each track, in which capture each optimizer stepped last."""
 
     def is_complete(self, track: int, ended: set[int]) -> bool:
-        """Whether every optimizer has ended its step that stepped in the cycles before this one."""
+        """Whether every optimizer has ended its step that stepped in the captures before this one."""
         stepped = self._last_stepped.get(track)
         if stepped is None:
             return False
@@ -72,7 +72,7 @@ class StepOrder:
         return False
 
     def capture_ended(self, track: int, stepped: Iterable[int]) -> None:
-        """These stepped in the cycle that is over."""
+        """These stepped in the capture that is over."""
         self._captures_ended += 1
         known = self._last_stepped.get(track)
         if known is None:
@@ -81,7 +81,7 @@ class StepOrder:
             known[each] = self._captures_ended
 
     def came_late(self, track: int, optimizer: int) -> None:
-        """This one stepped after its cycle seemed to be over."""
+        """This one stepped after its capture seemed to be over."""
         self._last_stepped[track][optimizer] = self._captures_ended
 
     def clear(self) -> None:
@@ -89,12 +89,12 @@ class StepOrder:
         self._last_stepped.clear()
 
 
-OnReading = Callable[[Any, ProbeReading], None]  # takes what `owner_for` gave at the gate, and the cycle's reading
+OnReading = Callable[[Any, ProbeReading], None]  # takes what `owner_for` gave, and the capture's reading
 SchedulerFor = Callable[[Any], ProbeScheduler | None]  # gives the probes of what `owner_for` gave
 
 
 class StepMeter:
-    """The one who counts cycles and measures them."""
+    """Counts captures and measures them."""
 
     def __init__(
         self,
@@ -220,7 +220,7 @@ class StepMeter:
             self._end_capture()
 
     def closure_ends(self, optimizer: Optimizer, first: bool, failed: bool) -> None:
-        """Runs after it; the first evaluation is the gate."""
+        """Runs after it; the first evaluation completes the gradients."""
         self._evaluating = 0
         if first and not failed:
             self.before_step(optimizer)
@@ -316,7 +316,7 @@ class StepMeter:
         capture.copied = capture.copied or not capture.clips
 
     def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Optimizer | None) -> None:
-        """A whole cycle at once, for a loop that no hook can see."""
+        """A whole capture at once, for a loop that no hook can see."""
         capture = self._capture
         self._belongs_to(self._owner_for(optimizer))
         capture.track, capture.micro_batches = 0, 1
@@ -379,7 +379,7 @@ class StepMeter:
             self._scheduler = self._scheduler_for(owner) or NoProbes()
 
     def _meet(self, optimizer: Optimizer, track: int) -> KnownOptimizer:
-        """An optimizer comes to its gate for the first time in this training."""
+        """An optimizer begins its step for the first time in this training."""
         track = self._tracks.join(optimizer, track)
         dead = [key for key, each in self._known.items() if each.optimizer() is None]
         for key in dead:
@@ -389,11 +389,11 @@ class StepMeter:
         return known
 
     def _is_another(self, optimizer: Optimizer, capture: StepCapture) -> bool:
-        """Whether this step belongs to another training than that cycle, one that no backward pass has announced."""
+        """Whether this step belongs to another training than that capture, one that no backward pass has announced."""
         return self._tracks.track_of(optimizer) != capture.track and self._since.anything_new(optimizer)
 
     def _is_late(self, optimizer: Optimizer) -> bool:
-        """Whether this step still belongs to the cycle that seemed to be over."""
+        """Whether this step still belongs to the capture that seemed to be over."""
         last = self._last
         if last is None or id(optimizer) in last.stepped or self._is_another(optimizer, last):
             return False

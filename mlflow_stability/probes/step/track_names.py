@@ -2,7 +2,7 @@
 
 In: the optimizer that steps first of a track. Out: a name from the script itself: the module's place in the model that
 it is part of, else its class, else the variable or attribute that holds it or its optimizer; none where none of these
-says anything. Promised: decided from what there is before the first step; objects are looked at only where there are
+says anything. Guarantees: decided from what there is before the first step; objects are looked at only where there are
 several optimizers, and nothing of the script is called; local variables are not read, for reading them keeps them
 alive; what other trainings have left in memory changes no answer.
 """

@@ -1,6 +1,6 @@
 """Copies many tensors into one allocation, at least in single precision.
 
-In: tensors. Out: copies of the same shapes. Promised: one allocation and one kernel for each device and type, given
+In: tensors. Out: copies of the same shapes. Guarantees: one allocation and one kernel for each device and type, given
 back when the last copy is dropped; half precision becomes single, so that what is computed from the copies is exact.
 """
 

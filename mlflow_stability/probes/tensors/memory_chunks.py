@@ -1,6 +1,6 @@
 """Shares out many tensors over several turns, so that copies of those of one turn fit into a number of bytes.
 
-In: the shapes of the tensors, what a copy takes, the layer of each. Out: turns of pieces. Promised: every value is in
+In: the shapes of the tensors, what a copy takes, the layer of each. Out: turns of pieces. Guarantees: every value is in
 exactly one piece; a layer is in one turn if it fits into one at all; a tensor that does not is cut into slices.
 """
 

@@ -1,6 +1,6 @@
 """What is known of a checkpoint without loading it: the file `meta.json` beside its state.
 
-In: facts of a checkpoint. Out: JSON, and back. Promised: a file that is torn or that somebody else wrote is no meta
+In: facts of a checkpoint. Out: JSON, and back. Guarantees: a file that is torn or that somebody else wrote is no meta
 data; numbers that JSON does not know (NaN, infinity) are written as text.
 """
 

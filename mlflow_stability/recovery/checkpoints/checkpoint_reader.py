@@ -1,6 +1,6 @@
 """Looks through a directory of checkpoints, and believes none without its hash.
 
-In: a directory. Out: what is there, what is damaged and how, and the one that was asked for. Promised: what is given
+In: a directory. Out: what is there, what is damaged and how, and the one that was asked for. Guarantees: what is given
 out is complete and verified; damaged ones are passed over with a message each; nothing is written, and torch is not
 needed.
 """

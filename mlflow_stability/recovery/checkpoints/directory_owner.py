@@ -1,6 +1,6 @@
 """Makes sure that one run alone keeps its checkpoints in a directory.
 
-In: a directory and the name of a run. Out: the right to write there, or a refusal. Promised: two trainings that live
+In: a directory and the name of a run. Out: the right to write there, or a refusal. Guarantees: two trainings that live
 never share a directory, and a run never mixes its checkpoints with another's; a run that was killed takes its own
 directory up again. Nothing is locked: the owner is named in a file that appears whole.
 """

@@ -1,6 +1,6 @@
 """Goes on in a new process where a training ended.
 
-In: freshly built models and optimizers, and where the checkpoints are. Out: what was restored. Promised: only what is
+In: freshly built models and optimizers, and where the checkpoints are. Out: what was restored. Guarantees: only what is
 whole and verified is used, the next older one where it is not; what does not fit is refused before anything changes;
 a loop that draws the same data goes on bit for bit.
 """

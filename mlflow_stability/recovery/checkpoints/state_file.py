@@ -1,6 +1,6 @@
 """A state as a file: it loads with ``weights_only=True``, so that no checkpoint can run code.
 
-In: a copy. Out: a file, the facts that prove it whole, and the copy again. Promised: bit for bit; tensors that share
+In: a copy. Out: a file, the facts that prove it whole, and the copy again. Guarantees: bit for bit; tensors that share
 memory share it in the file; a write that fails raises, and never ends the process.
 """
 

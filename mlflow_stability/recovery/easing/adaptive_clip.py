@@ -1,7 +1,7 @@
 """Clips gradients that stand out from the training's own: ZClip (arXiv 2504.02507).
 
-In: the norm of an optimizer's gradients at its gate. Out: the gradients, shortened where their norm stands out.
-Promised: nobody waits for the device, and the mean and spread that norms are compared with take in what was let
+In: the norm of an optimizer's gradients before its step. Out: the gradients, shortened where their norm stands out.
+Guarantees: nobody waits for the device, and the mean and spread that norms are compared with take in what was let
 through, never a norm that is not finite.
 
 A norm z spreads above the mean, with z above the limit L, is shortened to mean + L²/z spreads: the further out, the
@@ -43,7 +43,7 @@ class AdaptiveClip:
     def before_step(self, optimizer: Optimizer, gradients: Sequence[Tensor], norm: Tensor) -> Tensor | None:
         """Shorten the gradients if they stand out; gives the factor on the device, None while it warms up.
 
-        Not for the gate of a step that is skipped.
+        Not for a step that is skipped.
         """
         norms = self._known.get(optimizer)
         if norms is None:
@@ -54,7 +54,7 @@ class AdaptiveClip:
         return clip_in_place(gradients, norm, norms.largest(norm))
 
     def forget(self) -> None:
-        """The training was set back: norms are compared with those to come."""
+        """The training was rolled back: norms are compared with those to come."""
         self._known.clear()
 
 

@@ -1,7 +1,7 @@
 """Keeps hold of the batches of the step in progress, so that the one that broke can be looked at and run again.
 
 In: forward passes of models that train, from a `ForwardWatch`. Out: for each pass of the step what the model was called
-with, what came out, and the gradient that came back to it. Promised: references only, nothing is copied and nothing
+with, what came out, and the gradient that came back to it. Guarantees: references only, nothing is copied and nothing
 waited for; what is held is bounded, and let go when the next step begins. What the script keeps to itself, such as
 labels that only its own loss function sees, is not seen here.
 """
@@ -43,7 +43,7 @@ class CapturedBatch:
     random: tuple[Tensor, Tensor | None]
     """The state of the random numbers of the host and of the device, right before."""
     step: int = 0
-    """Which step it belongs to, counted by gates: trainings side by side have several in what is recorded as one."""
+    """Which step it belongs to, counted by captures: trainings side by side have several in what is recorded as one."""
     outputs: tuple[Tensor | None, ...] = ()
     """The numbers that came out, in order; None where one was too large to be held."""
     ended: bool = False
@@ -92,13 +92,13 @@ class BatchCapture(ForwardObserver):
         """Whether models on accelerators are left alone."""
         self._is_over = False
         self.steps_kept = 1
-        """How many steps back is remembered: two where a device is asked later what became of a step."""
+        """How many steps back is remembered: two where a device tells later whether a step was broken."""
         self._passes: deque[CapturedBatch] = deque()
         self._open: CapturedBatch | None = None
         self.step = 0
-        """Which step the next pass belongs to; set at the first gate of the step before."""
+        """Which step the next pass belongs to; set at the first optimizer step before it."""
         self.loss: CapturedLoss | None = None
-        """What backward was called on last, until its step is at its gate: its graph holds on to the weights."""
+        """What backward was called on last, until its optimizer steps: its graph holds on to the weights."""
         self._known: tuple[weakref.ref[Module], torch.device] | None = None
         """The model that was called last, and where it is."""
         self._devices: weakref.WeakKeyDictionary[Module, torch.device] = weakref.WeakKeyDictionary()

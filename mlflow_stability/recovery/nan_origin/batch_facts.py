@@ -1,7 +1,7 @@
 """Says what is in a batch: shapes, ranges, what is not finite, which tokens.
 
 In: a captured batch. Out: one line of facts for each of its tensors, and, if asked, the tensors in a file that loads
-with ``weights_only=True``. Promised: the batch itself is left alone.
+with ``weights_only=True``. Guarantees: the batch itself is left alone.
 """
 
 from __future__ import annotations

@@ -1,10 +1,10 @@
 """Runs the batch that broke through the model once more, to tell data and numerics from hardware.
 
 In: a captured batch. Out: whether it breaks again, and where the first number that is not finite was born: forward
-first, and backward where the forward pass is sound. Promised: nothing of the training is other than before: weights and
-buffers have stand-ins, random numbers are those of the first time and are put back after, and so is what else the run
-could change; where something cannot be, nothing is run. It ends after a time. The script's hooks run once more. That it
-was the device is said only where nothing that could differ from the first time was found.
+first, and backward where the forward pass is sound. Guarantees: nothing of the training is other than before: weights
+and buffers have stand-ins, random numbers are those of the first time and are put back after, and so is what else the
+run could change; where something cannot be, nothing is run. It ends after a time. The script's hooks run once more.
+That it was the device is said only where nothing that could differ from the first time was found.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Runs a batch that broke once more, forward and backward, and says what came of it.
 
-In: a model with the random numbers of the first time, and a captured batch. Out: a `Replay`. Promised: weights and
+In: a model with the random numbers of the first time, and a captured batch. Out: a `Replay`. Guarantees: weights and
 buffers have stand-ins, and what else is written to is noted; the backward pass begins with the gradient that came back
 the first time, goes to the stand-ins alone, and keeps none of the gradients that it computes.
 """

@@ -1,7 +1,7 @@
 """Finds the tensors in whatever a model is called with, or gives back.
 
 In: arguments and outputs of any shape: tuples, lists, dictionaries, dataclasses, one in another. Out: the tensors in
-them, in order, with the way to each where it is asked for. Promised: without names, a microsecond or two.
+them, in order, with the way to each where it is asked for. Guarantees: without names, a microsecond or two.
 """
 
 from __future__ import annotations

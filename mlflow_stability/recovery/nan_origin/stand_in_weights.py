@@ -1,6 +1,6 @@
 """Runs a model on stand-ins of its weights and buffers, with gradients or without.
 
-In: a model, and what it is to be called with. Out: nothing; the model has stand-ins for a while. Promised: the
+In: a model, and what it is to be called with. Out: nothing; the model has stand-ins for a while. Guarantees: the
 training's parameters get no gradient and their hooks are not called, its buffers keep their values, and its modules
 have their own again afterwards. The stand-ins of weights share their memory.
 """

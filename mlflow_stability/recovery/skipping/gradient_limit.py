@@ -1,7 +1,7 @@
 """Knows from which norm on a gradient is absurd: a corrupted batch, not a step that anybody wants taken.
 
 In: the gradient norm of every step as it was read, and whether the step was skipped. Out: the largest norm that is let
-through. Promised: it is far above everything the training itself has shown lately, and when absurd norms keep coming,
+through. Guarantees: it is far above everything the training itself has shown lately, and when absurd norms keep coming,
 they are let through: then they are the training's new level, and not for us to judge.
 """
 
@@ -53,7 +53,7 @@ class GradientLimit:
                 del self._by_size[bisect_left(self._by_size, self._norms.popleft())]
 
     def forget(self) -> None:
-        """The training was set back: its norms are learnt anew."""
+        """The training was rolled back: its norms are learnt anew."""
         self._norms.clear()
         self._by_size.clear()
         self._row = 0

@@ -1,7 +1,7 @@
 """Counts skipped steps, so that a training which stands still never passes in silence.
 
 In: of every step, whether it was skipped, by whom, and the loss scale. Out: the row of skips so far, what to say of
-it, and whether to cut the loss scale, to calm its scaler, or to go back. Promised: the first skip of a row is told,
+it, and whether to cut the loss scale, to calm its scaler, or to go back. Guarantees: the first skip of a row is told,
 and after it every hundredth; what a loss scaler does while it looks for its first scale is left alone.
 """
 
@@ -90,7 +90,7 @@ class SkipCount:
         return SkipRow(row, events, cut, calm)
 
     def forget_row(self) -> None:
-        """The training was set back: what is skipped now is a new row."""
+        """The training was rolled back: what is skipped now is a new row."""
         self._row = 0
         self._recent.clear()
         self._often_said = False

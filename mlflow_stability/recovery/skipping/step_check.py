@@ -1,7 +1,7 @@
-"""Asks whether a cycle is broken: one flag on the device, above zero where a loss or a gradient is not finite.
+"""Asks whether a capture is broken: one flag on the device, above zero where a loss or a gradient is not finite.
 
 In: scalar losses, a norm that was taken already, gradients of which none was. Out: the flag, without waiting for it.
-Promised: nothing is changed. A finite gradient whose norm is too large for its type counts as broken: the second
+Guarantees: nothing is changed. A finite gradient whose norm is too large for its type counts as broken: the second
 moments of an optimizer would not survive its square.
 """
 

@@ -1,11 +1,12 @@
-"""Skips broken steps: a cycle whose loss or gradients are not finite, or are absurd, changes nothing.
+"""Skips broken steps: a capture whose loss or gradients are not finite, or are absurd, changes nothing.
 
-In: each optimizer at its gate and at the end of its step. Out: a verdict, one a cycle, that holds for all optimizers
-of the cycle. Promised: weights, buffers, moments and counters are bit-identical before and after a skipped step, and
-the script finds its gradients again after it. On the host the flag is read at once; where all optimizers of the cycle
-are fused ones on an accelerator, they read it themselves on the device and nobody waits.
+In: each optimizer before and after its step. Out: a verdict, one a capture, that holds for all optimizers
+of the capture. Guarantees: weights, buffers, moments and counters are bit-identical before and after a skipped step,
+and the script finds its gradients again after it. On the host the flag is read at once; where all optimizers of the
+capture are fused ones on an accelerator, they read it themselves on the device and nobody waits.
 
-What a loss scaler throws away is its own doing and is left to it; the other optimizers of that cycle are stopped here.
+What a loss scaler throws away is its own doing and is left to it; the other optimizers of that capture are stopped
+here.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ Vote = Callable[[Tensor], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What is known of a cycle at a gate."""
+    """What is known of a capture before a step."""
 
     broken: bool | None
     """Whether its steps are skipped; None: only the device knows, and acts on it."""
@@ -49,7 +50,7 @@ class _Hidden:
 
 
 class StepGuard:
-    """The one who skips."""
+    """Skips the broken steps of one training."""
 
     def __init__(
         self, buffers: BufferUndo | None = None, vote: Vote | None = None, on_device: bool | None = None
@@ -68,7 +69,7 @@ class StepGuard:
         self._copies: dict[int, PutBack] = {}
 
     def skip_next(self) -> None:
-        """Skip the next cycle, broken or not."""
+        """Skip the next capture, broken or not."""
         self._skip_next = True
 
     def before_closure(self, optimizer: Optimizer) -> None:
@@ -85,10 +86,10 @@ class StepGuard:
         companions: Iterable[Optimizer] = (),
         largest: float | None = None,
     ) -> Verdict:
-        """Judge a cycle at its first gate, and hold this optimizer to the verdict.
+        """Judge a capture at its first optimizer step, and hold this optimizer to the verdict.
 
-        `cycle` is any object that stands for the cycle; `norm` the norm of this optimizer's gradients, if it was
-        taken, and `largest` what it may be at most; `companions` the other optimizers that step in the same cycles.
+        `capture` is any object that stands for the capture; `norm` the norm of this optimizer's gradients, if it was
+        taken, and `largest` what it may be at most; `companions` the other optimizers that step in the same captures.
         """
         first = capture is not self._capture
         if first:
@@ -99,7 +100,7 @@ class StepGuard:
             if first:
                 self._settle_buffers()
         if isinstance(optimizer, LBFGS) and id(optimizer) not in self._copies:
-            # Before its very first closure nobody had seen it; at the gate it has only asked for gradients so far.
+            # Before its very first closure nobody had seen it; before the step it has only asked for gradients so far.
             self._copies = {id(optimizer): copy_everything(optimizer)}
         verdict = self._verdict
         if verdict.broken:
@@ -114,7 +115,7 @@ class StepGuard:
             self._hide(optimizer)
 
     def swallowed(self, optimizer: Optimizer, capture: object) -> Verdict:
-        """Runs when a loss scaler threw a step away: the cycle is broken for its other optimizers too."""
+        """Runs when a loss scaler threw a step away: the capture is broken for its other optimizers too."""
         first = capture is not self._capture
         if first:
             self._begin(capture)
@@ -147,7 +148,7 @@ class StepGuard:
         return undone
 
     def _begin(self, capture: object) -> None:
-        """A new cycle; what a step that ended in an exception has left behind is dropped."""
+        """A new capture; what a step that ended in an exception has left behind is dropped."""
         self._capture, self._verdict = capture, _SOUND
         self._looked.clear()
         self._hidden.clear()
@@ -162,7 +163,7 @@ class StepGuard:
         norm: Tensor | None,
         largest: float | None,
     ) -> None:
-        """Ask whether anything is not finite, and join it to what was found before in this cycle."""
+        """Ask whether anything is not finite, and join it to what was found before in this capture."""
         alone = self._vote is None and self._on_device is None and len(optimizers) == 1 and not self._skip_next
         if alone and norm is not None and self._verdict.flag is None and is_sound(losses, norm, largest):
             self._looked.add(id(optimizers[0]))

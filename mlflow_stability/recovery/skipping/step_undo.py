@@ -63,7 +63,7 @@ class BufferUndo:
         return sum(each.copy.nbytes for each in self._buckets)
 
     def keep(self) -> None:
-        """The cycle was sound: remember the buffers as they are."""
+        """The capture was sound: remember the buffers as they are."""
         if self._filled and not self._places:
             return
         self._refresh()
@@ -73,7 +73,7 @@ class BufferUndo:
         self._filled = True
 
     def undo(self) -> bool:
-        """The cycle was broken: put the buffers back; False where there is no copy of all of them."""
+        """The capture was broken: put the buffers back; False where there is no copy of all of them."""
         if not self._filled or not self._is_current():
             return False
         with torch.no_grad():
@@ -84,7 +84,7 @@ class BufferUndo:
     def settle(self, flag: Tensor) -> None:
         """Keep or undo, whichever a flag on the device says; nobody waits for it."""
         if not self._filled or not self._is_current():
-            return  # a copy of what may be broken is none; the next sound cycle that is known on the host makes one
+            return  # a copy of what may be broken is none; the next sound capture that is known on the host makes one
         with torch.no_grad():
             for bucket in self._buckets:
                 broken = flag.to(bucket.copy.device, non_blocking=True) > 0

@@ -1,6 +1,6 @@
 """Asks whether tensors are finite, and reads the answer when it is wanted.
 
-In: named tensors and their host copies. Out: the names of those that are not finite. Promised: what lies on a device
+In: named tensors and their host copies. Out: the names of those that are not finite. Guarantees: what lies on a device
 is asked there, by one norm each, and not waited for; what lies on the host is asked of its copy, when the answer is
 wanted and in the thread that wants it; a norm that overflows is no verdict, the numbers themselves are looked at.
 """

@@ -1,6 +1,6 @@
 """Puts a saved state back into a running training, in place: all of it, or nothing.
 
-In: a copy, the parts of the training, and which of the state to take. Out: what was done. Promised: everything is
+In: a copy, the parts of the training, and which of the state to take. Out: what was done. Guarantees: everything is
 compared first, and a state that does not fit is refused with the first mismatch named, nothing changed; all memory is
 taken before anything is changed, and an error in the middle leaves the training as it was, bit for bit, without room
 for a second copy of it; where even that fails, what was not put back is named. Tensors are filled where they lie, so
@@ -43,7 +43,7 @@ class RestoreChoice:
     schedule: bool = False
     """The schedulers."""
     scaler: bool = True
-    """The loss scale; how it grows and falls is set back with the hyper-parameters."""
+    """The loss scale; how it grows and falls is restored with the hyper-parameters."""
     rng: bool = False
     """The random numbers: False draws what comes next afresh."""
 

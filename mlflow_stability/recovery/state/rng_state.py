@@ -1,6 +1,6 @@
 """Keeps where the generators of random numbers are, and puts them back.
 
-In: nothing, or what was kept. Out: tensors and numbers that a checkpoint can hold. Promised: asking draws nothing and
+In: nothing, or what was kept. Out: tensors and numbers that a checkpoint can hold. Guarantees: asking draws nothing and
 waits for no device; generators of devices that were never used are not woken.
 """
 

@@ -1,6 +1,6 @@
 """What a loss scaler knows, and how it is put back.
 
-In: a scaler. Out: its scale and counter as they lie, on the device perhaps, and its settings. Promised: nobody waits
+In: a scaler. Out: its scale and counter as they lie, on the device perhaps, and its settings. Guarantees: nobody waits
 for the device, as the scaler's own ``state_dict`` does; a scale is put back in place, for graphs may know its address.
 """
 

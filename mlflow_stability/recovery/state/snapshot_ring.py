@@ -1,8 +1,8 @@
 """Keeps a few states in memory to go back to, and trusts none before it has proved itself.
 
-In: copies, and whether the steps after them were healthy. Out: a good state from before the trouble. Promised: a state
-is good only when all of it is finite and enough healthy steps have followed; what is not good never pushes a good one
-out; all together stay within the budget, and making them within a share of the training's time.
+In: copies, and whether the steps after them were healthy. Out: a good state from before the trouble. Guarantees: a
+state is good only when all of it is finite and enough healthy steps have followed; what is not good never pushes a good
+one out; all together stay within the budget, and making them within a share of the training's time.
 
 One place of the ring is for the newest, which has yet to prove itself. It becomes good, and only then the oldest good
 one leaves; or trouble comes first, and it is dropped.

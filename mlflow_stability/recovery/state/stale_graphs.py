@@ -1,7 +1,7 @@
 """Knows a backward pass through a graph that was built before a restore.
 
 In: the moment of a restore, then what is passed to `backward`. Out: whether gradients would come from weights that
-are no more: a GAN's generator, say, whose samples were drawn before its discriminator was set back. Promised: nothing
+are no more: a GAN's generator, say, whose samples were drawn before its discriminator was restored. Guarantees: nothing
 is computed; the walk through a graph is paid only for the first few passes after a restore.
 """
 

@@ -1,7 +1,7 @@
 """Exchanges the contents of tensors with those of others, in place, so that nothing is lost if it breaks off.
 
 In: pairs of a living tensor and the source of its new content. Out: each has the other's content, then the old ones
-again where that is asked. Promised: all memory is taken before anything is changed, and no second copy of a training
+again where that is asked. Guarantees: all memory is taken before anything is changed, and no second copy of a training
 is needed, for what a tensor held lies in its source meanwhile; an exchange that breaks off anywhere can be undone, bit
 for bit; addresses and autograd's version counters stay as they are.
 """

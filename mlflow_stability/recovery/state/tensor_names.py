@@ -1,7 +1,7 @@
 """Gives every tensor of a training a name that holds in the next process too.
 
 In: the parts of a training. Out: the parameters and buffers of its models, averaged copies and optimizers, by name.
-Promised: a tensor has one name, however often it is tied; names do not depend on wrappers (DDP, ``torch.compile``,
+Guarantees: a tensor has one name, however often it is tied; names do not depend on wrappers (DDP, ``torch.compile``,
 FSDP, activation checkpoints), nor on the order of parameter groups.
 """
 

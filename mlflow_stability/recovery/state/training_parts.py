@@ -30,7 +30,7 @@ class TrainingParts:
     schedulers: tuple[LRScheduler, ...] = ()
     scaler: torch.amp.GradScaler | None = None
     averaged: tuple[Module, ...] = ()
-    """Averaged copies of the models: they follow the weights, and are set back with them."""
+    """Averaged copies of the models: they follow the weights, and are restored with them."""
 
 
 class WeakTrainingParts:

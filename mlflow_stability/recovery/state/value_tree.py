@@ -1,6 +1,6 @@
 """Walks through nested values: the state of an optimizer or scheduler is numbers, tensors and containers of them.
 
-In: a value. Out: the same with every tensor replaced. Promised: containers are made anew, so that the result shares
+In: a value. Out: the same with every tensor replaced. Guarantees: containers are made anew, so that the result shares
 nothing with a living training; what is none of these is deep-copied and marked, for a checkpoint cannot hold it.
 """
 

@@ -1,7 +1,7 @@
 """Writes a comparison as a table for spreadsheets and scripts: one row for each run.
 
 In: a `Comparison`. Out: CSV with a header line, the stablest run first, those that could not be read last; behind the
-fixed columns one for each parameter that differs. Promised: no cell is a formula.
+fixed columns one for each parameter that differs. Guarantees: no cell is a formula.
 """
 
 from __future__ import annotations

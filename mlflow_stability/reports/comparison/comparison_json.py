@@ -1,6 +1,6 @@
 """Writes a comparison for programs: one JSON document.
 
-In: a `Comparison`. Out: ASCII text that follows ``comparison.schema.json`` beside this file. Promised: numbers that
+In: a `Comparison`. Out: ASCII text that follows ``comparison.schema.json`` beside this file. Guarantees: numbers that
 JSON does not know are the strings "nan", "inf" and "-inf"; what could not be told is null; the same comparison gives
 the same bytes. Curves are left out: they are the metrics of the runs.
 """

@@ -1,6 +1,6 @@
 """The second table of a comparison: for each run the numbers that most people look at after the outcome.
 
-In: cards. Out: columns, and words for their cells. Promised: terminal, Markdown and page show the same; a column that
+In: cards. Out: columns, and words for their cells. Guarantees: terminal, Markdown and page show the same; a column that
 has not a single number, or tells nothing, is left out.
 """
 

@@ -1,7 +1,7 @@
 """An axis of a picture: where a value stands, and which values are written beside it.
 
-In: the values that are to be seen. Out: places in percent. Promised: values that are not finite have no place; a single
-value stands in the middle.
+In: the values that are to be seen. Out: places in percent. Guarantees: values that are not finite have no place; a
+single value stands in the middle.
 
 Finds round numbers for an axis.
 

@@ -1,4 +1,4 @@
-"""Lays out a dot for each run: the value of a parameter across, the final loss upward, what became of it as its kind.
+"""Lays out a dot for each run: the value of a parameter across, the final loss upward, its outcome as its kind.
 
 In: a `ParamPlot`. Out: dots in percent, and the ticks. Runs that were lost stand on the upper edge.
 """

@@ -1,7 +1,7 @@
 """Lays out what two runs have by layer as two pictures beside each other, with one scale of colours.
 
 In: a `LayersBeside` and what to call the runs. Out: two images of one pixel a cell, names of rows, ticks and a bar of
-colours in percent. Promised: what is not finite, zero, or not measured is told apart from every value, and so are
+colours in percent. Guarantees: what is not finite, zero, or not measured is told apart from every value, and so are
 layers that only one of the two has and steps that only one of them made.
 
 Writes a small picture as PNG inside of a page, one pixel for each cell, so that a browser makes the cells large.

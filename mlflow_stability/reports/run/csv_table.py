@@ -1,6 +1,6 @@
 """Writes a report as a table for spreadsheets and scripts: one row for each issue.
 
-In: a `Report`. Out: CSV with a header line. Promised: as many rows beneath it as there are issues; no cell is a
+In: a `Report`. Out: CSV with a header line. Guarantees: as many rows beneath it as there are issues; no cell is a
 formula. Evidence and remedies share a cell each, parted by "; ".
 """
 

@@ -1,6 +1,6 @@
 """Writes a report as one page: for a browser, a printer, and the artifact viewer of MLflow.
 
-In: a `Report`. Out: HTML with its style and its drawings inside. Promised: it needs no network and no script, so that
+In: a `Report`. Out: HTML with its style and its drawings inside. Guarantees: it needs no network and no script, so that
 it works in a sandboxed frame; every name is escaped; the same report gives the same page.
 """
 

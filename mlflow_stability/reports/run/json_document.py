@@ -1,6 +1,6 @@
 """Writes a report for programs: one JSON document, whatever was asked for.
 
-In: a `Report`. Out: ASCII text that follows ``diagnosis.schema.json`` beside this file. Promised: numbers that JSON
+In: a `Report`. Out: ASCII text that follows ``diagnosis.schema.json`` beside this file. Guarantees: numbers that JSON
 does not know are the strings "nan", "inf" and "-inf", which Python's `float` reads back; what could not be told is
 null; the same report gives the same bytes.
 """

@@ -1,7 +1,7 @@
 """Calls no two runs of a comparison alike.
 
-In: a comparison. Out: the same, with names that tell its runs apart. Promised: a name that only one run has stays as it
-is; of runs that are called alike each gets as much of its id, or of its path, as tells it from the others.
+In: a comparison. Out: the same, with names that tell its runs apart. Guarantees: a name that only one run has stays as
+it is; of runs that are called alike each gets as much of its id, or of its path, as tells it from the others.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
-"""Flies one recording: asks the gatekeeper at gates, the keeper after steps, and carries out what was decided.
+"""Autopilot of one recording: judges each step before and after it, and carries out what was decided.
 
 In: the places of the meter, and each step once it was read. Out: calls to those who know how, each as a part that can
-fail alone. Promised: states are copied and set back only between two steps, when nothing is hidden; a part that fails
+fail alone. Guarantees: states are copied and restored only between two steps, when nothing is hidden; a part that fails
 is switched off and the training goes on without it; only `TrainingDiverged` ever leaves here.
 """
 
@@ -32,7 +32,7 @@ SAVE_SECONDS = 60.0
 
 
 class Autopilot:
-    """The pilot of one recording; of none, in a process that trains with others and does not record."""
+    """The autopilot of one recording; of none, in a process that trains with others and does not record."""
 
     def __init__(self, plan: AutopilotConfig, recording: Recording | None, context: AutopilotContext) -> None:
         self._plan = plan
@@ -41,9 +41,9 @@ class Autopilot:
         self._context = context
         self._consensus = RankConsensus(context.vote, recording is not None)
         self.step = recording.step if recording is not None else 0
-        """The step of the cycle that came to its gate last; the cycles of a GAN's halves are of one step."""
+        """The step of the newest capture; the captures of a GAN's halves are of one step."""
         self._captures = 0
-        """How many came to their gates."""
+        """How many captures there were."""
         self._is_whole = self._was_rolled_back = False
         self._parts = KnownParts()
         self._modifier = StepModifier(plan.policy, plan.adaptive_clip, context.vote)
@@ -141,7 +141,7 @@ class Autopilot:
             self._carry_out(late=False)
 
     def capture_ended(self) -> None:
-        """Runs before the reading of a cycle is asked for."""
+        """Runs before the reading of a capture is asked for."""
         if self._facts is not None:
             self._pending.append(self._facts)
 

@@ -86,7 +86,7 @@ _DEFAULTS = {each.name: each.default for each in dataclasses.fields(Settings)}
 
 @dataclass(frozen=True, slots=True)
 class AutopilotContext:
-    """Handed to each pilot when its recording begins."""
+    """Handed to each autopilot when its recording begins."""
 
     guard: PartGuard
     settle: Callable[[], None]

@@ -1,8 +1,8 @@
-"""Gives each recording a pilot, and hears what the script asks of it.
+"""Gives each recording an autopilot, and passes on what the script asks of it.
 
-In: recordings as they begin, steps as they are read, calls of the script. Out: the pilot of the meter. Promised: one
-pilot at a time; what it hid or wrote is put back before the next one takes over. A new run is another training: its
-pilot begins with no state to go back to, for those of the run before belong to that one.
+In: recordings as they begin, steps as they are read, calls of the script. Out: the autopilot of the meter. Guarantees:
+one autopilot at a time; what it hid or wrote is put back before the next one takes over. A new run is another training:
+its autopilot begins with no state to go back to, for those of the run before belong to that one.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class AutopilotLifecycle:
 
     @property
     def control(self) -> Autopilot:
-        """The one who flies now; StabilityError before the first step."""
+        """The autopilot of the present recording; StabilityError before the first step."""
         if self._control is None:
             raise StabilityError(
                 "No step was recorded yet, so this call has no effect on a training. Call it after "
@@ -58,12 +58,12 @@ class AutopilotLifecycle:
         return self._control
 
     def control_for(self, recording: Recording | None) -> Any:
-        """The pilot of a recording that begins."""
+        """The autopilot of a recording that begins."""
         self._end_control()
         return self._make(recording)
 
     def on_reading(self, recording: Recording | None, reading: ProbeReading) -> None:
-        """Runs when a cycle was read: record it, and let the pilot know."""
+        """Runs when a capture was read: record it, and let the autopilot know."""
         events: list[Event] = []
         if recording is None:
             step = StepReading(0, reading.signals, reading.values, 0, reading.time)

@@ -82,7 +82,7 @@ class RankVote:
         """Whether the guard of a process has failed."""
 
     def begins(self, capture: object) -> bool:
-        """Whether this is the first gate of a cycle."""
+        """Whether this is the first optimizer step of a capture."""
         if capture is self._capture:
             return False
         self._capture, self._received = capture, None
@@ -94,13 +94,13 @@ class RankVote:
         self._numbers = orders.as_numbers(step)
 
     def __call__(self, flag: Tensor) -> Tensor:
-        """Exchange the flag, and with the first one of a cycle the orders."""
+        """Exchange the flag, and with the first one of a capture the orders."""
         if self.somebody_off:
             return flag
         return flag.new_full((), self._exchange(flag.item(), is_off=False))
 
     def received(self, is_off: bool, step: int) -> Orders:
-        """The orders of this cycle; sends now where nothing was asked about its gradients."""
+        """The orders of this capture; sends now where nothing was asked about its gradients."""
         if self._received is None:
             self._exchange(0.0, is_off)
         return Orders.from_numbers(self._received or [0.0] * FIELDS, step)
@@ -146,7 +146,7 @@ class RankConsensus:
         self.has_orders = False
         """Whether any were given since they were taken last."""
         self._to_send = Orders()
-        """To be sent to all processes, this one among them, at the next gate."""
+        """To be sent to all processes, this one among them, at the next step."""
 
     @property
     def is_alone(self) -> bool:
@@ -176,11 +176,11 @@ class RankConsensus:
         return done if self._vote is None else self._vote.all_have(done)
 
     def forget(self) -> None:
-        """The training was set back: what was decided of its steps is void."""
+        """The training was rolled back: what was decided of its steps is void."""
         self._orders, self._to_send, self.has_orders = Orders(), Orders(), False
 
     def announce(self, capture: object, step: int, due: Callable[[], tuple[bool, bool]]) -> bool:
-        """Runs before the vote of a cycle; False where there is none, or it was held. `due`: what to keep, if asked."""
+        """Runs before the vote of a capture; False where there is none, or it is over. `due`: what to keep."""
         if self._vote is None or not self._vote.begins(capture):
             return False
         if self._decides:

@@ -100,12 +100,12 @@ class RollbackController:
 
     @property
     def ends_training(self) -> bool:
-        """Whether the training is to be ended where it could not be set back for a reason of ours."""
+        """Whether the training is to be ended where it could not be rolled back for a reason of ours."""
         return self._policy.on_give_up == "raise"
 
     @property
     def returns(self) -> int:
-        """How many times the training was set back."""
+        """How many times the training was rolled back."""
         return len(self._past.returns)
 
     def orders_after(self, outcome: StepOutcome, known: KnownParts) -> Orders:
@@ -141,7 +141,7 @@ class RollbackController:
         return orders
 
     def by_hand(self, step: int) -> Decision | None:
-        """The decision of a script that asks to be set back; None where there is no good state."""
+        """The decision of a script that asks for a rollback; None where there is no good state."""
         good: tuple[GoodState, ...] = self._snapshots.good(with_disk=True)
         if not good:
             return None
@@ -208,7 +208,7 @@ class RollbackController:
         )
 
     def forgo(self, decision: Decision, step: int, why: str, all_whole: bool) -> Event:
-        """It did not: nothing is set back any more; gives the event that says so.
+        """It did not: nothing is rolled back any more; gives the event that says so.
 
         `all_whole`: whether every process has its training as it was before.
         """

@@ -67,7 +67,7 @@ class SnapshotManager:
         self.directory: Path | None = None
         """Where the checkpoints are; None before the first is due."""
         self.untracked: StateCopy | None = None
-        """What the training was before it was set back, until a step is healthy again; None where there was no room."""
+        """What the training was before the rollback, until a step is healthy again; None where there was no room."""
         self._rates: dict[int, Rates] = {}
         self._early: tuple[StateCopy, float, bool, bool] | None = None
         """A copy that waits for what follows its step; for the ring, for the disk?"""
@@ -200,7 +200,7 @@ class SnapshotManager:
         return self._rates.get(step, {})
 
     def rolled_back(self, step: int) -> None:
-        """The training was set back to this step."""
+        """The training was rolled back to this step."""
         self._early = None
         self.ring.rolled_back(step)
         if self._cadence is not None:
@@ -255,7 +255,7 @@ class KnownParts:
         self._searches = 0
 
     def meet(self, optimizer: Optimizer, scaler: Any) -> bool:
-        """Take note of an optimizer at its gate; True when the training has other parts than before."""
+        """Take note of an optimizer before its step; True when the training has other parts than before."""
         if optimizer not in self._optimizers:
             self._optimizers.add(optimizer)
             self._order.append(weakref.ref(optimizer))

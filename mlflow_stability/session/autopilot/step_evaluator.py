@@ -1,6 +1,6 @@
 """Learns from each step that was read, and says what is to be done when it is over.
 
-In: a step's numbers, what became of it at its gates, and what the panel found. Out: orders. Promised: a step that the
+In: a step's numbers, what was done before it, and what the panel found. Out: orders. Guarantees: a step that the
 script asked to skip counts for nothing; a training that stands still is told of.
 """
 
@@ -91,7 +91,7 @@ class StepEvaluator:
         self._cut = self._calm = False
 
     def forget_row(self) -> None:
-        """The training was set back: what is skipped now is a new row."""
+        """The training was rolled back: what is skipped now is a new row."""
         self._skips.forget_row()
 
     def _count_skip(self, seen: ReadStep, reading: StepReading, events: Sequence[Event]) -> int:

@@ -26,7 +26,7 @@ from mlflow_stability.vocabulary.measured.observation import StepReading
 
 @dataclass(slots=True, eq=False)
 class StepFacts:
-    """What became of a cycle at its gates."""
+    """What was done before the steps of a capture."""
 
     step: int
     place: str
@@ -36,7 +36,7 @@ class StepFacts:
     """It was not broken: the script asked to skip it, or its gradients were those of weights that are no more."""
     has_scaler: bool = False
     flag: Tensor | None = None
-    """The flag of the guard that the cycle carries already."""
+    """The flag of the guard that the capture carries already."""
     batch_number: int = -1
     """By which its batch is known, where batches are held."""
     rates: dict[int, tuple[float, ...]] = field(default_factory=dict)
@@ -44,7 +44,7 @@ class StepFacts:
 
 
 class StepModifier:
-    """The one at the gate of one training."""
+    """Skips, clips or slows the optimizer steps of one training."""
 
     def __init__(self, policy: RollbackPolicy, adaptive_clip: bool, vote: Vote | None = None) -> None:
         self._policy = policy
@@ -59,7 +59,7 @@ class StepModifier:
         self._skipping: StepCapture | None = None
 
     def skip_next(self) -> None:
-        """Skip the next cycle, broken or not."""
+        """Skip the next capture, broken or not."""
         self._skip_next = True
         self.guard.skip_next()
 
@@ -102,7 +102,7 @@ class StepModifier:
         facts.rates[id(optimizer)] = rates_of(optimizer)
 
     def swallowed(self, optimizer: Optimizer, capture: StepCapture) -> None:
-        """A loss scaler threw the step away: the others of the cycle are stopped too."""
+        """A loss scaler threw the step away: the others of the capture are stopped too."""
         if self.guards:
             self.guard.swallowed(optimizer, capture)
 
@@ -131,7 +131,7 @@ class StepModifier:
         return self.easing is not None and not self.easing.is_over(step)
 
     def rolled_back(self, plan: EasingPlan) -> None:
-        """The training was set back: norms are learnt anew, and it is eased back in."""
+        """The training was rolled back: norms are learnt anew, and it is eased back in."""
         for limit in self._limits.values():
             limit.forget()
         if self._adaptive is not None:
@@ -141,7 +141,7 @@ class StepModifier:
     def _take_note(
         self, verdict: Verdict, optimizer: Optimizer, capture: StepCapture, facts: StepFacts, still_open: bool
     ) -> None:
-        """The cycle carries the guard's flag beside the loss scaler's, so that skipped steps are counted."""
+        """The capture carries the guard's flag beside the loss scaler's, so that skipped steps are counted."""
         flag = verdict.flag
         if verdict.broken:
             facts.asked_for = verdict.asked_for

@@ -1,9 +1,9 @@
 """Tells what was in the batch of a step that broke, whether it breaks again, and where the first bad number was born.
 
-In: forward passes of training, the loss, gates, and word that a step is broken. Out: an event with shapes, ranges and
-what is not finite, and what came of running the batch once more; one that names the module and the operation; if asked,
-the tensors in a file. Promised: a bounded number of reports and files for one training; what is held of a batch is let
-go when the next step begins.
+In: forward passes of training, the loss, optimizer steps, and word that a step is broken. Out: an event with shapes,
+ranges and what is not finite, and what came of running the batch once more; one that names the module and the
+operation; if asked, the tensors in a file. Guarantees: a bounded number of reports and files for one training; what is
+held of a batch is let go when the next step begins.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ class BrokenBatch:
     """What was seen of a step that broke."""
 
     batch_number: int
-    """Of how many that came to their gates."""
+    """Of how many captures."""
     batch: CapturedBatch
     facts: tuple[TensorFacts, ...]
     replay: Replay | None
@@ -67,7 +67,7 @@ class BrokenBatch:
 
 
 class BatchReport(ForwardObserver):
-    """The batches of one training, and what was told of those that broke; it listens to forward passes and gates."""
+    """The batches of one training, and what was told of those that broke; it listens to forward passes and steps."""
 
     def __init__(
         self,
@@ -86,11 +86,11 @@ class BatchReport(ForwardObserver):
         self._looks = self._reports = 0
         self._seconds = 0.0
         self._batch_at = self._step_seconds = 0.0
-        """When the last step came to its gate, and how long it took."""
+        """When the last step began, and how long it took."""
         self._announced = False
         self._finding: BrokenBatch | None = None
         self.batch_number = -1
-        """How many cycles came to their gates before the last: what batches are told apart by, for trainings side by
+        """How many captures there were before the last: what batches are told apart by, for trainings side by
         side have several in a step."""
         self._looked = -1
         """The last of them that was said to be broken."""
@@ -107,9 +107,9 @@ class BatchReport(ForwardObserver):
         self.judged: Callable[..., Any] = guard(PART, self._judged)
         """Runs before a step that is skipped, or of which only the device knows whether it is."""
         self.inspect_step: Callable[..., Any] = guard(PART, self._look)
-        """Runs at the gate of a step that is broken, while the weights are those from before it."""
+        """Runs before a step that is broken, while the weights are those from before it."""
         self.report: Callable[..., Any] = guard(PART, self._report)
-        """Tells of a step that broke, once it is known what became of it."""
+        """Tells of a step that broke, once its outcome is known."""
 
     def before_steps(self) -> None:
         """Runs before the first step of each capture: what runs forward after it belongs to the next one."""
@@ -162,9 +162,9 @@ class BatchReport(ForwardObserver):
         optimizers: Sequence[Optimizer] = (),
         batch_number: int | None = None,
     ) -> None:
-        """`step`: as it is recorded; `optimizers` for one that nobody looked at when it was at its gate.
+        """`step`: as it is recorded; `optimizers` for one that nobody looked at before its step.
 
-        `batch_number`: which of its cycles; None: the one that came to its gate last.
+        `batch_number`: which of its captures; None: the newest.
         """
         batch_number = self.batch_number if batch_number is None else batch_number
         if self._finding is None or self._finding.batch_number != batch_number:

@@ -56,7 +56,7 @@ class FirstBrokenStep:
         self._is_over = False
 
     def inspect_step(self, _step: int, optimizers: Sequence[Optimizer]) -> None:
-        """Runs at the gate of a step whose gradient norm is known not to be finite."""
+        """Runs before a step whose gradient norm is known not to be finite."""
         if not self._is_over:
             self._report.inspect_step(self._report.batch_number, optimizers)
 

@@ -1,9 +1,9 @@
 """Has steps judged a little after they were kept, several at a time: one by one that takes three times as long.
 
-In: steps as they are kept, in their order. Out: calls of whoever judges. Promised: every step is judged once, in order,
-at the latest a second after it was kept, also while the training stands still: then a thread of ours does it. What is
-not finite is judged at once, with all that came before it. There is no such thread while the process forks, and none
-once `stop` was called. An error in that thread is raised where the training comes next.
+In: steps as they are kept, in their order. Out: calls of whoever judges. Guarantees: every step is judged once, in
+order, at the latest a second after it was kept, also while the training stands still: then a thread of ours does it.
+What is not finite is judged at once, with all that came before it. There is no such thread while the process forks, and
+none once `stop` was called. An error in that thread is raised where the training comes next.
 """
 
 from __future__ import annotations

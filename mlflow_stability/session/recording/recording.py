@@ -113,7 +113,7 @@ class Recording:
         self.step = opening.first_step - 1
         """The last step that was recorded."""
         self.attempt = 0
-        """How many times the training was set back."""
+        """How many times the training was rolled back."""
         self.closed = False
         self.failure = ""
         """Why steps are not being kept at the moment; empty while all is well."""
@@ -155,7 +155,7 @@ class Recording:
         return int(next((value for signal, value in read if signal.quantity == "micro_batches"), 0))
 
     def record(self, reading: ProbeReading) -> tuple[StepReading, list[Event]]:
-        """Judge and keep one cycle; gives what was kept, and what was found."""
+        """Judge and keep one capture; gives what was kept, and what was found."""
         self.step += reading.begins_step
         signals, values = reading.signals, reading.values
         more = self._running.take(self.step, signals, values)
@@ -188,7 +188,7 @@ class Recording:
         self._on_event(said)
 
     def rolled_back(self, reason: str) -> None:
-        """The training was set back: from the next step on it is another attempt, and the detectors begin afresh."""
+        """The training was rolled back: from the next step on it is another attempt, and the detectors begin afresh."""
         self.settle()
         self.attempt += 1
         self._panel.reset()

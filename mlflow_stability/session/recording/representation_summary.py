@@ -1,7 +1,7 @@
 """Sums up the representations of a training at its end: averages, how it ended, warnings, a verdict.
 
 In: readings as they are recorded, and events as they are found. Out: one event for each module whose representations
-were measured. Promised: a reading without representations costs one comparison; only sums are kept.
+were measured. Guarantees: a reading without representations costs one comparison; only sums are kept.
 """
 
 from __future__ import annotations

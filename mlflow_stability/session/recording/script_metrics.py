@@ -1,8 +1,8 @@
 """Finds the validation losses among the metrics that the script logs itself, so that they are judged while it trains.
 
 In: what was heard at MLflow's client, from any thread. Out: on request, the validation losses of one run, in their
-order. Promised: what is asked of the names is what `diagnose` asks of them afterwards; a name keeps its meaning for the
-length of a run; at most `MOST_WAITING` values wait, the oldest give way.
+order. Guarantees: what is asked of the names is what `diagnose` asks of them afterwards; a name keeps its meaning for
+the length of a run; at most `MOST_WAITING` values wait, the oldest give way.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Says once that a training is not recorded because no hook sees its steps.
 
 In: what `TorchWatch` counts. Out: one sentence with the remedy: at 200 backward passes, at the end of the script's
-MLflow run, or at the end of the process, whichever comes first. Promised: nothing is said of a process that made no
+MLflow run, or at the end of the process, whichever comes first. Guarantees: nothing is said of a process that made no
 graph, of one whose steps were seen, or of one that an exception ended.
 """
 

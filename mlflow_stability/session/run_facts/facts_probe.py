@@ -1,8 +1,8 @@
-"""Looks at a training at its gates, and lets its recording know what a run should know about itself.
+"""Looks at a training before its steps, and lets its recording know what a run should know about itself.
 
-In: gates and forward passes, as a survey and a watch on forward passes show them. Out: facts and events, in the
-recording. Promised: all that costs more than a microsecond happens at the first gate, at that of a new optimizer, and
-every ten steps; nothing of the training is kept alive, and of a batch only words.
+In: optimizer steps and forward passes, as a survey and a watch on forward passes show them. Out: facts and events, in
+the recording. Guarantees: all that costs more than a microsecond happens at the first optimizer step, at that of a new
+optimizer, and every ten steps; nothing of the training is kept alive, and of a batch only words.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, Setti
 from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
 
 FIRST_STEPS = 32
-"""For so many steps every gate is looked at for an optimizer that is new; then two steps in ten."""
+"""For so many steps every step is looked at for an optimizer that is new; then two steps in ten."""
 MOST_SEARCHES = 8
 """A script that makes an optimizer for every sample has told enough by then."""
 Found: TypeAlias = tuple[list[Module], list[LRScheduler], list[GradScaler]]
@@ -69,7 +69,7 @@ class FactsProbe(ForwardObserver, BaseProbe):
         """The model whose batches are noted: those of a GAN's halves differ at every step."""
 
     def due(self, step: int) -> bool:
-        """Whether this cycle's gates are worth a look."""
+        """Whether to look at the steps of this capture."""
         self._modifier += 1
         return self._modifier <= FIRST_STEPS or self._watch.due(step) or self._watch.due(step - 1)
 

@@ -1,7 +1,7 @@
 """Writes down how a program was called, without the secrets that stand in the call.
 
 In: words of a command line. Out: the same in one line, where `***` stands for what an option, a variable, a field or an
-address says in secret. Promised: rather too much is hidden than too little.
+address says in secret. Guarantees: rather too much is hidden than too little.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Notices what is changed about a training while it runs, and what is odd about it when it begins.
 
-In: a training as it is seen every few steps. Out: events at INFO. Promised: a setting is told of once it was the same
+In: a training as it is seen every few steps. Out: events at INFO. Guarantees: a setting is told of once it was the same
 at two looks in a row, so that the small batch at the end of an epoch and a schedule that turns a number at every step
 are not; what changes again and again is told `MOST_TOLD` times; the learning rate is left to its own series.
 """

@@ -70,7 +70,7 @@ class TrainingView:
     autocast: str = ""
     """In which type the forward pass was computed, in the words of `autocast_now`; empty: in that of the weights."""
     micro_batches: int = 0
-    """How many backward passes the last cycle had; 0 where none was counted."""
+    """How many backward passes the last capture had; 0 where none was counted."""
     limits: Mapping[str, str] = field(default_factory=dict)
     """With which limits gradients are clipped: ``max_norm``, ``clip_value``, ``optimizer_1.max_norm``."""
     uncounted: str = ""

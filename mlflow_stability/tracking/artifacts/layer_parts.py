@@ -6,7 +6,7 @@ of each table; a column for each statistic and percentile, `edges` and `counts` 
     recording int32, attempt int32, step int64, what and layer (dictionaries of strings),
     mean, std, abs_max, zeros, min, p1, ..., max float64; edges list of float64; counts list of int64
 
-Where only the statistics were measured, percentiles, edges and counts are null. Promised: a part is named by the step
+Where only the statistics were measured, percentiles, edges and counts are null. Guarantees: a part is named by the step
 of its first table, so that one sent twice, or again with more behind it, lands on itself.
 """
 

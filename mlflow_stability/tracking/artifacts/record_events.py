@@ -2,7 +2,7 @@
 
 In: events, resets, gaps, notes, facts, the opening and the closing of a recording, in order. Out: one JSON object a
 line in `stability/data/events/recording-<n>.jsonl`; `record` says what it is, the rest are its fields. Numbers that
-JSON has not are the strings "nan", "inf" and "-inf". Promised: `read_line(line_of(said)) == said`; a line that is no
+JSON has not are the strings "nan", "inf" and "-inf". Guarantees: `read_line(line_of(said)) == said`; a line that is no
 such object is a ``ValueError``, whatever is wrong with it.
 """
 

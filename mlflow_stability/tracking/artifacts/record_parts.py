@@ -5,7 +5,7 @@ In: step readings, in order. Out: parts `stability/data/record/part-<recording>-
     recording int32, attempt int32, step int64, time float64 (seconds since the epoch),
     quantity and place (dictionaries of strings), value float64 (NaN and infinities as they are)
 
-Promised: a part is named by the place in the journal where it begins, so that one sent twice lands on itself; what
+Guarantees: a part is named by the place in the journal where it begins, so that one sent twice lands on itself; what
 waits to be written takes about 20 bytes a reading and 8 a value.
 """
 

@@ -2,8 +2,8 @@
 
 In: calls of `MlflowClient.log_metric` and `MlflowClient.log_batch`, through which all others go: `mlflow.log_metric`
 and `log_metrics`, Lightning's logger, Hugging Face's Trainer, MLflow's own autologging. Out: what was logged, call by
-call. Promised: MLflow is not imported here and no server is asked; results and exceptions are MLflow's own, and a call
-that failed was not heard; after `remove`, MLflow's class holds the very functions that it held before.
+call. Guarantees: MLflow is not imported here and no server is asked; results and exceptions are MLflow's own, and a
+call that failed was not heard; after `remove`, MLflow's class holds the very functions that it held before.
 """
 
 from __future__ import annotations

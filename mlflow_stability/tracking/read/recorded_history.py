@@ -1,7 +1,7 @@
 """Turns what was recorded of a run into a `RunHistory`: the full record, and what was judged while it trained.
 
 In: a `RunRecord` and what was said beside it; or the folder of a run in MLflow's file layout, wherever it was moved to.
-Promised: MLflow is not needed.
+Guarantees: MLflow is not needed.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Reads everything that MLflow holds of a run, whoever recorded it.
 
-In: a run id and where it lives. Out: a `RunHistory`. Promised: of a run of ours the full record where there is one,
+In: a run id and where it lives. Out: a `RunHistory`. Guarantees: of a run of ours the full record where there is one,
 with the events that were judged while it trained, and the metrics that the script logged itself; else, and of anybody
 else's run, the complete histories of its metrics, never a sample of them; infinities where a store could only keep the
 largest number. An unreachable server is told within seconds.

@@ -1,6 +1,6 @@
 """Reads back what was recorded of a run.
 
-In: a run id and where it lives. Out: a `RunRecord` and what happened beside it. Promised: the full record where there
+In: a run id and where it lives. Out: a `RunRecord` and what happened beside it. Guarantees: the full record where there
 is one; else the points in MLflow's metric tables, all of them, with infinities where the store could only keep the
 largest number; one sentence that says what to do when there is neither.
 """

@@ -1,8 +1,8 @@
 """Finds the runs of an experiment, and looks at runs without reading their metrics.
 
 In: the name or id of an experiment and a filter in MLflow's syntax; or run ids. Out: a `RunHead` each, the newest
-first. Promised: all of them, however many pages the store gives them in; what cannot be found is told in one sentence;
-reports that we put into an experiment ourselves are no runs of it.
+first. Guarantees: all of them, however many pages the store gives them in; what cannot be found is told in one
+sentence; reports that we put into an experiment ourselves are no runs of it.
 """
 
 from __future__ import annotations

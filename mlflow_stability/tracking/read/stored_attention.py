@@ -1,7 +1,8 @@
 """Reads back the attention maps of a run.
 
 In: a run id and where it lives, or a folder of parts. Out: which steps have maps, and the maps of one of them.
-Promised: only what is asked for is fetched; a folder needs no MLflow; a sentence says what to do where there are none.
+Guarantees: only what is asked for is fetched; a folder needs no MLflow; a sentence says what to do where there are
+none.
 """
 
 from __future__ import annotations

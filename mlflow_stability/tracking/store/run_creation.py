@@ -1,6 +1,6 @@
 """Makes the run of a recording that had none, exactly once.
 
-In: where to, and the tags that tell which recording it is for. Out: a run id. Promised: after a kill between asking
+In: where to, and the tags that tell which recording it is for. Out: a run id. Guarantees: after a kill between asking
 the server and hearing its answer, `find_run` gives the run that was made, so that no second one is; after a kill while
 MLflow makes a new database, the next try makes it anew.
 """

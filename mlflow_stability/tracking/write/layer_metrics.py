@@ -1,6 +1,6 @@
 """Chooses which signals of layers become metrics: none, one for each block of the model, or all.
 
-In: the signals of a reading. Out: signals, each with the values that make it. Promised: without being asked, a layer
+In: the signals of a reading. Out: signals, each with the values that make it. Guarantees: without being asked, a layer
 never becomes a metric, for a model of a thousand layers would fill a store with what the full record holds anyway; but
 of attention, which is measured seldom, each layer has the mean entropy of its heads.
 """

@@ -1,6 +1,6 @@
 """Keeps the checkpoints of a run among its artifacts, and takes them away again.
 
-In: folders of checkpoints. Out: the same under `stability/checkpoints/`. Promised: a checkpoint's `meta.json` arrives
+In: folders of checkpoints. Out: the same under `stability/checkpoints/`. Guarantees: a checkpoint's `meta.json` arrives
 last, so that one whose upload broke off is never taken for whole; what is removed is looked for afterwards, because
 some artifact stores delete nothing and say nothing.
 """

@@ -1,7 +1,7 @@
 """Puts pictures into the charts of a run, where MLflow shows them with a slider over the steps.
 
 In: a PNG file, a key, a step and the time at which it was measured. Out: MLflow's image, and which steps a key has.
-Promised: the same picture is put there once, by however many couriers; the file is sent whole, for people open it.
+Guarantees: the same picture is put there once, by however many couriers; the file is sent whole, for people open it.
 """
 
 from __future__ import annotations

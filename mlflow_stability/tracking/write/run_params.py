@@ -2,7 +2,7 @@
 
 In: facts by key, as long as they are. Out: parameters `stability.<key>`; where the run has another value already, the
 tag `stability.recording_<n>.<key>`, for a parameter can be set once only and a tag stays to be read beside it.
-Promised: nothing of anybody's is written over; sending the same again changes nothing; a long value is cut in its
+Guarantees: nothing of anybody's is written over; sending the same again changes nothing; a long value is cut in its
 middle to what the store takes, and says how long it was.
 """
 

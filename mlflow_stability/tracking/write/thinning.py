@@ -10,7 +10,7 @@ In: the readings of one recording, in order. Out: points. Kept are
   step is never thinned away and the series itself is not biased;
 - how many losses and gradient norms were not finite, for a chart does not show those.
 
-Promised: the same readings give the same points, also when the work is cut at any reading and taken up again from
+Guarantees: the same readings give the same points, also when the work is cut at any reading and taken up again from
 `saved()`; a storm of events cannot undo the thinning.
 """
 

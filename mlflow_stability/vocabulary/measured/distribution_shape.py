@@ -2,7 +2,7 @@
 
 In: the histogram and the percentiles of a layer, as a `LayerTable` has them. Out: one word. A normal distribution and
 a Laplace distribution around zero are healthy. The first of these that fits is the name: collapsed, multi-modal,
-shifted, heavy-tailed. Promised: nothing is said of the shape of a handful of values, such as those of a small bias.
+shifted, heavy-tailed. Guarantees: nothing is said of the shape of a handful of values, such as those of a small bias.
 """
 
 from __future__ import annotations

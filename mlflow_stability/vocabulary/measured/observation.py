@@ -1,4 +1,4 @@
-"""One number that was measured, and all the numbers of one cycle.
+"""One number that was measured, and all the numbers of one capture.
 
 One signal over time, oldest first.
 """
@@ -22,14 +22,14 @@ class Observation:
     step: int
     value: float
     attempt: int = 0
-    """How many times the training had been set back before this step."""
+    """How many times the training had been rolled back before this step."""
     time: float = 0.0
     """Seconds since the epoch, when the step ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepReading:
-    """Everything that was measured in one cycle: what the journal keeps as one line."""
+    """Everything that was measured in one capture: what the journal keeps as one line."""
 
     step: int
     signals: tuple[Signal, ...]

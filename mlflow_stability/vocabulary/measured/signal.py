@@ -3,7 +3,7 @@
 Gives the same signals in the same order as one object, step after step.
 
 In: signals, each of them an object that its maker keeps. Out: a tuple of them, the very one that was given out for them
-before. Promised: who remembers something about a tuple of signals can tell by `is` that it is the same again, without
+before. Guarantees: who remembers something about a tuple of signals can tell by `is` that it is the same again, without
 looking at its parts; what is kept is bounded.
 """
 

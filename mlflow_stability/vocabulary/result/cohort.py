@@ -107,7 +107,7 @@ class Tree:
 
 @dataclass(frozen=True, slots=True)
 class ParamPlot:
-    """For each run the value of a parameter and what became of it, to draw."""
+    """For each run the value of a parameter and its outcome, to draw."""
 
     param: str
     values: tuple[float, ...]

@@ -1,8 +1,8 @@
 """Tells the attempts of a run apart by its steps alone: a step that goes back is a restart, or another run behind it.
 
 In: the steps of one series in the order in which they were logged. Out: for each point its attempt, counted from 0, and
-an order in which every attempt is sorted by step. Promised: points that merely overtook each other on their way to the
-log, as they do when several threads write, are put back in order and are no restart.
+an order in which every attempt is sorted by step. Guarantees: points that merely overtook each other on their way to
+the log, as they do when several threads write, are put back in order and are no restart.
 """
 
 from __future__ import annotations

@@ -2,8 +2,8 @@
 
 Writes a run's card as one line of JSON and reads it back: for a cache on disk, for a process that works for us.
 
-In: a `RunCard`, or the text of one. Out: the other. Promised: what comes back is equal to what went in, infinities and
-not-a-numbers included; a text that is no card is a ``ValueError``, whatever is wrong with it.
+In: a `RunCard`, or the text of one. Out: the other. Guarantees: what comes back is equal to what went in, infinities
+and not-a-numbers included; a text that is no card is a ``ValueError``, whatever is wrong with it.
 """
 
 from __future__ import annotations
@@ -166,7 +166,7 @@ class RunCard:
 
     @property
     def wasted(self) -> int:
-        """Steps that were done in vain."""
+        """Steps that a rollback undid."""
         return self.rolled_back + self.skipped
 
 

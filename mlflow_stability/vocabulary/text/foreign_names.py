@@ -1,7 +1,7 @@
 """What other people call our signals and findings: in metric names, in the words of a log, on the command line.
 
 In: the words of a metric's name, a line of a log, what was typed. Out: the quantity or the type of finding of ours.
-Promised: these tables are the only place that knows such names; a metric of held-out data, a limit and a setting are
+Guarantees: these tables are the only place that knows such names; a metric of held-out data, a limit and a setting are
 none of them.
 """
 

@@ -5,7 +5,7 @@ In: a name. Out: what its words say; `metric_names` reads the names of a run tog
 The words that a metric's name is made of, and what each of them says.
 
 In: a name as some script wrote it (``train/box_loss``, ``trainLoss``, ``lr-AdamW/pg1``). Out: its words, and the tables
-of words by which `metric_names` tells losses from clocks. Promised: splitting never fails and never drops a letter or
+of words by which `metric_names` tells losses from clocks. Guarantees: splitting never fails and never drops a letter or
 a digit.
 """
 
