@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import http.client
 import json
+import ssl
+import sys
 import threading
 import time
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -15,9 +17,16 @@ class TroubledServer(ThreadingHTTPServer):
 
     daemon_threads = True
 
-    def __init__(self, behind: str) -> None:
+    def __init__(self, behind: str, prefix: str = "", tls: ssl.SSLContext | None = None) -> None:
         super().__init__(("127.0.0.1", 0), _Handler)
         self.behind = urlsplit(behind).netloc
+        self.prefix = prefix
+        """A path in front of those of the server behind, as a reverse proxy has one for each of its servers."""
+        self.scheme = "http"
+        if tls is not None:
+            self.scheme = "https"
+            # The handshake is made by the thread of each connection: one that fails stops no other.
+            self.socket = tls.wrap_socket(self.socket, server_side=True, do_handshake_on_connect=False)
         self.mood = "up"
         """`up`, `down` (hangs up without an answer), `failing` (answers 500) or `slow`."""
         self.slowness = 1.0
@@ -35,11 +44,16 @@ class TroubledServer(ThreadingHTTPServer):
 
     @property
     def url(self) -> str:
-        return f"http://127.0.0.1:{self.server_address[1]}"
+        return f"{self.scheme}://127.0.0.1:{self.server_address[1]}{self.prefix}"
 
     def __enter__(self) -> TroubledServer:
         threading.Thread(target=self.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True).start()
         return self
+
+    def handle_error(self, request: object, client_address: object) -> None:
+        """Say nothing of clients that refuse the certificate."""
+        if not isinstance(sys.exc_info()[1], OSError):
+            super().handle_error(request, client_address)  # type: ignore[arg-type]
 
     def __exit__(self, *what: object) -> None:
         self.shutdown()
@@ -61,6 +75,9 @@ class _Handler(BaseHTTPRequestHandler):
         if server.mood == "down":
             self.close_connection = True
             return
+        if not self.path.startswith(f"{server.prefix}/"):
+            self._answer(404, {"Content-Type": "text/plain"}, b"nothing here")
+            return
         if server.mood == "failing":
             self._answer(500, {"Content-Type": "text/plain"}, b"out of order")
             return
@@ -80,7 +97,8 @@ class _Handler(BaseHTTPRequestHandler):
         connection = http.client.HTTPConnection(self.server.behind, timeout=60)
         headers = {name: value for name, value in self.headers.items() if name.lower() not in ("host", "connection")}
         try:
-            connection.request(self.command, self.path, body, {**headers, "Host": self.server.behind})
+            path = self.path.removeprefix(self.server.prefix)
+            connection.request(self.command, path, body, {**headers, "Host": self.server.behind})
             answer = connection.getresponse()
             said = answer.read()
         finally:

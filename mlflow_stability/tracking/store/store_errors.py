@@ -37,9 +37,9 @@ def store_trouble(doing: str) -> Iterator[None]:
             raise RefusedError(message) from error
         if error.error_code in _GONE:
             raise RunNotFoundError(message) from error
-        raise TrackingError(message) from error
+        raise TrackingError(f"Could not {doing}: {_shut_out(error) or sentence(error)}") from error
     except Exception as error:  # requests, urllib3, sqlalchemy, botocore, a plugin of the user's: no common root
-        raise TrackingError(f"Could not {doing}: {sentence(error)}") from error
+        raise TrackingError(f"Could not {doing}: {_shut_out(error) or sentence(error)}") from error
 
 
 def sentence(error: BaseException) -> str:
@@ -55,9 +55,14 @@ _CREDENTIALS = (
     "check the credentials in MLFLOW_TRACKING_USERNAME and MLFLOW_TRACKING_PASSWORD, or MLFLOW_TRACKING_TOKEN"
 )
 
+_UNTRUSTED = "CERTIFICATE_VERIFY_FAILED"
+_CERTIFICATE = "set MLFLOW_TRACKING_SERVER_CERT_PATH to a PEM file with its certificate, or with that of its authority"
+
 
 def answered(error: BaseException) -> str:
     """What came instead of what was asked for, and what to do."""
+    if _UNTRUSTED in str(error):
+        return f"has a certificate that is not trusted here: {_CERTIFICATE}"
     if _NOT_JSON in str(error):
         return NOT_MLFLOW
     status = _status(error)
@@ -68,6 +73,13 @@ def answered(error: BaseException) -> str:
     if status == 429 or status >= 500:
         return f"answers with {status}: server error. Try again later"
     return f"answers with {status}" if status else ""
+
+
+def _shut_out(error: BaseException) -> str:
+    """What to do where the server does not let us in; empty for any other error."""
+    if _UNTRUSTED in str(error) or _status(error) in (401, 403):
+        return f"the server {answered(error)}"
+    return ""
 
 
 def not_mlflow(uri: str) -> TrackingError:
