@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
     from mlflow_stability.analysis.load import load_run
     from mlflow_stability.errors import TrainingDiverged
+    from mlflow_stability.probes.model_check.check import check
     from mlflow_stability.recovery.checkpoints.resume_by_run import restore
     from mlflow_stability.recovery.extras import SPAMAdam, conservative_grad_scaler
     from mlflow_stability.recovery.rollback_policy import RollbackPolicy
@@ -37,6 +38,7 @@ __all__ = [
     "attention_entropy_plot",
     "attention_heatmap",
     "autolog",
+    "check",
     "compare",
     "compare_attention",
     "compare_layers",
@@ -60,6 +62,7 @@ PUBLIC = {
     "attention_entropy_plot": "mlflow_stability.analysis.attention",
     "attention_heatmap": "mlflow_stability.analysis.attention",
     "autolog": "mlflow_stability.session.autolog",
+    "check": "mlflow_stability.probes.model_check.check",
     "compare": "mlflow_stability.analysis.compare",
     "compare_attention": "mlflow_stability.analysis.attention",
     "compare_layers": "mlflow_stability.analysis.compare_layers",

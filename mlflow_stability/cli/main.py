@@ -56,6 +56,10 @@ class Commands(CommandsOnDemand):
             "List what to check, with what a run shows for each item, and what to decide.",
         ),
         "import": ("mlflow_stability.cli.commands.import_logs", "Turn logs of other tools into MLflow runs."),
+        "check": (
+            "mlflow_stability.cli.commands.check",
+            "Check a model as it is now: values, settings, gradients of one batch.",
+        ),
         "checkpoints": (
             "mlflow_stability.cli.commands.checkpoints",
             "List, verify and download the checkpoints of a run.",

@@ -37,6 +37,7 @@ PAGES = (
     Page("mlflow", "Watching a run in MLflow"),
     Page("diagnosis", "Reading a diagnosis"),
     Page("recovery", "Rollback and recovery"),
+    Page("model_check", "Checking a model"),
     Page("comparing", "Comparing runs and CI gates"),
     Page("assistants", "Assistants"),
     Page("alerts", "Alerts and metrics elsewhere"),

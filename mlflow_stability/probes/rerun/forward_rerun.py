@@ -80,12 +80,18 @@ def run_again(
     on, dtype = autocast
     # Weights that are cast without gradients must not be found in the cache by the pass that needs them.
     precision = torch.autocast(device_type, dtype=dtype, enabled=on, cache_enabled=False)
-    with kept(state, written), torch.no_grad(), precision, Undoing(written):
-        _passes.again += 1
-        try:
-            return functional_call(model, stand_ins, given, named)
-        finally:
-            _passes.again -= 1
+    with kept(state, written), torch.no_grad(), precision, Undoing(written), own_pass():
+        return functional_call(model, stand_ins, given, named)
+
+
+@contextlib.contextmanager
+def own_pass() -> Iterator[None]:
+    """What runs inside is no pass of the training: `runs_again` says so to the probes."""
+    _passes.again += 1
+    try:
+        yield
+    finally:
+        _passes.again -= 1
 
 
 @contextlib.contextmanager
@@ -119,8 +125,18 @@ def random_numbers_kept(devices: Iterable[torch.device]) -> Iterator[None]:
             numpy.set_state(numpys)
 
 
+def not_torchs(hook: Any) -> bool:
+    """Whether a hook is the script's, or ours."""
+    return not str(getattr(hook, "__module__", "")).startswith("torch.")
+
+
+def is_ours(hook: Any) -> bool:
+    """Whether a hook belongs to a recording."""
+    return str(getattr(hook, "__module__", "")).startswith("mlflow_stability.")
+
+
 @contextlib.contextmanager
-def hooks_muted(model: Module) -> Iterator[None]:
+def hooks_muted(model: Module, which: Callable[[Any], bool] = not_torchs) -> Iterator[None]:
     """Without the forward hooks of the script: what they note down, they would note twice. Torch's own are kept."""
     tables = [getattr(each, name) for each in Module.modules(model) for name in _HOOKS]
     tables += [getattr(torch_module, f"_global{name}") for name in _HOOKS]
@@ -128,19 +144,15 @@ def hooks_muted(model: Module) -> Iterator[None]:
     try:
         for table, hooks in before:
             for number, hook in hooks.items():
-                if not str(getattr(hook, "__module__", "")).startswith("torch."):
+                if which(hook):
                     del table[number]
         yield
     finally:
         for table, hooks in before:
-            ours = {number: hook for number, hook in table.items() if number not in hooks and _is_ours(hook)}
+            ours = {number: hook for number, hook in table.items() if number not in hooks and is_ours(hook)}
             if list(table) != [*hooks, *ours]:
                 table.clear()
                 table.update(hooks | ours)  # ours are taken off by whoever has put them on
-
-
-def _is_ours(hook: Any) -> bool:
-    return str(getattr(hook, "__module__", "")).startswith("mlflow_stability.")
 
 
 def mode_of_script() -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from mlflow_stability.probes.run_facts.model_checks import model_lint
 from mlflow_stability.probes.run_facts.model_facts import model_facts
 from mlflow_stability.probes.run_facts.optimizer_facts import (
     MOST_GROUPS,
@@ -19,7 +18,6 @@ __all__ = [
     "autocast_now",
     "group_settings",
     "model_facts",
-    "model_lint",
     "optimizer_facts",
     "scaler_facts",
     "scheduler_facts",

@@ -14,7 +14,8 @@ from torch.optim import Optimizer
 
 from mlflow_stability.detectors.reported.setup import ConfigurationChanged
 from mlflow_stability.probes.forward.unmeasured_parts import unseen_parts
-from mlflow_stability.probes.run_facts import MOST_GROUPS, MOST_OPTIMIZERS, group_settings, model_lint
+from mlflow_stability.probes.model_check import model_lint
+from mlflow_stability.probes.run_facts import MOST_GROUPS, MOST_OPTIMIZERS, group_settings
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.session.run_facts.training_facts import TrainingView
 from mlflow_stability.vocabulary.result.event import Event, Severity

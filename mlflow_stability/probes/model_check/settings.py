@@ -1,13 +1,14 @@
-"""Looks a model over for what is seldom meant: once, when its training has begun.
+"""Checks the settings of a model and its optimizers: what is seldom intended.
 
-In: models, and the optimizers that were seen to train them. Out: events at INFO, at most one of each sort. Promised:
-one walk over modules and parameters; no value is looked at, and nothing is told that the script does not say itself.
+In: models, and the optimizers that train them. Out: findings, at most one of each check; while a training runs, events
+at INFO. Guarantees: one walk over modules and parameters; no value is read, and nothing is said that the script does
+not say itself.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -19,6 +20,7 @@ from mlflow_stability.detectors.reported.setup import ModelLint
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result.model_check import ModelFinding
 
 _NORMS = ("LayerNorm", "GroupNorm", "RMSNorm")
 _EPS = ("eps", "variance_epsilon", "epsilon")  # as torch, Llama and TensorFlow's heirs call it
@@ -42,29 +44,26 @@ class ModelCheckLimits:
 def model_lint(
     models: Sequence[Module], optimizers: Sequence[Optimizer], step: int, limits: ModelCheckLimits | None = None
 ) -> list[Event]:
-    """What is odd about these models."""
-    limits = limits or ModelCheckLimits()
-    named = [(name, each) for model in models for name, each in _named_parameters(model)]
-    found = (
-        _small_eps(models, limits),
-        _small_scale(models, limits),
-        _without_optimizer(named, optimizers),
-        _tied(named),
-        _frozen(named),
-        _trained_twice(named, optimizers),
-    )
+    """The findings as events of a training. All are at INFO: the optimizers of later steps are not known yet."""
     return [
-        Event(step, ModelLint.kind, Severity.INFO, message, place, evidence, (remedy,) if remedy else ())
-        for each in found
-        if each is not None
-        for message, place, evidence, remedy in (each,)
+        Event(step, ModelLint.kind, Severity.INFO, each.message, each.place, each.evidence, each.remedies)
+        for each in settings_found(models, optimizers, limits)
     ]
 
 
-_Odd = tuple[str, str, dict[str, float], str]
+def settings_found(
+    models: Sequence[Module], optimizers: Sequence[Optimizer] | None, limits: ModelCheckLimits | None = None
+) -> list[ModelFinding]:
+    """What is seldom intended about these models; without optimizers, nothing is said of what they train."""
+    limits = limits or ModelCheckLimits()
+    named = [(name, each) for model in models for name, each in _named_parameters(model)]
+    trained = () if optimizers is None else (_without_optimizer(named, optimizers), _trained_twice(named, optimizers))
+    missing, twice = trained or (None, None)
+    found = (_small_eps(models, limits), _small_scale(models, limits), missing, _tied(named), _frozen(named), twice)
+    return [each for each in found if each is not None]
 
 
-def _small_eps(models: Sequence[Module], limits: ModelCheckLimits) -> _Odd | None:
+def _small_eps(models: Sequence[Module], limits: ModelCheckLimits) -> ModelFinding | None:
     found = []
     for name, module in _modules(models):
         if type(module).__name__.endswith(_NORMS):
@@ -77,13 +76,17 @@ def _small_eps(models: Sequence[Module], limits: ModelCheckLimits) -> _Odd | Non
         return None
     name, eps, precision, least = min(found, key=lambda each: each[1])
     message = (
-        f"{_count(found, 'normalisation')} in {precision} with a very small epsilon ({name}: {eps:g}, usually "
+        f"{count_of(found, 'normalisation')} in {precision} with a very small epsilon ({name}: {eps:g}, usually "
         f"at least {least:g}). Rows without variance get very large gradients."
     )
-    return message, name, {"eps": eps, "modules": float(len(found))}, "Use an epsilon of 1e-5 or 1e-6."
+    evidence = {"eps": eps, "modules": float(len(found))}
+    remedy = "Use an epsilon of 1e-5 or 1e-6."
+    # BERT was published with 1e-12 in single precision, and trains.
+    severity = Severity.WARNING if precision.startswith("half") else Severity.INFO
+    return ModelFinding("small_eps", severity, message, name, evidence, (remedy,))
 
 
-def _small_scale(models: Sequence[Module], limits: ModelCheckLimits) -> _Odd | None:
+def _small_scale(models: Sequence[Module], limits: ModelCheckLimits) -> ModelFinding | None:
     found = []
     for name, module in _modules(models):
         words = f"{name}.{type(module).__name__}".lower()
@@ -94,32 +97,30 @@ def _small_scale(models: Sequence[Module], limits: ModelCheckLimits) -> _Odd | N
         return None
     name, scale = found[0]
     message = (
-        f"{_count(found, 'attention module')} scaled by less than {limits.smallest_scale:g} ({name}: "
+        f"{count_of(found, 'attention module')} scaled by less than {limits.smallest_scale:g} ({name}: "
         f"{scale:g}). Attention weights are then nearly uniform over the keys."
     )
-    return (
-        message,
-        name,
-        {"scale": scale, "modules": float(len(found))},
-        ("Scale attention logits by 1/sqrt(head dimension)."),
-    )
+    evidence = {"scale": scale, "modules": float(len(found))}
+    remedy = "Scale attention logits by 1/sqrt(head dimension)."
+    return ModelFinding("small_scale", Severity.WARNING, message, name, evidence, (remedy,))
 
 
-def _without_optimizer(named: Sequence[tuple[str, Tensor]], optimizers: Sequence[Optimizer]) -> _Odd | None:
+def _without_optimizer(named: Sequence[tuple[str, Tensor]], optimizers: Sequence[Optimizer]) -> ModelFinding | None:
     trained = {id(parameter) for each in optimizers for parameter in parameters_of(each)}
-    found = _once((name, each) for name, each in named if each.requires_grad and id(each) not in trained)
+    found = first_names((name, each) for name, each in named if each.requires_grad and id(each) not in trained)
     if not found:
         return None
     with_gradient = sum(each.grad is not None for _, each in found)
+    having = f", and {with_gradient} have a gradient" if with_gradient else ""
     message = (
-        f"{_count(found, 'parameter')} in no optimizer that has stepped, although requires_grad is True "
-        f"({with_gradient} have a gradient): {_names(found)}."
+        f"{count_of(found, 'parameter')} in no optimizer, although requires_grad is True{having}: {names_of(found)}."
     )
-    evidence = {"parameters": float(len(found)), "values": _values(found), "with_gradient": float(with_gradient)}
-    return message, _place(found), evidence, "Add them to an optimizer, or set requires_grad to False."
+    evidence = {"parameters": float(len(found)), "values": values_in(found), "with_gradient": float(with_gradient)}
+    remedy = "Add them to an optimizer, or set requires_grad to False."
+    return ModelFinding("not_in_optimizer", Severity.WARNING, message, place_of(found), evidence, (remedy,))
 
 
-def _tied(named: Sequence[tuple[str, Tensor]]) -> _Odd | None:
+def _tied(named: Sequence[tuple[str, Tensor]]) -> ModelFinding | None:
     names: dict[int, list[str]] = {}
     for name, each in named:
         names.setdefault(id(each), []).append(name)
@@ -128,25 +129,30 @@ def _tied(named: Sequence[tuple[str, Tensor]]) -> _Odd | None:
         return None
     said = "; ".join(" = ".join(each[:_NAMED]) for each in tied[:_NAMED])
     more = f" and {len(tied) - _NAMED} more" if len(tied) > _NAMED else ""
-    return f"{_count(tied, 'parameter')} shared under several names: {said}{more}.", "", {"tied": float(len(tied))}, ""
+    message = f"{count_of(tied, 'parameter')} shared under several names: {said}{more}."
+    return ModelFinding("tied", Severity.INFO, message, "", {"tied": float(len(tied))})
 
 
-def _frozen(named: Sequence[tuple[str, Tensor]]) -> _Odd | None:
-    found = _once((name, each) for name, each in named if not each.requires_grad)
+def _frozen(named: Sequence[tuple[str, Tensor]]) -> ModelFinding | None:
+    found = first_names((name, each) for name, each in named if not each.requires_grad)
     if not found:
         return None
-    values, total = _values(found), _values(_once(named))
-    message = f"{_count(found, 'parameter')} frozen, {values / max(total, 1):.0%} of all values: {_names(found)}."
-    return message, _place(found), {"frozen": float(len(found)), "values": values}, ""
+    values, total = values_in(found), values_in(first_names(named))
+    message = f"{count_of(found, 'parameter')} frozen, {values / max(total, 1):.0%} of all values: {names_of(found)}."
+    return ModelFinding(
+        "frozen", Severity.INFO, message, place_of(found), {"frozen": float(len(found)), "values": values}
+    )
 
 
-def _trained_twice(named: Sequence[tuple[str, Tensor]], optimizers: Sequence[Optimizer]) -> _Odd | None:
+def _trained_twice(named: Sequence[tuple[str, Tensor]], optimizers: Sequence[Optimizer]) -> ModelFinding | None:
     often = Counter(one for each in optimizers for one in {id(parameter) for parameter in parameters_of(each)})
-    found = _once((name, each) for name, each in named if often[id(each)] > 1)
+    found = first_names((name, each) for name, each in named if often[id(each)] > 1)
     if not found:
         return None
-    message = f"{_count(found, 'parameter')} in more than one optimizer: {_names(found)}."
-    return message, _place(found), {"parameters": float(len(found))}, "Add each parameter to one optimizer only."
+    message = f"{count_of(found, 'parameter')} in more than one optimizer: {names_of(found)}."
+    remedy = "Add each parameter to one optimizer only."
+    evidence = {"parameters": float(len(found))}
+    return ModelFinding("in_two_optimizers", Severity.WARNING, message, place_of(found), evidence, (remedy,))
 
 
 def _modules(models: Sequence[Module]) -> Iterator[tuple[str, Module]]:
@@ -167,7 +173,7 @@ def _number(module: Module, names: Sequence[str]) -> float | None:
     return next((float(each) for each in values if isinstance(each, int | float) and not isinstance(each, bool)), None)
 
 
-def _once(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
+def first_names(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     """Each parameter by its first name."""
     first: dict[int, tuple[str, Tensor]] = {}
     for name, each in named:
@@ -175,20 +181,22 @@ def _once(named: Iterable[tuple[str, Tensor]]) -> list[tuple[str, Tensor]]:
     return list(first.values())
 
 
-def _values(named: Sequence[tuple[str, Tensor]]) -> float:
+def values_in(named: Sequence[tuple[str, Tensor]]) -> float:
+    """How many values they have together."""
     return float(sum(each.numel() for _, each in named))
 
 
-def _place(named: Sequence[tuple[str, Tensor]]) -> str:
+def place_of(named: Sequence[tuple[str, Tensor]]) -> str:
     """The module of the first parameter."""
     return named[0][0].rpartition(".")[0]
 
 
-def _names(named: Sequence[tuple[str, Tensor]]) -> str:
+def names_of(named: Sequence[tuple[str, Tensor]]) -> str:
+    """The first few."""
     said = ", ".join(name for name, _ in named[:_NAMED])
     return f"{said} and {len(named) - _NAMED} more" if len(named) > _NAMED else said
 
 
-def _count(found: Sequence[object], noun: str) -> str:
+def count_of(found: Collection[object], noun: str) -> str:
     """`1 parameter is`, `5 parameters are`."""
     return f"{len(found)} {noun} is" if len(found) == 1 else f"{len(found)} {noun}s are"

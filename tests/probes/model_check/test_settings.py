@@ -6,7 +6,7 @@ from torch import nn
 from torch.optim import SGD
 
 from mlflow_stability.detectors.catalog import documentation
-from mlflow_stability.probes.run_facts.model_checks import model_lint
+from mlflow_stability.probes.model_check.settings import model_lint
 from mlflow_stability.vocabulary import Event, Severity
 
 

@@ -1,0 +1,309 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, Adam, AdamW
+
+from mlflow_stability import check
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.model_check import ModelCheck, ModelFinding
+
+CLASSES = 10
+
+
+def net(*, dtype: torch.dtype = torch.float32) -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(32, 64), nn.ReLU(), nn.Linear(64, 64), nn.ReLU(), nn.Linear(64, CLASSES)).to(dtype)
+
+
+def batch() -> tuple[Tensor, Tensor]:
+    dice = torch.Generator().manual_seed(1)
+    return torch.randn(64, 32, generator=dice), torch.randint(CLASSES, (64,), generator=dice)
+
+
+def named(checked: ModelCheck) -> list[str]:
+    return [each.check for each in checked.findings]
+
+
+def one(checked: ModelCheck, name: str) -> ModelFinding:
+    (found,) = [each for each in checked.findings if each.check == name]
+    return found
+
+
+def test_of_a_sound_model_nothing_is_said_and_its_numbers_are_those_of_torch() -> None:
+    model = net()
+    checked = check(model, batch(), optimizer=AdamW(model.parameters()))
+    assert (checked.findings, checked.not_checked) == ((), ())
+    inputs, targets = batch()
+    loss = nn.functional.cross_entropy(model(inputs), targets)
+    loss.backward()
+    assert checked.loss == pytest.approx(loss.item())
+    assert checked.chance == pytest.approx(math.log(CLASSES))
+    assert checked.grad_norm == pytest.approx(
+        nn.utils.get_total_norm([each.grad for each in model.parameters()]).item()
+    )
+    for layer, parameter in zip(checked.layers, model.parameters(), strict=True):
+        assert layer.grad_norm == pytest.approx(parameter.grad.norm().item(), rel=1e-5)
+        assert layer.rms == pytest.approx(parameter.detach().square().mean().sqrt().item(), rel=1e-5)
+        assert layer.largest == pytest.approx(parameter.detach().abs().max().item())
+    assert checked.verdict == "Sequential: nothing is wrong."
+
+
+def test_without_batch_and_optimizer_what_was_not_checked_is_said() -> None:
+    said = check(net()).not_checked
+    assert [each.partition(":")[0] for each in said] == ["Without optimizer=", "Without a batch"]
+
+
+def break_values(model: nn.Sequential) -> None:
+    with torch.no_grad():
+        model[0].weight[3, 4], model[2].bias[0] = math.nan, math.inf
+
+
+def enlarge(model: nn.Sequential) -> None:
+    with torch.no_grad():
+        model[2].weight *= 10
+
+
+def shrink(model: nn.Sequential) -> None:
+    with torch.no_grad():
+        for each in model[::2]:
+            each.weight *= 0.01
+
+
+def flip_a_bit(model: nn.Sequential) -> None:
+    with torch.no_grad():
+        model[0].weight.view(torch.int32)[0, 0] ^= 1 << 30
+
+
+def make_equal(model: nn.Sequential) -> None:
+    nn.init.constant_(model[2].weight, 0.1)
+
+
+def empty(model: nn.Sequential) -> None:
+    for each in model[::2]:
+        nn.init.zeros_(each.weight)
+
+
+def freeze(model: nn.Sequential) -> None:
+    model.requires_grad_(False)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "name", "severity", "place"),
+    [
+        (break_values, "nonfinite_parameters", Severity.CRITICAL, "0.weight"),
+        (enlarge, "huge_weights", Severity.WARNING, "2.weight"),
+        (flip_a_bit, "huge_values", Severity.WARNING, "0.weight"),
+        (shrink, "tiny_weights", Severity.WARNING, None),
+        (make_equal, "equal_units", Severity.WARNING, "2"),
+        (empty, "zero_weights", Severity.WARNING, "0.weight"),
+        (freeze, "nothing_trainable", Severity.WARNING, ""),
+    ],
+)
+def test_values_that_no_training_begins_with_are_found(
+    spoil: Any, name: str, severity: Severity, place: str | None
+) -> None:
+    model = net()
+    spoil(model)
+    found = one(check(model), name)
+    assert (found.severity, bool(found.remedies)) == (severity, True)
+    assert place is None or found.place == place
+
+
+def test_every_usual_initialisation_is_left_alone() -> None:
+    ways = (nn.init.xavier_normal_, nn.init.kaiming_normal_, nn.init.orthogonal_, nn.init.kaiming_uniform_)
+    for way in (*ways, lambda each: nn.init.normal_(each, std=0.02)):
+        model = net()
+        for each in model[::2]:
+            way(each.weight)
+        assert check(model).findings == ()
+
+
+def test_a_branch_or_an_adapter_that_begins_as_nothing_is_a_remark() -> None:
+    class Adapter(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.base = nn.Linear(32, CLASSES)
+            self.a, self.b = nn.Linear(32, 4, bias=False), nn.Linear(4, CLASSES, bias=False)
+            nn.init.zeros_(self.b.weight)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.base(x) + self.b(self.a(x))
+            return out
+
+    checked = check(Adapter(), batch())
+    assert checked.severity is Severity.INFO
+    assert "learn once b.weight has left zero" in one(checked, "zero_gradients").message
+
+
+def test_buffers_that_are_not_finite_are_found_and_masks_are_not() -> None:
+    model = nn.Sequential(nn.Linear(8, 8), nn.BatchNorm1d(8))
+    model.register_buffer("causal", torch.full((8, 8), -math.inf).triu(1))
+    assert check(model).findings == ()
+    model[1].running_var[2] = math.nan
+    assert one(check(model), "nonfinite_buffers").place == "1.running_var"
+
+
+def test_what_the_optimizer_lacks_has_twice_or_has_of_another_model_is_found() -> None:
+    model, other = net(), net()
+    checked = check(model, optimizer=[SGD([*model[:2].parameters(), *other[2].parameters()], lr=0.1)])
+    assert named(checked) == ["not_in_optimizer", "not_in_model"]
+    assert "4 parameters are in no optimizer" in checked.findings[0].message
+    twice = check(model, optimizer=[SGD(model.parameters(), lr=0.1), SGD(model[0].parameters(), lr=0.1)])
+    assert named(twice) == ["in_two_optimizers"]
+
+
+def test_an_epsilon_of_adam_that_is_zero_in_half_precision_is_found_and_makes_nan() -> None:
+    model = net(dtype=torch.float16)
+    optimizer = Adam(model.parameters())
+    assert one(check(model, optimizer=optimizer), "optimizer_eps").evidence == {"eps": 1e-8}
+    for each in model.parameters():
+        each.grad = torch.zeros_like(each)
+    optimizer.step()
+    assert not model[0].weight.isfinite().any()
+    for fitting in (net(dtype=torch.bfloat16), net()):
+        assert check(fitting, optimizer=Adam(fitting.parameters())).findings == ()
+
+
+def test_dead_units_and_what_they_keep_from_learning_are_found() -> None:
+    model = net()
+    with torch.no_grad():
+        model[2].bias -= 10
+    checked = check(model, batch())
+    assert one(checked, "dead_units").place == "3"
+    assert "0.weight, 2.weight" in one(checked, "zero_gradients").message
+
+
+def test_saturated_units_and_vanishing_gradients_are_found() -> None:
+    torch.manual_seed(0)
+    deep = nn.Sequential(*(each for _ in range(12) for each in (nn.Linear(32, 32), nn.Sigmoid())), nn.Linear(32, 2))
+    found = one(check(deep, (batch()[0], batch()[1] % 2)), "vanishing_gradients")
+    assert found.place == "0.weight"
+    with torch.no_grad():
+        deep[0].weight *= 1000
+    assert one(check(deep, (batch()[0], batch()[1] % 2)), "saturated_units").place == "1"
+
+
+def test_a_part_that_the_loss_does_not_depend_on_is_unused() -> None:
+    class Forgets(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.forgotten = nn.Linear(32, CLASSES), nn.Linear(32, CLASSES)
+
+        def forward(self, x: Tensor) -> Tensor:
+            out: Tensor = self.used(x)
+            return out
+
+    found = one(check(Forgets(), batch()), "unused")
+    assert found.message == "The loss does not depend on 2 parameters: forgotten.weight, forgotten.bias."
+
+
+def test_a_loss_worse_than_guessing_and_one_that_knows_the_answers_are_told() -> None:
+    model = net()
+    with torch.no_grad():
+        model[-1].weight *= 100
+    found = one(check(model, batch()), "loss_above_chance")
+    assert found.severity is Severity.WARNING
+    assert "the loss of chance for 10 classes: worse than guessing" in found.message
+    leak = (nn.functional.one_hot(batch()[1], 32) * 50.0, batch()[1])
+    knows = nn.Sequential(nn.Identity(), nn.Linear(32, CLASSES, bias=False))
+    nn.init.eye_(knows[1].weight)
+    assert one(check(knows, leak), "loss_below_chance").severity is Severity.INFO
+
+
+def test_exploding_and_broken_gradients_are_found() -> None:
+    model = nn.Linear(32, 1)
+    targets = torch.randn(64, 1, generator=torch.Generator().manual_seed(2))
+    assert one(check(model, (batch()[0], targets * 1e5)), "exploding_gradients").place == "weight"
+
+    class Distance(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.way = nn.Linear(32, 4)
+
+        def forward(self, x: Tensor) -> Tensor:
+            moved = self.way(x)
+            return (moved - moved.detach()).square().sum(-1).sqrt().mean()
+
+    checked = check(Distance(), batch()[0])
+    assert checked.loss == 0.0
+    assert one(checked, "nonfinite_gradients").severity is Severity.CRITICAL
+
+
+def test_the_first_module_with_a_nan_is_named_and_not_what_follows_from_it() -> None:
+    inputs, targets = batch()
+    inputs[0, 0] = math.nan
+    checked = check(net(), (inputs, targets))
+    assert named(checked) == ["nonfinite_activations", "nonfinite_loss"]
+    assert checked.findings[0].place == "0"
+
+
+def test_a_batch_that_does_not_fit_is_a_finding_with_its_module() -> None:
+    found = one(check(net(), (torch.randn(4, 31), torch.zeros(4).long())), "batch_failed")
+    assert (found.severity, found.place) == (Severity.CRITICAL, "0")
+    assert "mat1 and mat2 shapes cannot be multiplied" in found.message
+    lost = one(check(net(), (batch()[0], batch()[1] + 5)), "batch_failed")
+    assert "It was raised by the loss." in lost.message
+
+
+@pytest.mark.parametrize(
+    ("loss", "chance"),
+    [
+        (nn.CrossEntropyLoss(), math.log(CLASSES)),
+        (nn.functional.cross_entropy, math.log(CLASSES)),
+        (nn.CrossEntropyLoss(reduction="none"), None),
+        (lambda output, targets: (output.sum(1) - targets).abs().mean(), None),
+    ],
+)
+def test_a_loss_of_ones_own_is_taken(loss: Any, chance: float | None) -> None:
+    checked = check(net(), batch(), loss=loss)
+    assert checked.loss is not None
+    assert checked.chance == (pytest.approx(chance) if chance else None)
+
+
+def test_mappings_and_losses_of_the_models_own_are_taken() -> None:
+    class Own(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.net = net()
+
+        def forward(self, inputs: Tensor, labels: Tensor) -> dict[str, Tensor]:
+            logits = self.net(inputs)
+            return {"logits": logits, "loss": nn.functional.cross_entropy(logits, labels)}
+
+    inputs, labels = batch()
+    checked = check(Own(), {"inputs": inputs, "labels": labels})
+    assert checked.chance == pytest.approx(math.log(CLASSES))
+    assert checked.findings == ()
+
+
+def test_without_a_loss_that_is_beyond_doubt_gradients_are_not_checked() -> None:
+    checked = check(net(), batch()[0])
+    assert checked.loss is None
+    assert "no loss is known for this output; give loss=" in checked.not_checked[-1]
+
+
+def test_a_compiled_model_and_one_without_values_are_taken() -> None:
+    assert check(torch.compile(net()), batch()).loss == check(net(), batch()).loss
+    with torch.device("meta"):
+        empty_model = net()
+    said = check(empty_model, batch()).not_checked
+    assert any("have no values yet" in each for each in said)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"model": 3}, "model must be a torch.nn.Module; got 3"),
+        ({"model": nn.Linear(2, 2), "optimizer": [3]}, "optimizer must be a torch optimizer"),
+        ({"model": nn.Linear(2, 2), "optimiser": None}, "optimizer"),
+    ],
+)
+def test_what_it_does_not_take_is_said(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises((SettingsError, TypeError), match=said.replace("(", r"\(")):
+        check(**arguments)
