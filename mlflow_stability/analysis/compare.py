@@ -52,6 +52,7 @@ def compare(
     val_loss: str | None = None,
     detectors: Sequence[Detector] | None = None,
     sensitivity: str = "normal",
+    rule: str = "robust",
     dask: str | None = None,
     remember: bool = True,
     progress: Progress | None = None,
@@ -63,14 +64,15 @@ def compare(
 
     `baseline` is the run that all others must not be worse than. `loss` and `val_loss` name the metrics to judge, where
     the choice made here is not what is wanted; every run must have them. `detectors` judge instead of the usual ones;
-    `sensitivity`, "low", "normal" or "high", moves the thresholds of those together. `dask` is the address of a cluster
+    `sensitivity`, "low", "normal" or "high", moves the thresholds of those together, and
+    ``rule="classic"`` judges by the classic rules. `dask` is the address of a cluster
     that does the reading. Cards of finished runs are kept in the user's cache folder unless ``remember=False``.
     `progress` is called with how many runs are done, how many there are, and how many failed.
 
     Ctrl-C gives what is done so far, with ``interrupted=True``. Raises ``SettingsError``, ``RunNotFoundError`` (where
     not one of the runs could be read, too) or ``TrackingError`` with a sentence that says what to do.
     """
-    detectors = asked_detectors(detectors, sensitivity)
+    detectors = asked_detectors(detectors, sensitivity, rule)
     baseline = None if baseline is None else source_text(baseline, "baseline")
     curves = asked_curves(loss, val_loss)
     sources = _different(_in_full(each, tracking_uri) for each in source_texts(run_ids, "run_ids"))

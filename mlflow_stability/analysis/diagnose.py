@@ -34,6 +34,9 @@ def diagnose(
     val_loss: str | None = None,
     detectors: Sequence[Detector] | None = None,
     sensitivity: str = "normal",
+    rule: str = "robust",
+    loss_spike_threshold: float | None = None,
+    gradient_explosion_threshold: float | None = None,
 ) -> Diagnosis:
     """What went wrong in a run, why, and what to change.
 
@@ -45,12 +48,14 @@ def diagnose(
     path is taken as one. Without `tracking_uri`, runs are looked for where MLflow does: ``MLFLOW_TRACKING_URI``, else
     its default. `loss` and `val_loss` name the metrics to judge where the choice made here is not what is wanted.
     `detectors` judge instead of the default ones, also what was judged while it trained; `sensitivity`, "low", "normal"
-    or "high", moves the thresholds of the default ones together.
+    or "high", moves the thresholds of the default ones together. ``rule="classic"`` judges spikes, explosions and
+    divergences by the classic rules. `loss_spike_threshold` and `gradient_explosion_threshold` are σ above the level:
+    all that lies as high is a finding.
 
     Raises ``RunNotFoundError``, ``TrackingError`` or ``UnreadableLogError`` with a sentence that says what to do, and
     ``SettingsError`` for a path that holds several runs: ``diagnose_all`` takes those.
     """
-    asked = asked_detectors(detectors, sensitivity)
+    asked = asked_detectors(detectors, sensitivity, rule, loss_spike_threshold, gradient_explosion_threshold)
     curves = asked_curves(loss, val_loss)
     if run_id_or_path is not None:
         return concluded(history_of(run_id_or_path, tracking_uri, curves), asked)
@@ -73,13 +78,16 @@ def diagnose_all(
     val_loss: str | None = None,
     detectors: Sequence[Detector] | None = None,
     sensitivity: str = "normal",
+    rule: str = "robust",
+    loss_spike_threshold: float | None = None,
+    gradient_explosion_threshold: float | None = None,
 ) -> Iterator[Diagnosis | Failure]:
     """The same for many, each as soon as it is known; folders give all the runs in them.
 
     What cannot be read is a `Failure` in its place, and the others go on.
     """
     curves = asked_curves(loss, val_loss)
-    detectors = asked_detectors(detectors, sensitivity)
+    detectors = asked_detectors(detectors, sensitivity, rule, loss_spike_threshold, gradient_explosion_threshold)
     for source in source_texts(run_ids_and_paths, "run_ids_and_paths"):
         is_path = True
         try:

@@ -23,8 +23,14 @@ class Threshold:
     """A number that a judgement is made by."""
 
     name: str
-    value: float | tuple[float, ...]
+    value: float | bool | tuple[float, ...]
     meaning: str
+
+    @property
+    def said(self) -> str:
+        """The value as people read it: ``5 to 8`` for two of them."""
+        numbers = self.value if isinstance(self.value, tuple) else (self.value,)
+        return " to ".join(f"{each:g}" if type(each) in (int, float) else str(each) for each in numbers)
 
 
 @dataclass(frozen=True, slots=True)

@@ -101,6 +101,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
 def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector], span: int) -> tuple[Episode, ...]:
     """What detectors and rules say of it, each trouble once."""
     live = history.events is not None
+    asked = changed_kinds(detectors)
     found = found_by(WHERE_JUDGED_LIVE if live else RULES, curves, detectors)
     if live:
         found += found_by(OF_VALIDATIONS, RunCurves((), curves.validations, (), ()), detectors)
@@ -110,10 +111,10 @@ def _judged(history: RunHistory, curves: RunCurves, detectors: Sequence[Detector
         events = replayed(history, curves, detectors) if history.complete else []
     seen = episodes_of(events, history, curves, starts_of(history), (*default_detectors(), *detectors))
     if not live:
-        seen = in_hindsight(seen, found, curves, changed_kinds(detectors))
+        seen = in_hindsight(seen, found, curves, asked)
         found += asked_for(told_findings(history, curves, starts_of(history)), detectors)
     episodes = no_worse_than_sure(reconciled([*seen, *found], span))
-    return episodes if live else passed(episodes, curves)
+    return episodes if live else passed(episodes, curves, asked)
 
 
 def _notes(history: RunHistory, curves: RunCurves, resumed: int | None) -> tuple[str, ...]:

@@ -107,7 +107,7 @@ def _finding(about: FindingDocumentation) -> Iterator[str]:
         yield "| threshold | default | meaning |"
         yield "| --- | --- | --- |"
         for each in about.thresholds:
-            yield f"| `{each.name}` | {each.value:g} | {_cell(each.meaning)} |"
+            yield f"| `{each.name}` | {each.said} | {_cell(each.meaning)} |"
 
 
 def _severity(about: FindingDocumentation) -> str:

@@ -50,6 +50,9 @@ def autolog(
     journal_dir: str | os.PathLike[str] | None = None,
     detectors: Iterable[Any] | None = None,
     sensitivity: Literal["low", "normal", "high"] = "normal",
+    rule: Literal["robust", "classic"] = "robust",
+    loss_spike_threshold: float | None = None,
+    gradient_explosion_threshold: float | None = None,
     divergence_threshold: float | None = None,
     consecutive_divergence_steps: int = 3,
     rollback: bool | RollbackPolicy = False,
@@ -97,6 +100,13 @@ def autolog(
             thresholds such as `LossSpike(z=10)`. Default: all of `mlflow-stability explain`.
         sensitivity: "low" finds less with fewer false alarms, "high" finds more. Moves the thresholds of all
             detectors except those with your own thresholds.
+        rule: "classic" judges spikes, gradient explosions and divergences by the rules in general use: a loss 3
+            standard deviations above its mean of 100 steps, a gradient norm above 100 or 3 standard deviations, a loss
+            of twice its mean in 3 steps in a row. Finds more, with more false alarms.
+        loss_spike_threshold: Report a loss spike from this many σ above the baseline on, with no other condition.
+            Default: 8σ, more where the noise has heavy tails.
+        gradient_explosion_threshold: Report a gradient explosion from this many σ above the baseline on, with no other
+            condition. Default: 5.5σ and 8 times the baseline.
         divergence_threshold: Report divergence too when the loss exceeds this multiple of its mean over 100 steps.
         consecutive_divergence_steps: Number of consecutive steps, with `divergence_threshold`.
         rollback: Restore a good state inside your loop when the training diverges, and continue with smaller steps:
@@ -155,6 +165,9 @@ def autolog(
         journal_dir=journal_dir,
         detectors=detectors,
         sensitivity=sensitivity,
+        rule=rule,
+        loss_spike_threshold=loss_spike_threshold,
+        gradient_explosion_threshold=gradient_explosion_threshold,
         divergence_threshold=divergence_threshold,
         consecutive_divergence_steps=consecutive_divergence_steps,
         rollback=rollback,

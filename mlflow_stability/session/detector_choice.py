@@ -9,7 +9,7 @@ from mlflow_stability.detectors.catalog import default_detectors, named
 from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
 from mlflow_stability.detectors.loss.divergence import DivergenceClassic
-from mlflow_stability.detectors.sensitivity import at_sensitivity
+from mlflow_stability.detectors.thresholds import as_asked
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.settings import Settings
 
@@ -19,16 +19,16 @@ _NEEDED = ("kind", "rule", "quantities", "compared", "across_places", "begin", "
 def chosen_detectors(settings: Settings) -> tuple[Detector, ...]:
     """Those that the settings name; SettingsError for a name that there is not."""
     asked = settings.detectors
-    detectors = (
-        at_sensitivity(
-            (_tuned(each, settings.sdr_collapse_threshold) for each in default_detectors()), settings.sensitivity
-        )
-        if asked is None
-        else tuple(_one(each, settings.sensitivity) for each in asked)
-    )
+    how = (settings.loss_spike_threshold, settings.gradient_explosion_threshold, settings.sensitivity, settings.rule)
+    if asked is None:
+        usual = (_tuned(each, settings.sdr_collapse_threshold) for each in default_detectors())
+        detectors = as_asked(usual, *how)
+    else:
+        detectors = tuple(one for each in asked for one in _one(each, *how))
     if settings.divergence_threshold is None:
         return detectors
-    return (*detectors, DivergenceClassic(settings.divergence_threshold, settings.consecutive_divergence_steps))
+    own = DivergenceClassic(settings.divergence_threshold, settings.consecutive_divergence_steps)
+    return (*(each for each in detectors if not isinstance(each, DivergenceClassic)), own)
 
 
 def _tuned(detector: Detector, unique: float) -> Detector:
@@ -40,12 +40,14 @@ def _tuned(detector: Detector, unique: float) -> Detector:
     return detector
 
 
-def _one(asked: object, sensitivity: str) -> Detector:
-    """A detector by its name, at this sensitivity; or one with thresholds of the user's own, as it is."""
+def _one(
+    asked: object, loss_spike: float | None, gradient_explosion: float | None, sensitivity: str, rule: str
+) -> tuple[Detector, ...]:
+    """A detector by its name, as asked for otherwise; or one with thresholds of the user's own, as it is."""
     if isinstance(asked, str):
-        return at_sensitivity(named([asked]), sensitivity)[0]
+        return as_asked(named([asked]), loss_spike, gradient_explosion, sensitivity, rule)
     if isinstance(asked, type) or not (is_dataclass(asked) and all(hasattr(asked, each) for each in _NEEDED)):
         raise SettingsError(
             f"detectors= takes names such as 'loss_spike' or detectors such as LossSpike(), got {asked!r}."
         )
-    return cast(Detector, asked)
+    return (cast(Detector, asked),)

@@ -21,6 +21,7 @@ from mlflow_stability.vocabulary.argument import (
     whole_number,
     yes_or_no,
 )
+from mlflow_stability.vocabulary.judging_rule import JUDGING_RULES, ROBUST
 from mlflow_stability.vocabulary.sensitivity import SENSITIVITIES
 
 JOURNAL_FOLDER = ".mlflow-stability"
@@ -80,6 +81,14 @@ class Settings:
     """Which detectors look: names (``loss_spike``, ``loss_spike:classic``) or detectors; None: all of the catalog."""
     sensitivity: str = field(default="normal", metadata=one_of(*SENSITIVITIES))
     """How little evidence is enough for a finding of the detectors that are named or usual: low, normal, high."""
+    rule: str = field(default=ROBUST, metadata=one_of(*JUDGING_RULES))
+    """By which rule spikes, explosions and divergences are judged: robust, classic."""
+    loss_spike_threshold: float | None = field(default=None, metadata=number(above=0, what="of σ", optional=True))
+    """From how many σ above its level on a loss is a spike; None: the usual rule."""
+    gradient_explosion_threshold: float | None = field(
+        default=None, metadata=number(above=0, what="of σ", optional=True)
+    )
+    """From how many σ above its level on a gradient norm has exploded; None: the usual rule."""
     divergence_threshold: float | None = field(default=None, metadata=number(above=1, optional=True))
     """Also call it divergence when the loss is this many times its mean of 100 steps; None: only the robust rule."""
     consecutive_divergence_steps: int = field(default=3, metadata=whole_number(1))

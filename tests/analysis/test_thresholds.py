@@ -4,12 +4,15 @@ import numpy as np
 import pytest
 from diagnosis.histories import run_named
 
-from mlflow_stability.analysis.thresholds import asked_detectors, detectors_with
-from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.loss.loss_spike import LossSpike
+from mlflow_stability.analysis.thresholds import asked_detectors
+from mlflow_stability.detectors.catalog import default_detectors, name_of
+from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion, GradientExplosionClassic
+from mlflow_stability.detectors.loss.loss_spike import LossSpike, LossSpikeClassic
+from mlflow_stability.detectors.thresholds import detectors_with
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 
 def test_without_a_wish_nothing_is_changed() -> None:
@@ -20,20 +23,14 @@ def test_a_wish_changes_just_what_it_names() -> None:
     wished = detectors_with(gradient_explosion=20)
     assert wished is not None
     different = [new for new, usual in zip(wished, default_detectors(), strict=True) if new != usual]
-    assert different == [GradientExplosion(threshold=20)]
-
-
-def test_the_limit_that_the_gradient_confirms_moves_with_the_other() -> None:
-    wished = detectors_with(loss_spike=16) or ()
-    (spike,) = (each for each in wished if isinstance(each, LossSpike))
-    assert (spike.threshold, spike.threshold_with_gradient, spike.calm_below) == (16, 12, 4)
+    assert different == [GradientExplosion(threshold=20, calm_steps=1, threshold_alone=True)]
 
 
 def test_nothing_above_a_limit_counts_as_calm() -> None:
     wished = detectors_with(loss_spike=3, gradient_explosion=2) or ()
     (spike,) = (each for each in wished if isinstance(each, LossSpike))
     (explosion,) = (each for each in wished if isinstance(each, GradientExplosion))
-    assert spike.calm_below <= spike.threshold_with_gradient < spike.threshold
+    assert spike.calm_below <= spike.threshold
     assert explosion.calm_below <= explosion.threshold
 
 
@@ -64,3 +61,83 @@ def test_a_sensitivity_moves_the_usual_detectors_and_no_others() -> None:
 def test_a_threshold_that_was_named_comes_before_the_sensitivity() -> None:
     (spike,) = (each for each in detectors_with(loss_spike=10, sensitivity="high") or () if isinstance(each, LossSpike))
     assert spike.threshold == 10
+
+
+def walk(count: int = 600) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Values around 2 with heavy tails, of which a few are 5 σ and more above their level by nature."""
+    noise = np.random.default_rng(5).standard_t(3, count)
+    return np.asarray(2.0 * np.exp(0.02 * np.clip(noise, -3, 6)))
+
+
+def starts(kind: str, history: RunHistory, **wished: float) -> list[int]:
+    episodes = diagnosis_of(history, detectors=detectors_with(**wished)).episodes  # type: ignore[arg-type]
+    return [each.start for each in episodes if each.kind == kind]
+
+
+@pytest.mark.parametrize(("kind", "metric"), [("loss_spike", "loss"), ("gradient_explosion", "grad_norm")])
+def test_a_lower_threshold_finds_all_that_a_higher_one_finds_and_more(kind: str, metric: str) -> None:
+    history = run_named(**{"loss": np.full(600, 2.0), metric: walk()})
+    found = {each: starts(kind, history, **{kind: each}) for each in (3.0, 5.0, 12.0)}
+    assert starts(kind, history) == found[12.0] == []
+    assert len(found[3.0]) > len(found[5.0]) > 0
+    wide = diagnosis_of(history, detectors=detectors_with(**{kind: 3.0})).episodes  # type: ignore[arg-type]
+    assert all(any(each.start <= step <= each.end for each in wide) for step in found[5.0])
+
+
+@pytest.mark.parametrize(("kind", "metric"), [("loss_spike", "loss"), ("gradient_explosion", "grad_norm")])
+def test_a_finding_by_a_threshold_of_ones_own_lies_above_it_and_says_so(kind: str, metric: str) -> None:
+    history = run_named(**{"loss": np.full(600, 2.0), metric: walk()})
+    found = diagnosis_of(history, detectors=detectors_with(**{kind: 4.0})).episodes  # type: ignore[arg-type]
+    own = [each for each in found if each.kind == kind]
+    assert own
+    for each in own:
+        assert each.severity is Severity.WARNING
+        assert each.evidence["z"] >= 4.0
+        assert "threshold 4σ" in each.message
+
+
+def test_the_classic_rule_takes_the_place_of_every_detector_of_its_types_and_of_no_other() -> None:
+    wished = detectors_with(rule="classic") or ()
+    names = [name_of(each) for each in wished]
+    assert [each for each in names if ":classic" in each] == [
+        "loss_spike:classic",
+        "divergence:classic",
+        "gradient_explosion:classic",
+    ]
+    usual = {name_of(each) for each in default_detectors()}
+    assert usual - set(names) == {"loss_spike", "divergence", "divergence:start", "gradient_explosion"}
+
+
+def test_thresholds_of_ones_own_are_standard_deviations_of_the_classic_rules() -> None:
+    wished = detectors_with(4.0, 6.0, rule="classic") or ()
+    assert LossSpikeClassic(deviations=4.0) in wished
+    assert GradientExplosionClassic(deviations=6.0) in wished
+
+
+def test_a_classic_divergence_that_recovered_stays_critical_on_a_log() -> None:
+    losses = 1.0 + 3 * np.exp(-np.arange(600.0) / 200) + 0.1 * np.sin(np.arange(600.0))
+    losses[300:306] *= 3
+    history = run_named(loss=losses)
+    found = diagnosis_of(history, detectors=detectors_with(rule="classic")).episodes
+    assert [(each.kind, each.severity, each.start) for each in found] == [("divergence", Severity.CRITICAL, 302)]
+    assert [each.kind for each in diagnosis_of(history).episodes] == ["loss_spike"]
+
+
+def test_a_classic_explosion_stays_a_warning_where_the_loss_did_not_answer() -> None:
+    norms = walk()
+    norms[400] = 130.0
+    history = run_named(loss=walk(), grad_norm=norms)
+    found = diagnosis_of(history, detectors=detectors_with(rule="classic")).episodes
+    (explosion,) = (each for each in found if each.start == 400)
+    assert (explosion.kind, explosion.severity) == ("gradient_explosion", Severity.WARNING)
+
+
+def test_a_rule_and_thresholds_go_with_no_detectors_of_ones_own() -> None:
+    with pytest.raises(SettingsError, match="detectors= or rule=, not both"):
+        asked_detectors((LossSpike(),), "normal", "classic")
+    with pytest.raises(SettingsError, match="detectors= or thresholds, not both"):
+        asked_detectors((LossSpike(),), "normal", loss_spike_threshold=3)
+    with pytest.raises(SettingsError, match="loss_spike_threshold must be a number of σ, more than 0, or None; got 0"):
+        asked_detectors(None, "normal", loss_spike_threshold=0)
+    with pytest.raises(SettingsError, match="rule must be 'robust' or 'classic'; got 'clasic'"):
+        asked_detectors(None, "normal", "clasic")

@@ -24,7 +24,7 @@ from mlflow_stability.detectors.catalog import built
 from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.loss.divergence import DivergenceClassic
-from mlflow_stability.detectors.loss.loss_spike import LossSpike
+from mlflow_stability.detectors.loss.loss_spike import LossSpike, LossSpikeClassic
 from mlflow_stability.detectors.sensitivity import moved
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.journal.follower import read_journal
@@ -377,6 +377,22 @@ def test_the_journal_says_who_judged_with_which_thresholds(monkeypatch: pytest.M
     judges = built(opening.detectors)
     assert [each.kind for each in judges] == ["nan_detected", "loss_spike", "divergence"]
     assert judges[-1] == DivergenceClassic(divergence_threshold=1.5, consecutive_steps=3)
+
+
+def test_rule_and_thresholds_decide_which_detectors_look_live(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_a_courier(monkeypatch)
+    mlflow_stability.autolog(strict=True, exit_wait=0, rule="classic", loss_spike_threshold=4, divergence_threshold=1.5)
+    train(2)
+    opening = records_of(session())[0]
+    assert isinstance(opening, Opening)
+    judges = built(opening.detectors)
+    assert LossSpikeClassic(deviations=4) in judges
+    assert [each for each in judges if each.kind == "divergence"] == [DivergenceClassic(divergence_threshold=1.5)]
+    mlflow_stability.autolog(strict=True, exit_wait=0, gradient_explosion_threshold=3)
+    train(2)
+    opening = records_of(session())[0]
+    assert isinstance(opening, Opening)
+    assert GradientExplosion(threshold=3, calm_below=3, calm_steps=1, threshold_alone=True) in built(opening.detectors)
 
 
 def test_the_sensitivity_moves_detectors_by_name_and_none_with_thresholds_of_its_own(

@@ -20,6 +20,7 @@ WRONG: dict[str, list[Any]] = {
     "the path": ["", 3, True, ["journal"], b"journal"],
     "names": [3, True, b"loss_spike", {"loss_spike": 1}],
     "'research'": ["prod", "Production", 3, True, ["research"]],
+    "'robust'": ["robst", "Classic", None, 0, True, ["classic"]],
     "'low'": ["lower", "High", None, 0, True, ["low"]],
 }
 """Values that are refused, by how the words of the settings that refuse them begin."""

@@ -6,7 +6,6 @@ import click
 from rich.text import Text
 
 from mlflow_stability.analysis.diagnose import asked_curves, concluded, history_of
-from mlflow_stability.analysis.thresholds import detectors_with
 from mlflow_stability.cli.kit.finding_types import checked_kind_if_any, complete_kinds
 from mlflow_stability.cli.kit.options import (
     curve_options,
@@ -17,6 +16,7 @@ from mlflow_stability.cli.kit.options import (
 )
 from mlflow_stability.cli.kit.output import present
 from mlflow_stability.cli.kit.terminal import notes_console
+from mlflow_stability.detectors.thresholds import detectors_with
 from mlflow_stability.diagnosis.checklist import Checklist, ChecklistItem, checklist_of
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 from mlflow_stability.vocabulary.text.phrases import capitalised

@@ -11,12 +11,12 @@ from rich.text import Text
 from mlflow_stability.analysis.asked_for import asked_for, names_a_source
 from mlflow_stability.analysis.diagnose import diagnose_all
 from mlflow_stability.analysis.only_kinds import only_kinds
-from mlflow_stability.analysis.thresholds import detectors_with
 from mlflow_stability.cli.kit.finding_types import checked_kinds, complete_kinds
 from mlflow_stability.cli.kit.options import (
     curve_options,
     last_option,
     output_options,
+    rule_option,
     runs_asked_for,
     sensitivity_option,
     tracking_uri_option,
@@ -24,6 +24,7 @@ from mlflow_stability.cli.kit.options import (
 from mlflow_stability.cli.kit.output import form_for, must_not_overwrite, present, put_out
 from mlflow_stability.cli.kit.terminal import WIDEST, notes_console
 from mlflow_stability.cli.main import COULD_NOT
+from mlflow_stability.detectors.thresholds import detectors_with
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.reports.escape import plain, plain_lines
 from mlflow_stability.reports.report import Failure, Report, is_from_store
@@ -52,17 +53,18 @@ FLOORS = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}
     help="Show and count only this kind; may be repeated.  [all]",
 )
 @sensitivity_option
+@rule_option
 @click.option(
     "--loss-spike-threshold",
     type=click.FloatRange(min=0, min_open=True),
     metavar="Z",
-    help="Loss spike threshold in robust σ above the baseline.",
+    help="Report every loss that is Z σ above its baseline.",
 )
 @click.option(
     "--gradient-explosion-threshold",
     type=click.FloatRange(min=0, min_open=True),
     metavar="Z",
-    help="Gradient explosion threshold in robust σ above the baseline.",
+    help="Report every gradient norm that is Z σ above its baseline.",
 )
 @curve_options
 @output_options(FORMATS)
@@ -82,6 +84,7 @@ def command(
     briefly: bool,
     kinds: tuple[str, ...],
     sensitivity: str,
+    rule: str,
     loss_spike_threshold: float | None,
     gradient_explosion_threshold: float | None,
     loss: str | None,
@@ -107,7 +110,7 @@ def command(
     must_not_overwrite(file, sources)
     if log_to_run:
         _must_be_runs(sources, tracking_uri)
-    detectors = detectors_with(loss_spike_threshold, gradient_explosion_threshold, sensitivity)
+    detectors = detectors_with(loss_spike_threshold, gradient_explosion_threshold, sensitivity, rule)
     diagnoses: list[Diagnosis] = []
     failures: list[Failure] = []
     for source in sources:

@@ -46,6 +46,4 @@ def _print(out: TerminalWriter, judgements: list[tuple[str, type[FindingType]]])
 
 
 def _value(out: TerminalWriter, threshold: Threshold) -> Text:
-    numbers = threshold.value if isinstance(threshold.value, tuple) else (threshold.value,)
-    said = " to ".join(f"{each:g}" if isinstance(each, (int, float)) else str(each) for each in numbers)
-    return Text.assemble(out.text(threshold.name), " = ", out.text(said, "cyan"))
+    return Text.assemble(out.text(threshold.name), " = ", out.text(threshold.said, "cyan"))

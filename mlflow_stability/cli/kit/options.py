@@ -10,6 +10,7 @@ import click
 
 from mlflow_stability.analysis.named_run import last_runs, run_id_of
 from mlflow_stability.cli.kit.output import must_be_writable
+from mlflow_stability.vocabulary.judging_rule import JUDGING_RULES, ROBUST
 from mlflow_stability.vocabulary.sensitivity import SENSITIVITIES
 from mlflow_stability.vocabulary.settings import Settings
 
@@ -59,6 +60,17 @@ def sensitivity_option(command: _F) -> _F:
         default="normal",
         show_default=True,
         help="low: fewer false alarms; high: finds more.",
+    )(command)
+
+
+def rule_option(command: _F) -> _F:
+    """`--rule`, for spikes, explosions and divergences."""
+    return click.option(
+        "--rule",
+        type=click.Choice(list(JUDGING_RULES)),
+        default=ROBUST,
+        show_default=True,
+        help="classic: loss > 2 x mean of 100 in 3 steps, z > 3, gradient norm > 100.",
     )(command)
 
 

@@ -77,6 +77,9 @@ class GradientExplosion(Detector):
     """A step below this σ counts as normal."""
     calm_steps: int = 8
     """Number of normal steps in a row that end the finding."""
+    threshold_alone: bool = False
+    """Judge by `threshold` alone: neither the noise's tail nor a minimum ratio excuses a norm, and norms in a row have
+    no lower threshold. So judges a threshold of your own (`gradient_explosion_threshold`)."""
 
     kind = "gradient_explosion"
     noun = "a gradient explosion"
@@ -112,17 +115,8 @@ class GradientExplosion(Detector):
             if state.gate.said and point.finite:
                 state.gate.quiet(self.calm_steps)
             return state, None
-        row_rise, rise = self.row_smallest_rise, self.smallest_rise
-        if point.players:
-            row_rise = rise = self.smallest_rise_of_players
-        limit = max(self.row_threshold, self.row_share_of_tail * point.tail)
-        high = point.logarithmic and z >= limit and point.value >= point.center * row_rise
-        state.high = state.high + 1 if high else 0
-        if state.high < self.row:
-            limit = max(self.threshold, self.share_of_tail * point.tail)
-            if z < limit or point.value < point.center * rise:
-                return state, None
-        if not state.begun.matters(point.value, point.center):
+        limit = self._exceeded(state, point)
+        if limit is None:
             return state, None
         huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
         severity = Severity.CRITICAL if huge else Severity.WARNING
@@ -143,9 +137,28 @@ class GradientExplosion(Detector):
             },
         )
 
+    def _exceeded(self, state: Norms, point: Point) -> float | None:
+        """The threshold in σ that the norm exceeds, with the ratio that goes with it; None for a normal norm."""
+        if self.threshold_alone:
+            return self.threshold if point.z >= self.threshold else None
+        row_rise, rise = self.row_smallest_rise, self.smallest_rise
+        if point.players:
+            row_rise = rise = self.smallest_rise_of_players
+        limit = max(self.row_threshold, self.row_share_of_tail * point.tail)
+        high = point.logarithmic and point.z >= limit and point.value >= point.center * row_rise
+        state.high = state.high + 1 if high else 0
+        if state.high < self.row:
+            limit = max(self.threshold, self.share_of_tail * point.tail)
+            if point.z < limit or point.value < point.center * rise:
+                return None
+        return limit if state.begun.matters(point.value, point.center) else None
+
 
 def _times(point: Point) -> str:
-    return f"{point.value / point.center:,.0f} times" if point.center > 0 else "above"
+    if point.center <= 0:
+        return "above"
+    times = point.value / point.center
+    return f"{times:,.0f} times" if times >= 3 else f"{times:.2g} times"
 
 
 @dataclass(frozen=True, slots=True)

@@ -75,6 +75,9 @@ class LossSpike(Detector):
     """A step below this σ counts as normal."""
     calm_steps: int = 8
     """Number of normal steps in a row that end the finding."""
+    threshold_alone: bool = False
+    """Judge by `threshold` alone: neither the noise's tail, nor a minimum ratio, nor a learning-rate restart excuses a
+    loss, and a gradient norm lowers no threshold. So judges a threshold of your own (`loss_spike_threshold`)."""
 
     kind = "loss_spike"
     noun = "a loss spike"
@@ -115,6 +118,8 @@ class LossSpike(Detector):
         if point.quantity != "loss":
             return state, self._with_gradient(state, point)
         state.waiting, state.gate.calm = None, 0
+        if self.threshold_alone:
+            return state, self._spike(state, point, None) if z >= self.threshold else None
         if state.restart.excuses(point.step):
             return state, None
         smallest = self.smallest_rise_of_players if point.players else self.smallest_rise
@@ -131,7 +136,7 @@ class LossSpike(Detector):
         return state, None
 
     def _with_gradient(self, state: Spikes, point: Point) -> Event | None:
-        if point.z < self._together(point):
+        if self.threshold_alone or point.z < self._together(point):
             return None
         state.gradient_step, state.gradient_z = point.step, point.z
         waiting, state.waiting = state.waiting, None
@@ -140,6 +145,8 @@ class LossSpike(Detector):
         return None
 
     def _alone(self, point: Point) -> float:
+        if self.threshold_alone:
+            return self.threshold
         return max(
             self.threshold if point.logarithmic else self.threshold_of_differences, self.share_of_tail * point.tail
         )

@@ -34,7 +34,7 @@ def in_hindsight(
 ) -> list[Episode]:
     """The episodes of a replay, as they look now that the run is over.
 
-    ``asked``: the kinds for which somebody set a threshold; what is above it is not made milder.
+    ``asked``: the kinds that somebody set a threshold of, or wants by a classic rule; those stay as they are.
     """
     corrected = []
     for each in seen:
@@ -48,8 +48,8 @@ def in_hindsight(
             each = _unanswered(each, loss)
         elif each.kind == "loss_spike" and each.kind not in asked:
             each = _within_its_noise(each, found, curves)
-        elif each.kind == "divergence" and each.recovered and each.severity is Severity.CRITICAL:
-            each = replace(each, severity=Severity.WARNING)
+        elif each.kind == "divergence" and each.recovered and each.kind not in asked:
+            each = replace(each, severity=min(each.severity, Severity.WARNING))
         corrected.append(each)
     return corrected
 

@@ -38,7 +38,8 @@ def episodes_of(
     starts: dict[int, int],
     detectors: Sequence[Detector],
 ) -> list[Episode]:
-    """The episodes, in order of time."""
+    """The episodes, in order of time; by a threshold that somebody gave, each excursion above it is one of its own."""
+    alone = {each.kind for each in detectors if getattr(each, "threshold_alone", False)}
     quantities = {detector.kind: detector.quantities for detector in detectors}
     experimental = {each.kind for each in detectors if getattr(each, "experimental", False)}
     groups: dict[tuple[str, str, int, str], list[Event]] = {}
@@ -50,7 +51,7 @@ def episodes_of(
     for (kind, _, start, _), group in groups.items():
         name = _metric(history, quantities.get(kind, ()), group[0])
         curve = _curve(curves, name, start)
-        gap = NEIGHBOURS * (curve.distance if curve is not None else 1.0)
+        gap = (1 if kind in alone else NEIGHBOURS) * (curve.distance if curve is not None else 1.0)
         group.sort(key=lambda event: event.step)
         runs: list[list[Event]] = []
         for event in group:

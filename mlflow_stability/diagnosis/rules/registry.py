@@ -20,6 +20,7 @@ from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.diagnosis.rules.scores import with_scores
 from mlflow_stability.vocabulary.discovery import subclasses_in
+from mlflow_stability.vocabulary.judging_rule import CLASSIC
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 
@@ -55,9 +56,10 @@ def asked_for(episodes: Iterable[Episode], detectors: Sequence[Detector]) -> lis
 
 
 def changed_kinds(detectors: Sequence[Detector]) -> set[str]:
-    """The kinds that somebody set a threshold of; what is above it is not made milder."""
-    own = [each for each in detectors if isinstance(each, LossSpike | GradientExplosion)]
-    return {each.kind for each in own if not only_moved(each)}
+    """The kinds that somebody set a threshold of, or wants by a classic rule alone: what they find stays as it is."""
+    own = {each.kind for each in detectors if isinstance(each, LossSpike | GradientExplosion) and not only_moved(each)}
+    usual = {each.kind for each in detectors if each.rule != CLASSIC}
+    return own | {each.kind for each in detectors if each.rule == CLASSIC and each.kind not in usual}
 
 
 def _as_asked(rule: Rule, detectors: Sequence[Detector]) -> Rule:

@@ -109,10 +109,23 @@ class SpikeRule(Rule):
 
     def like(self, detector: Detector) -> Rule:
         """Who asks for all that is so many σ above its level gets it, whatever its size and however heavy the tail."""
-        if not isinstance(detector, LossSpike) or detector.share_of_tail > 0:
+        if not isinstance(detector, LossSpike) or not detector.threshold_alone:
             return self
-        both = (detector.threshold, detector.threshold)
-        return replace(self, deviations=both, smallest_jump=(0.0, 0.0), share_of_tail=0.0, deviations_there=0.0)
+        asked = detector.threshold
+        return replace(
+            self,
+            deviations=(asked, asked),
+            deviations_of_several=asked,
+            deviations_below_zero=asked,
+            agreeing=(asked, 0.0),
+            agreeing_with_gradient=(asked, 0.0),
+            agreeing_share_of_tail=0.0,
+            smallest_jump=(0.0, 0.0),
+            smallest_rise_in_spreads=0.0,
+            smallest_share_of_fall=0.0,
+            share_of_tail=0.0,
+            deviations_there=0.0,
+        )
 
     def find(self, curves: RunCurves) -> list[Episode]:
         """The spikes of the losses of the whole model, those of training first."""

@@ -22,7 +22,9 @@ def test_every_threshold_of_every_detector_and_rule_is_printed_with_its_default(
     for each in (*DETECTORS, *ON_REQUEST):
         assert name_of(each) in said or not fields(each)
         for field in fields(each):
-            assert f"{field.name} = {getattr(each(), field.name):g}" in said
+            default = getattr(each(), field.name)
+            shown = str(default) if isinstance(default, bool) else f"{default:g}"
+            assert f"{field.name} = {shown}" in said
     for rule in RULES:
         assert rule.__name__ in said
         assert all(f"{field.name} = " in said for field in fields(rule))
