@@ -19,9 +19,9 @@ FEWEST_FOR_TAIL = 40
 """A tail is fitted to so many points or more."""
 USUAL_SHAPE, USUAL_COUNT = 0.15, 10
 """How heavy the tails of losses usually are, and how many points of a curve's own outweigh that."""
-APART, APART_SHARE, APART_FROM = 2.0, 0.05, 2.0
-"""Points stand apart that are so many times as far out as the next ones; at most this share of all does, and the next
-ones are themselves no closer than so many deviations."""
+APART, APART_SHARE, APART_FROM = 2.0, 0.1, 2.0
+"""Points stand apart that are so many times as far out as the next ones, or as so many deviations where those are
+closer; at most this share of all does."""
 LEFT_OUT = 0.05
 """What is added to the heaviness of a tail because its furthest points, which may be the trouble, are left out."""
 
@@ -101,7 +101,7 @@ def _apart(ordered: NDArray[np.float64]) -> int:
     upper = ordered[low:]
     if len(upper) < 2:
         return len(ordered)
-    wide = np.flatnonzero((upper[:-1] >= APART_FROM) & (upper[1:] >= APART * upper[:-1]))
+    wide = np.flatnonzero(upper[1:] >= APART * np.maximum(upper[:-1], APART_FROM))
     place = low + int(wide[0]) + 1 if len(wide) else len(ordered)
     return place if len(ordered) - place >= 3 else len(ordered)
 

@@ -154,3 +154,12 @@ def test_one_validation_of_six_that_stands_up_is_a_spike_and_a_noisy_six_are_non
     assert (episode.metric, episode.start) == ("val_loss", 3)
     assert spikes(run_named(val_loss=[2.0, 1.8, 1.65, 1.9, 1.5, 1.6])) == []
     assert spikes(run_named(val_loss=validations[:5])) == []
+
+
+@pytest.mark.parametrize(
+    ("count", "places"), [(60, [13, 25, 35, 46]), (100, [22, 35, 65, 82]), (60, [8, 18, 30, 41, 52])]
+)
+def test_several_spikes_of_a_short_smooth_curve_do_not_hide_each_other(count: int, places: list[int]) -> None:
+    losses = 3 * np.exp(-np.arange(count) / 40) * np.exp(noise(count, 0.01))
+    losses[places] *= np.linspace(2.0, 4.0, len(places))
+    assert [each.start for each in spikes(run_named(loss=losses))] == places

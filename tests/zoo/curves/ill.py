@@ -50,6 +50,17 @@ def one_point(rng: np.random.Generator, course: Course, size: float, length: flo
     return lift, np.zeros(len(course.validation_t)), at, at
 
 
+def one_point_again_and_again(rng: np.random.Generator, course: Course, size: float, length: float):  # type: ignore[no-untyped-def]
+    """Three points or more, up to a twelfth of all, each by half the size at least."""
+    n = len(course.t)
+    count = int(rng.integers(3, max(3, n // 12) + 1))
+    places = np.sort(rng.choice(np.arange(max(2, n // 12), n - 2), count, replace=False))
+    lift = np.zeros(n)
+    lift[places] = size * rng.uniform(0.5, 1.0, count)
+    lift[rng.choice(places)] = size
+    return lift, np.zeros(len(course.validation_t)), int(places[0]), int(places[-1])
+
+
 def several_points(rng: np.random.Generator, course: Course, size: float, length: float):  # type: ignore[no-untyped-def]
     """It jumps, and falls back over several points."""
     n = len(course.t)
@@ -157,6 +168,7 @@ def early_collapse(rng: np.random.Generator, course: Course, size: float, length
 
 FORMS: dict[str, Form] = {
     "spike of one point": Form("loss_spike", one_point),
+    "spikes of one point": Form("loss_spike", one_point_again_and_again, fewest=20),
     "spike of several points": Form("loss_spike", several_points, lengths=(0.01, 0.1), fewest=12),
     "spike that builds up": Form("loss_spike", built_up, lengths=(0.02, 0.15), fewest=12),
     "spike in validation only": Form(
