@@ -32,6 +32,7 @@ from mlflow_stability.courier.streams.event_stream import EventStream
 from mlflow_stability.courier.streams.facts_stream import FactsStream, ask_git
 from mlflow_stability.courier.streams.layer_stream import LayerStream
 from mlflow_stability.courier.streams.metric_stream import MetricStream, Pace
+from mlflow_stability.courier.streams.missing_points import MissingPointStream
 from mlflow_stability.courier.streams.part_stream import PartStream
 from mlflow_stability.courier.streams.stream import DataStream, Patience, Stream
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
@@ -77,6 +78,8 @@ class OpenRecording:
         self._asked = opening.log_every_n_steps
         self.metrics = MetricStream(delivered, self.writer, Pace(uri), self._asked, opening.layer_metrics)
         self._machine = SystemMetrics(self.writer.run_id, uri) if opening.system_metrics else None
+        half = Pace(uri, share=0.5)  # nobody waits for it, and others write into the same store
+        self._missing = MissingPointStream(delivered, self.writer, half, self._asked, opening.layer_metrics)
         self.parts = PartStream(delivered, self.writer, opening.time)
         self.events = EventStream(delivered, self.writer)
         facts = FactsStream(delivered, self.writer, self.events)
@@ -94,7 +97,7 @@ class OpenRecording:
         self._process = process
         self._awaits = awaits
         """Whether the end of the training should wait for something that does not go into the run."""
-        every: list[Stream | RunTags] = [*self._streams, *self._pictures, self._board]
+        every: list[Stream | RunTags] = [*self._streams, *self._pictures, self._missing, self._board]
         self._patience = {each: Patience() for each in every}
         self._last_words: dict[str, Any] = {}
         self._told = False
@@ -160,7 +163,9 @@ class OpenRecording:
             and (not left or (left == [self._attention] and not self._attention.awaited))
         ):
             moved |= self._try(self._board, partial(self._end, alive, killed_for_memory))
-        self.finished = self._told and not left
+        if (self._told or self._delivered.complete) and not self._missing.done:  # the training waits no longer
+            moved |= self._try(self._missing, partial(self._fill, alive, killed_for_memory))
+        self.finished = self._told and not left and self._missing.done
         if not self._concluded and not self._delivered.complete and self._board.due():
             self._try(self._board, self._show)
         return moved
@@ -179,6 +184,15 @@ class OpenRecording:
         self._streams.append(stream)
         self._patience[stream] = Patience()
         return stream
+
+    @property
+    def filled(self) -> bool:
+        """Whether the metrics have all points that were asked for."""
+        return self._missing.done
+
+    def seconds_to_wait(self) -> float:
+        """When to come back for what waits only for its turn."""
+        return min(self.metrics.seconds_to_wait(), self._missing.seconds_to_wait())
 
     def waiting_bytes(self) -> int:
         """How much of the journal has not arrived everywhere."""
@@ -228,6 +242,14 @@ class OpenRecording:
             return False
         self._told = True
         return True
+
+    def _fill(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
+        """Send what a slow store was spared, and then say at which interval its points are now."""
+        more = self._missing.advance(over=True)
+        if self._missing.done and self.metrics.every != self._asked:
+            closing = self._closing(alive, killed_for_memory)
+            self._board.close(self.events.story, self._asked, self._asked, self._last_words, closing)
+        return more
 
     def _report(self) -> None:
         """The report, the final tags and the description; what reads and judges is loaded here."""

@@ -65,7 +65,9 @@ class Recording:
     @property
     def caught_up(self) -> bool:
         """Whether there is nothing to do before more is recorded."""
-        return self.complete or (self.waiting_bytes() == 0 and not (self._open and self._open.over))
+        if self.complete:
+            return self.gone or self._open is None or self._open.filled
+        return self.waiting_bytes() == 0 and not (self._open and self._open.over)
 
     @property
     def run(self) -> dict[str, str]:
@@ -107,7 +109,7 @@ class Recording:
 
     def seconds_to_wait(self) -> float:
         """When to come back for what waits only for its turn."""
-        return self._open.metrics.seconds_to_wait() if self._open else float("inf")
+        return self._open.seconds_to_wait() if self._open else float("inf")
 
     def advance(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
         """Do a bite of work; False if there was nothing to do. `alive`: training may still append."""

@@ -49,6 +49,8 @@ class Delivered:
     """What git said of the training's code; None before it was asked."""
     complete: bool = False
     """Everything that was recorded has arrived."""
+    filled_until: int = 0
+    """The place up to which the points that a slow store was spared have arrived as well."""
 
     @classmethod
     def read(cls, folder: Path) -> Delivered:

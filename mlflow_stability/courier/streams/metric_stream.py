@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
+from mlflow_stability.courier.streams.held_readings import HeldReadings
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
@@ -37,9 +38,10 @@ _KNOWN_AFTER = 3  # requests
 class Pace:
     """The rhythm of one recording's metrics."""
 
-    def __init__(self, uri: str) -> None:
+    def __init__(self, uri: str, share: float | None = None) -> None:
+        """`share`: of the time, that may be used while nobody is in a hurry."""
         sqlite = is_sqlite(uri)
-        self._share = _SQLITE_SHARE if sqlite else 0.8
+        self._share = share or (_SQLITE_SHARE if sqlite else 0.8)
         self._largest = 200 if sqlite else 1000
         self._rate = 1000.0 if sqlite else 1500.0
         self._free_at = 0.0
@@ -76,10 +78,8 @@ class Pace:
 
 _READ_AT_ONCE = 500
 _GATHER_SECONDS = 1.0  # few points wait this long for company
-HELD_READINGS = 64
-"""So many readings are held for the events of their steps, which come up to half as many later, ..."""
 HELD_SECONDS = 2.0
-"""... but none for longer than this."""
+"""For so long at most a reading is held for the events of its step."""
 _BACKLOG_SECONDS = 5.0  # of sending; with more than that waiting, perhaps too many points are chosen
 _MOST_OF_CAPACITY = 0.5  # the share of what the store can take that new points may need
 
@@ -138,10 +138,9 @@ class MetricStream:
         self._sent_of_first = 0
         self._open: list[Point] = []
         self._open_since = 0.0
-        self._held: deque[tuple[StepReading, int]] = deque()
-        """The newest readings, and where each begins: an event of their steps may still come."""
-        self._marked: set[int] = set()
-        """The steps of those that have events."""
+        self._held = HeldReadings()
+        self._raised: list[list[int]] = list(delivered.thinning.get("raised", ()))
+        """Where in the journal fewer points were chosen, and at which interval from there on."""
         self._read_until = self._safe_until = delivered.metrics_until
         self._adapted_at = 0.0
 
@@ -180,15 +179,15 @@ class MetricStream:
         for entry in entries:
             if isinstance(entry.record, StepReading):
                 if not is_of_the_script(entry.record):
-                    self._held.append((entry.record, self._read_until))
-                    if len(self._held) > HELD_READINGS:
+                    self._held.add(entry.record, self._read_until)
+                    if self._held.full:
                         self._release()
-            elif isinstance(entry.record, Event) and self._held and entry.record.step >= self._held[0][0].step:
-                self._marked.add(entry.record.step)
+            elif isinstance(entry.record, Event):
+                self._held.mark(entry.record.step)
             self._read_until = entry.end
         more = len(entries) >= _READ_AT_ONCE
         hurry = over or self.hurried
-        while self._held and not more and (hurry or time.time() - self._held[0][0].time > HELD_SECONDS):
+        while self._held and not more and (hurry or time.time() - self._held.oldest.time > HELD_SECONDS):
             self._release()
         if not self._held:
             self._safe_until = self._read_until
@@ -202,14 +201,13 @@ class MetricStream:
 
     def _release(self) -> None:
         """Choose from the oldest held reading, now that all is known of its step."""
-        held, _ = self._held.popleft()
+        held, _, marked = self._held.pop()
         if not self._open:
             self._open_since = time.monotonic()
         counted = replace(held, step=held.step + self._delivered.offset)
-        self._open += self._charted(self._thinner.points(counted, held.step in self._marked))
-        self._safe_until = self._held[0][1] if self._held else self._read_until
-        if not self._held or self._held[0][0].step != held.step:
-            self._marked.discard(held.step)
+        self._open += self._charted(self._thinner.points(counted, marked))
+        begins = self._held.begins
+        self._safe_until = self._read_until if begins is None else begins
         if len(self._open) >= self._pace.batch:
             self._seal()
 
@@ -226,7 +224,7 @@ class MetricStream:
         return self._single_values.of_curves([each for each in points if math.isfinite(each.value)])
 
     def _saved(self) -> dict[str, Any]:
-        return {**self._thinner.saved(), **self._single_values.saved()}
+        return {**self._thinner.saved(), **self._single_values.saved(), "raised": self._raised}
 
     def _send(self, bite: Bite) -> None:
         """One request; the place in the journal moves on when all of the bite has arrived."""
@@ -261,6 +259,7 @@ class MetricStream:
         if arriving > bearable:
             self._seal()
             self._thinner.every *= 2 ** math.ceil(math.log2(arriving / bearable))
+            self._raised = [*self._raised, [self._bites[-1].until, self._thinner.every]]
             # The bite before the change says so too: a courier that goes on from there chooses the same points.
-            self._bites[-1].thinning["every"] = self._thinner.every
+            self._bites[-1].thinning.update(every=self._thinner.every, raised=self._raised)
             self._adapted_at = times[-1]

@@ -27,6 +27,7 @@ from mlflow_stability.vocabulary.measured.signal import Signal
 LOGGED_BY_THE_SCRIPT = frozenset({"val_loss", "val_loss_step"})
 """What was heard of the script's own metrics: MLflow has it already, and must not get it twice."""
 _EXTREMES = {"loss": ("min", "max"), "grad_norm": ("max",), "step_time": ("max",)}
+_EXTREME_QUANTITIES = frozenset(f"{quantity}_{end}" for quantity, ends in _EXTREMES.items() for end in ends)
 _COUNTED = ("loss", "grad_norm")
 _NONFINITE = Signal("nonfinite_values")
 _MOST_MARKED = 10  # event steps kept between two multiples of `every`
@@ -57,6 +58,11 @@ class _Layout:
 def is_of_the_script(reading: StepReading) -> bool:
     """Whether this is no step that was measured, but what the script has logged after it."""
     return all(signal.quantity in LOGGED_BY_THE_SCRIPT for signal in reading.signals)
+
+
+def is_extreme(signal: Signal) -> bool:
+    """Whether its points tell of all steps since the point before."""
+    return signal.quantity in _EXTREME_QUANTITIES and not signal.place
 
 
 class Thinner:

@@ -1,0 +1,95 @@
+import json
+import sqlite3
+import time
+from collections import Counter
+
+import pytest
+from courier.staging import SIGNALS, Training, bookkeeping
+from mlflow import MlflowClient
+
+from mlflow_stability.courier.deliver import deliver_session
+from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.session_delivery import SessionDelivery
+from mlflow_stability.courier.streams import metric_stream
+from mlflow_stability.tracking.keys import metric_key
+from mlflow_stability.vocabulary import Closing, Signal, StepReading
+
+ASKED = 2
+STEPS = 2400
+
+
+class Locked:
+    """Another program that keeps a SQLite database to itself."""
+
+    def __init__(self, uri):
+        self._connection = sqlite3.connect(uri.removeprefix("sqlite:///"), isolation_level=None)
+        self._connection.execute("BEGIN EXCLUSIVE")
+
+    def end(self):
+        self._connection.execute("ROLLBACK")
+        self._connection.close()
+
+
+def train(training, first, last, began):
+    """A fast training: 1,000 steps a second."""
+    for step in range(first, last + 1):
+        values = (float(step % 50), step + 0.25, 0.001, step + 0.5)
+        training.journal.append(StepReading(step, SIGNALS, values, 0, began + step / 1000))
+
+
+def follow(session, until, most=30.0):
+    """What the courier does while training lives."""
+    end = time.monotonic() + most
+    while not until():
+        assert time.monotonic() < end
+        if not session.advance():
+            time.sleep(0.02)
+
+
+@pytest.fixture
+def training(tmp_path, sqlite_uri, monkeypatch):
+    ask_for_short_requests()
+    monkeypatch.setattr(metric_stream, "_SQLITE_SHARE", 0.3)  # so that its speed is known in seconds
+    impatient = f"{sqlite_uri}?timeout=0.2"
+    training = Training(tmp_path / ".mlflow-stability", impatient, log_every_n_steps=ASKED)
+    yield training
+    training.end()
+
+
+@pytest.fixture
+def delivered(training, sqlite_uri):
+    """A run whose store was locked for a while."""
+
+    def said(key):
+        return json.loads((training.journal.folder / "delivered.json").read_text())[key]
+
+    began = time.time()
+    train(training, 1, 600, began)
+    session = SessionDelivery(training.folder, None, lambda: False)
+    session.claim.take()
+    session.advance()
+    follow(session, until=lambda: said("metrics_until"))
+    locked = Locked(sqlite_uri)
+    train(training, 601, STEPS, began)
+    follow(session, until=lambda: "locked" in session.report().error)
+    locked.end()
+    follow(session, until=lambda: said("thinning")["every"] > ASKED)
+    session.claim.release()
+    training.end(Closing("finished", "", STEPS, began + STEPS / 1000))
+    report = deliver_session(training.folder)
+    assert (report.delivered, report.error) == (1, "")
+    return report.run_ids[0]
+
+
+@pytest.mark.slow
+def test_what_a_locked_database_could_not_take_is_filled_in_at_the_end(delivered, sqlite_uri):
+    client = MlflowClient(sqlite_uri)
+    curve = Counter(each.step for each in client.get_metric_history(delivered, metric_key(Signal("loss"))))
+    assert sorted(curve) == [1, *range(ASKED, STEPS + 1, ASKED)]
+    assert set(curve.values()) == {1}
+    kept = bookkeeping(delivered, sqlite_uri)
+    assert kept["metrics_every"] == {"asked": ASKED, "delivered": ASKED}
+    assert kept["ended"] == "finished"
+    extremes = Counter(each.step for each in client.get_metric_history(delivered, metric_key(Signal("loss_max"))))
+    assert set(extremes.values()) == {1}
+    assert 1 < len(extremes) < len(curve), "the interval was never raised: nothing was filled in"
