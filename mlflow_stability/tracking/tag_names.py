@@ -13,7 +13,7 @@ from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 
 OURS = "stability."
 VERDICT = f"{OURS}verdict"
-"""The outcome of the training in one word: ``healthy``, ``unstable``, ``diverged``, ``broken``, ``stuck``."""
+"""The outcome of the training in one word: ``healthy``, ``unstable``, ``recovered``, ``diverged``, ``broken``..."""
 OUTCOME = f"{OURS}outcome"
 """The same in a sentence with numbers. In runs of version 0.1 what `ENDED` is now."""
 ENDED = f"{OURS}ended"

@@ -24,7 +24,7 @@ from mlflow_stability.reports.terminal_kit import TerminalWriter, draw, number_t
 from mlflow_stability.tracking.store.run_page import RunPage
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.text.phrases import counted, times
 
 CURVE_ROWS = 4
 ACTS = ("rollback", "step_skipped")
@@ -114,14 +114,10 @@ def _of_the_rescued(story: Story) -> tuple[str, str]:
     back = [event for event in story.events if event.kind == "rollback"]
     skipped = max((event.evidence.get("skipped_steps", 0.0) for event in story.events), default=0.0)
     lost = sum(event.evidence.get("steps_lost", 0.0) for event in back)
-    done = [f"Rolled back {_times(len(back))} ({counted(int(lost), 'step')} lost)"] if back else []
+    done = [f"Rolled back {times(len(back))} ({counted(int(lost), 'step')} lost)"] if back else []
     done += [f"{counted(int(skipped), 'step')} skipped"] if skipped else []
     end = _end(story.trainings.rescued, story.trainings.twin)
     return ", ".join([*done, end[:1].lower() + end[1:] if done else end]) + ".", "green"
-
-
-def _times(count: int) -> str:
-    return "once" if count == 1 else f"{count} times"
 
 
 def _end(training: Training, twin: Training) -> str:

@@ -12,6 +12,7 @@ from mlflow_stability.courier.streams.run_summary import Story, events_in_words
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.tracking.write.run_description import section_of
 from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.text.phrases import times
 
 SHOWN = {"loss": "loss", "grad_norm": "gradient norm", "learning_rate": "learning rate"}
 """The quantities of the line of figures, and their words."""
@@ -21,10 +22,11 @@ FOUND = frozenset({Severity.CRITICAL.name, Severity.WARNING.name})
 def live_description(story: Story, findings: Counter[str]) -> str:
     """The section of a run that is being trained."""
     how = events_in_words(findings) if any(findings[each] for each in FOUND) else "healthy"
+    back = f", rolled back {times(story.rollbacks)}" if story.rollbacks else ""
     event = story.stalled or story.worst_event
     said = [] if event is None else [f"**Finding:** {markdown(story.told(event))}"]
     said += [f"**What to do:** {markdown(event.remedies[0])}"] if event is not None and event.remedies else []
-    return section_of(f"running, step {story.last_step:,}, {how}", [*said, figures(story)])
+    return section_of(f"running, step {story.last_step:,}{back}, {how}", [*said, figures(story)])
 
 
 def figures(story: Story) -> str:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from mlflow_stability.detectors.reported.autopilot import GiveUp, Rollback
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import said_of
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
@@ -20,7 +21,7 @@ from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.run_card import OF_THE_PROCESS
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.text.phrases import counted, times
 
 NON_FINITE = ("nan_detected", "inf_detected")
 KINDS_THAT_DECIDE: dict[str, tuple[str, ...]] = {
@@ -54,6 +55,8 @@ FEWEST = 8
 """A run none of whose losses has so many points is not called healthy."""
 LOUD = 0.05
 """A loss that varies by more than this share is told by its course, not by its first and last value."""
+RECOVERED = "recovered"
+"""The outcome of a run that was rolled back and trained on well."""
 ENDED = ("out_of_memory", "killed", "crashed", "exited", "interrupted")
 
 
@@ -84,7 +87,7 @@ def outcome_of(
     if "overfitting" in lasting:
         return "overfitted"
     if bad:
-        return "unstable"
+        return RECOVERED if _rescued(episodes) else "unstable"
     return "healthy" if measured and any(each.points >= FEWEST for each in readings) else "cannot_tell"
 
 
@@ -115,16 +118,42 @@ def verdict_of(
     if outcome == "unstable":
         first = min(each.start for each in bad)
         where = f"at step {first}" if all(each.start == first for each in bad) else f"from step {first} on"
-        return f"Unstable: {listed(each.kind for each in bad)} {where}; {_rescued(episodes)}{course}.{_born(episodes)}"
+        return f"Unstable: {listed(each.kind for each in bad)} {where}; {course}.{_born(episodes)}"
+    if outcome == RECOVERED:
+        final = "" if main is None or f"{main.last:.4g}" in course else f", final {main.metric} {main.last:.4g}"
+        return f"Recovered: {_back(episodes)} after {_worst_of(bad)}; {course}{final}.{_born(episodes)}"
     others = len(bad) - 1
     more = f" {others} more finding{'s' if others > 1 else ''} of at least WARNING." if others else ""
     return f"{title}: {deciding.message}{more}"
 
 
-def _rescued(episodes: Sequence[Episode]) -> str:
-    """That the training was rolled back and went on."""
-    times = sum(each.events for each in episodes if each.kind == "rollback")
-    return f"rolled back {'once' if times == 1 else f'{times} times'} and continued; " if times else ""
+def _rescued(episodes: Sequence[Episode]) -> bool:
+    """Whether a rollback helped: nothing critical is left, and rollbacks were not given up."""
+    lasting = any(each.severity is Severity.CRITICAL and each.recovered is False for each in episodes)
+    kinds = {each.kind for each in episodes}
+    return Rollback.kind in kinds and GiveUp.kind not in kinds and not lasting
+
+
+def _back(episodes: Sequence[Episode]) -> str:
+    """``rolled back to step 380``; ``rolled back 2 times, last to step 380,``."""
+    rollbacks = [each for each in episodes if each.kind == Rollback.kind]
+    count = sum(each.events for each in rollbacks)
+    last = max(rollbacks, key=lambda each: (each.attempt, each.start))
+    target = last.evidence.get("target") if last.events == 1 else None  # of several in one episode, the first is known
+    if target is None:
+        return f"rolled back {times(count)}"
+    return (
+        f"rolled back to step {target:.0f}" if count == 1 else f"rolled back {times(count)}, last to step {target:.0f},"
+    )
+
+
+def _worst_of(bad: Sequence[Episode]) -> str:
+    """``a divergence at step 402 (3 more findings)``: what was lost, had it gone on, tells more than what led to it."""
+    lost = (*KINDS_THAT_DECIDE["diverged"], *NON_FINITE)
+    order = {kind: place for place, kind in enumerate(lost)}
+    worst = min(bad, key=lambda each: (order.get(each.kind, len(order)), -each.severity, each.start))
+    more = f" ({counted(len(bad) - 1, 'more finding')})" if len(bad) > 1 else ""
+    return f"{listed([worst.kind])} at step {worst.start}{more}"
 
 
 def _born(episodes: Sequence[Episode]) -> str:

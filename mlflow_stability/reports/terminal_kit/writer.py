@@ -18,7 +18,9 @@ from mlflow_stability.reports.terminal_kit.marks import STYLES
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.text.phrases import capitalised
 
-OUTCOME_STYLES = defaultdict(lambda: "bold red", healthy="bold green", cannot_tell="bold", unstable="bold yellow")
+OUTCOME_STYLES = defaultdict(
+    lambda: "bold red", healthy="bold green", cannot_tell="bold", unstable="bold yellow", recovered="bold yellow"
+)
 """How each outcome looks; it is always there in words too."""
 LONGEST = 2000
 """Characters of one name or sentence; what is longer is no name."""

@@ -71,8 +71,9 @@ class Diagnosis(ShownAsPage):
     basis: str
     """What was read."""
     outcome: str
-    """``healthy``; ``unstable``: trouble that passed; ``diverged``; ``broken``: non-finite to the end; ``stuck``;
-    ``overfitted``; ``crashed``, ``killed``, ``out_of_memory``, ``exited``, ``interrupted``; ``cannot_tell``."""
+    """``healthy``; ``unstable``: trouble that passed; ``recovered``: trouble that a rollback ended; ``diverged``;
+    ``broken``: non-finite to the end; ``stuck``; ``overfitted``; ``crashed``, ``killed``, ``out_of_memory``,
+    ``exited``, ``interrupted``; ``cannot_tell``."""
     verdict: str
     """One sentence."""
     episodes: tuple[Episode, ...] = ()

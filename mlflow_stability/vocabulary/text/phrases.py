@@ -25,6 +25,11 @@ _SPOKEN = re.compile(r"[aeiouy]")
 """What has none of these is an abbreviation: ``lr``."""
 
 
+def times(count: int) -> str:
+    """``once``, ``3 times``."""
+    return "once" if count == 1 else f"{count:,} times"
+
+
 def capitalised(phrase: str) -> str:
     """The phrase with a capital, if it begins with an ordinary word."""
     first = _ORDINARY.match(phrase)
