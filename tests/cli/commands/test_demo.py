@@ -80,7 +80,7 @@ def test_the_demo_lets_one_training_die_and_saves_the_other(sqlite_uri: str, tmp
     assert f"mlflow ui --backend-store-uri {sqlite_uri}" in shown.stdout
     assert "?workflowType=machine_learning" in shown.stdout
     (report,) = re.findall(r"^  (\S+/stability/report\.html)$", shown.stdout, re.MULTILINE)
-    assert "Unstable" in (tmp_path / report).read_text(encoding="utf-8")
+    assert "Recovered" in (tmp_path / report).read_text(encoding="utf-8")
     assert f"mlflow-stability diagnose {run_id}" in shown.stdout
     assert cli("-m", "mlflow_stability", "diagnose", run_id, MLFLOW_TRACKING_URI=sqlite_uri).returncode == 1
     assert sorted(each.name for each in (tmp_path / ".mlflow-stability").iterdir()) == [".gitignore", "batches"]
