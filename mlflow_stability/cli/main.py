@@ -51,6 +51,7 @@ class Commands(CommandsOnDemand):
             "mlflow_stability.cli.commands.thresholds",
             "Print every threshold with its default and its meaning.",
         ),
+        "presets": ("mlflow_stability.cli.commands.presets", "Print what each preset sets, beside the defaults."),
         "checklist": (
             "mlflow_stability.cli.commands.checklist",
             "List what to check, with what a run shows for each item, and what to decide.",

@@ -21,8 +21,8 @@ from mlflow_stability.vocabulary.argument import (
     whole_number,
     yes_or_no,
 )
+from mlflow_stability.vocabulary.presets import PRESETS
 from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.settings import PRESETS
 
 GiveUp = Literal["continue", "raise"]
 
@@ -133,26 +133,4 @@ class RollbackPolicy:
         """The policy of a preset: `research`, `production` or `debugging`; with what you give on top."""
         one_of(*PRESETS)["takes"].checked("preset", name)
         check_names("RollbackPolicy.preset()", changed, [each.name for each in dataclasses.fields(cls)])
-        return cls(**(_PRESETS[name] | changed))
-
-
-_PRESETS: dict[str, dict[str, Any]] = {
-    # Quick to act: an unnecessary rollback of an experiment costs little.
-    "research": {"divergence_threshold": 1.5, "checkpoint_every": 500},
-    # Slow to act: a long training is rolled back only for good reason, and further.
-    "production": {
-        "divergence_threshold": 2.5,
-        "checkpoint_every": 1000,
-        "rewind": 100,
-        "onset_lag": 32,
-        "recovery_patience": 50,
-    },
-    # Everything often: the training stops when rollbacks do not help.
-    "debugging": {
-        "divergence_threshold": 1.2,
-        "checkpoint_every": 100,
-        "snapshot_every": 20,
-        "snapshot_share": 0.1,
-        "on_give_up": "raise",
-    },
-}
+        return cls(**(PRESETS[name].whole_policy | changed))

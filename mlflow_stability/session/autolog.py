@@ -25,7 +25,8 @@ from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.process import closing_of
 from mlflow_stability.session.session import Session
 from mlflow_stability.tracking.in_process.latest_run import latest
-from mlflow_stability.vocabulary.argument import check_names, with_known_names
+from mlflow_stability.vocabulary.argument import check_names, given_names, with_known_names
+from mlflow_stability.vocabulary.presets import with_preset
 from mlflow_stability.vocabulary.settings import DISABLE, EXIT_WAIT, Settings, settings_from_environment
 
 AlertTarget = str | Alert | Callable[[AlertMessage], object]
@@ -83,8 +84,7 @@ def autolog(
         layers_every_n_steps: Interval in steps of measurements of gradients, weights and updates by layer.
         layer_metrics: Log layers as MLflow metrics too: `True` for one curve for each block of the model,
             `"parameters"` for every layer. The full record and the pictures always have them.
-        attention_every_n_steps: Interval in steps of attention measurements, by head; 0 for never. Default: 500, and
-            never with `preset="production"`.
+        attention_every_n_steps: Interval in steps of attention measurements, by head; 0 for never. Default: 500.
         attention_max_seq_len: Number of tokens in an attention map.
         representations: Names of modules whose outputs are measured as representations. Modules that return sparse
             binary codes are found automatically.
@@ -120,8 +120,9 @@ def autolog(
             folder.
         max_checkpoints: Number of checkpoints kept; the best and the last good one are always among them.
         adaptive_clip: Clip gradients whose norm is an outlier among the norms of this training.
-        preset: Defaults of the autopilot: "research" acts early, "production" late and rarely, "debugging" saves
-            states often and raises when rollbacks do not help. Your own arguments take precedence.
+        preset: Other defaults for intervals, thresholds, checkpoints and rollbacks, which `mlflow-stability presets`
+            lists: "research" measures more and acts early, "production" measures less and acts late, "debugging"
+            measures all of it often and raises when rollbacks do not help. Your own arguments take precedence.
         capture_batch: Run the batch of a broken step again and report the module and operation of the first
             non-finite value. Without the guard, the first such step is reported on the CPU only. Results go into the
             run; the tensors stay in the journal's folder, except with "upload".
@@ -141,6 +142,7 @@ def autolog(
         extra_tags: Tags for the run.
     """
     global _current
+    arguments = dict(locals())
     if DISABLE.checked("disable", disable):
         if _current is not None:
             _current.stop()
@@ -148,47 +150,7 @@ def autolog(
         return
     if _switched_off():
         return
-    settings = _settings(
-        "autolog()",
-        log_every_n_steps=log_every_n_steps,
-        layers_every_n_steps=layers_every_n_steps,
-        layer_metrics=layer_metrics,
-        attention_every_n_steps=attention_every_n_steps,
-        attention_max_seq_len=attention_max_seq_len,
-        representations=representations,
-        sdr_check_interval=sdr_check_interval,
-        sdr_collapse_threshold=sdr_collapse_threshold,
-        tokens_per_step=tokens_per_step,
-        memory_budget=memory_budget,
-        system_metrics=system_metrics,
-        exit_wait=exit_wait,
-        journal_dir=journal_dir,
-        detectors=detectors,
-        sensitivity=sensitivity,
-        rule=rule,
-        loss_spike_threshold=loss_spike_threshold,
-        gradient_explosion_threshold=gradient_explosion_threshold,
-        divergence_threshold=divergence_threshold,
-        consecutive_divergence_steps=consecutive_divergence_steps,
-        rollback=rollback,
-        guard=guard,
-        stop_on=stop_on,
-        recovery_patience=recovery_patience,
-        rollback_checkpoint_interval=rollback_checkpoint_interval,
-        max_checkpoints=max_checkpoints,
-        adaptive_clip=adaptive_clip,
-        preset=preset,
-        capture_batch=capture_batch,
-        snapshot_budget=snapshot_budget,
-        offline=offline,
-        alerts=alerts,
-        prometheus_port=prometheus_port,
-        mirrors=mirrors,
-        exclusive=exclusive,
-        silent=silent,
-        strict=strict,
-        extra_tags=extra_tags,
-    )
+    settings = _settings("autolog()", **{name: arguments[name] for name in given_names() if name != "disable"})
     if _current is not None and _current.is_inherited:
         _current.pause()  # a fork has inherited the hooks of its parent's session
         _current = None
@@ -275,7 +237,7 @@ def _settings(call: str, /, **given: Any) -> Settings:
     check_names(call, given, [each.name for each in fields(Settings)])
     given["alerts"] = alerts_of(given.get("alerts", ()))  # before anything could show an address
     given["mirrors"] = mirrors_of(given.get("mirrors", ()))
-    settings = Settings(**(given | settings_from_environment()))
+    settings = Settings(**(with_preset(given) | settings_from_environment()))
     if settings.prometheus_port is not None and find_spec("prometheus_client") is None:
         raise SettingsError(f"prometheus_port needs prometheus_client, which is not installed here: {INSTALL}.")
     if settings.uses_autopilot:

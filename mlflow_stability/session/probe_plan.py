@@ -26,6 +26,7 @@ from mlflow_stability.session.broken_batch.held_batches import held_batches
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_facts import FactsProbe
+from mlflow_stability.vocabulary.presets import PRESETS
 from mlflow_stability.vocabulary.settings import Settings
 
 NORMS_EVERY = 10
@@ -39,7 +40,7 @@ FULL_EVERY = 10
 def probe_scheduler_of(settings: Settings, guard: PartGuard, recording: Recording) -> ProbeScheduler:
     """The probes that these settings ask for."""
     layers, budget = settings.layers_every_n_steps, settings.memory_budget
-    every_step = settings.preset == "research"
+    every_step = settings.preset is not None and PRESETS[settings.preset].adam_rms_every_step
     facts = FactsProbe(recording)
     batches, broken = held_batches(settings, guard, recording)
     holders = [] if batches is None else [batches]

@@ -10,6 +10,7 @@ import functools
 import inspect
 import os
 from collections.abc import Callable, Iterable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, fields
 from difflib import get_close_matches
 from enum import Enum
@@ -195,6 +196,14 @@ EVERYWHERE = {"tracking_uri": Takes("the address of an MLflow store, such as 'sq
 """What arguments take that mean the same in all public functions."""
 
 
+_GIVEN: ContextVar[frozenset[str]] = ContextVar("_GIVEN", default=frozenset())
+
+
+def given_names() -> frozenset[str]:
+    """The names of the arguments that the public function which runs was given, their defaults not among them."""
+    return _GIVEN.get()
+
+
 def with_known_names(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """A public function that answers a misspelt argument with the one that was probably meant.
 
@@ -214,7 +223,11 @@ def with_known_names(function: Callable[_P, _R]) -> Callable[_P, _R]:
                 by_name[name] = EVERYWHERE[name].checked(name, by_name[name])
             elif place < len(in_order):
                 in_order[place] = EVERYWHERE[name].checked(name, in_order[place])
-        return plain(*in_order, **by_name)
+        outer = _GIVEN.set(frozenset(named))
+        try:
+            return plain(*in_order, **by_name)
+        finally:
+            _GIVEN.reset(outer)
 
     return called
 

@@ -22,6 +22,7 @@ from mlflow_stability.vocabulary.argument import (
     yes_or_no,
 )
 from mlflow_stability.vocabulary.judging_rule import JUDGING_RULES, ROBUST
+from mlflow_stability.vocabulary.presets import PRESET
 from mlflow_stability.vocabulary.sensitivity import SENSITIVITIES
 
 JOURNAL_FOLDER = ".mlflow-stability"
@@ -31,8 +32,6 @@ BATCHES_FOLDER = "batches"
 """Likewise: one folder for each recording, with the batches of steps that broke."""
 ATTENTION_EVERY = 500
 """Every how many steps attention is looked at where nothing else is said."""
-PRESETS = ("research", "production", "debugging")
-"""The sets of knobs for the autopilot."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +45,7 @@ class Settings:
     layer_metrics: bool | str = field(default=False, metadata=one_of(True, False, "parameters"))
     """Layers as metrics too: False, True (one for each block of the model), ``parameters`` (all of them)."""
     attention_every_n_steps: int | None = field(default=None, metadata=whole_number(0, "of steps", optional=True))
-    """Every how many steps attention is looked at, head by head; 0: never; None: 500, in production never."""
+    """Every how many steps attention is looked at, head by head; 0: never; None: 500."""
     attention_max_seq_len: int = field(default=64, metadata=whole_number(1, "of tokens"))
     """Of how many tokens a map of attention shows the weights."""
     representations: tuple[str, ...] = field(default=(), metadata=names("the name of a module", "'encoder'"))
@@ -115,8 +114,8 @@ class Settings:
     """The port at which the courier serves metrics for Prometheus; None: none."""
     mirrors: tuple[Any, ...] = field(default=(), metadata=elsewhere("tools such as 'tensorboard:runs/' and 'wandb'"))
     """Which other tools get the same numbers: `Mirror` objects, which have been checked."""
-    preset: str | None = field(default=None, metadata=one_of(*PRESETS, optional=True))
-    """A set of knobs for the autopilot: ``research``, ``production``, ``debugging``."""
+    preset: str | None = field(default=None, metadata=PRESET)
+    """Whose settings hold where nothing else was given: ``research``, ``production``, ``debugging``."""
     capture_batch: bool | str = field(default=True, metadata=one_of(True, False, "upload"))
     """Look at the batch of a step that broke: False, True, ``upload`` to have its tensors in the run as well."""
     snapshot_budget: int | None = field(default=None, metadata=whole_number(0, "of bytes", optional=True))
@@ -131,7 +130,7 @@ class Settings:
         """Every how many steps attention is looked at; 0: never."""
         if self.attention_every_n_steps is not None:
             return self.attention_every_n_steps
-        return 0 if self.preset == "production" else ATTENTION_EVERY
+        return ATTENTION_EVERY
 
     @property
     def uses_autopilot(self) -> bool:

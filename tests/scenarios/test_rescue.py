@@ -235,7 +235,6 @@ def test_checkpoints_that_cannot_be_written_are_switched_off_and_training_goes_o
         ({"stop_on": "lose>5"}, "stop_on can compare"),
         ({"rollback": True, "max_checkpoints": 1}, "max_checkpoints must be a whole number, at least 2"),
         ({"rollback": True, "preset": "reckless"}, "preset must be .research., .production., .debugging. or None"),
-        ({"rollback": QUICK, "preset": "research"}, "pass only one of the two"),
         ({"rollback": True, "capture_batch": "no"}, "capture_batch must be"),
     ],
 )

@@ -405,3 +405,13 @@ def test_the_sensitivity_moves_detectors_by_name_and_none_with_thresholds_of_its
     opening = records_of(session())[0]
     assert isinstance(opening, Opening)
     assert built(opening.detectors) == (moved(LossSpike(), FACTORS["high"]), own)
+
+
+def test_a_preset_sets_intervals_and_thresholds_and_what_was_given_comes_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_a_courier(monkeypatch)
+    mlflow_stability.autolog(strict=True, exit_wait=0, preset="debugging", layers_every_n_steps=100)
+    found = session().settings
+    assert (found.log_every_n_steps, found.layers_every_n_steps, found.attention_every) == (1, 100, 50)
+    assert (found.divergence_threshold, found.capture_batch, found.rollback) == (1.2, "upload", False)
+    mlflow_stability.autolog(strict=True, exit_wait=0)
+    assert session().settings.log_every_n_steps == 10

@@ -19,17 +19,8 @@ from mlflow_stability.session.autopilot.snapshot_manager import OpenDirectory
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.argument import shown
+from mlflow_stability.vocabulary.presets import IN_POLICY
 from mlflow_stability.vocabulary.settings import Settings
-
-# The settings that are knobs of the policy too. One that was left as it is says nothing.
-KNOBS = {
-    "divergence_threshold": "divergence_threshold",
-    "consecutive_divergence_steps": "consecutive_divergence_steps",
-    "recovery_patience": "recovery_patience",
-    "rollback_checkpoint_interval": "checkpoint_every",
-    "max_checkpoints": "max_checkpoints",
-    "snapshot_budget": "snapshot_budget",
-}
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,26 +50,27 @@ def autopilot_config_of(settings: Settings) -> AutopilotConfig:
 
 
 def _policy(settings: Settings) -> RollbackPolicy:
-    knobs = {
-        name: getattr(settings, setting)
-        for setting, name in KNOBS.items()
-        if getattr(settings, setting) != _DEFAULTS[setting]
-    }
     asked: Any = settings.rollback
     if isinstance(asked, RollbackPolicy):
-        if settings.preset is not None:
-            raise SettingsError(
-                "rollback is a RollbackPolicy already, so preset has no effect; pass only one of the two."
-            )
-        policy = dataclasses.replace(asked, **knobs)
+        policy = dataclasses.replace(asked, **_knobs(settings, all_of_them=False))
         own: Any = settings.guard
         return policy if own is None else dataclasses.replace(policy, guard=own)
     if not isinstance(asked, bool):
         raise SettingsError(f"rollback must be True, False or a RollbackPolicy; got {shown(asked)}.")
     guard: Any = asked if settings.guard is None else settings.guard
     if settings.preset is not None:
+        knobs = _knobs(settings, all_of_them=True)
         return RollbackPolicy.preset(settings.preset, **knobs, rollback=asked, guard=guard)
-    return RollbackPolicy(**knobs, rollback=asked, guard=guard)
+    return RollbackPolicy(**_knobs(settings, all_of_them=False), rollback=asked, guard=guard)
+
+
+def _knobs(settings: Settings, *, all_of_them: bool) -> dict[str, Any]:
+    """The settings that are options of the policy, too; without a preset, one that was left as it is says nothing."""
+    return {
+        name: value
+        for setting, name in IN_POLICY.items()
+        if (value := getattr(settings, setting)) != _DEFAULTS[setting] or all_of_them
+    }
 
 
 _DEFAULTS = {each.name: each.default for each in dataclasses.fields(Settings)}

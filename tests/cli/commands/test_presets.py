@@ -1,0 +1,26 @@
+from __future__ import annotations
+
+import pytest
+
+from mlflow_stability.cli.main import run
+from mlflow_stability.manual.presets import page, preset_rows
+from mlflow_stability.vocabulary.presets import PRESETS
+
+
+def test_the_table_has_every_option_of_every_preset_in_80_columns(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "80")
+    assert run(["presets"]) == 0
+    said = capsys.readouterr().out
+    lines = [line.split() for line in said.splitlines()]
+    assert all(len(line) <= 80 for line in said.splitlines())
+    for each in preset_rows():
+        if each.name.islower():
+            assert [each.name, *each.values] in lines
+    assert ["default", *PRESETS] in lines
+
+
+def test_the_page_of_the_manual_has_the_same_rows() -> None:
+    rows = [line.replace("`", "").strip("| ").split(" | ") for line in page().splitlines() if line.startswith("| ")]
+    assert all([each.name, *each.values] in rows for each in preset_rows())
