@@ -13,7 +13,7 @@ from difflib import get_close_matches
 from typing import Any
 
 from mlflow_stability.detectors.engine.detector import Detector
-from mlflow_stability.detectors.engine.finding_type import FindingType
+from mlflow_stability.detectors.engine.finding_type import FindingType, Instability
 from mlflow_stability.detectors.kind_documentation import FindingDocumentation, documentation_of
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.discovery import subclasses_in
@@ -36,6 +36,11 @@ SEEN_FROM_OUTSIDE = tuple(each for each in TYPES if not issubclass(each, Detecto
 """What no detector finds: how a training ends, what the autopilot did, how the training is set up, what it came to."""
 KINDS: tuple[str, ...] = tuple(dict.fromkeys(each.kind for each in TYPES))
 """Every kind of trouble that there is a documentation for."""
+
+
+def of_instability(*degrees: Instability) -> frozenset[str]:
+    """The kinds of finding that declare one of these."""
+    return frozenset(each.kind for each in TYPES if each.instability in degrees)
 
 
 def default_detectors(*, experimental: bool = True) -> tuple[Detector, ...]:

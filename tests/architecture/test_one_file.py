@@ -20,7 +20,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -47,6 +47,7 @@ class UnluckyLoss(Detector):
     plural = "unlucky losses"
     quantities = ("loss",)
     symptom = Symptom.RISING
+    instability = Instability.HARMFUL
     remedies = ("Cross your fingers.",)
     state_type = list
 
@@ -60,7 +61,7 @@ class UnluckyLoss(Detector):
 CAUSE = '''
 """Looks for the cause in the calendar."""
 
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not
 from mlflow_stability.diagnosis.causes.context import Surroundings
 
@@ -216,6 +217,18 @@ def test_a_detector_is_one_of_the_default_ones_and_has_its_noun_and_its_remedies
     )
     done = run_in(package, "-c", code)
     assert done.out == "unlucky_loss 7 an unlucky loss 3 unlucky losses ('Cross your fingers.',)\n"
+
+
+def test_a_detector_that_declares_harm_is_part_of_one_trouble_and_costs_unconfirmed_states(package: Path) -> None:
+    code = (
+        "from mlflow_stability.session.autopilot.rollback_controller import HARMFUL\n"
+        "from mlflow_stability.session.output.troubles import Troubles\n"
+        "from mlflow_stability.vocabulary.result.event import Event, Severity\n"
+        "troubles = Troubles()\n"
+        "found = [Event(7, kind, Severity.WARNING, 'It was.') for kind in ('loss_spike', 'unlucky_loss')]\n"
+        "print('unlucky_loss' in HARMFUL, [troubles.is_news(each) for each in found])\n"
+    )
+    assert run_in(package, "-c", code).out == "True [True, False]\n"
 
 
 def test_a_cause_is_named_with_its_remedy_and_explained(package: Path, log: Path) -> None:

@@ -36,6 +36,19 @@ class Symptom(Enum):
     ENDED = "ended"
 
 
+class Instability(Enum):
+    """Whether a finding is about a training that becomes unstable. Such findings come together, one of them leads to
+    the others, and while it trains they are reported as one.
+    """
+
+    NONE = "none"
+    """It is about something else: progress, speed, memory, settings."""
+    SIGN = "sign"
+    """It says nothing bad of the weights: the step was skipped, or they may still be good."""
+    HARMFUL = "harmful"
+    """Weights of its step may carry what led to it: a state that is not confirmed as good yet is given up."""
+
+
 LAST = 10_000
 """Where a type stands that does not say where."""
 
@@ -60,6 +73,8 @@ class FindingType:
     """What to try, most likely first."""
     symptom: ClassVar[Symptom] = Symptom.NONE
     """By which its cause is looked for."""
+    instability: ClassVar[Instability] = Instability.NONE
+    """Whether it is part of an unstable training."""
     order: ClassVar[int] = LAST
     """Where it stands among the others: detectors look, and types are listed, from the lowest on, then by name."""
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {}

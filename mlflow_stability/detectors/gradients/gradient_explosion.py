@@ -15,7 +15,7 @@ from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Moves, Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.loss_fall import Beginning
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
@@ -82,6 +82,7 @@ class GradientExplosion(Detector):
     no lower threshold. So judges a threshold of your own (`gradient_explosion_threshold`)."""
 
     kind = "gradient_explosion"
+    instability = Instability.HARMFUL
     noun = "a gradient explosion"
     plural = "gradient explosions"
     symptom = Symptom.RISING
@@ -188,6 +189,7 @@ class GradientExplosionClassic(Detector):
     """Minimum number of values before the mean is used."""
 
     kind = "gradient_explosion"
+    instability = Instability.HARMFUL
     order = 410
     on_request = True
     rule = "classic"

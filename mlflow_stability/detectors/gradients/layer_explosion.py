@@ -9,7 +9,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Moves
+from mlflow_stability.detectors.engine.finding_type import Instability, Moves
 from mlflow_stability.detectors.engine.layer_values import LayerRound
 from mlflow_stability.detectors.engine.loss_fall import Beginning
 from mlflow_stability.vocabulary.result.event import Event
@@ -56,6 +56,7 @@ class LayerExplosion(Detector):
     """Number of normal measurements in a row that end the finding."""
 
     kind = "layer_explosion"
+    instability = Instability.HARMFUL
     noun = "an explosion of one layer"
     plural = "explosions of single layers"
     order = 150

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.vocabulary.result.event import Event
 
 
@@ -40,6 +40,7 @@ class ActivationNonfinite(Detector):
     """
 
     kind = "activation_nonfinite"
+    instability = Instability.SIGN
     noun = "outputs that are not finite"
     symptom = Symptom.NON_FINITE
     order = 330

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.detectors.engine.layer_values import Heads, and_others, head_of
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -43,6 +43,7 @@ class AttentionLogitGrowth(Detector):
     """Number of measurements in a row."""
 
     kind = "attention_logit_growth"
+    instability = Instability.SIGN
     noun = "growing attention scores"
     symptom = Symptom.INSIDE
     order = 300

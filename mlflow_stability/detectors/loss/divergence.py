@@ -15,7 +15,7 @@ from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Moves, Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import Beginning
 from mlflow_stability.detectors.engine.slow_rise import SlowRise
@@ -87,6 +87,7 @@ class Divergence(Detector):
     """Number of steps without a high loss that end the finding."""
 
     kind = "divergence"
+    instability = Instability.HARMFUL
     noun = "a divergence"
     plural = "divergences"
     symptom = Symptom.RISING
@@ -224,6 +225,7 @@ class DivergenceClassic(Detector):
     """Minimum number of values before anything is judged."""
 
     kind = "divergence"
+    instability = Instability.HARMFUL
     order = 400
     on_request = True
     rule = "classic"

@@ -9,7 +9,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.engine.adversarial import RISE
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Moves
+from mlflow_stability.detectors.engine.finding_type import Instability, Moves
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -71,6 +71,7 @@ class DivergenceStart(Detector):
     """Number of high steps in a row after a large update."""
 
     kind = "divergence"
+    instability = Instability.HARMFUL
     order = 50
     rule = "start"
     quantities = ("loss", "grad_norm", "update_ratio")

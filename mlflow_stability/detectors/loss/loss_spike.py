@@ -14,7 +14,7 @@ from mlflow_stability.detectors.engine.classic_window import ClassicWindow
 from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Moves, Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import Beginning
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -80,6 +80,7 @@ class LossSpike(Detector):
     loss, and a gradient norm lowers no threshold. So judges a threshold of your own (`loss_spike_threshold`)."""
 
     kind = "loss_spike"
+    instability = Instability.HARMFUL
     noun = "a loss spike"
     plural = "loss spikes"
     symptom = Symptom.RISING
@@ -201,6 +202,7 @@ class LossSpikeClassic(Detector):
     """Minimum number of values before anything is judged."""
 
     kind = "loss_spike"
+    instability = Instability.HARMFUL
     order = 390
     on_request = True
     rule = "classic"

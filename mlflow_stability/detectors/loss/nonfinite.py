@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import infinite
 
@@ -100,6 +100,7 @@ class NanDetected(NonFiniteDetector):
     """
 
     kind = "nan_detected"
+    instability = Instability.HARMFUL
     noun = "NaN"
     order = 10
     remedies = (
@@ -134,6 +135,7 @@ class InfDetected(NonFiniteDetector):
     """
 
     kind = "inf_detected"
+    instability = Instability.HARMFUL
     noun = "infinity"
     order = 20
     remedies = (

@@ -9,6 +9,7 @@ from itertools import pairwise
 
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Instability
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -52,6 +53,7 @@ class Oscillation(Detector):
     """Maximum correlation of one change with the next."""
 
     kind = "oscillation"
+    instability = Instability.HARMFUL
     noun = "oscillation"
     order = 230
     quantities = ("loss",)

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.engine.debounce import Streak
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
+from mlflow_stability.detectors.engine.finding_type import Instability
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -36,6 +37,7 @@ class AdamRmsHigh(Detector):
     """Number of high values in a row."""
 
     kind = "adam_rms_high"
+    instability = Instability.SIGN
     noun = "a high AdamW RMS"
     plural = "periods of a high AdamW RMS"
     order = 200

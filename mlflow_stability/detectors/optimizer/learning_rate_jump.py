@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import LEAST_RISE, NOT_BEYOND
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -63,6 +63,7 @@ class LearningRateJump(Detector):
     """Minimum ratio to the highest rate so far."""
 
     kind = "learning_rate_jump"
+    instability = Instability.HARMFUL
     noun = "a learning rate jump"
     plural = "learning rate jumps"
     symptom = Symptom.LEARNING_RATE

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -53,6 +53,7 @@ class LossScaleCollapse(Detector):
     """Number of steps the first scale must hold until the search for it is over."""
 
     kind = "loss_scale_collapse"
+    instability = Instability.HARMFUL
     noun = "a collapse of the loss scale"
     plural = "collapses of the loss scale"
     symptom = Symptom.NON_FINITE

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -56,6 +56,7 @@ class StepSkipped(Detector):
     """Number of steps without a skip that end the scaler's search for its first scale."""
 
     kind = "step_skipped"
+    instability = Instability.SIGN
     noun = "skipped steps"
     symptom = Symptom.NON_FINITE
     order = 110

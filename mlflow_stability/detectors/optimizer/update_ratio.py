@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.detectors.engine.loss_fall import LossFalls
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result.event import Event
@@ -66,6 +66,7 @@ class UpdateRatioHigh(Detector):
     """Number of first steps that are ignored: weights that start near zero change much in them."""
 
     kind = "update_ratio_high"
+    instability = Instability.HARMFUL
     noun = "large updates"
     symptom = Symptom.LARGE_UPDATES
     order = 180

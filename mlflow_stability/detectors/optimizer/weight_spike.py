@@ -11,7 +11,7 @@ from typing import ClassVar
 from mlflow_stability.detectors.engine.debounce import StreakByPlace
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Moves, Symptom
+from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -56,6 +56,7 @@ class WeightSpike(Detector):
     """Maximum ratio between the last `fewest` measurements for them to be steady."""
 
     kind = "weight_spike"
+    instability = Instability.HARMFUL
     noun = "a weight spike"
     plural = "weight spikes"
     symptom = Symptom.LARGE_UPDATES

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlflow_stability.detectors.engine.finding_type import FindingType
+from mlflow_stability.detectors.engine.finding_type import FindingType, Instability
 from mlflow_stability.vocabulary.result.event import Severity
 
 
@@ -81,6 +81,7 @@ class BrokenBatch(FindingType):
     """
 
     kind = "broken_batch"
+    instability = Instability.SIGN
     noun = "a broken batch"
     plural = "broken batches"
     order = 1070
@@ -108,6 +109,7 @@ class NanOrigin(FindingType):
     """
 
     kind = "nan_origin"
+    instability = Instability.SIGN
     noun = "a first NaN that was traced"
     plural = "first NaNs that were traced"
     order = 1080

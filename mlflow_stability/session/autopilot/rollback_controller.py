@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import torch
 from torch.nn import Module
 
+from mlflow_stability.detectors.catalog import of_instability
+from mlflow_stability.detectors.engine.finding_type import Instability
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.decisions import Decision, GoodState, Past, Situation, decide
 from mlflow_stability.recovery.easing import EasingPlan, held_rates, reset_momentum
@@ -38,21 +40,7 @@ from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 OR_GO_ON = 'To continue without rollbacks: rollback=RollbackPolicy(on_give_up="continue").'
-HARMFUL = frozenset(
-    {
-        "divergence",
-        "gradient_explosion",
-        "inf_detected",
-        "layer_explosion",
-        "learning_rate_jump",
-        "loss_scale_collapse",
-        "loss_spike",
-        "nan_detected",
-        "oscillation",
-        "update_ratio_high",
-        "weight_spike",
-    }
-)
+HARMFUL = of_instability(Instability.HARMFUL)
 """Findings after which a state that has not proved itself may carry what led to them; a slow step is none."""
 
 

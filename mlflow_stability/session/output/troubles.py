@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from mlflow_stability.detectors.catalog import of_instability
+from mlflow_stability.detectors.engine.finding_type import Instability
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 GAP = 100
@@ -16,27 +18,7 @@ AS_BEFORE = 4
 """So often a finding of one type is said each time it begins anew; later each time that its number has doubled."""
 ACTIONS = frozenset({"rollback", "give_up", "checkpoint_failed", "checkpoint_not_finite"})
 """Findings that say what was done; nothing else says it."""
-_SAME_TROUBLE = frozenset(
-    {
-        "activation_nonfinite",
-        "adam_rms_high",
-        "attention_logit_growth",
-        "broken_batch",
-        "divergence",
-        "gradient_explosion",
-        "inf_detected",
-        "layer_explosion",
-        "learning_rate_jump",
-        "loss_scale_collapse",
-        "loss_spike",
-        "nan_detected",
-        "nan_origin",
-        "oscillation",
-        "step_skipped",
-        "update_ratio_high",
-        "weight_spike",
-    }
-)
+_SAME_TROUBLE = of_instability(Instability.SIGN, Instability.HARMFUL)
 """Types of findings that come together: one of them leads to the others."""
 _NON_FINITE = frozenset({"activation_nonfinite", "inf_detected", "nan_detected"})
 _JUMPS = frozenset({"gradient_explosion", "layer_explosion", "loss_spike", "update_ratio_high", "weight_spike"})
