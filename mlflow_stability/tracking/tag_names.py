@@ -1,8 +1,8 @@
 """Names of the tags of a run, and what they say.
 
 In: the tags of a run, of this version or an older one. Out: how its process ended, its last step, whether we recorded
-it. Guarantees: MLflow is not needed; what people read is in eight tags at most; tags for programs begin with `mlflow.`,
-which MLflow's pages do not show.
+it. Guarantees: MLflow is not needed; what people read is in eight tags at most, and a ninth where settings changed;
+tags for programs begin with `mlflow.`, which MLflow's pages do not show.
 """
 
 from __future__ import annotations
@@ -23,7 +23,19 @@ FIRST_ISSUE_STEP = f"{OURS}first_issue_step"
 FINDINGS = f"{OURS}findings"
 ROLLBACKS = f"{OURS}rollbacks"
 SKIPPED_STEPS = f"{OURS}skipped_steps"
-READ_BY_PEOPLE = (VERDICT, OUTCOME, CAUSE, FIRST_ISSUE_STEP, FINDINGS, ROLLBACKS, SKIPPED_STEPS, ENDED)
+CHANGED_SETTINGS = f"{OURS}changed_settings"
+"""Of a run that was resumed with other settings: a line for each recording, ``recording 2: seed 2 (was 1)``."""
+READ_BY_PEOPLE = (
+    VERDICT,
+    OUTCOME,
+    CAUSE,
+    FIRST_ISSUE_STEP,
+    FINDINGS,
+    ROLLBACKS,
+    SKIPPED_STEPS,
+    ENDED,
+    CHANGED_SETTINGS,
+)
 
 RUNNING = "running"
 """The verdict while it trains."""

@@ -1,7 +1,8 @@
 """Writes facts into a run as its parameters, and leaves alone what is there.
 
-In: facts by key, as long as they are. Out: parameters `stability.<key>`; where the run has another value already, the
-tag `stability.recording_<n>.<key>`, for a parameter can be set once only and a tag stays to be read beside it.
+In: facts by key, as long as they are. Out: parameters `stability.<key>`; where the run has another value already, as a
+run that was resumed with other settings has, one line in the tag `stability.changed_settings`, for a parameter can be
+set once only.
 Guarantees: nothing of anybody's is written over; sending the same again changes nothing; a long value is cut in its
 middle to what the store takes, and says how long it was.
 """
@@ -16,6 +17,7 @@ from mlflow.entities import Param, RunTag
 
 from mlflow_stability.tracking.keys import fitting_keys
 from mlflow_stability.tracking.store.store_errors import RefusedError, store_trouble
+from mlflow_stability.tracking.tag_names import CHANGED_SETTINGS
 
 PREFIX = "stability."
 LONGEST = 6000
@@ -28,6 +30,9 @@ _CHOSEN = re.compile(
 )
 _USUAL = {"accumulation": "1", "parameter_types": "float32", "betas": "(0.9, 0.999)", "momentum": "0"}
 """What is not chosen by most, and said by its absence."""
+LONGEST_TAG = 5000
+LONGEST_SHOWN = 100
+"""Of a value that was changed."""
 AT_ONCE = 100
 """What MLflow's stores take in one request."""
 
@@ -41,6 +46,8 @@ class RunParams:
         self._client = client
         self._run_id = run_id
         self._number = number
+        self._changed: dict[str, str] = {}
+        """What this recording has set otherwise than the run: by key, in words."""
 
     def write(self, facts: Mapping[str, str]) -> None:
         """Write facts; those that the run has already are passed over."""
@@ -50,16 +57,13 @@ class RunParams:
         new = [Param(key, cut(value)) for key, value in wanted.items() if key not in there]
         for begin in range(0, len(new), AT_ONCE):
             self._send_all(new[begin : begin + AT_ONCE])
-        self._put_beside({key: wanted[key] for key in wanted if key in there and not _same(there[key], wanted[key])})
+        others = {key: value for key, value in wanted.items() if key in there and not _same(there[key], value)}
+        self._say_changed({key: (there[key], value) for key, value in others.items()})
 
     def _keys(self, names: Iterable[str]) -> dict[str, str]:
-        """The parameter of each fact; so short that the tag beside it is one that stores take, too."""
-        before = self._before()
-        fitting = fitting_keys(before + name for name in names)
-        return {name.removeprefix(before): PREFIX + key.removeprefix(before) for name, key in fitting.items()}
-
-    def _before(self) -> str:
-        return f"{PREFIX}recording_{self._number + 1}."
+        """The parameter of each fact."""
+        fitting = fitting_keys(PREFIX + name for name in names)
+        return {name.removeprefix(PREFIX): key for name, key in fitting.items()}
 
     def _send_all(self, params: list[Param]) -> None:
         """Send params together; where that is refused, each by itself."""
@@ -76,19 +80,26 @@ class RunParams:
             there = self._there()
             if param.key in there:  # somebody else was faster
                 if not _same(there[param.key], param.value):
-                    self._put_beside({param.key: param.value})
+                    self._say_changed({param.key: (there[param.key], param.value)})
             elif len(param.value) > LONGEST_BEFORE:
                 self._send_one(Param(param.key, cut(param.value, LONGEST_BEFORE)))
             else:
                 self.refused[param.key] = str(error)
 
-    def _put_beside(self, others: Mapping[str, str]) -> None:
-        if not others:
+    def _say_changed(self, changes: Mapping[str, tuple[str, str]]) -> None:
+        """Tell of parameters that have another value than the run: ``recording 2: seed 2 (was 1)``."""
+        if not changes:
             return
-        tags = [RunTag(self._before() + key.removeprefix(PREFIX), cut(value, LONGEST)) for key, value in others.items()]
-        for begin in range(0, len(tags), AT_ONCE):
-            with store_trouble(f"set {len(tags)} tags"):
-                self._client.log_batch(self._run_id, tags=tags[begin : begin + AT_ONCE], synchronous=True)
+        for key, (before, value) in changes.items():
+            self._changed[key] = f"{key.removeprefix(PREFIX)} {_in_a_line(value)} (was {_in_a_line(before)})"
+        ours = f"recording {self._number + 1}: "
+        with store_trouble(f"read run {self._run_id}"):
+            said = self._client.get_run(self._run_id).data.tags.get(CHANGED_SETTINGS, "")
+        lines = [line for line in said.splitlines() if not line.startswith(ours)]
+        text = "\n".join([*lines, ours + ", ".join(self._changed.values())])
+        with store_trouble("set a tag"):
+            tag = RunTag(CHANGED_SETTINGS, cut(text, LONGEST_TAG))
+            self._client.log_batch(self._run_id, tags=[tag], synchronous=True)
 
     def _send(self, params: list[Param]) -> None:
         with store_trouble(f"log {len(params)} parameters"):
@@ -106,6 +117,10 @@ def cut(text: str, longest: int = LONGEST) -> str:
     mark = f" …({len(text):,} characters)… "
     room = longest - len(mark)
     return text[: room - room // 2] + mark + text[len(text) - room // 2 :]
+
+
+def _in_a_line(value: str) -> str:
+    return cut(" ".join(value.split()), LONGEST_SHOWN)
 
 
 def is_chosen(key: str, value: str) -> bool:

@@ -67,8 +67,7 @@ def test_a_second_recording_of_the_run_tells_only_what_is_otherwise(root: Path, 
         "stability.betas": "(0.9, 0.95)",
         "stability.model": "x",
     }
-    assert run.data.tags["stability.recording_2.seed"] == "2"
-    assert "stability.recording_2.betas" not in run.data.tags
+    assert run.data.tags["stability.changed_settings"] == "recording 2: seed 2 (was 1)"
     assert "stability.refused" not in run.data.tags
 
 

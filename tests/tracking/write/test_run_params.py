@@ -64,10 +64,23 @@ def test_what_the_run_has_already_stays_and_the_other_value_stands_beside_it(cli
         "stability.python": "3.12",
     }
     assert our_tags_of(client, run_id) == {
-        "stability.recording_1.optimizer": "AdamW",
-        "stability.recording_2.seed": "2",
+        "stability.changed_settings": "recording 1: optimizer AdamW (was mine)\nrecording 2: seed 2 (was 1)",
     }
     assert params.refused == {}
+
+
+def test_what_changed_is_one_tag_however_much_it_is_and_however_often_it_is_sent(
+    client: MlflowClient, run_id: str
+) -> None:
+    RunParams(client, run_id, 0).write({f"group_{number}.eps": "a" for number in range(400)})
+    params = RunParams(client, run_id, 1)
+    for _ in range(2):
+        params.write({"group_0.eps": "b\n" * 100})
+        params.write({f"group_{number}.eps": "b" for number in range(1, 400)})
+    (said,) = our_tags_of(client, run_id).values()
+    assert said.startswith("recording 2: group_0.eps b b b")
+    assert len(said.splitlines()) == 1
+    assert len(said) <= 5000
 
 
 class Overtaken(MlflowClient):
@@ -90,7 +103,7 @@ def test_somebody_who_was_faster_is_no_trouble(sqlite_uri: str, client: MlflowCl
         "stability.seed": "theirs",
         "stability.torch": "2",
     }
-    assert our_tags_of(client, run_id) == {"stability.recording_1.seed": "ours"}
+    assert our_tags_of(client, run_id) == {"stability.changed_settings": "recording 1: seed ours (was theirs)"}
     assert params.refused == {}
 
 
