@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import time
 from dataclasses import asdict, dataclass
+from hashlib import sha256
 from typing import Any
 
 from mlflow_stability.detectors.finding_nouns import noun_of
@@ -92,6 +94,12 @@ class AlertMessage:
         tail = "" if self.run is None else f"\n\n{self.run.text()}"
         room = _LONGEST - len(tail)
         return (body if len(body) <= room else f"{body[: room - 1]}…") + tail
+
+    @property
+    def key(self) -> str:
+        """The same for the same alert, however often and by whichever process it is sent."""
+        said = {**self.plain(), "run": self.run.run_id if self.run is not None else ""}
+        return sha256(json.dumps(said, sort_keys=True).encode()).hexdigest()[:32]
 
     def plain(self) -> dict[str, Any]:
         """The message as plain JSON, which has no words for numbers that are not finite."""

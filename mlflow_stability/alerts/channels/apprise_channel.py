@@ -1,12 +1,14 @@
 """Slack, Discord, PagerDuty, Teams, e-mail, webhooks and the rest of what apprise knows, by URL.
 
-Guarantees: neither the URL nor a part of it is in an error or in a log.
+Guarantees: neither the URL nor a part of it is in an error or in a log; services that take a key for each alert get the
+same one when an alert is sent again, and fold the two into one.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+import socket
 import threading
 import time
 from collections.abc import Iterator
@@ -24,6 +26,8 @@ _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL:
 _US = "mlflow-stability"
 """Who a message is from."""
 _SHORTEST_SECRET = 4
+_KEYS = {"NotifyPagerDuty": "dedup", "NotifyOpsgenie": "alias", "NotifyJira": "alias"}
+"""By apprise's name of a service, where it takes the key by which the service knows an alert again."""
 
 
 class AppriseChannel:
@@ -42,11 +46,18 @@ class AppriseChannel:
             raise ChannelError(f"apprise does not accept the {scheme}:// URL. Compare it with apprise's documentation.")
         self.name = str(service.service_name or scheme)
         self._service = service
+        self._key = _KEYS.get(type(service).__name__, "")
+        if not hasattr(service, self._key) or getattr(service, self._key):  # an older apprise; or the user has set one
+            self._key = ""
+        pagerduty = type(service).__name__ == "NotifyPagerDuty"
+        tokens = service.template_tokens if pagerduty else {}
+        self._names = {each for each in ("source", "component") if each in tokens and _is_default(service, each)}
         parts = re.split(r"[/?&=:@#,\s]+", url.partition("://")[2])
         self._secrets = sorted((each for each in parts if len(each) >= _SHORTEST_SECRET), key=len, reverse=True)
 
     def send(self, message: AlertMessage) -> None:
         """One request, or as many as the service needs for one message."""
+        self._identify(message)
         with _said_by_apprise() as said:
             try:
                 sent = self._service.notify(  # not by `Apprise.notify`, which would send from other threads
@@ -57,10 +68,24 @@ class AppriseChannel:
         if not sent:
             raise ChannelError(self._without_secrets(" ".join(said.getvalue().split())) or "not accepted")
 
+    def _identify(self, message: AlertMessage) -> None:
+        """Give a service that has fields for it which alert this is, and what it is about."""
+        if self._key:
+            setattr(self._service, self._key, message.key)
+        run = message.run
+        about = {"source": socket.gethostname(), "component": (run.name or run.run_id) if run is not None else _US}
+        for name in self._names:
+            setattr(self._service, name, about[name])
+
     def _without_secrets(self, text: str) -> str:
         for secret in self._secrets:
             text = text.replace(secret, "***")
         return text[:300]
+
+
+def _is_default(service: Any, name: str) -> bool:
+    """Whether the URL does not say it."""
+    return bool(getattr(service, name, None) == service.template_tokens[name].get("default"))
 
 
 class _Quiet:

@@ -1,7 +1,9 @@
 from __future__ import annotations
 
 import logging
+import socket
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 from apprise.plugins import discord, pagerduty, slack
@@ -70,6 +72,27 @@ def test_pagerduty_gets_a_critical_incident_once(server: ChatServer) -> None:
     assert isinstance(payload, dict)
     assert payload["severity"] == "critical"
     assert "divergence at step 412" in payload["summary"]
+
+
+def test_pagerduty_knows_an_alert_again_that_is_sent_twice(server: ChatServer) -> None:
+    url = "pagerduty://integrationkey@apikey"
+    again = AlertMessage.from_plain(MESSAGE.plain())  # as a courier has it that was started anew
+    AppriseChannel(url).send(MESSAGE)
+    second = AppriseChannel(url)
+    second.send(again)
+    second.send(replace(MESSAGE, first_step=500, last_step=500))
+    keys = [request.body["dedup_key"] for request in server.taken]
+    assert keys[0] == keys[1] != keys[2]
+    payload = server.taken[0].body["payload"]
+    assert (payload["source"], payload["component"]) == (socket.gethostname(), "rare-finch-609")
+
+
+def test_what_a_url_says_of_an_incident_stays(server: ChatServer) -> None:
+    body = body_of(server, "pagerduty://integrationkey@apikey/cluster-7/trainer?dedup=mine")
+    assert body["dedup_key"] == "mine"
+    payload = body["payload"]
+    assert isinstance(payload, dict)
+    assert (payload["source"], payload["component"]) == ("cluster-7", "trainer")
 
 
 def test_a_webhook_gets_json_once(server: ChatServer) -> None:
