@@ -217,7 +217,7 @@ class Session:
     def _bring_all_in(self) -> None:
         """Have all that was measured so far in the journal."""
         self._guard("the last readings", self._meter.drain)()
-        self._output.step_done()
+        self._output.all_done()
         self._guard("the end of the recording", self._binding.leave_ended_run)()
         if self._binding.recording is not None:
             self._binding.recording.settle()
@@ -306,7 +306,7 @@ class Session:
         self._guard("the last readings", self._meter.close)()
         if self._lifecycle is not None:
             self._lifecycle.close()
-        self._output.step_done()
+        self._output.all_done()
         self._guard("the end of the recording", self._binding.close)(closing)
         event = ending_event(closing, self.step, time.time())
         if event is not None:

@@ -7,8 +7,10 @@ Guarantees: a silent session writes nothing at all; of several processes that tr
 from __future__ import annotations
 
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from threading import RLock, Timer
 from typing import Any
 
 from mlflow_stability.session.output.log_line import write_line
@@ -49,14 +51,33 @@ def delivered_run(said: Mapping[str, Any]) -> DeliveredRun:
     return DeliveredRun(*(str(said.get(each) or "") for each in DeliveredRun.__slots__))
 
 
+HELD_READINGS = 2
+"""So many steps later a rollback comes at the latest: processes that train together agree on it first."""
+HELD_SECONDS = 2.0
+"""No finding waits longer than this for what is done about it, however slow the steps are."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Held:
+    """A finding for which the autopilot may do something that says more."""
+
+    event: Event
+    reading: int
+    """How many readings there were before its own."""
+    since: float
+
+
 class TrainingOutput:
     """What one session prints."""
 
     def __init__(self, silent: bool) -> None:
         self.silent = silent
         self._troubles = Troubles()
-        self._held: list[Event] = []
-        """Findings of a step for which the autopilot may do something that says more."""
+        self._held: list[_Held] = []
+        self._readings = 0
+        self._lock = RLock()
+        """Findings are held by the thread that trains, and reported late by a timer."""
+        self._timer: Timer | None = None
         self._begun: set[str] = set()
         """Runs whose beginning was said."""
 
@@ -70,34 +91,69 @@ class TrainingOutput:
         if not self.silent:
             write_line(logging.INFO, message, *args)
 
-    def begins(self, run: DeliveredRun, over: bool = False) -> bool:
-        """Say once which run is recorded and where to look at it; False while that is not known. `over`: it was."""
+    def begins(self, run: DeliveredRun) -> bool:
+        """Say once which run is recorded and where to look at it; False while that is not known."""
         if not run.run_id or not (run.url or run.command):
             return False
         if run.run_id not in self._begun:
             self._begun.add(run.run_id)
             self._troubles = Troubles()
             where = run.url or f"`{run.command}` shows it."
-            self.info("%s run %s: %s", "Recorded" if over else "Recording", run.called, where)
+            self.info("Recording run %s: %s", run.called, where)
         return True
 
     def found(self, event: Event, may_act: bool = False) -> None:
         """Say a finding, if it is news; `may_act`: only when the step is over and nothing was done about it."""
-        if event.kind == "rollback":
-            self._held.clear()
-            self._troubles.answered(event.step)
-            self.warn("%s", event.message)
-        elif may_act and event.kind not in ("give_up",):
-            self._held.append(event)
-        else:
-            self._say(event)
+        if self.silent:
+            return
+        with self._lock:
+            if event.kind == "rollback":
+                self._held.clear()
+                self._troubles.answered(event.step)
+                self.warn("%s", event.message)
+            elif may_act and event.kind not in ("give_up",):
+                self._held.append(_Held(event, self._readings, time.monotonic()))
+                self._set_timer()
+            else:
+                self._say(event)
 
     def step_done(self) -> None:
-        """Nothing more is done about the findings of the steps before this one."""
-        held, self._held = self._held, []
-        # What was done about a step says more than what was found in it.
-        for event in [each for each in held if each.kind == "step_skipped"] or held:
-            self._say(event)
+        """Another step was read: say the findings for which nothing more is done."""
+        with self._lock:
+            self._readings += 1
+            if self._held:
+                self._release(lambda held: self._readings - held.reading >= HELD_READINGS)
+
+    def all_done(self) -> None:
+        """Say all findings that wait: no step comes soon."""
+        with self._lock:
+            self._release(lambda _: True)
+            if self._timer is not None:
+                self._timer.cancel()
+                self._timer = None
+
+    def _release(self, due: Callable[[_Held], bool]) -> None:
+        said = [each for each in self._held if due(each)]
+        self._held = [each for each in self._held if not due(each)]
+        for reading in dict.fromkeys(each.reading for each in said):
+            events = [each.event for each in said if each.reading == reading]
+            # What was done about a step says more than what was found in it.
+            for event in [each for each in events if each.kind == "step_skipped"] or events:
+                self._say(event)
+
+    def _set_timer(self) -> None:
+        if self._timer is None:
+            self._timer = Timer(HELD_SECONDS, self._time_is_up)
+            self._timer.daemon = True
+            self._timer.start()
+
+    def _time_is_up(self) -> None:
+        with self._lock:
+            self._timer = None
+            now = time.monotonic()
+            self._release(lambda held: now - held.since >= HELD_SECONDS)
+            if self._held:
+                self._set_timer()
 
     def cell_ended(self, steps: int, closing: Closing, run: DeliveredRun) -> None:
         """Say that a notebook's cell has ended a recording; how it went is known when everything is delivered."""

@@ -211,8 +211,8 @@ class CourierLink:
             return delivered_run({**said, "name": said.get("run_name")})
         return self.runs().get(recording.name, DeliveredRun())
 
-    def wait(self, patience: Patience, output: TrainingOutput, progress: Callable[[str], None]) -> bool:
-        """Wait until everything has arrived; False if that takes too long. `output` tells of runs that become known.
+    def wait(self, patience: Patience, progress: Callable[[str], None]) -> bool:
+        """Wait until everything has arrived; False if that takes too long.
 
         The courier may have one thing left to do then that it can do only when this process is gone: to correct the
         run's status.
@@ -222,8 +222,7 @@ class CourierLink:
             self._revive()
             said = _read(self.folder / STATUS)
             self._pass_on_notices(said)
-            for run in self.runs().values():
-                output.begins(run, over=True)
+            self.runs()
             if asked and int(said.get("flushed") or 0) >= asked:
                 return True
             if not self.was_started or patience.is_over(said):
@@ -333,7 +332,7 @@ def wait_for_delivery(awaited: Sequence[Awaited]) -> list[Awaited]:
     line = ProgressLine(all(each.output.silent for each in awaited))
     waited = [(each, Patience(each.seconds, each.longest)) for each in awaited]
     try:
-        late = [(each, patience) for each, patience in waited if not each.link.wait(patience, each.output, line)]
+        late = [(each, patience) for each, patience in waited if not each.link.wait(patience, line)]
     except KeyboardInterrupt:  # somebody does not want to wait
         late = [(each, patience) for each, patience in waited if not each.link.all_arrived()]
     line.clear()

@@ -4,11 +4,13 @@ import logging
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from io import StringIO
 
 import pytest
+from waiting import wait_until
 
-from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput
+from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput, training_output
 from mlflow_stability.session.output.training_output import MOST_ENDS
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -92,16 +94,41 @@ def test_a_finding_that_a_rollback_answers_is_told_by_the_rollback_alone(caplog:
 def test_a_finding_that_nobody_answers_is_said_when_its_step_is_done(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     output.found(SPIKE, may_act=True)
-    assert caplog.messages == []
+    output.step_done()
+    assert caplog.messages == [], "processes that train together may still roll back"
     output.step_done()
     assert caplog.messages == ["loss_spike: loss 9 at step 7. Lower the learning rate."]
+
+
+def test_a_rollback_that_several_processes_agreed_on_comes_a_step_later_and_is_one_line(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    output = TrainingOutput(silent=False)
+    output.found(SPIKE, may_act=True)
+    output.step_done()
+    output.found(ROLLBACK, may_act=True)
+    output.step_done()
+    output.all_done()
+    assert caplog.messages == [ROLLBACK.message]
+
+
+def test_a_finding_of_a_slow_training_does_not_wait_for_the_next_step(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(training_output, "HELD_SECONDS", 0.2)
+    output = TrainingOutput(silent=False)
+    output.found(SPIKE, may_act=True)
+    output.found(replace(SPIKE, kind="memory_pressure"), may_act=True)
+    wait_until(lambda: len(caplog.messages) == 2, 5)
+    output.all_done()
+    assert len(caplog.messages) == 2
 
 
 def test_a_skipped_step_is_said_rather_than_what_it_was_skipped_for(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=False)
     output.found(Event(7, "nan_detected", Severity.CRITICAL, "loss is NaN."), may_act=True)
     output.found(Event(7, "step_skipped", Severity.CRITICAL, "Skipped step 7."), may_act=True)
-    output.step_done()
+    output.all_done()
     assert caplog.messages == ["step_skipped: Skipped step 7."]
 
 
