@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import sys
+
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 import mlflow_stability
 
-mlflow_stability.autolog(strict=True)
+mlflow_stability.autolog(strict=True, prometheus_port=int(sys.argv[1]) if len(sys.argv) > 1 else None)
 
 
 def main() -> None:

@@ -47,8 +47,13 @@ def test_a_nan_on_one_rank_is_skipped_on_both(sqlite_uri: str, tmp_path: Path) -
 
 
 def test_a_return_is_one_for_both(sqlite_uri: str, tmp_path: Path) -> None:
-    first, second = both("jump", sqlite_uri, tmp_path)
+    ranks = [each.communicate(timeout=120) for each in started("jump", sqlite_uri, tmp_path)]
+    first, second = (numbers(printed) for printed, _ in ranks)
     assert weights(first) == weights(second)
+    (_, said), (_, other) = ranks
+    assert said.count("Rolled back from step ") == 1
+    assert "divergence: " not in said, "what was done about it says it"
+    assert "mlflow-stability: " not in other
     (run,) = MlflowClient(sqlite_uri).search_runs(["0"])
     record = mlflow_stability.load_run(run.info.run_id, tracking_uri=sqlite_uri)
     assert max(record["rollbacks"].dropna()) >= 1

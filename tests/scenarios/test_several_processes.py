@@ -8,8 +8,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from mlflow import MlflowClient
+from waiting import wait_until
 
 import mlflow_stability
 from mlflow_stability.tracking.write.recording_claim import recordings_in
@@ -40,6 +42,24 @@ def free_port() -> str:
     with socket.socket() as listening:
         listening.bind(("127.0.0.1", 0))
         return str(listening.getsockname()[1])
+
+
+def listeners(port: int) -> list[str]:
+    """The command lines of the processes that listen at a port."""
+    found = [each for each in psutil.net_connections("tcp") if each.laddr.port == port and each.status == "LISTEN"]
+    return [" ".join(psutil.Process(each.pid).cmdline()) for each in found]
+
+
+def test_metrics_of_two_ranks_are_served_by_the_courier_of_rank_0_alone(sqlite_uri: str) -> None:
+    port = int(free_port())
+    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
+    ranks = [start("ddp_training.py", str(port), uri=sqlite_uri, RANK=str(rank), **together) for rank in range(2)]
+    wait_until(lambda: listeners(port), 60)
+    (courier,) = listeners(port)
+    assert f"-{ranks[0].pid}-" in courier, "the session of rank 0"
+    printed = [each.communicate(timeout=120) for each in ranks]
+    assert [each.returncode for each in ranks] == [0, 0], printed
+    assert str(port) not in printed[0][1] + printed[1][1], "nothing is in its way"
 
 
 def test_two_ranks_make_one_run_with_the_norm_of_the_averaged_gradient(sqlite_uri: str, tmp_path: Path) -> None:
