@@ -259,6 +259,7 @@ class OpenRecording:
             conclusion = conclusion_of(self.writer.run_id, self._uri, self.writer.page())
             self._board.conclude(conclusion.tags, conclusion.description)
             self._delivered.verdict, self._delivered.cause = conclusion.verdict, conclusion.cause
+            self._delivered.codes = conclusion.codes
             with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
                 for name, text in conclusion.files.items():
                     file = Path(room, name)

@@ -39,12 +39,12 @@ class FigureData(Protocol):
         """It by layer and step."""
         ...
 
-    def has_histograms(self) -> bool:
-        """Whether gradients of layers were measured with histograms."""
+    def has_histograms(self, what: str) -> bool:
+        """Whether the gradients of layers, or their weights, were measured with histograms."""
         ...
 
-    def gradient_tables(self, most: int) -> Sequence[LayerTable]:
-        """At most so many of them, spread over the run, the newest last."""
+    def tables(self, what: str, most: int) -> Sequence[LayerTable]:
+        """At most so many of these tables, spread over the run, the newest last."""
         ...
 
 
@@ -58,8 +58,8 @@ class RunFigure:
     """The PNG; whatever draws is imported within."""
     there: Callable[[FigureData], bool] = lambda _: True
     """Whether there is anything to draw."""
-    by_layer: str = ""
-    """The quantity that is to be kept by layer for it; empty: none."""
+    by_layer: tuple[str, ...] = ()
+    """The quantities that are to be kept by layer for it."""
     folder: str = "stability/layers"
     """Among the artifacts of the run."""
     order: int = LAST

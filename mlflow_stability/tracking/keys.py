@@ -17,6 +17,8 @@ from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
 from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN, chart_of, read_key, topic_of
 
 SECTION = "stability"
+INSIDE = ("attention", "representations")
+"""The sections whose charts are of few places; those of any other quantity have a section for each quantity."""
 LONGEST_KEY = 250  # what MLflow's stores take
 _LONGEST_QUANTITY = 80
 
@@ -50,7 +52,8 @@ def metric_key(signal: Signal, section: str = SECTION) -> str:
     if is_group(place):
         topic = f"{topic_of(name) or 'optimizer'}/{quantity}."
     else:
-        topic = f"attention/{quantity}." if name.startswith("attention_") else f"{LAYERS}/{quantity}/"
+        topic = topic_of(name)
+        topic = f"{topic}/{quantity}." if topic in INSIDE else f"{LAYERS}/{quantity}/"
     return f"{section}/{topic}{_fitting(place, LONGEST_KEY - len(section) - len(topic) - 1)}"
 
 

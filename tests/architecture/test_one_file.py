@@ -120,7 +120,7 @@ def draw(data: FigureData) -> bytes:
     return png(figure)
 
 
-FIGURES = (RunFigure("one_word", draw, lambda data: data.has_layers("adam_rms"), by_layer="adam_rms"),)
+FIGURES = (RunFigure("one_word", draw, lambda data: data.has_layers("adam_rms"), by_layer=("adam_rms",)),)
 '''
 OUTPUT_FORMAT = '''
 """A report in one word a line."""

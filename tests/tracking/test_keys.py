@@ -51,6 +51,8 @@ def test_further_sections_say_what_they_hold():
     assert metric_key(Signal("loss_scale")) == "stability/optimizer/loss_scale"
     assert metric_key(Signal("loss_ema")) == "stability/loss/loss_ema"
     assert metric_key(Signal("attention_entropy", "blocks.0")) == "stability/attention/attention_entropy.blocks.0"
+    assert metric_key(Signal("sdr_bit_usage", "encoder")) == "stability/representations/sdr_bit_usage.encoder"
+    assert metric_key(Signal("activation_dead_max")) == "stability/activations/activation_dead_max"
     assert metric_key(Signal("learning_rate", "group_1")) == "stability/optimizer/learning_rate.group_1"
     assert metric_key(Signal("grad_norm", "blocks.0.attn")) == "stability/layers/grad_norm/blocks.0.attn"
 

@@ -54,17 +54,17 @@ class _Known:
     def grid(self, quantity: str) -> LayerGrid:
         return self.data.grid(quantity)
 
-    def has_histograms(self) -> bool:
-        return bool(self._tables())
+    def has_histograms(self, what: str) -> bool:
+        return bool(self._tables(what))
 
-    def gradient_tables(self, most: int) -> list[LayerTable]:
-        files = self._tables()
+    def tables(self, what: str, most: int) -> list[LayerTable]:
+        files = self._tables(what)
         chosen = files[-1 :: -max(1, len(files) // most)][:most]  # backwards, the newest always
         return [read_layer_table(each.path) for each in reversed(chosen)]
 
-    def _tables(self) -> list[LayerTableFile]:
+    def _tables(self, what: str) -> list[LayerTableFile]:
         files = layer_table_files(self.folder)
-        return [each for each in files if each.what == "gradient" and each.has_histograms]
+        return [each for each in files if each.what == what and each.has_histograms]
 
 
 class FigureStream:

@@ -24,8 +24,10 @@ from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.event import Event
 from mlflow_stability.vocabulary.run.milestone import Closing
 
-BY_LAYER = tuple(dict.fromkeys(each.by_layer for each in run_figures() if each.by_layer))
+BY_LAYER = tuple(dict.fromkeys(quantity for each in run_figures() for quantity in each.by_layer))
 """The quantities that have a picture by layer."""
+_OF_MODULES = ("activation_", "sdr_")
+"""What is measured of outputs has the modules in the order in which they are called."""
 _MOST_LAYOUTS = 64
 
 
@@ -75,9 +77,11 @@ class PictureData:
 
     def grid(self, quantity: str) -> LayerGrid:
         """A quantity by layer."""
+        if quantity.startswith(_OF_MODULES):
+            return self._layers[quantity].grid()
         # What is measured in turns names its layers in another order than the model has them.
-        fullest = max(self._layers.values(), key=lambda each: len(each.layers))
-        return self._layers[quantity].grid(fullest.layers)
+        others = [each for name, each in self._layers.items() if not name.startswith(_OF_MODULES)]
+        return self._layers[quantity].grid(max(others, key=lambda each: len(each.layers)).layers)
 
     def subtitle(self, run_id: str) -> str:
         """Which run, which steps, how it stands."""

@@ -30,6 +30,8 @@ class Delivered:
     """The outcome of the training in a sentence; empty until it is known."""
     cause: str = ""
     """Why, in a sentence."""
+    codes: str = ""
+    """What became of sparse codes, in a sentence."""
     creating: bool = False
     """Asked for a run and have not heard of it yet."""
     number: int | None = None
@@ -67,6 +69,7 @@ class Delivered:
             "command": self.command,
             "verdict": self.verdict,
             "cause": self.cause,
+            "codes": self.codes,
         }
 
     def save(self) -> None:

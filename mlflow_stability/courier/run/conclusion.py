@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlflow_stability.analysis.diagnose import concluded, in_place
+from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse
+from mlflow_stability.detectors.reported.representations import RepresentationSummary
 from mlflow_stability.diagnosis.cohort.run_summary import run_card_of
 from mlflow_stability.diagnosis.verdict import training_outcome
 from mlflow_stability.reports.escape import markdown
@@ -29,6 +31,7 @@ from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.phrases import counted
 
 FEW_ACTIONS = 2
+SDR_COLLAPSE = SdrCollapse.kind
 LONGEST_TAG = 500
 """MLflow's pages show much less of a tag."""
 
@@ -45,6 +48,8 @@ class Conclusion:
     """The outcome of the training in a sentence, for its terminal."""
     cause: str
     """``Likely cause: …``; empty where none was found."""
+    codes: str
+    """``SDR: 0.61 unique, no collapse.``; empty where no module puts out sparse codes."""
 
 
 def conclusion_of(run_id: str, tracking_uri: str, page: str) -> Conclusion:
@@ -59,6 +64,7 @@ def conclusion_of(run_id: str, tracking_uri: str, page: str) -> Conclusion:
         _description(history, diagnosis, card, page),
         _first_sentence(diagnosis.verdict),
         _cause(diagnosis),
+        _codes(history),
     )
 
 
@@ -74,6 +80,26 @@ def _cause(diagnosis: Diagnosis) -> str:
     statement = _first_sentence(cause.statement)
     begin = statement[0].lower() if statement[1:2].islower() or statement[1:2] == " " else statement[0]
     return f"{HEADINGS[cause.certainty]}: {begin}{statement[1:]}"
+
+
+def _codes(history: RunHistory) -> str:
+    """What became of the sparse codes: the share of unique patterns at the end, and where they collapsed first."""
+    events = history.events or ()
+    shares = [
+        each.evidence["last_unique_ratio"]
+        for each in events
+        if each.kind == RepresentationSummary.kind and "last_unique_ratio" in each.evidence
+    ]
+    if not shares:
+        return ""
+    low, high = min(shares), max(shares)
+    unique = f"{low:.2f}" if len(shares) == 1 else f"{low:.2f} to {high:.2f}"
+    where = "" if len(shares) == 1 else f" in {len(shares)} modules"
+    collapse = min((each for each in events if each.kind == SDR_COLLAPSE), key=lambda each: each.step, default=None)
+    if collapse is None:
+        return f"SDR: {unique} unique{where}, no collapse."
+    of = "" if len(shares) == 1 else f" of {collapse.place}"
+    return f"SDR: {unique} unique{where}, collapse{of} at step {collapse.step:,}."
 
 
 def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str, str]:
@@ -108,6 +134,7 @@ def _description(history: RunHistory, diagnosis: Diagnosis, card: RunCard, page:
         _end_of_process(history, diagnosis),
         _not_recorded(history),
         _figures(history, card),
+        markdown(_codes(history)),
         _links(page),
     ]
     return section_of(run_phrases.OUTCOMES.get(word, word), said)

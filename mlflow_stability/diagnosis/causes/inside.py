@@ -9,7 +9,7 @@ it.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -23,6 +23,8 @@ NOTHING_TO_SEE = 1e-3
 """Heads whose entropy is below this share of the highest possible in every measurement never looked around; ..."""
 STANDS_STILL = ("plateau", "divergence", "gradient_vanishing")
 """... in all heads of a layer, and where nothing is learned, that is no habit of theirs."""
+OF_INPUTS = "sdr_input_ratio"
+"""The share of inputs that differ."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,7 +116,7 @@ def inside_look(around: Surroundings) -> Look:
     """What had gone wrong inside the model before it showed."""
     episode, seen = around.episode, False
     for sign in SIGNS:
-        curves = around.of(sign.quantity)
+        curves = _curves(around, sign.quantity)
         limits = [around.latest - sign.strictly for _ in curves]
         found, ends = _worst(sign, [_ends(curve, until) for curve, until in zip(curves, limits, strict=True)], curves)
         seen = seen or ends > 0
@@ -131,6 +133,22 @@ def inside_look(around: Surroundings) -> Look:
         if seen
         else not_seen("attention and activations: not measured")
     )
+
+
+def _curves(around: Surroundings, quantity: str) -> Sequence[Curve]:
+    """What was measured of a quantity, by place; of unique codes the share that different inputs could have had."""
+    curves = around.of(quantity)
+    if quantity != "sdr_unique_ratio":
+        return curves
+    inputs = {each.place: dict(zip(each.steps.tolist(), each.values, strict=True)) for each in around.of(OF_INPUTS)}
+    found = []
+    for curve in curves:
+        shares = np.array([inputs.get(curve.place, {}).get(step, 1.0) for step in curve.steps.tolist()])
+        with np.errstate(divide="ignore", invalid="ignore"):
+            found.append(
+                replace(curve, values=np.where(shares > 0, np.minimum(curve.values / shares, 1.0), curve.values))
+            )
+    return found
 
 
 def _never_looked(around: Surroundings) -> Look | None:
@@ -162,7 +180,7 @@ def _right_after(around: Surroundings) -> Look | None:
     """
     start = around.episode.start
     for sign in (each for each in SIGNS if not each.strictly):
-        curves = around.of(sign.quantity)
+        curves = _curves(around, sign.quantity)
         nearest = [_next_if_nearer(curve, start) for curve in curves]
         ends = [None if at is None else _ends(curve, at) for curve, at in zip(curves, nearest, strict=True)]
         found, _ = _worst(sign, ends, curves, start)

@@ -48,7 +48,13 @@ _INNER = (1.0, 99.0)
 """Percentiles at which colours end, so that one exploding layer does not make all others look alike."""
 _SPREAD = 0.5
 """The least that the colours span, in powers of ten."""
-_TITLES = {"grad_norm": "Gradient norm", "update_ratio": "Update ratio", "param_norm": "Parameter norm"}
+_TITLES = {
+    "grad_norm": "Gradient norm",
+    "update_ratio": "Update ratio",
+    "param_norm": "Parameter norm",
+    "activation_rms": "Activation RMS",
+    "activation_dead": "Share of dead units",
+}
 
 Pixels = NDArray[np.uint8]
 
@@ -67,7 +73,7 @@ def _layer_heatmap(grid: LayerGrid, subtitle: str) -> Picture:
     left = 0.35 + _LETTER * max(map(len, names), default=0)
     total = _TOP + tall + _BOTTOM
     figure = new_figure(total)
-    where = f"{count} layers" + (f" of {shown(common.rstrip('.'), 40)}" if common else "")
+    where = f"{count} layer{'s' if count != 1 else ''}" + (f" of {shown(common.rstrip('.'), 40)}" if common else "")
     title = f"{_TITLES.get(grid.quantity, grid.quantity)} by layer"
     entitle(figure, title, " · ".join(filter(None, [where, _columns_in_words(grid), _left_out(grid)])), subtitle)
     place = (left / WIDTH, _BOTTOM / total, (WIDTH - left - _RIGHT) / WIDTH, tall / total)

@@ -14,7 +14,13 @@ def heatmap(quantity: str, order: int) -> RunFigure:
 
         return png(layer_heatmap(data.grid(quantity), data.subtitle))
 
-    return RunFigure(quantity, draw, lambda data: data.has_layers(quantity), by_layer=quantity, order=order)
+    return RunFigure(quantity, draw, lambda data: data.has_layers(quantity), by_layer=(quantity,), order=order)
 
 
-FIGURES = (heatmap("grad_norm", 10), heatmap("update_ratio", 20), heatmap("param_norm", 30))
+FIGURES = (
+    heatmap("grad_norm", 10),
+    heatmap("update_ratio", 20),
+    heatmap("param_norm", 30),
+    heatmap("activation_rms", 50),
+    heatmap("activation_dead", 60),
+)

@@ -36,9 +36,16 @@ QUANTITIES = tuple(
         "dead_columns",
         "overlap",
         "overlap_expected",
+        "duty_p5",
+        "duty_p25",
+        "duty_p50",
+        "duty_p75",
+        "duty_p95",
     )
 )
 """What `describe_codes` gives, in its order."""
+LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
+"""The percentiles of the duty cycles."""
 CHUNK = 2**17
 """How many words are worked on at a time: as many as a cache holds."""
 BYTES = 8
@@ -63,7 +70,8 @@ def describe_codes(bits: Tensor) -> Tensor:
     overlap = (counts * (counts - 1)).sum() / (rows * (rows - 1))
     few = on_device((rows, width), bits.device, wide)
     patterns = _patterns(words).to(wide)
-    return torch.stack(
+    percentiles = torch.quantile(duty, on_device(LEVELS, bits.device, wide))
+    single = torch.stack(
         (
             few[0],
             few[1],
@@ -78,6 +86,7 @@ def describe_codes(bits: Tensor) -> Tensor:
             active.square() / width,
         )
     )
+    return torch.cat((single, percentiles))
 
 
 def different_rows(rows: Tensor) -> Tensor:

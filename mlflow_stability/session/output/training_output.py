@@ -34,6 +34,7 @@ class DeliveredRun:
     """What starts a server that shows it, where none does."""
     verdict: str = ""
     cause: str = ""
+    codes: str = ""
 
     @property
     def called(self) -> str:
@@ -166,7 +167,7 @@ class TrainingOutput:
         self._begun.update(run.run_id for run in runs)
         for run in runs[-MOST_ENDS:]:
             said = run.verdict or "Training has ended."
-            self.info("%s", " ".join(filter(None, [said, run.cause, f"Report: {run.where}"])))
+            self.info("%s", " ".join(filter(None, [said, run.cause, run.codes, f"Report: {run.where}"])))
         if len(runs) > MOST_ENDS:
             self.info(
                 "%d more runs were recorded before. Compare them all: `mlflow-stability compare --experiment NAME`.",

@@ -98,6 +98,8 @@ def _event(place: str, module: _Module, step: int) -> Event:
     total = sum(module.warnings.values())
     evidence = {quantity: module.mean(quantity) for quantity in sorted(module.counts)}
     evidence |= {"measurements": float(measured), "warnings": float(total)}
+    if "sdr_unique_ratio" in module.last:
+        evidence["last_unique_ratio"] = module.last["sdr_unique_ratio"]
     return Event(
         step,
         RepresentationSummary.kind,

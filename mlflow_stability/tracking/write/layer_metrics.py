@@ -1,8 +1,9 @@
 """Chooses which signals of layers become metrics: none, one for each block of the model, or all.
 
 In: the signals of a reading. Out: signals, each with the values that make it. Guarantees: without being asked, a layer
-never becomes a metric, for a model of a thousand layers would fill a store with what the full record holds anyway; but
-of attention, which is measured seldom, each layer has the mean entropy of its heads.
+never becomes a metric, for a model of a thousand layers would fill a store with what the full record holds anyway. What
+is measured seldom has a few charts: of attention the mean entropy of the heads of each layer; of sparse codes five
+numbers for at most four modules; of activations the mean and the largest share of dead and of saturated units.
 """
 
 from __future__ import annotations
@@ -19,6 +20,13 @@ from mlflow_stability.vocabulary.measured.signal import Signal
 UNNUMBERED = "unnumbered"
 """What the layers of a module are called together that stand in none of its numbered blocks."""
 ENTROPY = "attention_entropy"
+UNIQUE = "sdr_unique_ratio"
+CODES = (UNIQUE, "sdr_active_bits", "sdr_bit_usage", "sdr_duty_entropy", "sdr_temperature")
+"""What is drawn of a module that puts out sparse codes."""
+MOST_MODULES = 4
+"""Of so many modules with codes; of more, at even distances."""
+SHARES = ("activation_dead", "activation_saturation")
+"""What is drawn of all modules together: the mean and the largest."""
 _HEAD = re.compile(r"(?P<layer>.+)\.head_\d+")
 LayerMetrics = Literal["", "blocks", "parameters"]
 
@@ -29,9 +37,13 @@ class Chosen:
 
     signal: Signal
     positions: tuple[int, ...]
+    inputs: int | None = None
+    """Where the share of inputs that differ stands: so many codes can differ at most."""
 
     def value(self, values: Sequence[float]) -> float:
         """One value for all of them: norms add as norms do; the largest, the least; of anything else the mean."""
+        if self.inputs is not None and values[self.inputs] > 0:
+            return min(values[self.positions[0]] / values[self.inputs], 1.0)
         if len(self.positions) == 1:
             return values[self.positions[0]]
         found = [values[position] for position in self.positions]
@@ -48,14 +60,32 @@ def chosen_signals(signals: Sequence[Signal], layers: LayerMetrics) -> tuple[Cho
     """What becomes a metric: everything of the whole model, and of its layers what was asked for."""
     found: list[Chosen] = []
     blocks: dict[Signal, list[int]] = {}
+    coded = _drawn_modules(signals)
+    inputs = {signal.place: position for position, signal in enumerate(signals) if signal.quantity == "sdr_input_ratio"}
+    shares = {
+        quantity: tuple(position for position, signal in enumerate(signals) if signal.quantity == quantity)
+        for quantity in SHARES
+    }
+    for quantity, positions in shares.items():
+        if positions:
+            found += [Chosen(Signal(f"{quantity}_{end}"), positions) for end in ("mean", "max")]
     for position, signal in enumerate(signals):
         if not signal.place or is_group(signal.place) or layers == "parameters":
             found.append(Chosen(signal, (position,)))
+        elif signal.quantity in CODES and signal.place in coded:
+            found.append(Chosen(signal, (position,), inputs.get(signal.place) if signal.quantity == UNIQUE else None))
         elif signal.quantity == ENTROPY and (layer := layer_of(signal.place)):
             blocks.setdefault(Signal(ENTROPY, layer), []).append(position)
         elif layers == "blocks":
             blocks.setdefault(Signal(signal.quantity, block_of(signal.place)), []).append(position)
     return (*found, *(Chosen(signal, tuple(positions)) for signal, positions in blocks.items()))
+
+
+def _drawn_modules(signals: Sequence[Signal]) -> frozenset[str]:
+    """The modules with sparse codes that have charts."""
+    modules = [each.place for each in signals if each.quantity == UNIQUE and each.place]
+    count = min(len(modules), MOST_MODULES)
+    return frozenset(modules[round(at * (len(modules) - 1) / max(1, count - 1))] for at in range(count))
 
 
 def layer_of(head: str) -> str:

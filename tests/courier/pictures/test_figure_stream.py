@@ -20,6 +20,7 @@ from mlflow_stability.courier.pictures.figure_stream import FigureStream
 from mlflow_stability.courier.pictures.picture_data import PictureData
 from mlflow_stability.courier.progress.delivered import Delivered
 from mlflow_stability.errors import TrackingError
+from mlflow_stability.figures.of_run.duty_cycles import QUANTITIES as DUTY_CYCLES
 from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write.run_writer import RunWriter
@@ -88,6 +89,19 @@ def test_only_what_there_is_is_drawn(training: Training) -> None:
     shelf = Shelf()
     drive(FigureStream(Delivered(training.journal.folder), shelf))
     assert shelf.sent == ["dashboard.png"]
+
+
+def test_weights_activations_and_sparse_codes_have_their_pictures(training: Training) -> None:
+    of_modules = tuple(Signal(each, place) for each in ("activation_rms", "activation_dead") for place in "ab")
+    of_codes = tuple(Signal(each, "encoder") for each in DUTY_CYCLES)
+    for step in range(1, 4):
+        values = (2.0, 1.0, 1e-3, 1e-4) + (0.5,) * (len(of_modules) + len(of_codes))
+        training.journal.append(StepReading(step, WHOLE + of_modules + of_codes, values, 0, float(step)))
+    write_layer_table(training.journal.folder, table(3, gpt_layers(4), [normal()], "weight"))
+    shelf = Shelf()
+    drive(FigureStream(Delivered(training.journal.folder), shelf))
+    assert shelf.sent[1:] == ["weight_histogram.png", "activation_rms.png", "activation_dead.png", "duty_cycles.png"]
+    assert "stability/representations/duty_cycles.png" in shelf.files
 
 
 def test_a_recording_without_a_step_has_no_picture(training: Training) -> None:

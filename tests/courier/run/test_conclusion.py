@@ -12,6 +12,7 @@ from mlflow import MlflowClient
 
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.run import run_tags
+from mlflow_stability.courier.run.conclusion import conclusion_of
 from mlflow_stability.courier.run.description import live_description
 from mlflow_stability.courier.streams.run_summary import Story
 from mlflow_stability.tracking.read.run_reader import RunReader
@@ -106,3 +107,31 @@ def test_while_it_trains_the_description_tells_step_state_and_newest_values() ->
     assert said.startswith("### Training stability: running, step 4,200, 1 warning\n")
     assert "loss\\_spike" in said or "loss_spike" in said
     assert "**What to do:** Inspect the batch." in said
+
+
+@pytest.mark.parametrize(
+    ("places", "collapse", "said"),
+    [
+        (("encoder",), None, "SDR: 0.61 unique, no collapse."),
+        (("encoder",), 40, "SDR: 0.61 unique, collapse at step 40."),
+        (("a", "b"), 40, "SDR: 0.41 to 0.61 unique in 2 modules, collapse of b at step 40."),
+    ],
+)
+def test_sparse_codes_are_told_in_one_sentence(
+    root: Path, sqlite_uri: str, places: tuple[str, ...], collapse: int | None, said: str
+) -> None:
+    training = Training(root, sqlite_uri)
+    for step in range(1, 61):
+        training.journal.append(StepReading(step, SIGNALS, (2.0 / step, 1.0, 0.01, 1.0), 0, float(step)))
+    if collapse is not None:
+        training.journal.append(Event(collapse, "sdr_collapse", Severity.CRITICAL, "20 % unique.", place=places[-1]))
+    for number, place in enumerate(reversed(places)):
+        evidence = {"last_unique_ratio": 0.61 - 0.2 * number}
+        training.journal.append(
+            Event(60, "representation_summary", Severity.INFO, "Codes.", place=place, evidence=evidence)
+        )
+    training.end(Closing("finished", "", 60))
+    delivered = deliver_session(training.folder)
+    (run_id,) = delivered.run_ids
+    assert conclusion_of(run_id, sqlite_uri, "").codes == said
+    assert said in RunReader(run_id, sqlite_uri).tags["mlflow.note.content"].replace("\\", "")

@@ -148,3 +148,11 @@ def test_how_a_process_ended_does_not_stand_for_why_it_diverged() -> None:
     losses[350:] *= 1 + (np.arange(350, COUNT) - 350)
     found = run_of(metric_of("loss", losses), metric_of("learning_rate", jumped), outcome="killed")
     assert named(found).name == "learning_rate_jump"
+
+
+def test_few_codes_for_few_inputs_are_no_cause() -> None:
+    codes = measured("sdr_unique_ratio", "encoder", [0.2, 0.2, 0.2, 0.19, 0.2])
+    inputs = measured("sdr_input_ratio", "encoder", [0.2, 0.2, 0.2, 0.2, 0.2])
+    assert named(with_signals(codes)).name == "sdr_collapse"
+    cause = diagnosis_of(with_signals(codes, inputs)).cause
+    assert cause is None or cause.name != "sdr_collapse"

@@ -34,7 +34,7 @@ def slowly(bits: Tensor) -> dict[str, float]:
         "sdr_dead_columns": width - bits.any(0).sum().item(),
         "sdr_overlap": sum(pairs) / len(pairs),
         "sdr_overlap_expected": active**2 / width,
-    }
+    } | {f"sdr_duty_p{level}": duty.quantile(level / 100).item() for level in (5, 25, 50, 75, 95)}
 
 
 @settings(deadline=None, max_examples=60)

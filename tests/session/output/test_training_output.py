@@ -141,6 +141,12 @@ def test_the_end_says_what_became_of_the_training_why_and_where_to_read_more(cap
     ]
 
 
+def test_what_became_of_sparse_codes_is_said_at_the_end(caplog: pytest.LogCaptureFixture) -> None:
+    codes = "SDR: 0.61 unique, no collapse."
+    TrainingOutput(silent=False).ended([DeliveredRun("cd34", "calm-owl-1", "", "", "Healthy: it fell.", codes=codes)])
+    assert caplog.messages == [f"Healthy: it fell. {codes} Report: `mlflow-stability open cd34`"]
+
+
 def test_of_many_runs_the_last_ones_are_told_and_the_others_counted(caplog: pytest.LogCaptureFixture) -> None:
     TrainingOutput(silent=False).ended([RUN] * (MOST_ENDS + 2))
     assert len(caplog.messages) == MOST_ENDS + 1

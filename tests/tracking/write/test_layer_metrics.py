@@ -65,3 +65,33 @@ def test_thinning_keeps_every_measurement_of_a_layer_that_is_measured_seldom() -
         )
     ]
     assert [point.step for point in points if str(point.signal) == "grad_norm@blocks.0"] == [100, 200, 300]
+
+
+def test_modules_with_sparse_codes_have_five_charts_counted_against_the_inputs_that_differ() -> None:
+    quantities = ("sdr_rows", "sdr_active_bits", "sdr_input_ratio", "sdr_unique_ratio", "sdr_bit_usage", "sdr_overlap")
+    signals = tuple(Signal(each, "encoder") for each in quantities)
+    values = (384.0, 8.0, 0.2, 0.1, 0.7, 1.5)
+    found = {str(each.signal): each.value(values) for each in chosen_signals(signals, "")}
+    assert found == {
+        "sdr_active_bits@encoder": 8.0,
+        "sdr_unique_ratio@encoder": pytest.approx(0.5),
+        "sdr_bit_usage@encoder": 0.7,
+    }
+
+
+def test_of_many_modules_with_sparse_codes_four_are_drawn() -> None:
+    signals = tuple(Signal("sdr_unique_ratio", f"blocks.{number}") for number in range(16))
+    found = [each.signal.place for each in chosen_signals(signals, "")]
+    assert found == ["blocks.0", "blocks.5", "blocks.10", "blocks.15"]
+
+
+def test_dead_and_saturated_units_are_told_of_all_layers_together_and_of_the_worst() -> None:
+    signals = (*(Signal("activation_dead", each) for each in "abc"), Signal("activation_saturation", "d"))
+    values = (0.0, 0.25, 0.5, 0.125)
+    found = {str(each.signal): each.value(values) for each in chosen_signals(signals, "")}
+    assert found == {
+        "activation_dead_mean": 0.25,
+        "activation_dead_max": 0.5,
+        "activation_saturation_mean": 0.125,
+        "activation_saturation_max": 0.125,
+    }

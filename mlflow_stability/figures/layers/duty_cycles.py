@@ -1,0 +1,130 @@
+"""Draws how often the bits of sparse codes are on, over the steps.
+
+In: grids of the percentiles of duty cycles, of their maximum, of active bits and width, by module. Out: a figure with
+one panel a module. Guarantees: of many modules the first, the last and others between them are drawn; bits that are
+never on, and bits that are always on, are seen at the ends of the scale.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.patches import Patch
+from matplotlib.ticker import FixedLocator, FuncFormatter
+from numpy.typing import NDArray
+
+from mlflow_stability.figures.layers.layer_grid import LayerGrid
+from mlflow_stability.figures.scale import number_text, step_axis
+from mlflow_stability.figures.style import (
+    BAD,
+    FAINT,
+    GRID,
+    INK,
+    LINES,
+    SMALL_SIZE,
+    WIDTH,
+    Picture,
+    entitle,
+    new_figure,
+    our_style,
+    say_instead,
+    shown,
+)
+
+MOST_MODULES = 6
+_TICKS = (0.0, 0.01, 0.05, 0.1, 0.2, 0.4, 0.7, 1.0)
+_LEFT, _RIGHT, _TOP, _BOTTOM, _TALL, _BETWEEN = 0.8, 0.3, 1.25, 0.6, 1.9, 0.42
+
+Floats = NDArray[np.float64]
+
+
+def duty_cycles(grids: Sequence[LayerGrid], subtitle: str = "") -> Picture:
+    """The picture of the duty cycles of all modules."""
+    known = {grid.quantity.removeprefix("sdr_"): grid for grid in grids}
+    modules = known["duty_p50"].layers
+    count = min(len(modules), MOST_MODULES)
+    drawn = [modules[round(at * (len(modules) - 1) / max(1, count - 1))] for at in range(count)]
+    with our_style():
+        return _drawn(known, drawn, len(modules), subtitle)
+
+
+def _drawn(known: Mapping[str, LayerGrid], drawn: Sequence[str], every: int, subtitle: str) -> Picture:
+    total = _TOP + max(1, len(drawn)) * (_TALL + _BETWEEN) - _BETWEEN + _BOTTOM
+    figure = new_figure(total)
+    where = f"{every} module{'s' if every != 1 else ''}" + (f", {len(drawn)} drawn" if every > len(drawn) else "")
+    entitle(figure, "Duty cycles", f"{where} · share of the codes in which a bit is on, scale stretched to 0", subtitle)
+    if not drawn:
+        say_instead(figure.add_axes((0, 0, 1, 0.8), frameon=False, xticks=[], yticks=[]), "not measured")
+        return figure
+    steps = known["duty_p50"].steps
+    for number, module in enumerate(drawn):
+        bottom = total - _TOP - number * (_TALL + _BETWEEN) - _TALL
+        axes = figure.add_axes((_LEFT / WIDTH, bottom / total, (WIDTH - _LEFT - _RIGHT) / WIDTH, _TALL / total))
+        step_axis(axes, int(steps[0]), max(known["duty_p50"].last, int(steps[-1])), labels=number == len(drawn) - 1)
+        axes.set_title(shown(module, 90), loc="left", fontsize=SMALL_SIZE, pad=4)
+        _draw(axes, {name: _of(grid, module, steps) for name, grid in known.items()}, steps.astype(np.float64))
+    _legend(figure, total)
+    return figure
+
+
+def _of(grid: LayerGrid, module: str, steps: NDArray[np.int64]) -> Floats:
+    """The values of one module at these steps, NaN where there is none."""
+    found = np.full(len(steps), np.nan)
+    if module in grid.layers:
+        places = {step: column for column, step in enumerate(grid.steps.tolist())}
+        values = grid.values[grid.layers.index(module)]
+        for at, step in enumerate(steps.tolist()):
+            if step in places:
+                found[at] = values[places[step]]
+    return found
+
+
+def _draw(axes: Axes, of: Mapping[str, Floats], steps: Floats) -> None:
+    there = np.isfinite(of["duty_p50"])
+    at = steps[there]
+    cut = {name: values[there] for name, values in of.items()}
+    axes.set_yscale("function", functions=(_root, np.square))
+    highest = float(np.nanmax(cut["duty_max"], initial=0.0))
+    axes.set_ylim(0.0, min(1.0, max(0.1, highest * 1.15)))
+    axes.yaxis.set_major_locator(FixedLocator([each for each in _TICKS if each <= axes.get_ylim()[1]]))
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: number_text(value)))
+    axes.minorticks_off()
+    axes.grid(axis="y", color=GRID, linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.fill_between(at, cut["duty_p5"], cut["duty_p95"], color=LINES[4], alpha=0.3, linewidth=0)
+    axes.fill_between(at, cut["duty_p25"], cut["duty_p75"], color=LINES[0], alpha=0.35, linewidth=0)
+    mark = "o" if len(at) <= 40 else None
+    axes.plot(at, cut["duty_p50"], color=LINES[0], linewidth=1.6, marker=mark, markersize=3)
+    axes.plot(at, cut["duty_max"], color=BAD, linewidth=1.0, marker=mark, markersize=2)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        axes.plot(at, cut["active_bits"] / cut["width"], color=INK, linewidth=1.0, linestyle=(0, (4, 3)))
+
+
+def _root(values: Floats) -> Floats:
+    return np.sqrt(np.clip(values, 0.0, None))
+
+
+def _legend(figure: Picture, total: float) -> None:
+    marks: dict[str, Line2D | Patch] = {
+        "median bit": Line2D([], [], color=LINES[0], linewidth=1.6),
+        "middle half of the bits": Patch(facecolor=LINES[0], alpha=0.35),
+        "5 % to 95 %": Patch(facecolor=LINES[4], alpha=0.3),
+        "most used bit": Line2D([], [], color=BAD, linewidth=1.0),
+        "all bits used alike": Line2D([], [], color=INK, linewidth=1.0, linestyle=(0, (4, 3))),
+    }
+    figure.legend(
+        list(marks.values()),
+        list(marks),
+        loc="upper left",
+        bbox_to_anchor=(0.008, 1 - 0.68 / total),
+        ncols=len(marks),
+        fontsize=SMALL_SIZE,
+        frameon=False,
+        labelcolor=FAINT,
+        borderaxespad=0.0,
+        handlelength=1.4,
+        columnspacing=1.3,
+    )
