@@ -7,15 +7,18 @@ points of MLflow's metric tables are given instead, and a warning says so.
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 from typing import Literal
 
 import numpy as np
 import pandas as pd
 
 from mlflow_stability.analysis.named_run import run_id_of
+from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.read.run_record import RunRecord
 from mlflow_stability.vocabulary.argument import Takes, one_of, with_known_names
+from mlflow_stability.vocabulary.measured.layer_table import PERCENTILES, STATISTICS, LayerTable
 
 
 def _text(given: object) -> str:
@@ -24,33 +27,74 @@ def _text(given: object) -> str:
     return given
 
 
-_LAYOUT = one_of("wide", "long")["takes"]
+_LAYOUT = one_of("wide", "long", "layers")["takes"]
 _RUN_ID = Takes("the id of an MLflow run", _text)
 _logger = logging.getLogger(__name__)
 
 
 @with_known_names
-def load_run(run_id: str, tracking_uri: str | None = None, layout: Literal["wide", "long"] = "wide") -> pd.DataFrame:
+def load_run(
+    run_id: str, tracking_uri: str | None = None, layout: Literal["wide", "long", "layers"] = "wide"
+) -> pd.DataFrame:
     """Everything that was recorded of a run, as a table.
 
     ``layout="wide"`` has one row for each step, with the columns ``recording``, ``attempt``, ``step``, ``time``
     (seconds since the epoch) and one for each signal: ``loss``, ``learning_rate@group_1``. A signal that was not
     measured at a step is NaN there. ``layout="long"`` has one row for each value, with the columns ``recording``,
-    ``attempt``, ``step``, ``time``, ``quantity``, ``place``, ``value``.
+    ``attempt``, ``step``, ``time``, ``quantity``, ``place``, ``value``. ``layout="layers"`` has one row for each layer
+    and step, with the columns ``recording``, ``attempt``, ``step``, ``layer``, one for each quantity that is measured
+    by layer (``grad_norm``, ``activation_rms``), and for gradients and weights ``gradient_mean``, ``gradient_std``,
+    ``gradient_abs_max``, ``gradient_zeros`` (the share of zeros) and percentiles: ``weight_mean``, ``weight_p50``.
 
     Raises ``RunNotFoundError`` where there is no such run or nothing of ours in it, and ``TrackingError`` where the
     server cannot be reached.
     """
     _LAYOUT.checked("layout", layout)
     _RUN_ID.checked("run_id", run_id)
-    record = RunReader(run_id_of(run_id, tracking_uri), tracking_uri).record()
+    reader = RunReader(run_id_of(run_id, tracking_uri), tracking_uri)
+    record = reader.record()
     if not record.complete:
         _logger.warning(
             "Run %s has no full record in its artifacts: these are the %d points of its metric tables.",
             run_id,
             len(record),
         )
+    if layout == "layers":
+        return _by_layer(record, reader.layer_tables())
     return _wide(record) if layout == "wide" else _long(record)
+
+
+_ROW = ["recording", "attempt", "step", "layer"]
+
+
+def _by_layer(record: RunRecord, tables: Sequence[tuple[int, LayerTable]]) -> pd.DataFrame:
+    """One row per layer and step; of what came twice in a step, the later value."""
+    of_layers = np.array([bool(each.place) and not is_group(each.place) for each in record.signals], bool)
+    rows = of_layers[record.signal] if len(record.signals) else np.zeros(0, bool)
+    known = _long(record)[rows].rename(columns={"place": "layer"}).astype({"layer": str, "quantity": str})
+    measured = known.groupby([*_ROW, "quantity"], sort=False)["value"].last().unstack("quantity")
+    measured = measured.rename_axis(columns=None)
+    spread = [_statistics(recording, table) for recording, table in tables]
+    if spread:
+        statistics = pd.concat(spread).groupby(level=_ROW, sort=False).last()
+        measured = measured.join(statistics, how="outer") if len(measured) else statistics
+    order = {layer: place for place, layer in enumerate(dict.fromkeys([*_layers(tables), *known["layer"]]))}
+    return measured.reset_index().sort_values(
+        _ROW, key=lambda each: each.map(order) if each.name == "layer" else each, ignore_index=True
+    )
+
+
+def _layers(tables: Sequence[tuple[int, LayerTable]]) -> list[str]:
+    return [layer for _, table in tables for layer in table.layers]
+
+
+def _statistics(recording: int, table: LayerTable) -> pd.DataFrame:
+    """A table of gradients or of weights, as columns of that name."""
+    values = np.concatenate([table.statistics, table.percentiles], axis=1)
+    names = [*STATISTICS, *(PERCENTILES if table.has_histograms else ())]
+    rows = [(recording, table.attempt, table.step, layer) for layer in table.layers]
+    index = pd.MultiIndex.from_tuples(rows, names=_ROW)
+    return pd.DataFrame(values, index, pd.Index([f"{table.what}_{name}" for name in names]))
 
 
 def _long(record: RunRecord) -> pd.DataFrame:

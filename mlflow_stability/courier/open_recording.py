@@ -83,7 +83,7 @@ class OpenRecording:
         self.parts = PartStream(delivered, self.writer, opening.time)
         self.events = EventStream(delivered, self.writer)
         facts = FactsStream(delivered, self.writer, self.events)
-        layers = LayerStream(delivered, self.writer, opening.time)
+        layers = LayerStream(delivered, self.writer, opening.time, opening.layer_metrics)
         attention = AttentionStream(delivered, self.writer)
         self._streams: list[DataStream] = [self.events, facts, self.metrics, self.parts, layers, attention]
         self._attention = AttentionPictures(delivered, self.writer, process.alive)

@@ -2,11 +2,13 @@ import math
 
 import numpy as np
 import pytest
+from figures.layers import normal, table
 from mlflow import MlflowClient
 
 from mlflow_stability.analysis.load import load_run
 from mlflow_stability.errors import RunNotFoundError, SettingsError, TrackingError
-from mlflow_stability.tracking.artifacts.folders import RECORD_FOLDER
+from mlflow_stability.tracking.artifacts.folders import LAYER_TABLES_FOLDER, RECORD_FOLDER
+from mlflow_stability.tracking.artifacts.layer_parts import layer_part_name, write_layer_part
 from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.tracking.write.thinning import Point
@@ -96,3 +98,32 @@ def test_a_server_that_is_away_is_one_sentence(monkeypatch):
 def test_another_layout_is_refused(sqlite_uri):
     with pytest.raises(SettingsError, match="wide"):
         load_run("ab12", sqlite_uri, layout="tall")
+
+
+def test_a_row_for_each_layer_and_step_has_signals_and_statistics(writer, sqlite_uri, tmp_path):
+    norm, ratio = Signal("grad_norm", "blocks.0"), Signal("update_ratio", "head")
+    readings = [StepReading(10, (LOSS, norm, ratio, RATE), (3.0, 0.5, 1e-3, 0.1), 0, 10.0)]
+    write_part(writer, tmp_path, 0, 0, [*readings, StepReading(20, (LOSS, norm), (2.0, 0.25), 0, 20.0)])
+    file = tmp_path / layer_part_name(0, 20)
+    tables = [table(20, ["blocks.0", "head"], [normal(), normal(3.0)], what) for what in ("gradient", "weight")]
+    write_layer_part(file, tables, 0)
+    writer.upload(file, LAYER_TABLES_FOLDER)
+    frame = load_run(writer.run_id, sqlite_uri, layout="layers")
+    assert frame[["step", "layer"]].to_numpy().tolist() == [
+        [10, "blocks.0"],
+        [10, "head"],
+        [20, "blocks.0"],
+        [20, "head"],
+    ]
+    rows = frame.set_index(["step", "layer"])
+    assert rows.loc[(10, "blocks.0"), "grad_norm"] == 0.5
+    assert rows.loc[(10, "head"), "update_ratio"] == 1e-3
+    assert math.isnan(rows.loc[(10, "head"), "weight_std"])
+    assert rows.loc[(20, "head"), "weight_std"] == pytest.approx(3.0, rel=0.1)
+    assert rows.loc[(20, "blocks.0"), "gradient_zeros"] == 0.0
+    assert rows.loc[(20, "blocks.0"), "gradient_abs_max"] >= rows.loc[(20, "blocks.0"), "gradient_max"]
+
+
+def test_a_run_without_layers_has_no_rows(writer, sqlite_uri, tmp_path):
+    write_part(writer, tmp_path, 0, 0, [StepReading(1, (LOSS,), (3.0,), 0, 10.0)])
+    assert len(load_run(writer.run_id, sqlite_uri, layout="layers")) == 0

@@ -1,13 +1,15 @@
 """Carries the tables of layers that lie beside a journal into the run.
 
-In: the folder of a recording, where the training puts tables. Out: Parquet parts in `stability/layers`, seldom at first
-and ever more seldom. Guarantees: a part that is sent twice lands on itself; tables stay where they are; at most
-`_MOST_BYTES` of them are in memory; one that cannot be read is left out, and the courier's log says so.
+In: the folder of a recording, where the training puts tables. Out: Parquet parts in `stability/data/layers`, seldom at
+first and ever more seldom; where metrics of layers were asked for, their statistics as metrics. Guarantees: a part that
+is sent twice lands on itself; tables stay where they are; at most `_MOST_BYTES` of them are in memory; one that cannot
+be read is left out, and the courier's log says so.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import tempfile
 import time
 from itertools import accumulate
@@ -18,21 +20,26 @@ from mlflow_stability.errors import JournalError, TrackingError
 from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.tracking.artifacts.folders import LAYER_TABLES_FOLDER
 from mlflow_stability.tracking.artifacts.layer_parts import layer_part_name, write_layer_part
+from mlflow_stability.tracking.write.layer_metrics import LayerMetrics, chosen_signals
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary.measured.layer_table import LayerTable
+from mlflow_stability.tracking.write.thinning import Point
+from mlflow_stability.vocabulary.measured.layer_table import STATISTICS, LayerTable
+from mlflow_stability.vocabulary.measured.signal import Signal
 
 PAGE = "layers.json"
 """Up to which step tables have arrived."""
 _SHORTEST_INTERVAL = 60.0
 _INTERVALS_PER_RUN = 50
 _MOST_BYTES = 32_000_000
+_MOST_POINTS = 200
+"""A request: on a SQLite file the script's own calls wait for it."""
 _logger = logging.getLogger("mlflow_stability.courier")
 
 
 class LayerStream:
     """The tables of layers of one recording."""
 
-    def __init__(self, delivered: Delivered, writer: RunWriter, started: float) -> None:
+    def __init__(self, delivered: Delivered, writer: RunWriter, started: float, metrics: LayerMetrics = "") -> None:
         self.done = False
         self.hurried = False
         self.reached = 1 << 62
@@ -40,6 +47,7 @@ class LayerStream:
         self._delivered = delivered
         self._writer = writer
         self._started = started
+        self._metrics = metrics
         self._page = delivered.folder / PAGE
         self._until = int(read_page(self._page).get("until", -1))
         self._looked_at = time.time()
@@ -64,7 +72,8 @@ class LayerStream:
         return more
 
     def _send(self, files: list[LayerTableFile]) -> None:
-        tables = [table for each in files if (table := _read(each)) is not None]
+        read = [(each, table) for each in files if (table := _read(each)) is not None]
+        tables = [table for _, table in read]
         number, offset = self._delivered.number or 0, self._delivered.offset
         if tables:
             try:
@@ -74,8 +83,20 @@ class LayerStream:
                     self._writer.upload(file, LAYER_TABLES_FOLDER)
             except OSError as error:
                 raise TrackingError(f"Could not write a part of the layer tables: {error}") from error
+        if self._metrics:
+            points = [point for file, table in read for point in self._points(file, table)]
+            for begin in range(0, len(points), _MOST_POINTS):
+                self._writer.log(points[begin : begin + _MOST_POINTS], self._delivered.section)
         self._until = files[-1].step
         write_page(self._page, {"until": self._until})
+
+    def _points(self, file: LayerTableFile, table: LayerTable) -> list[Point]:
+        """The statistics of a table; their time is that of its file, so that a store recognises what it has."""
+        signals = tuple(Signal(f"{table.what}_{name}", layer) for layer in table.layers for name in STATISTICS)
+        values = table.statistics.ravel().tolist()
+        step, when = table.step + self._delivered.offset, file.path.stat().st_mtime
+        chosen = ((each.signal, each.value(values)) for each in chosen_signals(signals, self._metrics))
+        return [Point(signal, step, value, when) for signal, value in chosen if math.isfinite(value)]
 
 
 def _as_many_as_fit(files: list[LayerTableFile]) -> list[LayerTableFile]:

@@ -1,7 +1,8 @@
-"""Throughput: tokens, samples and FLOPs per second, and the share of the device's peak.
+"""Throughput: steps, tokens, samples and FLOPs per second, and the share of the device's peak.
 
 In: forward passes of training and optimizer steps. Out: every ten steps the rates since the last report, evaluation
-and checkpoints included. Guarantees: what the shapes of the batches do not say is not reported.
+and checkpoints included, and their means over the last hundred steps. Guarantees: what the shapes of the batches do
+not say is not reported.
 
 A batch is counted at the first forward pass before each backward pass. Where processes train on batches of their own
 (DDP, FSDP), tokens and samples are multiplied by the number of processes; FLOPs are of this process, to compare with
@@ -11,6 +12,7 @@ its own device.
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -49,6 +51,8 @@ def data_parallel_size(root: Module) -> int:
 
 EVERY = 10
 """Every how many steps rates are told."""
+MEAN_OF = 10
+"""How many reports their means are of: a hundred steps."""
 FIRST_COUNT = 4
 """After so many steps operations are counted: the first ones are often unlike the rest."""
 
@@ -76,6 +80,8 @@ class Throughput(ForwardObserver, BaseProbe):
         self._steps = self._step = 0
         """How many steps there were, and the step of the last that was looked at."""
         self._told: dict[str, float] = {}
+        self._reports: deque[tuple[float, int, float, float]] = deque(maxlen=MEAN_OF)
+        """Seconds, steps, tokens and samples of the last reports."""
         self._since: tuple[float, int] | None = None
         """When rates were told last, and at which step; None: they begin at the next step."""
         self._seen = False
@@ -170,7 +176,14 @@ class Throughput(ForwardObserver, BaseProbe):
             return {}
         self._all_tokens += tokens
         seconds = now - before[0]
-        found: dict[str, float] = {}
+        self._reports.append((seconds, steps, tokens, samples))
+        every_second, every_step, every_token, every_sample = map(sum, zip(*self._reports, strict=True))
+        found: dict[str, float] = {"steps_per_second": steps / seconds}
+        found["steps_per_second_mean"] = every_step / every_second
+        if every_token:
+            found["tokens_per_second_mean"] = every_token / every_second
+        if every_sample:
+            found["samples_per_second_mean"] = every_sample / every_second
         if tokens:
             found["tokens_per_second"] = tokens / seconds
         if samples:

@@ -1,12 +1,18 @@
-"""What the last hundred steps say together: a smoothed loss, its trend, how noisy gradients are, how many are clipped.
+"""What the last hundred steps say together: means and deviations, a smoothed loss, its trend, how many are clipped.
 
 In: the signals of each step, as they were read. Out: every `every` steps, signals of the steps behind it:
 
     loss_ema         the loss, smoothed: each step weighs 2 % less than the one after it
+    loss_mean        the mean loss of the last hundred, and
+    loss_std         its standard deviation
     loss_trend       by how much the loss changes a step, on the straight line through the last hundred
     loss_zscore      how far this loss lies from the mean of the last hundred, in their standard deviations
-    grad_variance    the variance of the gradient norm over the last hundred
+    grad_norm_mean   the mean gradient norm of the last hundred, and
+    grad_norm_std    its standard deviation
+    grad_variance    its variance
     clip_fraction    the share of the last hundred steps whose gradients were clipped
+    loss_scale_growth_tracker    steps in a row without an overflow, as `GradScaler` counts them until it grows
+    loss_scale_steps_since_growth    steps since the loss scale last grew, or since the recording began
 
 Guarantees: losses and norms that are not finite are left out; trainings side by side are kept apart.
 """
@@ -21,6 +27,7 @@ from statistics import fmean
 from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
 
 WINDOW = 100
+_WANTED = frozenset({"loss", "grad_norm", "grad_norm_clipped", "loss_scale", "skipped_steps"})
 FEWEST = 10
 """Of fewer steps nothing is said."""
 _KEPT = 0.98
@@ -80,7 +87,7 @@ class RollingStatistics:
     def _learn(self, signals: tuple[Signal, ...], step: int) -> None:
         wanted = []
         for position, signal in enumerate(signals):
-            if signal.quantity in ("loss", "grad_norm", "grad_norm_clipped") and of_the_whole(signal.place):
+            if signal.quantity in _WANTED and of_the_whole(signal.place):
                 if signal.place not in self._tracks:
                     self._tracks[signal.place] = _Track(signal.place, step - 1)
                 wanted.append((position, self._tracks[signal.place], signal.quantity))
@@ -95,8 +102,13 @@ class _Track:
         """Up to which step all was said: a training that has no capture in the very step says it in its next one."""
         self._names = {
             name: Signal(name, place)
-            for name in ("loss_ema", "loss_trend", "loss_zscore", "grad_variance", "clip_fraction")
+            for name in (
+                *("loss_ema", "loss_mean", "loss_std", "loss_trend", "loss_zscore"),
+                *("grad_norm_mean", "grad_norm_std", "grad_variance", "clip_fraction"),
+            )
         }
+        self._scale: _LossScale | None = None
+        self._place = place
         self._losses: deque[float] = deque(maxlen=WINDOW)
         self._norms: deque[float] = deque(maxlen=WINDOW)
         self._clipped: deque[bool] = deque(maxlen=WINDOW)
@@ -116,6 +128,10 @@ class _Track:
         elif quantity == "grad_norm":
             self._norms.append(value)
             self._norm = value
+        elif quantity in ("loss_scale", "skipped_steps"):
+            if self._scale is None:
+                self._scale = _LossScale(self._place)
+            self._scale.take(quantity, value)
         else:
             self._clipped.append(value < self._norm * _CLIPPED_BELOW)
 
@@ -125,14 +141,51 @@ class _Track:
         if self._fresh and len(self._losses) >= FEWEST:
             mean, spread = fmean(self._losses), math.sqrt(_variance(self._losses))
             found.append((names["loss_ema"], self._sum / self._weight))
+            found.append((names["loss_mean"], mean))
+            found.append((names["loss_std"], spread))
             found.append((names["loss_trend"], _slope(self._losses)))
             found.append((names["loss_zscore"], (self._losses[-1] - mean) / spread if spread else 0.0))
             self._fresh = False
         if len(self._norms) >= FEWEST:
-            found.append((names["grad_variance"], _variance(self._norms)))
+            variance = _variance(self._norms)
+            found.append((names["grad_norm_mean"], fmean(self._norms)))
+            found.append((names["grad_norm_std"], math.sqrt(variance)))
+            found.append((names["grad_variance"], variance))
         if len(self._clipped) >= FEWEST:
             found.append((names["clip_fraction"], sum(self._clipped) / len(self._clipped)))
-        return found
+        return found + (self._scale.say() if self._scale is not None else [])
+
+
+class _LossScale:
+    """The loss scale of one training: how long it has not overflowed, and not grown."""
+
+    def __init__(self, place: str) -> None:
+        self._names = (
+            Signal("loss_scale_growth_tracker", place),
+            Signal("loss_scale_steps_since_growth", place),
+        )
+        self._scale = self._skipped = math.nan
+        self._overflowed = False
+        self._tracker = self._since_growth = 0
+
+    def take(self, quantity: str, value: float) -> None:
+        """Take a value in; the number of skipped steps comes before the scale of a step."""
+        if quantity == "skipped_steps":
+            self._overflowed = value > self._skipped
+            self._skipped = value
+            return
+        if value != self._scale:  # it changes between two steps, or this is the first one
+            self._since_growth = 0 if value > self._scale else self._since_growth
+            self._tracker = 0
+        self._scale = value
+        self._since_growth += 1
+        self._tracker = 0 if self._overflowed else self._tracker + 1
+
+    def say(self) -> list[tuple[Signal, float]]:
+        """What is known after this step."""
+        if math.isnan(self._scale):
+            return []
+        return [(self._names[0], float(self._tracker)), (self._names[1], float(self._since_growth))]
 
 
 def _variance(values: Sequence[float]) -> float:

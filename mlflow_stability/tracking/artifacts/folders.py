@@ -17,6 +17,7 @@ ATTENTION_FOLDER = f"{FOLDER}/attention"
 """Pictures."""
 RECORD_FOLDERS = (f"{FOLDER}/record", RECORD_FOLDER)
 EVENTS_FOLDERS = (f"{FOLDER}/events", EVENTS_FOLDER)
+LAYER_TABLES_FOLDERS = (f"{FOLDER}/layers", LAYER_TABLES_FOLDER)
 MAPS_FOLDERS = (f"{ATTENTION_FOLDER}/maps", MAPS_FOLDER)
 README = """\
 What mlflow-stability recorded, for programs. Read it with `mlflow_stability.load_run(RUN_ID)`.

@@ -26,7 +26,13 @@ from mlflow.entities import Run
 from mlflow.exceptions import MlflowException
 
 from mlflow_stability.errors import RunNotFoundError
-from mlflow_stability.tracking.artifacts.folders import EVENTS_FOLDERS, RECORD_FOLDER, RECORD_FOLDERS
+from mlflow_stability.tracking.artifacts.folders import (
+    EVENTS_FOLDERS,
+    LAYER_TABLES_FOLDERS,
+    RECORD_FOLDER,
+    RECORD_FOLDERS,
+)
+from mlflow_stability.tracking.artifacts.layer_parts import read_layer_part
 from mlflow_stability.tracking.artifacts.record_events import Said, events_order, read_line
 from mlflow_stability.tracking.artifacts.record_parts import part_order, read_part
 from mlflow_stability.tracking.keys import parse_key
@@ -34,6 +40,7 @@ from mlflow_stability.tracking.read.run_record import RunRecord, joined, whole_n
 from mlflow_stability.tracking.store.address import strip_credentials
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import not_mlflow, sentence, store_trouble
+from mlflow_stability.vocabulary.measured.layer_table import LayerTable
 from mlflow_stability.vocabulary.measured.signal import Signal
 
 _T = TypeVar("_T")
@@ -118,6 +125,11 @@ class RunReader:
         """The Parquet record; None where there is none."""
         parts = [part for _, part in self._files(RECORD_FOLDERS, part_order, lambda _, file: read_part(file))]
         return joined(parts) if parts else None
+
+    def layer_tables(self) -> list[tuple[int, LayerTable]]:
+        """The tables of gradients and weights by layer, each with the number of its recording."""
+        parts = self._files(LAYER_TABLES_FOLDERS, part_order, lambda _, file: read_layer_part(file))
+        return [(recording, table) for (recording, _), tables in parts for table in tables]
 
     def said(self) -> list[tuple[int, Said]]:
         """Events, resets, gaps, notes, openings and closings, each with the number of its recording."""

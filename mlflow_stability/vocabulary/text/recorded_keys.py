@@ -26,7 +26,7 @@ SECTIONS = {
     "activations": r"activation_.*",
     "representations": r"sdr_.*|effective_rank|stable_rank|mean_cosine",
     "timing": r".*_time(?:_max)?|overhead_fraction",
-    "throughput": r"(?:tokens|samples)_.*|tflops|mfu|progress|eta_seconds",
+    "throughput": r"(?:tokens|samples|steps)_.*|gpu_.*|tflops|mfu|progress|eta_seconds",
     "memory": r".*memory.*",
     "optimizer": r"(?:loss_scale|lr|learning|momentum|adam|update|param|skip).*|rollbacks|micro_batches",
     "gradients": r"grad_.*|clip_.*",

@@ -158,3 +158,21 @@ def test_tables_arrive_in_a_real_run(tmp_path: Path, sqlite_uri: str) -> None:
     (part,) = client.list_artifacts(run_id, "stability/data/layers")
     (back,) = read_layer_part(Path(client.download_artifacts(run_id, part.path, str(tmp_path))))
     assert equal(back, told)
+
+
+def test_statistics_are_metrics_where_they_were_asked_for(tmp_path: Path, sqlite_uri: str) -> None:
+    write_layer_table(tmp_path, table(100, ["blocks.0.a", "blocks.0.b", "head"], [normal(), normal(3.0)], "weight"))
+    client = MlflowClient(sqlite_uri)
+    for asked, layers in (("blocks", {"blocks.0", "head"}), ("parameters", {"blocks.0.a", "blocks.0.b", "head"})):
+        run_id = client.create_run("0").info.run_id
+        for _ in range(2):  # the second time the store has them already
+            (tmp_path / "layers.json").unlink(missing_ok=True)
+            drive(LayerStream(Delivered(tmp_path), RunWriter(client, run_id), time.time(), asked))
+        metrics = client.get_run(run_id).data.metrics
+        names = ("mean", "std", "abs_max", "zeros")
+        assert set(metrics) == {f"stability/layers/weight_{name}/{layer}" for name in names for layer in layers}
+        assert len(client.get_metric_history(run_id, "stability/layers/weight_std/head")) == 1
+        if asked == "parameters":
+            assert metrics["stability/layers/weight_std/head"] == pytest.approx(3.0, rel=0.1)
+        else:
+            assert metrics["stability/layers/weight_abs_max/blocks.0"] > 6  # the largest of its layers

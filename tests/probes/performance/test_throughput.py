@@ -118,11 +118,22 @@ def test_a_number_of_tokens_that_was_given_holds_whatever_is_seen() -> None:
     assert drive.told[20]["tokens_processed"] == 20_000
 
 
-def test_nothing_is_said_where_no_forward_pass_is_seen() -> None:
+def test_steps_alone_are_counted_where_no_forward_pass_is_seen() -> None:
     drive = Drive(Reader())
     for _ in range(20):
         drive.take(tokens(), seen=False)
-    assert drive.told == {}
+    assert drive.told[20] == {"steps_per_second": pytest.approx(2.0), "steps_per_second_mean": pytest.approx(2.0)}
+
+
+def test_means_are_of_the_last_hundred_steps() -> None:
+    drive = Drive(Reader())
+    for step in range(1, 251):
+        drive.time += 9.5 if step in (100, 160) else 0.0  # once before these hundred steps, and once in them
+        drive.take(tokens(4, 5))
+    assert drive.told[250]["tokens_per_second"] == pytest.approx(40)
+    assert drive.told[250]["steps_per_second_mean"] == pytest.approx(100 / 59.5)
+    assert drive.told[250]["tokens_per_second_mean"] == pytest.approx(2000 / 59.5)
+    assert drive.told[250]["samples_per_second_mean"] == pytest.approx(400 / 59.5)
 
 
 def test_operations_are_those_of_the_formula_and_mfu_is_their_share_of_the_peak() -> None:

@@ -6,6 +6,7 @@ import math
 
 import numpy as np
 import pytest
+import torch
 from session.interrupting import Moments
 
 from mlflow_stability.probes.step.rolling_statistics import RollingStatistics
@@ -25,6 +26,8 @@ def test_every_number_is_that_of_the_last_hundred_steps() -> None:
     window = losses[150:]
     assert found["loss_trend"] == pytest.approx(np.polyfit(np.arange(100), window, 1)[0])
     assert found["loss_zscore"] == pytest.approx((window[-1] - window.mean()) / window.std())
+    assert (found["loss_mean"], found["loss_std"]) == pytest.approx((window.mean(), window.std()))
+    assert (found["grad_norm_mean"], found["grad_norm_std"]) == pytest.approx((norms[150:].mean(), norms[150:].std()))
     assert found["grad_variance"] == pytest.approx(norms[150:].var())
     assert found["clip_fraction"] == pytest.approx((norms[150:] > 1).mean())
     weights = 0.98 ** np.arange(249, -1, -1)
@@ -87,3 +90,27 @@ def test_of_a_step_that_ctrl_c_ends_half_way_all_is_known_or_nothing_or_what_was
             said, *others = (each.take(step, SIGNALS, (1.0, 2.0, 2.0)) for each in (numbers, took, missed, fresh))
         assert said in others, f"moment {at}"
     assert not interrupted
+
+
+def test_the_growth_tracker_is_that_of_the_scaler() -> None:
+    scaler = torch.amp.GradScaler("cpu", init_scale=4.0, growth_interval=7)
+    weight = torch.nn.Parameter(torch.ones(1))
+    optimizer = torch.optim.SGD([weight], lr=0.0)
+    numbers = RollingStatistics(every=1)
+    signals = (Signal("skipped_steps"), Signal("loss"), Signal("loss_scale"))
+    skipped, grown_at, said = 0, 0, []
+    for step in range(1, 41):
+        broken = step in (12, 30)
+        scale = scaler.get_scale()
+        scaler.scale((weight * (math.inf if broken else 1.0)).sum()).backward()
+        scaler.step(optimizer)
+        scaler.update()
+        optimizer.zero_grad()
+        skipped += broken
+        said.append(dict(numbers.take(step, signals, (float(skipped), 1.0, scale))))
+        if scaler.get_scale() == scale:  # the step at which it changes is known at the next one
+            tracker = scaler.state_dict()["_growth_tracker"]
+            assert said[-1][Signal("loss_scale_growth_tracker")] == tracker, step
+        assert said[-1][Signal("loss_scale_steps_since_growth")] == step - grown_at
+        grown_at = step if scaler.get_scale() > scale else grown_at
+    assert grown_at > 30
