@@ -89,6 +89,7 @@ _ORIGIN = "the operation that made the first NaN"
 _COPIES = "update norms and AdamW RMS"
 _NORM = "the gradient norm before clipping"
 _LIMIT = "the gradient clipping threshold"
+_COMMUNICATION = "the communication time of DistributedDataParallel"
 _COMPILED = "measurements inside forward passes where torch's compiler is loaded"
 
 SYMBOLS: dict[str, Symbol] = {
@@ -144,6 +145,9 @@ SYMBOLS: dict[str, Symbol] = {
         "torch.nn.modules.batchnorm:_BatchNorm",
         "nothing",
         (torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d, torch.nn.SyncBatchNorm),
+    ),
+    "ddp_logging_data": Symbol(
+        "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data", _COMMUNICATION, lambda _: {}
     ),
     # of copies
     "flatten_dense_tensors": Symbol("torch._C:_nn.flatten_dense_tensors", _SLOWER, _side_by_side),

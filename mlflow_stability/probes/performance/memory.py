@@ -1,9 +1,9 @@
-"""Measures the memory of the devices that a training uses, and of its process.
+"""Measures the memory and the utilization of the devices that a training uses, and the memory of its process.
 
 In: optimizers before their steps, whose parameters say which devices. Out: every ten steps bytes allocated, reserved
-and at the peak, and the share of the device that was in use at that peak. Guarantees: the allocator's own counters are
-read, and the driver is asked once in ten steps; neither waits for the device. No counter is reset: those are the
-script's.
+and at the peak, and the share of the device that was in use at that peak; every hundred, where NVML can be asked, the
+share of the time in which a kernel ran. Guarantees: the allocator's own counters are read, and the driver is asked once
+in ten steps; neither waits for the device. No counter is reset: those are the script's.
 
 The share is what other processes hold and what this one had allocated at its peak: what the allocator keeps in reserve
 can be used again and is no pressure.
@@ -11,10 +11,11 @@ can be used again and is no pressure.
 
 from __future__ import annotations
 
+import logging
 import os
 import resource
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -24,10 +25,14 @@ from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
 
 EVERY = 10
+UTILIZATION_EVERY = 100
+"""Every how many steps NVML is asked: the question goes to the driver."""
+UTILIZATION = ("gpu_utilization",)
 DEVICE = ("memory_allocated", "memory_reserved", "memory_peak", "memory_share")
 HOST = ("host_memory",)
 COUNTED = ("cuda", "xpu")
 """The kinds of devices whose allocator counts."""
+_logger = logging.getLogger(__name__)
 _STATM = "/proc/self/statm"
 _PAGE = resource.getpagesize()
 
@@ -37,8 +42,10 @@ class Memory(PeriodicProbe):
 
     part = "memory"
 
-    def __init__(self) -> None:
+    def __init__(self, utilization: Callable[[torch.device], float] = torch.cuda.utilization) -> None:
         super().__init__(EVERY)
+        self._utilization: Callable[[torch.device], float] | None = utilization
+        """Percent; None where NVML, or its Python package nvidia-ml-py, is missing."""
         self._devices: dict[torch.device, None] = {}
         self._told_at = 0
 
@@ -58,8 +65,22 @@ class Memory(PeriodicProbe):
             module = torch.get_device_module(device)
             place = str(device) if several else ""
             found.append(Block(whole_signals(DEVICE, place), device_memory(module, device)))
+            if step % UTILIZATION_EVERY == 0 and device.type == "cuda":
+                found += self.utilization(device, place)
         self._devices.clear()
         return found
+
+    def utilization(self, device: torch.device, place: str) -> list[Block]:
+        """How busy a device was lately, if anybody knows."""
+        if self._utilization is None:
+            return []
+        try:
+            share = self._utilization(device) / 100
+        except Exception as error:  # torch and NVML have classes of their own for each reason why they cannot tell
+            self._utilization = None
+            _logger.info("GPU utilization is not recorded: %s. It needs NVML and nvidia-ml-py.", error)
+            return []
+        return [Block(whole_signals(UTILIZATION, place), (share,))]
 
 
 def device_memory(module: Any, device: torch.device) -> tuple[float, float, float, float]:

@@ -12,6 +12,7 @@ from functools import partial
 from torch.nn import Module
 
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver, ForwardWatch
+from mlflow_stability.probes.performance.communication import Communication
 from mlflow_stability.probes.performance.memory import Memory
 from mlflow_stability.probes.performance.progress import Progress
 from mlflow_stability.probes.performance.step_timing import EVERY, Mark, StepClock
@@ -38,7 +39,11 @@ class TrainingPace:
         self.clock = StepClock(own_seconds)
         """Who measures how long the parts of a step take."""
         self._watch = ForwardWatch(guard, (*observers, self.throughput), self.clock.mark)
-        self.before_others: tuple[Probe, ...] = (_Finder(self._watch), self.throughput, Memory(), Progress())
+        communication = Communication(lambda: self.models)
+        self.before_others: tuple[Probe, ...] = (
+            *(_Finder(self._watch), self.throughput, communication),
+            *(Memory(), Progress()),
+        )
         """Probes to be called before any other."""
         self.after_others: tuple[Probe, ...] = (self.clock,)
         """To be called after any other."""

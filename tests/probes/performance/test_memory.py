@@ -53,6 +53,21 @@ def test_on_a_cpu_the_memory_of_the_process_is_told_every_ten_steps() -> None:
     assert memory.blocks(20)[0].signals is block.signals
 
 
+def test_utilization_is_a_share_and_nvml_that_is_missing_is_asked_once() -> None:
+    device = torch.device("cuda:0")
+    (block,) = Memory(utilization=lambda _: 37).utilization(device, "")
+    assert dict(zip(map(str, block.signals), block.values, strict=True)) == {"gpu_utilization": 0.37}
+    asked = []
+
+    def missing(_: torch.device) -> float:
+        asked.append(1)
+        raise ModuleNotFoundError("nvidia-ml-py does not seem to be installed")
+
+    memory = Memory(utilization=missing)
+    assert [memory.utilization(device, "") for _ in range(3)] == [[], [], []]
+    assert len(asked) == 1
+
+
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")
 def test_on_a_gpu_its_allocator_is_read() -> None:
     memory = Memory()
