@@ -42,8 +42,8 @@ def load_run(
     (seconds since the epoch) and one for each signal: ``loss``, ``learning_rate@group_1``. A signal that was not
     measured at a step is NaN there. ``layout="long"`` has one row for each value, with the columns ``recording``,
     ``attempt``, ``step``, ``time``, ``quantity``, ``place``, ``value``. ``layout="layers"`` has one row for each layer
-    and step, with the columns ``recording``, ``attempt``, ``step``, ``layer``, one for each quantity that is measured
-    by layer (``grad_norm``, ``activation_rms``), and for gradients and weights ``gradient_mean``, ``gradient_std``,
+    and step. Its columns are ``recording``, ``attempt``, ``step``, ``layer``, and each quantity that is measured by
+    layer: ``grad_norm``, ``activation_rms``. Gradients and weights have ``gradient_mean``, ``gradient_std``,
     ``gradient_abs_max``, ``gradient_zeros`` (the share of zeros) and percentiles: ``weight_mean``, ``weight_p50``.
 
     Raises ``RunNotFoundError`` where there is no such run or nothing of ours in it, and ``TrackingError`` where the

@@ -37,8 +37,9 @@ class GradientImbalance(Detector):
     What to try: check the initialisation; normalise before each block; add residual connections; use an optimizer that
     adapts each layer's step (Adam, LAMB).
 
-    When it is wrong: models whose layers differ in size by design, with an optimizer that evens it out. No finding in
-    117 healthy trainings of 39 kinds (96,000 measured values); a factor of 100 would give 6.
+    When it is wrong: models whose layers differ in size by design, with an optimizer that evens it out; an expert that
+    few tokens reach. No finding in 117 healthy trainings of 39 kinds (96,000 measured values); a factor of 100 would
+    give 6. With layers measured every 20 steps 1 in 141, of a mixture of experts.
 
     Reference: Glorot and Bengio, Understanding the difficulty of training deep feedforward neural networks (2010)
     """

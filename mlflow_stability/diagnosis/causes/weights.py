@@ -22,6 +22,8 @@ BEYOND = 10.0
 """... and by so many times what the optimizer can do, it was not the optimizer."""
 ADAM_STEP = 10.0
 """So many learning rates a parameter can move in one step of Adam at most, at usual betas (3.2 at the defaults)."""
+OWN_PARAMS = "stability."
+"""How the parameters begin that a recording writes into its run."""
 IN_A_ROW = 3
 """So many batches in a row that all break are not bad batches."""
 
@@ -108,19 +110,25 @@ def overwritten_look(around: Surroundings) -> Look:
     start = around.episode.start
     jumps, seen = [], ""
     for norm in around.of("param_norm"):
-        after = int(np.searchsorted(norm.steps, start, side="left"))
-        if not 0 < after < len(norm.steps):
-            continue
-        then, now = float(norm.values[after - 1]), float(norm.values[after])
-        if of_the_whole(norm.place) and np.isfinite((then, now)).all():
-            seen = f"weight norm {shown(then)} before, {shown(now)} after"
-        if np.isfinite(now) and now > JUMPED * then > 0:
-            jumps.append((norm.place, then, now, int(norm.steps[after - 1]), int(norm.steps[after])))
+        nearest = int(np.searchsorted(norm.steps, start, side="left"))
+        # A divergence may be said to begin one step after the weights were written to.
+        earlier = [nearest - 1] if nearest and start - norm.steps[nearest - 1] <= BETWEEN_LOOKS else []
+        for after in (each for each in (*earlier, nearest) if 0 < each < len(norm.steps)):
+            then, now = float(norm.values[after - 1]), float(norm.values[after])
+            if of_the_whole(norm.place) and np.isfinite((then, now)).all():
+                seen = f"weight norm {shown(then)} before, {shown(now)} after"
+            if np.isfinite(now) and now > JUMPED * then > 0:
+                jumps.append((norm.place, then, now, int(norm.steps[after - 1]), int(norm.steps[after])))
+                break
     if not jumps:
         return is_not(f"corrupted weights: {seen}") if seen else not_seen("corrupted weights: weight norm not measured")
-    place, then, now, first, last = max(jumps, key=lambda each: each[2] / each[1])
-    bound = _reachable(around, first, last)
-    if bound is None:
+    bounds = {each[3:]: _reachable(around, *each[3:]) for each in jumps}
+    # What is measured most often is surrounded closest: in fewer steps the optimizer can do less.
+    bounded = [(each, bound) for each in jumps if (bound := bounds[each[3:]]) is not None]
+    beyond = [each for each, bound in bounded if each[2] - each[1] >= BEYOND * bound]
+    place, then, now, first, last = max(beyond or jumps, key=lambda each: each[2] / each[1])
+    bound = bounds[first, last]
+    if not bounded or bound is None:
         return not_seen("corrupted weights: their norm jumped, and how far the optimizer can change it is not recorded")
     if now - then < BEYOND * bound:
         return not_seen("corrupted weights: their norm jumped, and the recorded updates are large enough for that")
@@ -139,13 +147,15 @@ def overwritten_look(around: Surroundings) -> Look:
 def _reachable(around: Surroundings, first: int, last: int) -> float | None:
     """How far the optimizer can have changed the norm of the weights between two steps; None where nobody knows.
 
-    A norm is measured before the update of its step or after it: both ends count.
+    A recording measures a norm before the update of its step. Elsewhere it may be after it: then both ends count.
     """
+    params = around.history.params
+    last -= any(each.startswith(OWN_PARAMS) for each in params)
     rates = [rate.values[(rate.steps >= first) & (rate.steps <= last)] for rate in around.rates]
     known = [float(each[np.isfinite(each)].max()) for each in rates if np.isfinite(each).any()]
     if not known:
         return None
-    rate, settings, params = max(known), settings_of(around.history), around.history.params
+    rate, settings = max(known), settings_of(around.history)
     if settings.adam:
         count = params.get("stability.parameters_total", "")
         return ADAM_STEP * rate * float(count) ** 0.5 * (last - first + 1) if count.isdigit() else None

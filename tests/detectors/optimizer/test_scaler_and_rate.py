@@ -91,6 +91,12 @@ def test_a_leap_beyond_the_highest_rate_is_a_jump(name: str, factor: float) -> N
     assert (event.step, event.severity) == (550, Severity.WARNING)
 
 
+@pytest.mark.parametrize(("constant", "jumps"), [(1500, [1500]), (1000, [1000]), (900, [])])
+def test_a_rate_that_doubles_after_a_long_time_without_a_change_is_a_jump(constant: int, jumps: list[int]) -> None:
+    rate = np.where(np.arange(constant + 100) < constant, 1e-3, 2e-3)
+    assert [event.step for event in judged("learning_rate_jump", learning_rate=rate)] == jumps
+
+
 def test_groups_that_leap_together_are_one_finding() -> None:
     rate = np.where(steps < 500, 1e-3, 1e-1)
     series = {"learning_rate": rate, "learning_rate@group_1": rate / 10}

@@ -31,6 +31,21 @@ def test_before_the_decay_the_same_ratio_is_not(first: int) -> None:
     assert judged("update_ratio_high", **rates, update_ratio=raised(first, 0.05)) == []
 
 
+def test_after_the_warm_up_the_threshold_is_lower_than_in_it() -> None:
+    rates = {"learning_rate": np.full(STEPS, 1e-3)}
+    (event,) = judged("update_ratio_high", **rates, update_ratio=raised(60, 0.08))
+    assert event.step == 102  # the third measurement after the first hundred steps
+    assert "threshold 0.06 after the warm-up" in event.message
+    assert event.evidence["limit"] == 0.06
+
+
+def test_while_the_learning_rate_rises_it_is_the_warm_up() -> None:
+    rising = {"learning_rate": np.linspace(1e-5, 1e-3, STEPS)}
+    assert judged("update_ratio_high", **rising, update_ratio=raised(120, 0.08)) == []
+    (event,) = judged("update_ratio_high", **rising, update_ratio=raised(120, 0.2))
+    assert "threshold 0.1 in the warm-up" in event.message
+
+
 def test_without_a_learning_rate_there_is_one_threshold() -> None:
     assert judged("update_ratio_high", update_ratio=raised(120, 0.05)) == []
     assert len(judged("update_ratio_high", update_ratio=raised(120, 0.2))) == 1

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from diagnosis.histories import falling, metric_of, run_of
@@ -43,3 +45,13 @@ def test_without_knowing_what_an_update_can_do_or_without_a_jump_they_were_not(
 ) -> None:
     cause = cause_of(overwritten(601, times, params))
     assert cause is None or cause.name != "damaged_weights"
+
+
+@pytest.mark.parametrize("at", [150, 600])
+def test_gradients_that_grew_with_the_weights_are_no_excuse_under_sgd(at: int) -> None:
+    run = overwritten(at, 3000.0, {"stability.optimizer": "SGD", "stability.momentum": "0"})
+    norms = np.where(np.arange(800) < at, 1.0, 1e8)
+    metrics = [each for each in run.metrics if each.meaning.quantity != "grad_norm"]
+    cause = cause_of(replace(run, metrics=(*metrics, metric_of("grad_norm", norms))))
+    assert cause is not None
+    assert (cause.name, cause.certainty) == ("damaged_weights", "certain")
