@@ -105,6 +105,12 @@ def flush_asked(session: Path) -> int:
         return 0
 
 
+def is_done(root: Path) -> bool:
+    """Whether nothing is left of a journal root but what outlives the runs: all of it was delivered."""
+    names = {each.name for each in root.iterdir()} if root.is_dir() else set()
+    return bool(names) and names <= {GITIGNORE, *_OUTLIVE}
+
+
 def recording_folders(session: Path) -> list[Path]:
     """The recordings of a session that are still there, in the order in which they began."""
     return sorted(path.parent for path in session.glob(f"*/{JOURNAL}"))

@@ -27,7 +27,7 @@ from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.recording import opening_if_readable
 from mlflow_stability.courier.session_delivery import DeliveryReport
 from mlflow_stability.errors import JournalError, SettingsError, TrackingError
-from mlflow_stability.journal.layout import RELEASED, STATUS, recording_folders, session_folders
+from mlflow_stability.journal.layout import RELEASED, STATUS, is_done, recording_folders, session_folders
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.store.address import same_store, strip_credentials
 from mlflow_stability.vocabulary.run.milestone import Opening
@@ -58,7 +58,7 @@ def sessions_in(journal: Path) -> list[SessionState]:
     if is_session(journal):
         return [_state(journal)]
     sessions = [_state(folder) for folder in session_folders(journal) if is_session(folder)]
-    if not sessions and journal.is_dir() and any(journal.iterdir()):
+    if not sessions and journal.is_dir() and any(journal.iterdir()) and not is_done(journal):
         raise JournalError(
             f"{journal} has no journal of mlflow-stability. Journals are in .mlflow-stability/ where the training "
             "was started, or where MLFLOW_STABILITY_JOURNAL_DIR or autolog(journal_dir=...) says."
@@ -125,7 +125,8 @@ def command(context: click.Context, journal: Path | None, tracking_uri: str | No
         if report.error and report.remaining:
             errors.append(report.error)
     if not sessions:
-        out.print(f"Nothing to deliver: there is no journal in {place}.", soft_wrap=True)
+        why = f"{place} keeps checkpoints and batches alone" if is_done(place) else f"there is no journal in {place}"
+        out.print(f"Nothing to deliver: {why}.", soft_wrap=True)
     if errors:
         raise TrackingError(
             f"Not everything could be delivered. {errors[0].rstrip('.')}. What is left is kept in {place}; "

@@ -28,7 +28,7 @@ from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.run.outcome import process_ended
 from mlflow_stability.vocabulary.run.run_card import RunCard
 from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.text.phrases import capitalised, counted
 
 FEW_ACTIONS = 2
 SDR_COLLAPSE = SdrCollapse.kind
@@ -145,7 +145,7 @@ def _verdict(diagnosis: Diagnosis) -> str:
     _, verdict = run_phrases.headline(diagnosis)
     if diagnosis.cause is not None:
         verdict = verdict.replace(diagnosis.cause.statement, "").replace("  ", " ").strip()
-    return verdict[:1].upper() + verdict[1:]
+    return capitalised(verdict)
 
 
 def _end_of_process(history: RunHistory, diagnosis: Diagnosis) -> str:

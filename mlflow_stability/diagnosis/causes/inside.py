@@ -279,7 +279,7 @@ CAUSES = (
         "Units were saturated.",
         "More than half of a layer's units were saturated, 20 % more than at the start.",
         "Units that are meant to be closed.",
-        ("Lower the learning rate.", "Normalise the inputs of the activation."),
+        ("Lower the learning rate.", "Normalise before the activation."),
     ),
     CauseDocumentation(
         "representation_collapse",

@@ -9,11 +9,8 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import tempfile
-import threading
-from collections.abc import Callable, Collection, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -38,6 +35,7 @@ from mlflow_stability.tracking.artifacts.record_parts import part_order, read_pa
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.read.run_record import RunRecord, joined, whole_number
 from mlflow_stability.tracking.store.address import strip_credentials
+from mlflow_stability.tracking.store.download import no_progress_bar
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import not_mlflow, sentence, store_trouble
 from mlflow_stability.vocabulary.measured.layer_table import LayerTable
@@ -194,7 +192,7 @@ class RunReader:
     def fetched(self, path: str, read: Callable[[Path], _T]) -> _T:
         """An artifact, as `read` gives it; the file itself is gone afterwards."""
         with tempfile.TemporaryDirectory(prefix="mlflow-stability-") as room:
-            with store_trouble(f"download {path}"), _no_progress_bar():
+            with store_trouble(f"download {path}"), no_progress_bar():
                 file = Path(self._client.download_artifacts(self.run_id, path, room))
             return read(file)
 
@@ -220,38 +218,6 @@ class RunReader:
     def _leave_out(self, what: str, error: Exception) -> None:
         self.left_out.append(what)
         _logger.warning("Skipped %s: %s", what, sentence(error))
-
-
-@contextmanager
-def _no_progress_bar() -> Iterator[None]:
-    """MLflow draws a bar for each file and takes its wish for none from the environment only, which threads share."""
-    name = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
-    with _quiet.lock:
-        if not _quiet.readers:
-            _quiet.before = os.environ.get(name)
-            os.environ[name] = "false"
-        _quiet.readers += 1
-    try:
-        yield
-    finally:
-        with _quiet.lock:
-            _quiet.readers -= 1
-            if not _quiet.readers:
-                os.environ.pop(name, None)
-                if _quiet.before is not None:
-                    os.environ[name] = _quiet.before
-
-
-class _Quiet:
-    """How many downloads want no bar at the moment, and what the environment said before the first."""
-
-    def __init__(self) -> None:
-        self.lock = threading.Lock()
-        self.readers = 0
-        self.before: str | None = None
-
-
-_quiet = _Quiet()
 
 
 def _infinite(value: float) -> float:

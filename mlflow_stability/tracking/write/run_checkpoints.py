@@ -15,6 +15,7 @@ from typing import Any
 from mlflow import MlflowClient
 from mlflow.store.artifact.artifact_repository_registry import get_artifact_repository
 
+from mlflow_stability.tracking.store.download import bars_on_a_terminal, no_progress_bar
 from mlflow_stability.tracking.store.store_errors import RefusedError, store_trouble
 
 CHECKPOINTS_FOLDER = "stability/checkpoints"
@@ -57,7 +58,8 @@ class RunCheckpoints:
         place = f"{CHECKPOINTS_FOLDER}/{name}"
         folder = to / name
         folder.mkdir(parents=True, exist_ok=True)
-        with store_trouble(f"download {place}"), tempfile.TemporaryDirectory(dir=folder) as room:
+        quiet = bars_on_a_terminal()
+        with store_trouble(f"download {place}"), quiet, tempfile.TemporaryDirectory(dir=folder) as room:
             for each in self._client.list_artifacts(self.run_id, place):
                 file = Path(self._client.download_artifacts(self.run_id, each.path, room))
                 file.replace(folder / file.name)
@@ -70,7 +72,8 @@ class RunCheckpoints:
             found = {PurePosixPath(each.path).name for each in self._client.list_artifacts(self.run_id, place)}
             if META not in found:
                 return None
-            return Path(self._client.download_artifacts(self.run_id, f"{place}/{META}", str(to)))
+            with no_progress_bar():
+                return Path(self._client.download_artifacts(self.run_id, f"{place}/{META}", str(to)))
 
     def _artifacts(self) -> Any:
         """MLflow's client deletes no artifacts; the store behind it does."""

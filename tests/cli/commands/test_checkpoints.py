@@ -54,13 +54,16 @@ def test_one_that_was_damaged_is_found_by_its_hash(
     assert "good, verified" in said
 
 
-def test_what_is_downloaded_is_what_was_written(checkpoints: RunCheckpoints, tmp_path: Path) -> None:
+def test_what_is_downloaded_is_what_was_written(
+    checkpoints: RunCheckpoints, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
     folder = keep(tmp_path / "kept", 500)
     checkpoints.upload(folder)
     checkpoints.upload(keep(tmp_path / "kept", 1000))
     assert run(["checkpoints", checkpoints.run_id, "--download", str(tmp_path / "back"), "--step", "500"]) == 0
     assert [each.name for each in (tmp_path / "back").iterdir()] == [folder.name]
     assert (tmp_path / "back" / folder.name / "state.pt").read_bytes() == b"weights"
+    assert "%" not in capfd.readouterr().err, "a progress bar is for terminals"
 
 
 @pytest.mark.parametrize("more", [[], ["--step", "7"]])

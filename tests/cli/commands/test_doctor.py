@@ -39,6 +39,14 @@ def test_a_place_where_all_is_well_gives_code_0(sqlite_uri: str, capsys: pytest.
     assert not HERE.exists()
 
 
+def test_checkpoints_of_a_training_that_was_delivered_are_no_trouble(
+    sqlite_uri: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (HERE / "checkpoints" / "8f7d983df20a").mkdir(parents=True)
+    assert run(["doctor", "--tracking-uri", sqlite_uri]) == 0
+    assert "All checks passed." in capsys.readouterr().out
+
+
 def test_a_store_that_mlflow_has_not_made_yet_is_fine_and_is_not_made(tmp_path: Path) -> None:
     assert run(["doctor"]) == 0
     assert list(tmp_path.iterdir()) == []

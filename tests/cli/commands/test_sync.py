@@ -90,6 +90,14 @@ def test_a_folder_that_is_no_journal_is_refused(tmp_path: Path, capsys: pytest.C
     assert "has no journal of mlflow-stability" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("kept", [["checkpoints"], ["batches"], ["checkpoints", "batches", ".gitignore"]])
+def test_what_outlives_a_training_is_nothing_to_deliver(kept: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    for each in kept:
+        (ROOT / each / "8f7d983df20a").mkdir(parents=True)
+    assert run(["sync"]) == 0
+    assert f"Nothing to deliver: {ROOT.absolute()} keeps checkpoints and batches alone." in capsys.readouterr().out
+
+
 def test_a_training_that_goes_on_gets_what_it_has_so_far_delivered(
     sqlite_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -6,7 +6,7 @@ import os
 
 import pytest
 
-from mlflow_stability.tracking.read.run_reader import _no_progress_bar
+from mlflow_stability.tracking.store.download import no_progress_bar
 
 NAME = "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"
 
@@ -18,7 +18,7 @@ def test_a_download_that_ends_before_one_that_began_later_leaves_it_without_a_ba
     monkeypatch.delenv(NAME, raising=False)
     if before is not None:
         monkeypatch.setenv(NAME, before)
-    first, second = _no_progress_bar(), _no_progress_bar()
+    first, second = no_progress_bar(), no_progress_bar()
     first.__enter__()
     second.__enter__()
     first.__exit__(None, None, None)
