@@ -114,7 +114,8 @@ def autolog(
         guard: Skip steps with non-finite or extremely large loss or gradients, leaving the training unchanged.
             `"late"` never waits for the device, and rolls back after a broken step. On with `rollback`.
         stop_on: Raise `TrainingDiverged` when a condition is met, after saving the last good state: "nonfinite", or
-            conditions such as "grad_norm>100" and "loss>50".
+            conditions such as "grad_norm>100", "loss>50", "val_loss plateau 5", "val_loss+10%", "throughput-80%",
+            "memory>90%". Loss and gradient norm are judged before the step is taken.
         recovery_patience: Number of steps after a rollback in which findings are ignored while the state settles.
         rollback_checkpoint_interval: Interval in steps of states written to disk, in `checkpoints/` of the journal's
             folder.

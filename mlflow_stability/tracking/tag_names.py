@@ -1,8 +1,8 @@
 """Names of the tags of a run, and what they say.
 
 In: the tags of a run, of this version or an older one. Out: how its process ended, its last step, whether we recorded
-it. Guarantees: MLflow is not needed; what people read is in eight tags at most, and a ninth where settings changed;
-tags for programs begin with `mlflow.`, which MLflow's pages do not show.
+it. Guarantees: MLflow is not needed; what people read is in eight tags at most, and two more where settings changed or
+a condition stopped the training; tags for programs begin with `mlflow.`, which MLflow's pages do not show.
 """
 
 from __future__ import annotations
@@ -25,6 +25,8 @@ ROLLBACKS = f"{OURS}rollbacks"
 SKIPPED_STEPS = f"{OURS}skipped_steps"
 CHANGED_SETTINGS = f"{OURS}changed_settings"
 """Of a run that was resumed with other settings: a line for each recording, ``recording 2: seed 2 (was 1)``."""
+EARLY_STOPPING_STEP = f"{OURS}early_stopping_step"
+"""Only in runs that a condition of `stop_on` has ended."""
 READ_BY_PEOPLE = (
     VERDICT,
     OUTCOME,
@@ -35,6 +37,7 @@ READ_BY_PEOPLE = (
     SKIPPED_STEPS,
     ENDED,
     CHANGED_SETTINGS,
+    EARLY_STOPPING_STEP,
 )
 
 RUNNING = "running"

@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.errors import SettingsError, TrainingDiverged
-from mlflow_stability.recovery.stop_conditions import check_stop, stop_conditions
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.recovery.stop_conditions import Stop, StopRules, stop_conditions
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 
@@ -34,25 +34,43 @@ def reading(place: str = "", **values: float) -> StepReading:
     ],
 )
 def test_a_training_is_stopped_where_its_condition_is_met(text: str, values: dict[str, float], stops: bool) -> None:
-    conditions = stop_conditions((text,))
-    if not stops:
-        check_stop(conditions, reading(**values))
-        return
-    with pytest.raises(TrainingDiverged, match=rf"after step 7: .*\(stop_on={re.escape(text)}\)"):
-        check_stop(conditions, reading(**values))
+    stop = StopRules(stop_conditions((text,))).after_step(reading(**values))
+    assert (stop is not None) is stops
+    if stop is not None:
+        assert re.search(rf"after step 7: .*\(stop_on={re.escape(text)}\)", str(stop.error))
 
 
 def test_a_condition_looks_at_every_place() -> None:
-    with pytest.raises(TrainingDiverged, match="grad_norm@track_1 is 200"):
-        check_stop(stop_conditions("grad_norm>100"), reading("track_1", grad_norm=200.0))
+    stop = StopRules(stop_conditions("grad_norm>100")).after_step(reading("track_1", grad_norm=200.0))
+    assert stop is not None
+    assert "grad_norm@track_1 is 200" in stop.reason
 
 
 def test_a_step_that_a_loss_scaler_threw_away_is_no_reason_to_stop() -> None:
-    check_stop(stop_conditions(["nonfinite"]), reading(grad_norm=INF), skipped=True)
+    assert StopRules(stop_conditions(["nonfinite"])).after_step(reading(grad_norm=INF), skipped=True) is None
 
 
 @pytest.mark.parametrize(
-    "text", ["", "los>50", "loss>", "loss>nan", "loss>inf", "loss=5", "loss>5 or more", ">5", "nonfinit", "loss>>5"]
+    "text",
+    [
+        "",
+        "los>50",
+        "loss>",
+        "loss>nan",
+        "loss>inf",
+        "loss=5",
+        "loss>5 or more",
+        ">5",
+        "nonfinit",
+        "loss>>5",
+        "val_loss plateau",
+        "val_loss plateau 0",
+        "vall_loss plateau 5",
+        "loss-100%",
+        "loss+0%",
+        "loss-",
+        "loss>%",
+    ],
 )
 def test_text_that_cannot_be_meant_is_refused(text: str) -> None:
     with pytest.raises(SettingsError, match="stop_on"):
@@ -65,4 +83,47 @@ def test_any_text_is_understood_or_refused(text: str) -> None:
         stop_conditions((text,))
     except SettingsError:
         return
-    assert text.strip() == "nonfinite" or any(each in text for each in "<>")
+    assert text.strip() == "nonfinite" or any(each in text for each in ("<", ">", "%", "plateau"))
+
+
+def first_stop(text: str, quantity: str, values: list[float]) -> tuple[int, Stop] | None:
+    """At which of the values a training is stopped, and what is said of it."""
+    rules = StopRules(stop_conditions(text))
+    for number, value in enumerate(values):
+        stop = rules.after_step(StepReading(number, (Signal(quantity),), (value,)))
+        if stop is not None:
+            return number, stop
+    return None
+
+
+@pytest.mark.parametrize(
+    ("text", "quantity", "values", "at"),
+    [
+        ("val_loss plateau 3", "val_loss", [3.0, 2.0, 2.0, 2.1, 1.9, 1.9, 1.9, 1.95], 7),
+        ("val_loss plateau 3", "val_loss", [3.0, 2.0, NAN, NAN, NAN], 4),
+        ("val_loss plateau 3", "val_loss", [5.0, 4.0, 3.0, 2.0, 1.0], None),
+        ("val_loss+10%", "val_loss", [3.0, 2.0, 2.19, 2.2], 3),
+        ("val_loss+10%", "val_loss", [-2.0, -1.9, -1.8], 2),
+        ("val_loss>5", "val_loss", [1.0, 5.1], 1),
+        ("throughput-80%", "samples_per_second", [100.0] * 30 + [19.0] * 4 + [100.0] + [19.0] * 5, 39),
+        ("throughput-80%", "tokens_per_second", [100.0] * 30 + [21.0] * 50, None),
+        ("throughput-80%", "samples_per_second", [100.0] * 10 + [1.0] * 9, None),
+        ("memory>90%", "memory_share", [0.89, 0.91], 1),
+    ],
+)
+def test_a_course_of_values_is_a_reason_to_stop(text: str, quantity: str, values: list[float], at: int | None) -> None:
+    found = first_stop(text, quantity, values)
+    assert (None if found is None else found[0]) == at
+    assert found is None or f"stop_on={text}" in found[1].message
+
+
+def test_before_a_step_only_what_is_known_then_is_judged() -> None:
+    rules = StopRules(stop_conditions(("nonfinite", "loss>50", "step_time>9", "val_loss>1")))
+    assert rules.looks_before == ("loss", "grad_norm")
+    stop = rules.before_step(8, {"loss": 60.0}, is_guarded=False)
+    assert stop is not None
+    assert str(stop.error).startswith("Training stopped before step 8 was taken: loss is 60 (stop_on=loss>50). The ")
+    assert "weights are from before step 8" in stop.message
+    assert rules.before_step(8, {"loss": 5.0, "grad_norm": 1.0}, is_guarded=False) is None
+    assert rules.before_step(8, {"loss": NAN}, is_guarded=False) is not None
+    assert rules.before_step(8, {"loss": NAN}, is_guarded=True) is None

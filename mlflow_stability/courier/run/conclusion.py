@@ -103,6 +103,7 @@ def _codes(history: RunHistory) -> str:
 
 
 def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str, str]:
+    stopped = diagnosis.early_stopping_step
     tags = {
         tag_names.VERDICT: training_outcome(diagnosis),
         tag_names.OUTCOME: _verdict(diagnosis)[:LONGEST_TAG],
@@ -110,6 +111,7 @@ def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str,
         tag_names.FIRST_ISSUE_STEP: "" if card.onset is None else str(card.onset),
         tag_names.ROLLBACKS: str(_rollbacks(history)),
         tag_names.SKIPPED_STEPS: str(card.skipped),
+        tag_names.EARLY_STOPPING_STEP: "" if stopped is None else str(stopped),
     }
     return {name: value for name, value in tags.items() if value}
 

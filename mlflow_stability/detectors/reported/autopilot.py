@@ -165,3 +165,30 @@ class CheckpointNotFinite(FindingType):
     plural = "states that are not finite"
     order = 1100
     remedies = ("Find what became non-finite first.",)
+
+
+@dataclass(frozen=True, slots=True)
+class EarlyStopping(FindingType):
+    """The training was stopped by a condition of `stop_on`.
+
+    What it sees: the first condition of `autolog(stop_on=...)` that is met. What is known before a step, such as its
+    loss and its gradient norm, stops the training before that step is taken; a validation loss before the next one.
+
+    Why it matters: the training ended here on purpose, with `TrainingDiverged`.
+
+    What to try: load the best or the last good checkpoint with `restore()`; fix the cause; relax the condition.
+
+    When it is wrong: a condition that healthy steps meet, such as a gradient norm during warm-up.
+
+    Reference: Prechelt, Early stopping, but when? (1998)
+    """
+
+    kind = "early_stopping"
+    noun = "an early stop"
+    plural = "early stops"
+    order = 1065
+    severities = (Severity.INFO,)
+    remedies = (
+        "Load the best or the last good checkpoint with restore().",
+        "Relax the condition if the training was healthy.",
+    )

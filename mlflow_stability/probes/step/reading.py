@@ -127,7 +127,7 @@ def reading_of(
             if len(clips) == 2:  # one, as a rule
                 before = clips[0] / clips[1] if clip.order == 2.0 and clip.gradients >= capture.gradients else None
             else:
-                before = _before_clipping(capture, clips)
+                before = norm_before_clipping(capture, clips)
             basis = "after clipping" if before is None else "before clipping"
             signals.append(named("grad_norm_clipped", place))
             found += (before_step if before is None else before, before_step)
@@ -172,7 +172,7 @@ def _add_blocks(
                 found.append(value)
 
 
-def _before_clipping(capture: StepCapture, numbers: Sequence[float]) -> float | None:
+def norm_before_clipping(capture: StepCapture, numbers: Sequence[float]) -> float | None:
     """The script's own norms together, where they are of order 2 and cover everything that the optimizers got.
 
     `numbers`: of each clip the norm, and the scale that it was taken at.

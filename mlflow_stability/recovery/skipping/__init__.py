@@ -7,6 +7,7 @@ from mlflow_stability.recovery.skipping.skip_count import SkipCount, calm_loss_s
 from mlflow_stability.recovery.skipping.step_check import local_part
 from mlflow_stability.recovery.skipping.step_guard import StepGuard, Verdict, Vote
 from mlflow_stability.recovery.skipping.step_undo import BufferUndo, PutBack, copy_bookkeeping
+from mlflow_stability.recovery.skipping.step_values import values_before_step
 
 __all__ = [
     "BufferUndo",
@@ -20,4 +21,5 @@ __all__ = [
     "copy_bookkeeping",
     "cut_loss_scale",
     "local_part",
+    "values_before_step",
 ]

@@ -88,6 +88,7 @@ def _run(diagnosis: Diagnosis) -> dict[str, Any]:
         "severity": diagnosis.severity.name,
         "verdict": diagnosis.verdict,
         "ended": diagnosis.ended,
+        "early_stopping_step": diagnosis.early_stopping_step,
         "first_step": None if diagnosis.steps is None else int(diagnosis.steps[0]),
         "last_step": None if diagnosis.steps is None else int(diagnosis.steps[1]),
         "points": int(diagnosis.points),

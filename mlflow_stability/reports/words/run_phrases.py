@@ -84,7 +84,10 @@ def ending(diagnosis: Diagnosis) -> tuple[str, str] | None:
     """What to call how the process ended, and how it did; None where nobody can know."""
     if not diagnosis.ended:
         return None
-    return "now" if diagnosis.ended == "running" else "ended", diagnosis.ended.replace("_", " ")
+    ended = diagnosis.ended.replace("_", " ")
+    if diagnosis.early_stopping_step is not None:
+        ended += f", stopped by stop_on at {diagnosis.unit} {diagnosis.early_stopping_step}"
+    return "now" if diagnosis.ended == "running" else "ended", ended
 
 
 def steps(episode: Episode) -> str:

@@ -17,6 +17,8 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.decisions import Decision
+from mlflow_stability.recovery.skipping import values_before_step
+from mlflow_stability.recovery.stop_conditions import Stop
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
 from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, RollbackExecutor
@@ -46,6 +48,10 @@ class Autopilot:
         """How many captures there were."""
         self._is_whole = self._was_rolled_back = False
         self._parts = KnownParts()
+        self._stops = bool(plan.stop_on) and recording is not None and self._consensus.is_alone
+        """Whether there are conditions to look at before each step; of several processes none can stop by itself."""
+        self._stop: Stop | None = None
+        """Why the training ends; no step is taken until its reading has come."""
         self._modifier = StepModifier(plan.policy, plan.adaptive_clip, context.vote)
         self._snapshots = SnapshotManager(
             plan.policy, context.guard, context.open_directory, self.step + 1, self._consensus.is_alone
@@ -55,6 +61,8 @@ class Autopilot:
         self._evaluator = StepEvaluator(
             plan, self._modifier, self._controller, context.batches, self._emit, recording is not None
         )
+        if recording is not None and plan.stop_on:
+            recording.listener = self.on_heard
         self._capture: StepCapture | None = None
         self._facts: StepFacts | None = None
         self._pending: deque[StepFacts] = deque()
@@ -62,6 +70,7 @@ class Autopilot:
         self._scaler: Any = None
         self._rollback = RollbackExecutor(self._controller, self._consensus, context, recording, self._emit)
         self._meet = guard("the training's parts", self._parts_met)
+        self._look_for_stop = guard("stop conditions", self._stop_looked_for)
         self._judge = guard("the guard", self._modifier.judge)
         self._shape = guard("clipping and easing", self._modifier.shape)
         self._swallow = guard("the guard", self._modifier.swallowed)
@@ -108,6 +117,8 @@ class Autopilot:
         facts = self._facts_of(capture, place)
         self._meet(optimizer)
         votes = self._consensus.announce(capture, self.step, self._due)
+        if self._stops:
+            self._look_for_stop(optimizer, capture, facts, norm)
         self._judge(optimizer, capture, facts, norm, companions, facts not in self._pending)
         if self._batches is not None:
             if facts.skipped_by or facts.flag is not None:
@@ -150,6 +161,10 @@ class Autopilot:
         facts = self._pending.popleft() if self._pending else None
         if facts is not None:
             self._decide(facts, reading, events)
+
+    def on_heard(self, reading: StepReading) -> None:
+        """Runs when the script has logged a metric that was asked for, or a validation loss."""
+        self._evaluator.hear(reading)
 
     def was_rolled_back(self) -> bool:
         """Whether it set the training back since this was asked last."""
@@ -196,10 +211,26 @@ class Autopilot:
     def close(self, seconds: float) -> None:
         """The recording ends: what is being written may arrive."""
         self.release()
+        if self._recording is not None:
+            self._recording.listener = None
         self._snapshots.close(seconds)
         self._emit_checkpoint_events()
         if self._batches is not None:
             self._batches.stop()
+
+    def _stop_looked_for(
+        self, optimizer: Optimizer, capture: StepCapture, facts: StepFacts, norm: Tensor | None
+    ) -> None:
+        """Have the first step of a capture skipped, and the training ended behind it, where a condition is met."""
+        if facts.stop is not None or capture.stepped[:1] != [id(optimizer)]:
+            return
+        if self._stop is None:
+            wanted = self._evaluator.stop_rules.looks_before
+            values = values_before_step(optimizer, capture, norm, wanted)
+            self._stop = self._evaluator.stop_before(self.step, values)
+        facts.stop = self._stop
+        if facts.stop is not None:
+            self._modifier.skip_next()
 
     def _facts_of(self, capture: StepCapture, place: str) -> StepFacts:
         if capture is not self._capture or self._facts is None:
@@ -234,6 +265,8 @@ class Autopilot:
         if self._keeps:
             self._prove(orders, self.step)
         if orders.ending is not None:
+            self._stop = None
+            self._evaluator.stop_over()
             if orders.rollback is not None:
                 self._roll_back(orders.rollback)
             if self._recording is not None:

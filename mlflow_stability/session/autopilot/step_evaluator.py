@@ -7,14 +7,15 @@ script asked to skip counts for nothing; a training that stands still is told of
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from mlflow_stability.detectors.reported.autopilot import EarlyStopping
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.nan_origin import KIND as NAN_ORIGIN
 from mlflow_stability.recovery.skipping import SkipCount, calm_loss_scaler, cut_loss_scale
-from mlflow_stability.recovery.stop_conditions import check_stop
+from mlflow_stability.recovery.stop_conditions import Stop, StopRules
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, StepOutcome
@@ -22,7 +23,7 @@ from mlflow_stability.session.autopilot.snapshot_manager import KnownParts
 from mlflow_stability.session.autopilot.step_modifier import ReadStep, StepFacts, StepModifier, read_step
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 class StepEvaluator:
@@ -49,6 +50,10 @@ class StepEvaluator:
         self._cut = self._calm = False
         self.loss = math.nan
         """The last finite loss."""
+        self.stop_rules = StopRules(plan.stop_on)
+        self.stop_heard: Stop | None = None
+        """What the script has logged that is a reason to stop."""
+        self._stop_told = False
 
     def evaluate(self, facts: StepFacts, reading: StepReading, events: Sequence[Event], known: KnownParts) -> Orders:
         """Take in a step; `known`: what it was a step of, looked at only where something is wrong."""
@@ -70,11 +75,32 @@ class StepEvaluator:
             reading.step, tuple(events), seen.loss, seen.skipped_by, facts.asked_for, in_a_row, seen.broken_taken
         )
         orders = self._controller.orders_after(outcome, known)
-        try:
-            check_stop(self._plan.stop_on, reading, skipped=seen.skipped_by == "scaler")
-        except TrainingDiverged as diverged:
-            orders.ending = diverged
+        stop = facts.stop or self.stop_heard or self.stop_rules.after_step(reading, skipped=seen.skipped_by == "scaler")
+        if stop is not None:
+            orders.ending = self._stopped(replace(stop, step=reading.step))
         return orders
+
+    def hear(self, reading: StepReading) -> None:
+        """Take in what the script has logged; what it is a reason to stop for holds before the next step."""
+        self.stop_heard = self.stop_heard or self.stop_rules.after_step(reading)
+
+    def stop_before(self, step: int, values: Mapping[str, float]) -> Stop | None:
+        """What ends the training before this step is taken."""
+        heard = None if self.stop_heard is None else replace(self.stop_heard, step=step, before_step=True)
+        return heard or self.stop_rules.before_step(step, values, is_guarded=self._modifier.guards)
+
+    def stop_over(self) -> None:
+        """The training was ended; a script that trains on is judged anew."""
+        self.stop_heard, self._stop_told = None, False
+
+    def _stopped(self, stop: Stop) -> TrainingDiverged:
+        if self._stop_told:
+            return stop.error
+        self._stop_told = True
+        evidence = {"step": float(stop.step)}
+        told = Event(stop.step, EarlyStopping.kind, Severity.INFO, stop.message, evidence=evidence)
+        self._emit(replace(told, remedies=EarlyStopping.remedies))
+        return stop.error
 
     def _emit_batch_event(self, event: Event) -> None:
         if event.kind == NAN_ORIGIN:

@@ -21,6 +21,7 @@ from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, E
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote
 from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.stop_conditions import Stop
 from mlflow_stability.vocabulary.measured.observation import StepReading
 
 
@@ -37,6 +38,8 @@ class StepFacts:
     has_scaler: bool = False
     flag: Tensor | None = None
     """The flag of the guard that the capture carries already."""
+    stop: Stop | None = None
+    """What ends the training before these steps are taken."""
     batch_number: int = -1
     """By which its batch is known, where batches are held."""
     rates: dict[int, tuple[float, ...]] = field(default_factory=dict)

@@ -119,6 +119,8 @@ class Recording:
         """Why steps are not being kept at the moment; empty while all is well."""
         self.say = say
         """Tells a person who looks at the training's output, unless it is to be silent."""
+        self.listener: Callable[[StepReading], None] | None = None
+        """Who wants to know what the script has logged."""
         self.batches: BatchReport | None = None
         """Who holds its batches, where somebody does."""
         self._last: StepReading | None = None
@@ -213,6 +215,8 @@ class Recording:
             step = StepReading(self.step, each.signals, each.values, self.attempt, when)
             self._journal.append(step)
             self._judge(step)
+            if self.listener is not None:
+                self.listener(step)
         self.settle()
 
     def settle(self) -> None:

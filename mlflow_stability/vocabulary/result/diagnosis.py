@@ -103,6 +103,11 @@ class Diagnosis(ShownAsPage):
         return f"<Diagnosis of {self.name or self.source}: {self.verdict}{cause}>"
 
     @property
+    def early_stopping_step(self) -> int | None:
+        """The step at which a condition of `stop_on` ended the training; None where none did."""
+        return next((each.start for each in self.episodes if each.kind == "early_stopping"), None)
+
+    @property
     def severity(self) -> Severity:
         """The worst of its episodes; INFO where there is none."""
         return max((episode.severity for episode in self.episodes), default=Severity.INFO)
