@@ -40,12 +40,15 @@ def descend(
     batch: int = 64,
     before: Callable[[int], None] = lambda step: None,
     spoiled: Callable[[int, Tensor], Tensor] = lambda step, labels: labels,
+    clip: float | None = None,
 ) -> None:
     for step in range(1, steps + 1):
         before(step)
         inputs, labels = draw(batch)
         optimizer.zero_grad()
         cross_entropy(model(inputs), spoiled(step, labels)).backward()
+        if clip is not None:
+            nn.utils.clip_grad_norm_(model.parameters(), clip)
         optimizer.step()
 
 
@@ -80,14 +83,14 @@ def rate_creeps_up_under_adam(seed: int) -> None:
 
 
 def decay_too_weak(seed: int) -> None:
-    """Wrong labels, a rate that never falls and next to no weight decay: the norm of the weights grows and grows."""
+    """Half the labels wrong, a high rate and next to no weight decay: as the weights grow, what was learnt is lost."""
     dice = dice_of(seed)
     model = mlp(256, 3)
 
     def wrong(step: int, labels: Tensor) -> Tensor:
         return torch.where(torch.rand(labels.shape, generator=dice) < 0.5, torch.randint_like(labels, 10), labels)
 
-    optimizer = AdamW(model.parameters(), lr=1e-2, weight_decay=1e-6)
+    optimizer = AdamW(model.parameters(), lr=5e-2, weight_decay=1e-6)
     descend(model, optimizer, points(dice), batch=16, spoiled=wrong)
 
 
@@ -157,8 +160,8 @@ def forgotten_layer(seed: int) -> None:
     descend(model, AdamW(given, lr=1e-3), points(dice_of(seed)))
 
 
-def death_of_rectifiers(seed: int, jump: float = 10.0) -> None:
-    """The rate of SGD is ten times too high from a step on; units die, and the loss stands at chance for ever after."""
+def death_of_rectifiers(seed: int, jump: float = 30.0) -> None:
+    """The rate of SGD is far too high from a step on, gradients are clipped: units die, and nothing is learnt again."""
     model = mlp(layers=4)
     optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9)
 
@@ -167,7 +170,7 @@ def death_of_rectifiers(seed: int, jump: float = 10.0) -> None:
             for group in optimizer.param_groups:
                 group["lr"] *= jump
 
-    descend(model, optimizer, points(dice_of(seed)), before=before)
+    descend(model, optimizer, points(dice_of(seed)), before=before, clip=1.0)
 
 
 def death_in_convolutions(seed: int) -> None:
@@ -184,8 +187,8 @@ SLOW_FAILURES: tuple[SlowFailure, ...] = (
     SlowFailure(rate_creeps_up, ("divergence", "loss_spike", "gradient_explosion")),
     SlowFailure(rate_creeps_up_under_adam, ("divergence",)),
     SlowFailure(decay_too_weak, ("divergence", "plateau")),
-    SlowFailure(evaluation_mode, ("plateau", "model_lint")),
-    SlowFailure(evaluation_mode_later, ("model_lint",)),
+    SlowFailure(evaluation_mode, ("evaluation_mode",)),
+    SlowFailure(evaluation_mode_later, ("evaluation_mode",)),
     SlowFailure(batches_of_two, ("model_lint",)),
     SlowFailure(labels_shuffled, ("divergence",)),
     SlowFailure(labels_never_belonged, ("plateau",)),

@@ -176,7 +176,8 @@ class Divergence(Detector):
         error, larger = state.slow.error(point.scale)
         limit = self.slow_threshold + self.slow_per_correlation * max(0.0, math.log2(larger) - 0.4)
         limit += self.slow_per_longer_run * max(0.0, math.log2(state.slow.judged / 64))
-        if risen < limit * error:
+        level = math.exp(mean - risen)
+        if risen < limit * error or not state.begun.matters(math.exp(mean), level, point.scale):
             return None
         state.risen_from = mean - risen
         return self._risen(state, point, risen, {"errors": risen / error, "limit": limit})

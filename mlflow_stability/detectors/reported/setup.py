@@ -1,6 +1,6 @@
 """Findings about how a training is set up: changes, unusual model settings, parts that are not measured.
 
-They are reported, not detected; each is documented here in the same sections as every detector. All are INFO.
+They are reported, not detected; each is documented here in the same sections as every detector. All but one are INFO.
 """
 
 from __future__ import annotations
@@ -42,11 +42,11 @@ class ModelLint(FindingType):
     """A model setting is rarely intended.
 
     What it sees: once, at the first steps: normalisations with an epsilon below 1e-6 in half precision (1e-8
-    otherwise), attention scaled by less than 1e-4, and parameters that require gradients but are in no optimizer, that
-    are tied, frozen, or in two optimizers.
+    otherwise), attention scaled by less than 1e-4, batch normalisation over fewer than 4 rows, and parameters that
+    require gradients but are in no optimizer, that are tied, frozen, or in two optimizers.
 
     Why it matters: parameters without an optimizer do not learn, and their gradients accumulate. Too small an epsilon
-    lets gradients explode where a row is constant.
+    lets gradients explode where a row is constant. Means of few rows are noise, and differ from those in evaluation.
 
     What to try: check whether it is intended.
 
@@ -62,6 +62,32 @@ class ModelLint(FindingType):
     order = 1130
     severities = (Severity.INFO,)
     remedies = ("Check whether this is intended.",)
+
+
+@dataclass(frozen=True, slots=True)
+class EvaluationMode(FindingType):
+    """The model is trained in evaluation mode.
+
+    What it sees: `training` of the whole model is False at an optimizer step, in two checks in a row, every 10 steps.
+    A WARNING where batch normalisations whose weights are trained do not update their running statistics; INFO where
+    dropout alone is off. Each is reported once.
+
+    Why it matters: the model normalises with statistics that do not fit its weights: from the first step on those of
+    an untrained model, later those of an earlier step. Dropout that does nothing regularises nothing.
+
+    What to try: call `model.train()` after each validation, at the top of the training loop.
+
+    When it is wrong: layers in evaluation mode within a model in training mode are intended, and not reported. A whole
+    model is fine-tuned so on purpose now and then.
+
+    Reference: https://docs.pytorch.org/docs/stable/notes/autograd.html#evaluation-mode-nn-module-eval
+    """
+
+    kind = "evaluation_mode"
+    noun = "training in evaluation mode"
+    order = 1125
+    severities = (Severity.INFO, Severity.WARNING)
+    remedies = ("Call model.train() after each validation, before the next training step.",)
 
 
 @dataclass(frozen=True, slots=True)

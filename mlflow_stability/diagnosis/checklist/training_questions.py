@@ -116,7 +116,7 @@ QUESTIONS: dict[str, Question] = {
     "model_check": Question(
         "Is anything in the model frozen, unused or missing from the optimizer?",
         "List parameters with requires_grad False, with grad None after a step, or in no parameter group.",
-        reported("remark of the model check", "model_lint"),
+        reported("remark of the model check", "model_lint", "evaluation_mode"),
     ),
     "noise": Question(
         "Does the loss oscillate rather than fall?",

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from mlflow_stability.detectors.reported.setup import NotMeasured
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.objects.model_discovery import covering, living, outermost, places_of
-from mlflow_stability.probes.performance.batch_shape import batch_words
+from mlflow_stability.probes.performance.batch_shape import batch_shape, batch_words
 from mlflow_stability.probes.performance.flop_totals import FlopTotals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.probes.run_facts import autocast_now
@@ -64,6 +64,7 @@ class FactsProbe(ForwardObserver, BaseProbe):
         self.flops: FlopTotals | None = None
         """Who counts operations, where somebody does."""
         self._batch = self._autocast = ""
+        self._rows = 0
         self._limits: dict[str, str] = {}
         self._read: weakref.ref[Module] | None = None
         """The model whose batches are noted: those of a GAN's halves differ at every step."""
@@ -104,6 +105,8 @@ class FactsProbe(ForwardObserver, BaseProbe):
         if self._read() is root:
             self.observes = False
             self._batch, self._autocast = batch_words(args, kwargs), autocast_now()
+            shape = batch_shape(args, kwargs)
+            self._rows = 0 if shape is None else shape.samples
 
     def _is_new(self, optimizer: Optimizer) -> bool:
         if any(each() is optimizer for each in self._optimizers) or self._searches >= MOST_SEARCHES:
@@ -139,6 +142,7 @@ class FactsProbe(ForwardObserver, BaseProbe):
             _living(self._schedulers),
             next(iter(_living(self._scalers)), None),
             self._batch,
+            self._rows,
             self._autocast,
             self._recording.micro_batches,
             dict(self._limits),

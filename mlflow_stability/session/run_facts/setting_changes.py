@@ -1,6 +1,6 @@
 """Notices what is changed about a training while it runs, and what is odd about it when it begins.
 
-In: a training as it is seen every few steps. Out: events at INFO. Guarantees: a setting is told of once it was the same
+In: a training as it is seen every few steps. Out: events. Guarantees: a setting is told of once it was the same
 at two looks in a row, so that the small batch at the end of an epoch and a schedule that turns a number at every step
 are not; what changes again and again is told `MOST_TOLD` times; the learning rate is left to its own series.
 """
@@ -14,7 +14,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.detectors.reported.setup import ConfigurationChanged
 from mlflow_stability.probes.forward.unmeasured_parts import unseen_parts
-from mlflow_stability.probes.model_check import model_lint
+from mlflow_stability.probes.model_check import evaluation_mode, few_rows, model_lint
 from mlflow_stability.probes.run_facts import MOST_GROUPS, MOST_OPTIMIZERS, group_settings
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.session.run_facts.training_facts import TrainingView
@@ -46,6 +46,9 @@ class SettingChanges:
     def __init__(self) -> None:
         self._settings: dict[str, _Setting] = {}
         self._linted = False
+        self._evaluating: Event | None = None
+        """The last look, where the model was in evaluation mode."""
+        self._mode_told = False
 
     def due(self, step: int) -> bool:
         """Whether this step is one to look at."""
@@ -55,11 +58,22 @@ class SettingChanges:
         """Look at the training as it is at this step."""
         events = [] if self._linted else _once(view, step)
         self._linted = True
+        events += self._mode(step, view)
         for name, value in _settings(view).items():
             told = self._changed(name, value, step)
             if told is not None:
                 events.append(told)
         return events
+
+    def _mode(self, step: int, view: TrainingView) -> list[Event]:
+        """Tell once that the model was in evaluation mode at this look and at the one before."""
+        if self._mode_told:
+            return []
+        before, self._evaluating = self._evaluating, evaluation_mode(view.models, view.optimizers, step)
+        if before is None or self._evaluating is None:
+            return []
+        self._mode_told = True
+        return [before]
 
     def _changed(self, name: str, value: str, step: int) -> Event | None:
         known = self._settings.get(name)
@@ -91,8 +105,10 @@ class SettingChanges:
 
 def _once(view: TrainingView, step: int) -> list[Event]:
     """What is said of a training when it begins."""
+    over_few = few_rows(view.models, view.rows, step)
     return [
         *model_lint(view.models, view.optimizers, step),
+        *([over_few] if over_few is not None else []),
         *unseen_parts(view.models, view.optimizers, step),
     ]
 

@@ -67,6 +67,8 @@ class TrainingView:
     scaler: Any = None
     batch: str = ""
     """The last batch, in the words of `batch_words`; empty where none was seen."""
+    rows: int = 0
+    """How many rows it has; 0 where none was seen."""
     autocast: str = ""
     """In which type the forward pass was computed, in the words of `autocast_now`; empty: in that of the weights."""
     micro_batches: int = 0

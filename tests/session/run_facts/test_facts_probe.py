@@ -130,6 +130,15 @@ def test_a_parameter_that_no_optimizer_has_is_told_at_the_tenth_step(watched: Wa
     assert (event.kind, event.step, event.evidence["parameters"]) == ("model_lint", 10, 2.0)
 
 
+def test_a_training_that_forgets_train_and_one_of_two_rows_are_told(watched: Watched) -> None:
+    model = nn.Sequential(nn.Linear(4, 4), nn.BatchNorm1d(4), nn.Linear(4, 1))
+    optimizer = SGD(model.parameters(), lr=0.1)
+    train(model, optimizer, 25, rows=2)
+    model.eval()
+    train(model, optimizer, 30, rows=2)
+    assert [(each.kind, each.step) for each in watched.events()] == [("model_lint", 10), ("evaluation_mode", 30)]
+
+
 def test_autocast_and_the_scaler_are_told_as_they_were_used(watched: Watched) -> None:
     model = nn.Linear(4, 1)
     optimizer = SGD(model.parameters(), lr=0.1)

@@ -141,6 +141,19 @@ def test_a_model_is_looked_over_once() -> None:
     assert watch.look(20, seen) == []
 
 
+def test_evaluation_mode_is_told_once_after_two_looks_in_a_row() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2))
+    seen = TrainingView([SGD(model.parameters(), lr=0.1)], [model])
+    watch = SettingChanges()
+    modes = {10: True, 20: False, 30: True, 40: False, 50: False, 60: False, 70: True, 80: False, 90: False}
+    told_at = {}
+    for step, mode in modes.items():
+        model.train(mode)
+        for event in watch.look(step, seen):
+            told_at[step] = (event.kind, event.step)
+    assert told_at == {50: ("evaluation_mode", 40)}
+
+
 def test_looking_draws_nothing_and_leaves_gradients_alone() -> None:
     seen = view()
     seen.models[0](torch.ones(2, 4)).sum().backward()

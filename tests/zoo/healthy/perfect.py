@@ -44,7 +44,7 @@ def perfect_cnn_in_epochs(seed: int) -> None:
 
 def perfect_cnn_with_batch_norm(seed: int) -> None:
     model, draw = cnn(norm=nn.BatchNorm2d), images(dice_of(seed), noise=0.3)
-    optimizer = SGD(model.parameters(), lr=0.1, momentum=0.9, nesterov=True)
+    optimizer = SGD(model.parameters(), lr=0.05, momentum=0.9, nesterov=True)  # at 0.1 one seed in three diverges
     learnt("accuracy", classify(model, optimizer, draw, 800), least=0.99)
 
 
