@@ -22,6 +22,7 @@ from mlflow_stability.probes.parameters.weight_updates import WeightUpdates
 from mlflow_stability.probes.performance.training_pace import TrainingPace
 from mlflow_stability.probes.probe_scheduler import Probes, ProbeScheduler
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
+from mlflow_stability.probes.routing import RouterProbe
 from mlflow_stability.session.broken_batch.held_batches import held_batches
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording import Recording
@@ -70,7 +71,8 @@ def probe_scheduler_of(settings: Settings, guard: PartGuard, recording: Recordin
 def _forward_probes(
     settings: Settings, guard: PartGuard, recording: Recording, models: Callable[[], Sequence[Module]]
 ) -> list[ForwardProbe]:
-    found: list[ForwardProbe] = [ActivationProbe(guard, settings.layers_every_n_steps, models)]
+    every = settings.layers_every_n_steps
+    found: list[ForwardProbe] = [ActivationProbe(guard, every, models), RouterProbe(guard, every, models)]
     if settings.sdr_check_interval:
         asked = settings.representations, settings.sdr_check_interval
         found.append(RepresentationProbe(guard, *asked, models, recording.say))

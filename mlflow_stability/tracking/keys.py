@@ -17,7 +17,7 @@ from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
 from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN, chart_of, read_key, topic_of
 
 SECTION = "stability"
-INSIDE = ("attention", "representations")
+INSIDE = ("attention", "representations", "routing")
 """The sections whose charts are of few places; those of any other quantity have a section for each quantity."""
 LONGEST_KEY = 250  # what MLflow's stores take
 _LONGEST_QUANTITY = 80

@@ -20,7 +20,10 @@ class LayerGradients:
     """What has been seen so far."""
 
     round: LayerRound = field(default_factory=LayerRound)
-    streak: Streak = field(default_factory=Streak)
+    small: dict[str, int] = field(default_factory=dict)
+    """In how many measurements in a row the gradient of a layer was too small beside the largest one."""
+    said: bool = False
+    """Whether that was said."""
     falls: LossFalls = field(default_factory=LossFalls)
 
 
@@ -28,8 +31,9 @@ class LayerGradients:
 class GradientImbalance(Detector):
     """Some layers get far larger gradients than others.
 
-    What it sees: gradient norms of layers that differ by more than a factor of 1000, in 5 measurements in a row. Layers
-    without any gradient do not count, nor does a loss below 1 % of its start. The finding ends when they are closer.
+    What it sees: a layer whose gradient norm is less than a thousandth of the largest one of a layer, in 5 measurements
+    in a row. Layers without any gradient do not count, nor does a loss below 1 % of its start. The finding ends when
+    there is no such layer.
 
     Why it matters: one learning rate does not suit all of them. Where it is right for the large ones, the small ones
     barely learn.
@@ -72,9 +76,15 @@ class GradientImbalance(Detector):
         known = [each for each in layers if each.finite and each.value > 0]
         if len(known) < self.fewest or state.falls.learnt():
             return state, None
-        smallest, largest = min(known, key=_norm), max(known, key=_norm)
-        if not state.streak.reaches(self.steps, bad=largest.value > smallest.value * self.ratio):
+        largest = max(known, key=_norm)
+        small = [each for each in known if largest.value > each.value * self.ratio]
+        # Of one layer, time after time: each expert of a mixture is asked by few rows at one step or another.
+        state.small = {each.place: state.small.get(each.place, 0) + 1 for each in small}
+        lasting = [each for each in small if state.small[each.place] >= self.steps]
+        said, state.said = state.said and bool(small), bool(lasting) or (state.said and bool(small))
+        if said or not lasting:
             return state, None
+        smallest = min(lasting, key=_norm)
         return state, finding(
             self,
             smallest,

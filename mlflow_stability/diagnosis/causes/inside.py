@@ -1,4 +1,5 @@
-"""Looks for the cause inside: attention that grew, units that died, codes that became alike, an optimizer that lags.
+"""Looks for the cause inside: attention that grew, units that died, codes that became alike, routers that collapsed,
+an optimizer that lags.
 
 In: what the probes measured of layers up to the beginning, or early in a plateau, which has no sharp beginning. Out:
 the layer where it went furthest; of a divergence also what was first measured so right after it had begun, as a
@@ -86,6 +87,24 @@ SIGNS = (
         strictly=True,
     ),
     Sign(
+        "router_max_logit",
+        "router_logit_growth",
+        "The logits of router {place} grew from {first} to {last}: it sends each token to one expert with certainty, "
+        "and small changes send it elsewhere.",
+        lambda first, last: last > max(40.0, 2 * first) or last > max(20.0, 10 * first),
+        lambda first, last: last / max(first, 1e-9),
+        "possible",
+    ),
+    Sign(
+        "router_load_entropy",
+        "router_collapse",
+        "Router {place} collapsed to few experts: the entropy of their shares fell from {first} to {last} of its "
+        "maximum.",
+        lambda first, last: last < 0.6 and last < 0.7 * first,
+        lambda first, last: first - last,
+        "possible",
+    ),
+    Sign(
         "activation_dead",
         "dead_units",
         "Units of {place} died: a share of {last} is never active, {first} at the start.",
@@ -129,7 +148,7 @@ def inside_look(around: Surroundings) -> Look:
     if meanwhile is not None:
         return meanwhile
     return (
-        is_not("attention, activations and sparse codes: as before")
+        is_not("attention, activations, routers and sparse codes: as before")
         if seen
         else not_seen("attention and activations: not measured")
     )
@@ -266,6 +285,21 @@ CAUSES = (
         "Its entropy fell from above 10 % to below 5 % of its maximum.",
         "Heads that attend to one position by design.",
         ("Normalise queries and keys, or clip them.", "Lower the learning rate by a factor of 2 to 5."),
+    ),
+    CauseDocumentation(
+        "router_collapse",
+        "The router of a mixture of experts sent nearly all tokens to few experts.",
+        "The entropy of the experts' shares fell below 60 % of its maximum and by 30 % of its earlier value.",
+        "Routers that were trained before, and batches of one kind of token.",
+        ("Add a load-balancing loss, or raise its weight.", "Lower the learning rate by a factor of 2 to 5."),
+    ),
+    CauseDocumentation(
+        "router_logit_growth",
+        "The logits of a router grew until it chose experts with certainty.",
+        "The largest logit, without the mean of its token, rose above 40 and to twice its first value, or above 20 and "
+        "to ten times it.",
+        "A learning rate that is too high makes logits grow as well; it is checked first.",
+        ("Add a router z-loss.", "Compute the router in single precision.", "Lower the learning rate."),
     ),
     CauseDocumentation(
         "sdr_collapse",

@@ -1,4 +1,4 @@
-"""Questions about layers: gradients, weights, activations, attention and sparse codes."""
+"""Questions about layers: gradients, weights, activations, attention, routers and sparse codes."""
 
 from __future__ import annotations
 
@@ -125,6 +125,44 @@ QUESTIONS: dict[str, Question] = {
         "Are positions encoded within the trained length?",
         "Compare the longest sequence of the batch with the positions table or the rotary base.",
         setting("max_position_embeddings|block_size|context_length|seq_len|max_seq_len|max_length", "the length"),
+    ),
+    "router": Question(
+        "Has a router collapsed?",
+        "Count the tokens of each expert over a batch: an even share is 1 / experts; look for shares above 50 %.",
+        found("router_collapse"),
+    ),
+    "experts": Question(
+        "Do some experts get no tokens?",
+        "Sum the counts of 100 batches by expert: below 2 % of an even share an expert is dead.",
+        found("dead_expert"),
+    ),
+    "load": Question(
+        "How far did the evenness of the experts' load fall?",
+        "Plot the entropy of the experts' shares over the steps; 1 is even, and a fall begins before the collapse.",
+        change("router_load_entropy", "entropy of the experts' shares", fall=0.2),
+    ),
+    "router_logits": Question(
+        "Did router logits grow?",
+        "Print (logits - logits.mean(-1, keepdim=True)).abs().max() by layer: above 40 a choice is a certainty.",
+        change("router_max_logit", "largest router logit", rise=2.0),
+    ),
+    "dropped": Question(
+        "Are tokens dropped?",
+        "Compare the rows that experts get with tokens * top_k; raise the capacity factor above a few per cent.",
+        change("router_dropped", "share of dropped tokens", rise=2.0),
+    ),
+    "balance": Question(
+        "Is there a load-balancing loss, and how large is it?",
+        "Print it beside the task's loss: it should be 1-10 % of it, and summed over all layers with experts.",
+        setting(
+            "router_aux_loss_coef|aux_loss_coef|aux_loss_alpha|load_balancing|balance_weight|moe_loss_coeff",
+            "the weight of the load-balancing loss",
+        ),
+    ),
+    "capacity": Question(
+        "How many experts does a token go to?",
+        "Train 200 steps with one more expert for each token: if shares even out, the choice was too hard.",
+        setting("num_experts_per_tok|top_k|moe_top_k|capacity_factor|expert_capacity", "experts for each token"),
     ),
     "codes": Question(
         "Are the codes of different inputs different?",

@@ -47,6 +47,7 @@ TOO_FAST = caused_by(
     "optimizer_lag",
     "attention_logit_growth",
     "attention_collapse",
+    "router_logit_growth",
     "dead_units",
     "saturated_activation",
 )
@@ -348,6 +349,27 @@ ATTENTION = Order(
         ),
     ),
 )
+EXPERTS = Order(
+    _keys(
+        "router experts load router_logits dropped balance capacity learning_rate rate_jump warm_up gradients clipping "
+        "dead_layer update_ratio weights data batch_size precision"
+    ),
+    (
+        CHANGED,
+        NO_WARM_UP,
+        Branch("the load evened out again", "Continue: the load evened out again.", recovered),
+        Branch(
+            "router logits grew",
+            "Roll back: restart from {checkpoint} with a router z-loss and the learning rate lowered {lower}.",
+            bad("router_logits"),
+        ),
+        Branch(
+            "experts are not used",
+            "Restart from {checkpoint} with a load-balancing loss of 0.01 to 0.1, or ten times the one there is.",
+            always,
+        ),
+    ),
+)
 HALF_PRECISION = Order(
     _keys(
         "numerics loss_scale skipped overflow activations_finite activations_large gradients clipping "
@@ -411,6 +433,8 @@ ORDERS: dict[str, Order] = {
     "sdr_temperature": CODES,
     "attention_collapse": ATTENTION,
     "attention_logit_growth": ATTENTION,
+    "router_collapse": EXPERTS,
+    "dead_expert": EXPERTS,
     "loss_scale_collapse": HALF_PRECISION,
     "step_skipped": HALF_PRECISION,
     "learning_rate_jump": RATE,

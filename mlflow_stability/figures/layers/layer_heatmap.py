@@ -53,8 +53,10 @@ _TITLES = {
     "update_ratio": "Update ratio",
     "param_norm": "Parameter norm",
     "activation_rms": "Activation RMS",
+    "router_share": "Share of tokens",
     "activation_dead": "Share of dead units",
 }
+_OF_EXPERTS = frozenset({"router_share"})
 
 Pixels = NDArray[np.uint8]
 
@@ -73,8 +75,9 @@ def _layer_heatmap(grid: LayerGrid, subtitle: str) -> Picture:
     left = 0.35 + _LETTER * max(map(len, names), default=0)
     total = _TOP + tall + _BOTTOM
     figure = new_figure(total)
-    where = f"{count} layer{'s' if count != 1 else ''}" + (f" of {shown(common.rstrip('.'), 40)}" if common else "")
-    title = f"{_TITLES.get(grid.quantity, grid.quantity)} by layer"
+    rows = "expert" if grid.quantity in _OF_EXPERTS else "layer"
+    where = f"{count} {rows}{'s' if count != 1 else ''}" + (f" of {shown(common.rstrip('.'), 40)}" if common else "")
+    title = f"{_TITLES.get(grid.quantity, grid.quantity)} by {rows}"
     entitle(figure, title, " · ".join(filter(None, [where, _columns_in_words(grid), _left_out(grid)])), subtitle)
     place = (left / WIDTH, _BOTTOM / total, (WIDTH - left - _RIGHT) / WIDTH, tall / total)
     axes = figure.add_axes(place)

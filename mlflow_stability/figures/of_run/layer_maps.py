@@ -21,6 +21,7 @@ FIGURES = (
     heatmap("grad_norm", 10),
     heatmap("update_ratio", 20),
     heatmap("param_norm", 30),
+    heatmap("router_share", 35),
     heatmap("activation_rms", 50),
     heatmap("activation_dead", 60),
 )

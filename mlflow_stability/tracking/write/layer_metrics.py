@@ -3,7 +3,8 @@
 In: the signals of a reading. Out: signals, each with the values that make it. Guarantees: without being asked, a layer
 never becomes a metric, for a model of a thousand layers would fill a store with what the full record holds anyway. What
 is measured seldom has a few charts: of attention the mean entropy of the heads of each layer; of sparse codes five
-numbers for at most four modules; of activations the mean and the largest share of dead and of saturated units.
+numbers for at most four modules; of activations the mean and the largest share of dead and of saturated units; of each
+router of experts the evenness of its shares and its largest logit.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ MOST_MODULES = 4
 """Of so many modules with codes; of more, at even distances."""
 SHARES = ("activation_dead", "activation_saturation")
 """What is drawn of all modules together: the mean and the largest."""
+OF_ROUTERS = frozenset({"router_load_entropy", "router_max_logit"})
 _HEAD = re.compile(r"(?P<layer>.+)\.head_\d+")
 LayerMetrics = Literal["", "blocks", "parameters"]
 
@@ -70,7 +72,8 @@ def chosen_signals(signals: Sequence[Signal], layers: LayerMetrics) -> tuple[Cho
         if positions:
             found += [Chosen(Signal(f"{quantity}_{end}"), positions) for end in ("mean", "max")]
     for position, signal in enumerate(signals):
-        if not signal.place or is_group(signal.place) or layers == "parameters":
+        whole = not signal.place or is_group(signal.place)
+        if whole or layers == "parameters" or signal.quantity in OF_ROUTERS:
             found.append(Chosen(signal, (position,)))
         elif signal.quantity in CODES and signal.place in coded:
             found.append(Chosen(signal, (position,), inputs.get(signal.place) if signal.quantity == UNIQUE else None))

@@ -23,6 +23,7 @@ MAIN = (
 """The charts of the first section, in their order."""
 SECTIONS = {
     "attention": r"attention_.*|collapsed_heads",
+    "routing": r"router_.*",
     "activations": r"activation_.*",
     "representations": r"sdr_.*|effective_rank|stable_rank|mean_cosine",
     "timing": r".*_time(?:_max)?|overhead_fraction",

@@ -43,6 +43,8 @@ def named(history: RunHistory) -> Cause:
         ("attention_entropy", [0.8, 0.8, 0.8, 0.7, 0.7], [0.8, 0.8, 0.5, 0.1, 0.01], "attention_collapse", "likely"),
         ("sdr_unique_ratio", [0.9, 0.9, 0.9, 0.9, 0.9], [0.9, 0.9, 0.6, 0.4, 0.2], "sdr_collapse", "likely"),
         ("adam_rms", [0.9, 0.9, 1.0, 0.9, 1.0], [0.9, 0.9, 1.0, 1.0, 3.1], "optimizer_lag", "possible"),
+        ("router_max_logit", [2.0, 3, 4, 5, 5], [2.0, 3, 9, 40, 90], "router_logit_growth", "possible"),
+        ("router_load_entropy", [0.9, 0.9, 0.9, 0.9, 0.9], [0.9, 0.9, 0.7, 0.5, 0.3], "router_collapse", "possible"),
         ("activation_dead", [0.1, 0.1, 0.1, 0.1, 0.1], [0.1, 0.1, 0.2, 0.5, 0.8], "dead_units", "possible"),
         ("activation_saturation", [0.0] * 5, [0.0, 0, 0.2, 0.5, 0.9], "saturated_activation", "possible"),
         ("effective_rank", [30.0] * 5, [30.0, 30, 20, 9, 1.2], "representation_collapse", "possible"),
