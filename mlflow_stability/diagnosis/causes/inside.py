@@ -148,7 +148,7 @@ def inside_look(around: Surroundings) -> Look:
     if meanwhile is not None:
         return meanwhile
     return (
-        is_not("attention, activations, routers and sparse codes: as before")
+        is_not("attention, activations and sparse codes: as before")
         if seen
         else not_seen("attention and activations: not measured")
     )
