@@ -227,6 +227,8 @@ class ProbeScheduler:
 class NoProbes:
     """Nothing is measured."""
 
+    step = 0
+
     def backward_began(self) -> None:
         """Nothing to do."""
 

@@ -25,6 +25,7 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.probe_scheduler import ProbeScheduler
+from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_meter import StepMeter
 from mlflow_stability.session.guard import PartGuard
@@ -249,13 +250,31 @@ class Session:
         """The autopilot, and the part of the package that it is made of, are there only if they were asked for."""
         self._lifecycle = None
         if not self.settings.uses_autopilot:
-            return StepMeter(self._guard, self._recording_for, self._on_reading, self._scheduler_for)
+            return StepMeter(self._guard, self._recording_for, self._on_reading, self._scheduler_for, self._new_ranks())
         from mlflow_stability.probes.step.autopilot_meter import AutopilotMeter
         from mlflow_stability.session.autopilot import AutopilotLifecycle
 
         self._lifecycle = AutopilotLifecycle(self.settings, self._guard, self._settle, self._binding.current_run_id)
         hooks = self._guard, self._recording_for, self._on_reading
-        return AutopilotMeter(*hooks, self._lifecycle.control_for, self._scheduler_for)
+        return AutopilotMeter(*hooks, self._lifecycle.control_for, self._scheduler_for, self._new_ranks())
+
+    def _new_ranks(self) -> RankWatch:
+        return RankWatch(
+            self._guard, self.settings.layers_every_n_steps, self.settings.memory_budget, self._ranks_ended
+        )
+
+    def _ranks_ended(self, why: str) -> None:
+        """Said once a training, by the process that records."""
+        recording = self._binding.recording
+        if recording is not None:
+            lost = " The gradient norm and layers are missing from here on." if self._meter.is_split else ""
+            self._warn(
+                "Ranks are no longer compared since step %d: %s.%s Training continues unchanged.",
+                recording.step,
+                why,
+                lost,
+            )
+            recording.note("ranks", f"rank 0 alone since step {recording.step}: {why}"[:1000])
 
     def _new_watch(self) -> TorchWatch:
         return TorchWatch(self._guard, self._meter, self._foreign_thread, self._unseen.counts, self._unseen.look)
@@ -351,8 +370,10 @@ class Session:
             type(error).__name__,
             error,
         )
-        if part == "step hooks" and self._lifecycle is not None:
-            self._lifecycle.release()
+        if part == "step hooks":
+            self._meter.leave_ranks()
+            if self._lifecycle is not None:
+                self._lifecycle.release()
         recording = self._binding.recording
         if recording is not None and not recording.closed:
             recording.note("degraded", f"{part}: {type(error).__name__}: {error} (step {recording.step})"[:1000])

@@ -63,8 +63,6 @@ def row_of(trainer: Trainer, trials: Mapping[Mode, Trial], again: Trial | None =
     versions = ", ".join(f"{each} {version}" for each, version in bare.versions.items() if each != "torch")
     if watched.recorded and watched.recorded.tags.get("stability.grad_norm", "").startswith(AFTER_CLIPPING):
         norm = "after clipping, as the run says"
-    if trainer.split and norm == NOT_RECORDED:
-        norm = "not recorded: split"
     cells = (steps, loss, norm, identical, *rescued, run or "none")
     good = _is_good(cells) and not any(trial.error for trial in trials.values())
     if names:

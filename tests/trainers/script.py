@@ -105,7 +105,7 @@ class Trainer:
     processes: int = 1
     """Started as torchrun would."""
     split: bool = False
-    """Whether parameters are split over processes: of those no gradient norm is recorded, and the run says so."""
+    """Whether parameters are split over processes: the run says what of them is not recorded."""
 
 
 def norm_of(parameters: Iterable[Tensor]) -> float:

@@ -95,7 +95,7 @@ class NotMeasured(FindingType):
     """A part of the training cannot be measured.
 
     What it sees: once, at the first steps: a model that is not found among Python's objects, because `gc.freeze()`
-    hides it; parameters sharded over processes (FSDP, `DTensor`), of whose norms each process knows a part. A training
+    hides it; parameters split over processes (FSDP, `DTensor`), of which some statistics need all. A training
     without a loss in 20 steps (`torch.func`, `torch.autograd.grad`, a pipeline stage, gradients that the script sets).
     Later: a model whose insides are not measured, because something is compiled, or because running it once more might
     change the training.

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.detectors.reported.setup import NotMeasured
 from mlflow_stability.probes.objects.model_discovery import parameters_in
-from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of
+from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, world_size
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -60,12 +60,15 @@ def _split(trained: Sequence[Tensor], step: int) -> Event | None:
     split = [each for each in trained if is_split(each)]
     if not split:
         return None
+    what = "AdamW RMS, extreme values and histograms by layer"
+    if world_size() == 1:
+        what = "Gradient norm and layers"
     return Event(
         step,
         NotMeasured.kind,
         Severity.INFO,
-        f"Gradient norm and layers are not recorded: {len(split)} of {len(trained)} trained parameters are "
-        "split over processes, and the norm of a part is not the norm. Everything else is recorded.",
+        f"{what} are not recorded: {len(split)} of {len(trained)} trained parameters are split over processes. "
+        "Everything else is recorded.",
         evidence={"parameters": float(len(split))},
-        remedies=("Log the norm that your clipping returns with `mlflow.log_metric`.",),
+        remedies=("No action needed: these are measured only where one process has all weights.",),
     )

@@ -110,6 +110,8 @@ SYMBOLS: dict[str, Symbol] = {
     "scale": Symbol("torch.amp:GradScaler.scale", "the loss before scaling"),
     "unscale_": Symbol("torch.amp:GradScaler.unscale_", "unscaled gradients"),
     "scaler_step": Symbol("torch.amp:GradScaler.step", "steps that a loss scaler skipped"),
+    "join_begins": Symbol("torch.distributed.algorithms.join:Join.__enter__", "detection of uneven inputs"),
+    "join_ends": Symbol("torch.distributed.algorithms.join:Join.__exit__", "detection of uneven inputs"),
     # of what torch keeps for a thread
     "set_grad_enabled": Symbol("torch._C:_set_grad_enabled", "nothing", torch.set_grad_enabled),
     "get_tracing_state": Symbol("torch._C:_get_tracing_state", "nothing", _is_tracing),

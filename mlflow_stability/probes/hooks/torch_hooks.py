@@ -114,6 +114,7 @@ class TorchWatch:
         self._step_ended = guard("step hooks", meter.step_ended)
         self._made = guard("step hooks", meter.optimizer_made)
         self._look_away = guard("step hooks", meter.look_away)
+        self._uneven = guard("other processes", meter.uneven_inputs)
 
     def install(self) -> None:
         """Begin to watch."""
@@ -132,6 +133,8 @@ class TorchWatch:
             ("scale", self._around_scale),
             ("unscale_", self._around_unscale),
             ("scaler_step", self._around_scaler_step),
+            ("join_begins", partial(self._around_join, True)),
+            ("join_ends", partial(self._around_join, False)),
         ):
             self._patch(name, around)
 
@@ -251,6 +254,11 @@ class TorchWatch:
         result = original(scaler, optimizer)
         self._unscaled(scaler)
         return result
+
+    def _around_join(self, begins: bool, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """Inside `Join` a process that has no more batches makes no more steps."""
+        self._uneven(begins)
+        return original(*args, **kwargs)
 
     def _around_scaler_step(
         self, original: Callable[..., Any], scaler: Any, optimizer: Optimizer, *args: Any, **kwargs: Any

@@ -55,7 +55,7 @@ class LayerNorms(PeriodicProbe):
         """Take the norms of one optimizer's parameters."""
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)
-        if not parameters:
+        if not parameters or held.is_split:
             return
         gradients, unknown = dense_gradients(parameters)
         self._some_unknown = self._some_unknown or bool(unknown)

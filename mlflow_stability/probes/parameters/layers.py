@@ -46,6 +46,8 @@ class HeldLayers:
     """How many values each of these has."""
     complete: bool
     """Whether nothing that is trained had to be left out, so that a sum over all of these is the whole."""
+    is_split: bool = False
+    """Whether any of it is split over processes: then norms of layers are taken by all of them together."""
 
     def parameters(self, optimizer: Optimizer) -> list[Tensor]:
         """The parameters that are measured."""
@@ -117,7 +119,7 @@ class Layers:
 def _held_by(optimizer: Optimizer, before: str, owners: dict[int, str], places: dict[int, int]) -> HeldLayers:
     rows: list[tuple[int, str, int, int, int]] = []
     frozen: dict[str, None] = {}
-    complete, position = True, 0
+    complete, split, position = True, False, 0
     seen: set[int] = set()
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
@@ -126,13 +128,13 @@ def _held_by(optimizer: Optimizer, before: str, owners: dict[int, str], places: 
             if not parameter.requires_grad:
                 frozen[name] = None
             elif not _can_be_measured(parameter):
-                complete = False
+                complete, split = False, split or is_split(parameter)
             elif parameter.numel() and id(parameter) not in seen:  # torch only warns of one that is listed twice
                 seen.add(id(parameter))
                 rows.append((position, name, number, place, parameter.numel()))
             position += 1
     positions, names, groups, order, sizes = zip(*rows, strict=True) if rows else ((), (), (), (), ())
-    return HeldLayers(positions, names, groups, order, tuple(frozen), sizes, complete)
+    return HeldLayers(positions, names, groups, order, tuple(frozen), sizes, complete, split)
 
 
 def _can_be_measured(parameter: Tensor) -> bool:

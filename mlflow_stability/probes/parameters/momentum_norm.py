@@ -36,6 +36,8 @@ class MomentumNorm(PeriodicProbe):
     def after_step(self, view: StepView) -> None:
         """Take the norms of one optimizer's buffers."""
         held = view.layers.held(view.optimizer, view.step)
+        if held.is_split:
+            return
         states = view.optimizer.state
         buffers = [_buffer(states.get(each)) for each in held.parameters(view.optimizer)]
         there = [each for each in buffers if each is not None]

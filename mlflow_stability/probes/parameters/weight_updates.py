@@ -149,7 +149,7 @@ class WeightUpdates(PeriodicProbe):
         self._before = None
         held = view.layers.held(view.optimizer, view.step)
         parameters = held.parameters(view.optimizer)
-        rotation = self._rotation(held, parameters) if parameters else None
+        rotation = self._rotation(held, parameters) if parameters and not held.is_split else None
         if rotation is None:
             return
         if len(rotation.chunks) == 1 and not self._layers_wanted and view.step % self.layers_every:

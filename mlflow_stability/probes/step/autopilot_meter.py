@@ -14,6 +14,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.probes.step.step_meter import OnReading, SchedulerFor, StepMeter
 
@@ -49,6 +50,9 @@ class StepControl(Protocol):
     def step_over(self, capture_over: bool, is_whole: bool) -> None:
         """Runs after that, when all is as the script expects it. `is_whole`: no other training is expected in it."""
 
+    def pause(self, begin: bool) -> None:
+        """Runs when processes begin to make different numbers of steps, and when that is over."""
+
     def was_rolled_back(self) -> bool:
         """Whether it set the training back since this was asked last."""
 
@@ -66,8 +70,10 @@ class AutopilotMeter(StepMeter):
         on_reading: OnReading,
         control_for: Callable[[Any], StepControl | None],
         scheduler_for: SchedulerFor = lambda _: None,
+        ranks: RankWatch | None = None,
     ) -> None:
-        super().__init__(guard, owner_for, on_reading, scheduler_for)
+        super().__init__(guard, owner_for, on_reading, scheduler_for, ranks)
+        self._waits_for_ranks = True  # what is learnt of a step must be learnt everywhere before the next one
         self._control_for = control_for
         self._control: StepControl | None = None
         self._norm_now: Tensor | None = None
@@ -89,6 +95,12 @@ class AutopilotMeter(StepMeter):
         super().closure_ends(optimizer, first, failed)
         if not first and not failed and self._control is not None:
             self._control.evaluated_again(optimizer)
+
+    def uneven_inputs(self, begin: bool) -> None:
+        """From now on some processes may run out of batches before others, or no more."""
+        super().uneven_inputs(begin)
+        if self._control is not None:
+            self._control.pause(begin)
 
     def _before_step(self, optimizer: Optimizer) -> None:
         self._norm_now = None
@@ -120,6 +132,8 @@ class AutopilotMeter(StepMeter):
     def _belongs_to(self, owner: Any) -> None:
         if owner is not self._owner or self._control is None:
             self._control = self._control_for(owner)
+            if self._control is not None:
+                self._control.pause(self._ranks.paused)
         super()._belongs_to(owner)
         self._owner_is_met = self._control is not None
 

@@ -99,6 +99,10 @@ def reading_of(
     found_inf = values[begin:end]
     signals: list[Signal] = []
     found: list[float] = []
+    if not norms and capture.norm_of_all is not None:
+        norms = (capture.norm_of_all,)
+    elif not norms and len(clips) == 2 and capture.gradients:  # of a split model the script alone took a norm
+        norms = (_after_clipping(clips[0] / clips[1], capture.limits.get("max_norm")),)
 
     # Skips come first: detectors must know that a scaler threw the step away before they see its infinite gradient.
     not_taken = bool(found_inf) and any(flag > 0 for flag in found_inf)
@@ -170,6 +174,11 @@ def _add_blocks(
             if not left_out:
                 signals.append(signal)
                 found.append(value)
+
+
+def _after_clipping(norm: float, limit: float | None) -> float:
+    """What `clip_grad_norm_` leaves of a norm."""
+    return norm if limit is None else norm * min(1.0, limit / (norm + 1e-6))
 
 
 def norm_before_clipping(capture: StepCapture, numbers: Sequence[float]) -> float | None:

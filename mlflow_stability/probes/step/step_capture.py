@@ -65,6 +65,8 @@ class StepCapture:
     """With which limits gradients were clipped: ``max_norm``, ``clip_value``."""
     norms: list[Tensor] = field(default_factory=list)
     """What the optimizers were given."""
+    norm_of_all: float | None = None
+    """Of all gradients of a split model, as its processes together know it."""
     gradients: set[int] = field(default_factory=set)
     """The gradients behind `norms`, by identity; kept only when there are clips to compare with."""
     learning_rates: dict[str, float | Tensor] = field(default_factory=dict)

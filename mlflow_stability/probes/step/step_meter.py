@@ -27,10 +27,13 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.objects.model_discovery import ObjectScan
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.probe_scheduler import NoProbes, ProbeScheduler
+from mlflow_stability.probes.ranks.rank_row import RankTable
+from mlflow_stability.probes.ranks.rank_watch import RankWatch
+from mlflow_stability.probes.ranks.shards import whole_scalar
 from mlflow_stability.probes.step.engine_norms import EngineNorms, norm_before_clipping
 from mlflow_stability.probes.step.held_gradients import HeldGradients, SinceLastStep
 from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
-from mlflow_stability.probes.step.readback import Readback
+from mlflow_stability.probes.step.readback import Readback, Reader
 from mlflow_stability.probes.step.reading import ProbeReading, Skips, reading_of, rows_of, scalars_of
 from mlflow_stability.probes.step.step_capture import (
     MOST_LOSSES,
@@ -46,6 +49,8 @@ from mlflow_stability.probes.step.step_capture import (
 from mlflow_stability.probes.step.step_count import StepCount
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of, total_norm, whole_gradients_of
 
+RANKS_SECONDS = 2.0
+"""For how long the end of a recording waits for what other processes have measured."""
 REMEMBERED_CAPTURES = 16
 """One that did not step for so long is not waited for."""
 
@@ -102,8 +107,11 @@ class StepMeter:
         owner_for: Callable[[Optimizer | None], Any],
         on_reading: OnReading,
         scheduler_for: SchedulerFor = lambda _: None,
+        ranks: RankWatch | None = None,
     ) -> None:
         self._owner_for, self._on_reading, self._scheduler_for = owner_for, on_reading, scheduler_for
+        self._ranks = RankWatch(guard) if ranks is None else ranks
+        self._waits_for_ranks = False
         self._scheduler: ProbeScheduler | NoProbes = NoProbes()
         self._swallowing = False
         self._since = SinceLastStep()
@@ -138,6 +146,11 @@ class StepMeter:
         """Whether there are gradients of backward passes that no optimizer has begun to use."""
         return bool(self._capture.micro_batches) and not self._capture.stepped
 
+    @property
+    def is_split(self) -> bool:
+        """Whether processes have shared out the parameters of the model."""
+        return self._ranks.is_split
+
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Runs when the script has made an optimizer."""
         self._since.optimizer_made(optimizer)
@@ -154,6 +167,8 @@ class StepMeter:
             self._look_back(capture)
         else:
             self._begin_held()
+            if self._ranks.is_on:
+                self._ranks.backward_began()
         capture.micro_batches += 1
         self._losses_before = len(capture.losses)
         if capture.clips:
@@ -189,10 +204,11 @@ class StepMeter:
     def clip(self, gradients: Sequence[Tensor], order: Any, norm: Tensor) -> None:
         """Runs after the script took a norm of gradients."""
         capture = self._capture
-        if not capture.stepped and not hasattr(norm, "full_tensor"):
+        whole = whole_scalar(norm) if hasattr(norm, "full_tensor") else norm
+        if not capture.stepped and whole is not None:
             scaled = capture.scaler is not None and not capture.unscaled
             scale = capture.scaler._scale.clone() if scaled else None
-            capture.clips.append(Clip(taken(norm), float(order), frozenset(map(id, gradients)), scale))
+            capture.clips.append(Clip(taken(whole), float(order), frozenset(map(id, gradients)), scale))
 
     def clipped(self, kind: str, limit: Any) -> None:
         """Runs after the script clipped gradients; no limit is fetched from a device, and an infinite one is none."""
@@ -263,7 +279,8 @@ class StepMeter:
             self._take_engine(capture, optimizer, known)
         elif known.engine is not None:
             capture.engine = known.engine() or capture.engine
-        self._take_norm(whole_gradients_of(optimizer), unscale)
+        if not self._ranks.is_split:  # else all processes take it together
+            self._take_norm(whole_gradients_of(optimizer), unscale)
         groups, places = optimizer.param_groups, known.rate_places
         rate = groups[0].get("lr") if len(groups) == len(places) == 1 else None
         if type(rate) is float:
@@ -272,6 +289,9 @@ class StepMeter:
             self._take_learning_rates(capture, optimizer, known)
         begins = capture.begins_step
         self._scheduler.before_step(optimizer, unscale, known.place, capture.norms, capture.limits, begins_step=begins)
+        if self._ranks.is_on:
+            step = 0 if capture.owner is None else self._scheduler.step
+            self._ranks.before_step(capture, optimizer, unscale, step, self._waits_for_ranks)
 
     def swallowed(self, scaler: Any, optimizer: Optimizer) -> None:
         """Runs when a loss scaler was asked for a step and no optimizer was seen to make one."""
@@ -296,6 +316,8 @@ class StepMeter:
             return
         capture.ended.add(id(optimizer))
         self._scheduler.after_step(optimizer, getattr(optimizer, "grad_scale", None), capture.place, self._swallowing)
+        if self._ranks.is_on:
+            self._ranks.after_step(optimizer, self._swallowing)
         # An engine can be asked only when its own step is over.
         if capture.engine is None and self._order.is_complete(capture.track, capture.ended):
             self._end_capture()
@@ -339,11 +361,21 @@ class StepMeter:
         if self._capture.has_stepped:
             self._end_capture()
         self._readback.drain()
+        self._ranks.poll(RANKS_SECONDS)
 
     def close(self) -> None:
         """Give out all there is, and leave the models alone."""
         self.drain()
         self._scheduler.close()
+        self._ranks.close()
+
+    def uneven_inputs(self, begin: bool) -> None:
+        """From now on some processes may run out of batches before others, or no more."""
+        self._ranks.pause(begin)
+
+    def leave_ranks(self) -> None:
+        """What counts captures has failed here: the other processes go on without this one."""
+        self._ranks.leave()
 
     def look_away(self) -> None:
         """Our hooks are taken off, for a while or for good."""
@@ -352,6 +384,7 @@ class StepMeter:
     def settle(self) -> None:
         """Wait for what is on its way: the one it belongs to is about to end."""
         self._readback.drain()
+        self._ranks.poll(RANKS_SECONDS)
 
     def _discarded(self, capture: StepCapture) -> None:
         """What the script has discarded since the backward pass before."""
@@ -386,6 +419,7 @@ class StepMeter:
             del self._known[key]
         known = KnownOptimizer(optimizer, track, self._tracks.track_place(track), self._tracks.group_place)
         self._known[id(optimizer)] = known
+        self._ranks.meet(optimizer)
         return known
 
     def _is_another(self, optimizer: Optimizer, capture: StepCapture) -> bool:
@@ -418,7 +452,33 @@ class StepMeter:
         def read(values: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
             self._on_reading(capture.owner, reading_of(capture, values, rows, place, step_time, when, skips))
 
-        self._readback.fetch(scalars_of(capture), read, rows_of(capture) if capture.blocks or capture.tables else ())
+        scalars, rows = scalars_of(capture), rows_of(capture) if capture.blocks or capture.tables else ()
+        if self._ranks.is_on:
+            self._fetch_together(capture, scalars, rows, read)
+        else:
+            self._readback.fetch(scalars, read, rows)
+
+    def _fetch_together(
+        self, capture: StepCapture, scalars: Sequence[Tensor | float], rows: Sequence[Tensor], read: Reader
+    ) -> None:
+        """The reading waits for what the other processes have measured of it."""
+        ranks, share = self._ranks, self._ranks.capture_ended()
+
+        def read_here(values: Sequence[float], lines: list[list[float]]) -> None:
+            mine, own = values[: len(scalars)], lines[: len(rows)]
+            losses = mine[: len(capture.losses)]
+
+            def read_together(table: RankTable | None) -> None:
+                if table is not None:
+                    capture.norm_of_all = table.norm
+                    capture.blocks = [*capture.blocks, *ranks.blocks(table, capture.place)]
+                read(mine, own)
+
+            ranks.take(
+                share, sum(losses) if losses else None, values[len(scalars) :], lines[len(rows) :], read_together
+            )
+
+        self._readback.fetch([*scalars, *share.squares], read_here, [*rows, *share.rows])
 
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
         norm = total_norm(gradients)

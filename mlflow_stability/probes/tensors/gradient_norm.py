@@ -41,11 +41,12 @@ def is_split(parameter: Tensor) -> bool:
         return True
     for mark in _MARKS_OF_FSDP:
         if hasattr(parameter, mark):
-            return _processes() > 1
+            return world_size() > 1
     return False
 
 
-def _processes() -> int:
+def world_size() -> int:
+    """How many processes `torch.distributed` has brought together; 1 where it has not."""
     group = torch.distributed
     return group.get_world_size() if group.is_available() and group.is_initialized() else 1
 

@@ -83,6 +83,7 @@ class Autopilot:
         self._prove = guard("snapshots", self._snapshots.prove)
         self._decide = guard("decisions", self._decided)
         self._settle_scale = guard("the loss scale", self._evaluator.settle_scale)
+        self._tell_of_silence = guard("agreement of processes", self._silence)
         self._look_for_stale = guard("rollback", self._controller.stale.is_stale)
 
     def before_backward(self, tensors: Any) -> None:
@@ -127,8 +128,14 @@ class Autopilot:
         if votes:
             self._consensus.receive("the guard" in self._context.guard.off, self.step)
             self._modifier.guards = self._modifier.guards and not self._consensus.somebody_off
+            if self._consensus.silent:
+                self._tell_of_silence()
         self._shape(optimizer, facts, norm)
         self._rates.update(facts.rates)
+
+    def pause(self, begin: bool) -> None:
+        """Runs when processes begin to make different numbers of steps (`Join`), and when that is over."""
+        self._consensus.pause(begin)
 
     def swallowed(self, optimizer: Optimizer, capture: StepCapture, place: str) -> None:
         """Runs when a loss scaler threw a step away."""
@@ -302,6 +309,9 @@ class Autopilot:
         self._was_rolled_back = self._was_rolled_back or gone
         self._evaluator.forget_row()
         return gone
+
+    def _silence(self) -> None:
+        raise ConnectionError(f"{self._consensus.silent}; no step is skipped or rolled back from here on")
 
     def _emit_checkpoint_events(self) -> None:
         for event in self._snapshots.events():

@@ -73,7 +73,9 @@ class AutopilotLifecycle:
             self._control.on_reading(step, events)
 
     def release(self) -> None:
-        """Put back whatever is hidden or written at the moment."""
+        """Put back whatever is hidden or written at the moment, for nobody watches any more; others need not wait."""
+        if self._vote is not None:
+            self._vote.go()
         if self._control is not None:
             self._control.release()
 

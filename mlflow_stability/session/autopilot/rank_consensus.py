@@ -8,14 +8,18 @@ any more.
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
 
 import torch
 import torch.distributed
 from torch import Tensor
 
 from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, LOST
 from mlflow_stability.recovery.decisions import Decision
 
 FIELDS = 9
@@ -74,7 +78,11 @@ class RankVote:
     """The voice of this process."""
 
     def __init__(self) -> None:
-        self._group = torch.distributed.new_group(backend="gloo")
+        self._group = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=ANSWER_SECONDS))
+        self.paused = False
+        """Whether some processes may make no step, because they have run out of batches (`Join`)."""
+        self.silent = ""
+        """Why other processes are not heard any more: then nothing is skipped or set back."""
         self._capture: object = None
         self._numbers = [0.0] * FIELDS
         self._received: list[float] | None = None
@@ -95,34 +103,60 @@ class RankVote:
 
     def __call__(self, flag: Tensor) -> Tensor:
         """Exchange the flag, and with the first one of a capture the orders."""
-        if self.somebody_off:
+        if self.somebody_off or self.paused:
             return flag
         return flag.new_full((), self._exchange(flag.item(), is_off=False))
 
     def received(self, is_off: bool, step: int) -> Orders:
         """The orders of this capture; sends now where nothing was asked about its gradients."""
-        if self._received is None:
+        if self._received is None and not self.paused:
             self._exchange(0.0, is_off)
         return Orders.from_numbers(self._received or [0.0] * FIELDS, step)
 
     def all_have(self, done: bool) -> bool:
         """Whether every process says so."""
         row = torch.tensor([float(done)], dtype=torch.float64)
-        torch.distributed.all_reduce(row, torch.distributed.ReduceOp.MIN, group=self._group)
+        if self.paused or not self._reduce(row, torch.distributed.ReduceOp.MIN):
+            return False
         (least,) = row.tolist()
         return bool(least > 0)
 
     def leave(self) -> None:
         """Nobody votes any more: take the group down before the interpreter does, if the script has not yet."""
         if torch.distributed.is_initialized():
-            torch.distributed.destroy_process_group(self._group)
+            with contextlib.suppress(RuntimeError, ValueError):  # the script has taken it down with its own
+                torch.distributed.destroy_process_group(self._group)
+
+    def _reduce(self, row: Tensor, operation: Any) -> bool:
+        """Combine the rows of all processes; False where one of them has died or does not answer."""
+        if self.silent:
+            return False
+        try:
+            torch.distributed.all_reduce(row, operation, group=self._group)
+        except (RuntimeError, ValueError):
+            self.silent, self.somebody_off = f"{LOST}, or it did not answer for {ANSWER_SECONDS:g} s", True
+            return False
+        return True
+
+    def go(self) -> None:
+        """What counts captures has failed here: let the others know with one last row, and wait for nobody."""
+        if not self.silent and not self.paused:
+            self.silent, self.somebody_off = "this process measures no more", True
+            row = torch.tensor([0.0, 1.0, 1.0, *[0.0] * FIELDS], dtype=torch.float64)
+            with contextlib.suppress(RuntimeError, ValueError):
+                torch.distributed.all_reduce(row, torch.distributed.ReduceOp.MAX, group=self._group, async_op=True)
 
     def _exchange(self, flag: float, is_off: bool) -> float:
         first = self._received is None
-        row = torch.tensor([flag, float(is_off), *(self._numbers if first else [0.0] * FIELDS)], dtype=torch.float64)
-        torch.distributed.all_reduce(row, torch.distributed.ReduceOp.MAX, group=self._group)
-        broken, somebody_off, *numbers = row.tolist()
+        numbers = self._numbers if first else [0.0] * FIELDS
+        row = torch.tensor([flag, float(is_off), 0.0, *numbers], dtype=torch.float64)
+        if not self._reduce(row, torch.distributed.ReduceOp.MAX):
+            self._received = [0.0] * FIELDS
+            return flag
+        broken, somebody_off, gone, *numbers = row.tolist()
         self.somebody_off = self.somebody_off or somebody_off > 0
+        if gone > 0:
+            self.silent = "mlflow-stability was switched off in another process of this training"
         if first:
             self._received = numbers
         return float(broken)
@@ -157,6 +191,16 @@ class RankConsensus:
     def somebody_off(self) -> bool:
         """Whether the guard of a process has failed."""
         return self._vote is not None and self._vote.somebody_off
+
+    @property
+    def silent(self) -> str:
+        """Why other processes are not heard any more; empty while they are."""
+        return "" if self._vote is None else self._vote.silent
+
+    def pause(self, begin: bool) -> None:
+        """Ask nobody for a while: some may have run out of batches."""
+        if self._vote is not None:
+            self._vote.paused = begin
 
     def give(self, orders: Orders) -> None:
         """Something was decided; of several processes only the first one decides."""

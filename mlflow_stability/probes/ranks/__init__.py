@@ -1,0 +1,1 @@
+"""What several processes that train together have measured, combined."""

@@ -1,0 +1,293 @@
+"""Follows the steps of a training that several processes make together, and says what all of them measured.
+
+In: optimizers before and after their steps, and the end of each capture. Out: for each capture, in order, the gradient
+norm of the whole model, its weights, updates and momentum, of the model and by layer. Guarantees: nothing for a process
+that trains alone; where the script's own clipping has returned the norm, it is not measured again; a part that fails
+here contributes nothing, and the other processes know.
+"""
+
+from __future__ import annotations
+
+import time
+import weakref
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from math import nan
+
+from torch import Tensor
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.ranks.rank_exchange import RankExchange
+from mlflow_stability.probes.ranks.rank_numbers import EVERY, FIRST, Deliver, RankNumbers
+from mlflow_stability.probes.ranks.rank_row import Measured, RankTable, root
+from mlflow_stability.probes.ranks.shard_norms import ShardNorms
+from mlflow_stability.probes.ranks.shards import LocalSquares, TrainingRanks, local_squares, training_ranks
+from mlflow_stability.probes.step.step_capture import StepCapture
+from mlflow_stability.vocabulary.measured.signal import Signal
+
+LEAVE_SECONDS = 2.0
+"""For how long a process waits for its last row before it goes on alone."""
+QUANTITIES = {
+    "norms": ("param_norm", "grad_param_ratio", "lr_ratio"),
+    "updates": ("update_norm", "update_ratio"),
+    "momentum": ("momentum_norm",),
+}
+LAYER_QUANTITIES = {**QUANTITIES, "norms": ("param_norm", "grad_norm", "grad_param_ratio", "lr_ratio")}
+
+
+@dataclass(slots=True)
+class LocalShare:
+    """What this process has measured of a capture, still on its device."""
+
+    step: int = 0
+    seconds: float = 0.0
+    needs_norm: bool = False
+    is_known: bool = True
+    """Whether all gradients were measured."""
+    squares: list[Tensor] = field(default_factory=list)
+    partial: list[Tensor] = field(default_factory=list)
+    whole: dict[str, Tensor] = field(default_factory=dict)
+    by_layer: dict[str, Tensor] = field(default_factory=dict)
+
+    @property
+    def rows(self) -> list[Tensor]:
+        """All that must come to the host beside the squares."""
+        return [*self.partial, *self.whole.values(), *self.by_layer.values()]
+
+
+class RankWatch:
+    """The processes of one training."""
+
+    def __init__(
+        self,
+        guard: Guard,
+        layers_every: int = 100,
+        budget_bytes: int | None = None,
+        on_end: Callable[[str], None] = lambda _: None,
+    ) -> None:
+        self.is_on = False
+        """Whether other processes train with this one."""
+        self.is_split = False
+        """Whether they have shared out its parameters."""
+        self.ranks: TrainingRanks | None = None
+        self._layers_every, self._budget, self._on_end = layers_every, budget_bytes, on_end
+        self._numbers: RankNumbers | None = None
+        self._norms: ShardNorms | None = None
+        self._optimizers: list[weakref.ref[Optimizer]] = []
+        self._share = LocalShare()
+        self._signals: dict[str, tuple[Signal, ...]] = {}
+        self._step_ended = time.perf_counter()
+        self.paused = False
+        """Whether processes do not make the same steps at the moment."""
+        self._meet = guard("other processes", self._met)
+        self._gradients = guard("gradient norm", self._measure_gradients)
+        self._before = guard("norms of split weights", self._before_step)
+        self._after = guard("norms of split weights", self._after_step)
+        self._collect = guard("norms of split weights", self._collected)
+        self._take = guard("other processes", self._taken)
+        self._poll = guard("other processes", self._polled)
+
+    def meet(self, optimizer: Optimizer) -> None:
+        """An optimizer comes to its gate for the first time."""
+        if not any(each() is optimizer for each in self._optimizers):
+            self._meet(optimizer)
+
+    def backward_began(self) -> None:
+        """Runs before the first backward pass of a capture."""
+        self._share.seconds = time.perf_counter() - self._step_ended
+
+    def before_step(
+        self, capture: StepCapture, optimizer: Optimizer, unscale: Tensor | None, step: int, wait: bool
+    ) -> None:
+        """Runs when gradients are complete; `step`: of the recording, 0 where there is none; `wait`: for the others."""
+        self._poll(wait)
+        numbers = self._numbers
+        if numbers is None or numbers.is_over or self.paused or self.ranks is None or not self.ranks.is_split:
+            return
+        at = step or numbers.step
+        self._share.step = at or 0
+        self._gradients(capture, optimizer, unscale)
+        if at is not None and (at % EVERY == 0 or at in FIRST or at % self._layers_every == 0):
+            self._before(optimizer, unscale)
+
+    def after_step(self, optimizer: Optimizer, skipped: bool) -> None:
+        """Runs right after it."""
+        self._after(optimizer, skipped)
+
+    def capture_ended(self) -> LocalShare:
+        """What was measured of the capture that is over."""
+        self._collect()
+        share, self._share = self._share, LocalShare()
+        self._step_ended = time.perf_counter()
+        return share
+
+    def take(
+        self,
+        share: LocalShare,
+        loss: float | None,
+        values: Sequence[float],
+        rows: Sequence[Sequence[float]],
+        to: Deliver,
+    ) -> None:
+        """What was measured has come to the host: `to` is given what all processes measured, at once or later."""
+        if self._take(share, loss, values, rows, to) is None:
+            self.leave()
+            to(None)
+
+    def poll(self, seconds: float) -> None:
+        """Take in what has arrived from the others, and wait for it so long."""
+        if self._numbers is not None:
+            self._numbers.poll(seconds)
+
+    def pause(self, begin: bool) -> None:
+        """Processes do not make the same steps for a while (`Join`): each goes on alone meanwhile."""
+        self.paused = begin
+
+    def leave(self) -> None:
+        """What measures here has failed: the others go on without it."""
+        if self._numbers is not None:
+            self._numbers.leave(LEAVE_SECONDS)
+
+    def close(self) -> None:
+        """The session is over."""
+        numbers, self._numbers, self.is_on = self._numbers, None, False
+        self.is_split = False
+        self._optimizers, self.ranks, self._norms = [], None, None
+        if numbers is not None:
+            numbers.close()
+
+    def blocks(self, table: RankTable, place: str) -> list[Block]:
+        """What all processes measured together, as a probe would give it."""
+        found = [
+            Block(whole_signals(QUANTITIES[key], place), tuple(_whole(key, squares, table.norm)))
+            for key, squares in table.whole.items()
+            if key != "momentum" or squares[0]
+        ]
+        layers = None if self._norms is None else self._norms.layers
+        for key, squares in table.by_layer.items():
+            if layers is None or (key == "momentum" and not any(squares)):
+                continue
+            count = len(layers.names)
+            columns = [squares[at : at + count] for at in range(0, len(squares), count)]
+            signals = [Signal(each, name) for each in LAYER_QUANTITIES[key] for name in layers.names]
+            by_layer = [_by_layer(key, [column[at] for column in columns]) for at in range(count)]
+            values = [each[at] for at in range(len(LAYER_QUANTITIES[key])) for each in by_layer]
+            known = [at for at, value in enumerate(values) if value == value or signals[at].quantity == "param_norm"]
+            found.append(Block(tuple(signals[at] for at in known), tuple(values[at] for at in known)))
+        return found
+
+    def _met(self, optimizer: Optimizer) -> None:
+        living = [each for known in self._optimizers if (each := known()) is not None] + [optimizer]
+        self._optimizers = [weakref.ref(each) for each in living]
+        ranks = training_ranks(living)
+        if ranks is None or (self.ranks is not None and self.ranks.ranks != ranks.ranks):
+            return
+        self.ranks = ranks
+        if self._numbers is None:
+            self._numbers = RankNumbers(RankExchange(ranks.ranks), self._layers_every, self._ended)
+            self.is_on = True
+        self.is_split = ranks.is_split
+        if ranks.is_split:
+            self._norms = ShardNorms(ranks, self._budget)
+            self._norms.learn(living)
+
+    def _measure_gradients(self, capture: StepCapture, optimizer: Optimizer, unscale: Tensor | None) -> None:
+        assert self.ranks is not None
+        gradients = {id(each.grad) for each in _parameters(optimizer) if each.grad is not None}
+        if capture.clips:
+            capture.gradients |= gradients
+            if len(capture.clips) == 1 and capture.clips[0].order == 2.0 and gradients <= capture.clips[0].gradients:
+                return
+        self._share.needs_norm, self._share.is_known = True, False
+        found: LocalSquares | None = local_squares(optimizer, self.ranks, unscale)
+        if found is not None:
+            self._share.is_known = True
+            self._share.squares.append(found.squares)
+            if found.partial is not None:
+                self._share.partial.append(found.partial)
+
+    def _before_step(self, optimizer: Optimizer, unscale: Tensor | None) -> None:
+        norms = self._norms
+        if norms is not None:
+            if not norms.knows(optimizer):
+                norms.learn([each for known in self._optimizers if (each := known()) is not None])
+            norms.before_step(optimizer, unscale, updates=True)
+
+    def _after_step(self, optimizer: Optimizer, skipped: bool) -> None:
+        if self._norms is not None:
+            self._norms.after_step(optimizer, skipped)
+
+    def _collected(self) -> None:
+        share, norms = self._share, self._norms
+        if norms is not None and self._numbers is not None:
+            by_layer = bool(share.step) and share.step % self._layers_every == 0
+            share.whole, share.by_layer = norms.take(by_layer)
+            self._numbers.learn_layout(norms.layout(sum(map(len, share.partial))))
+
+    def _taken(
+        self,
+        share: LocalShare,
+        loss: float | None,
+        values: Sequence[float],
+        rows: Sequence[Sequence[float]],
+        to: Deliver,
+    ) -> bool:
+        if self._numbers is None:
+            return False
+        arrived = iter(rows)
+        partial = [value for _ in share.partial for value in next(arrived)]
+        whole = {key: next(arrived) for key in share.whole}
+        by_layer = {key: next(arrived) for key in share.by_layer}
+        measured = Measured(
+            0,
+            share.step,
+            loss,
+            share.seconds,
+            sum(values) if share.needs_norm and share.is_known else None,
+            share.needs_norm,
+            partial,
+            whole,
+            by_layer,
+        )
+        self._numbers.take(measured, to, alone=self.paused)
+        return True
+
+    def _polled(self, wait: bool) -> None:
+        if self._numbers is not None:
+            self._numbers.poll(WAIT_SECONDS if wait else 0.0)
+
+    def _ended(self, why: str) -> None:
+        self._on_end(why)
+
+
+WAIT_SECONDS = 120.0
+"""For how long processes that act together wait for each other."""
+
+
+def _parameters(optimizer: Optimizer) -> list[Tensor]:
+    return [each for group in optimizer.param_groups for each in group["params"]]
+
+
+def _whole(key: str, squares: Sequence[float], norm: float | None = None) -> Sequence[float]:
+    """The numbers of `QUANTITIES`; `norm`: of the gradients, where it is known."""
+    found = [root(each) for each in squares]
+    if key == "norms":
+        weights, force, move = found
+        force = force if norm is None else norm
+        return weights, _over(force, weights), _over(move, weights)
+    if key == "updates":
+        return found[1], _over(found[1], found[0])
+    return found
+
+
+def _by_layer(key: str, squares: Sequence[float]) -> Sequence[float]:
+    """The numbers of `LAYER_QUANTITIES`."""
+    whole = _whole(key, squares)
+    return (whole[0], root(squares[1]), *whole[1:]) if key == "norms" else whole
+
+
+def _over(norm: float, weights: float) -> float:
+    return norm / weights if weights > 0 else nan

@@ -1,0 +1,169 @@
+"""Says what this process holds of tensors that are split over processes, and which processes share a training.
+
+In: optimizers, their parameters and gradients. Out: local parts; of each the share with which its squares count, so
+that the sum over all processes counts every value once; the ranks that train together. Guarantees: placements are
+read and nothing is communicated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import Module
+from torch.optim import Optimizer
+
+from mlflow_stability.probes.objects.model_discovery import models_of
+from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, total_norm, world_size
+
+MOST_PARTIAL = 2**16
+"""Up to how many values of gradients that are still to be summed over processes are sent as they are."""
+
+
+def local_part(tensor: Tensor) -> Tensor:
+    """What this process holds of a `DTensor`; any other tensor as it is."""
+    local = getattr(tensor, "_local_tensor", None)
+    if local is None and hasattr(tensor, "to_local"):
+        with torch.no_grad():
+            local = tensor.to_local()
+    return tensor if local is None else local
+
+
+def whole_scalar(tensor: Tensor) -> Tensor | None:
+    """A scalar that this process knows whole, as `clip_grad_norm_` returns it; None where it holds a part of it."""
+    placements = getattr(tensor, "placements", None)
+    if placements is None:
+        return None if hasattr(tensor, "full_tensor") else tensor
+    return local_part(tensor) if all(each.is_replicate() for each in placements) else None
+
+
+@dataclass(frozen=True, slots=True)
+class TrainingRanks:
+    """The processes that train one model together, by their ranks in the world."""
+
+    ranks: tuple[int, ...]
+    is_split: bool
+    """Whether any of the parameters are split over them."""
+    flat_shares: dict[int, float]
+    """For parameters of FSDP's first version, by identity: one over how often each value is held."""
+
+    def share(self, tensor: Tensor, parameter: Tensor) -> float | None:
+        """What the squares of a parameter or of its gradient count here; None where they cannot be summed."""
+        mesh: Any = getattr(tensor, "device_mesh", None)
+        if mesh is None:
+            return self.flat_shares.get(id(parameter), 1.0 / len(self.ranks))
+        placements: Any = tensor.placements  # type: ignore[attr-defined]
+        copies = 1
+        for dimension, placement in enumerate(placements):
+            if placement.is_partial():
+                return None
+            if placement.is_replicate():
+                copies *= mesh.size(dimension)
+        return float(mesh.size()) / (copies * len(self.ranks))
+
+
+def training_ranks(optimizers: Sequence[Optimizer]) -> TrainingRanks | None:
+    """The processes that step these optimizers together; None where this one is known to train alone.
+
+    Known are the meshes of `DTensor` parameters, and the process groups of FSDP, DDP and `ZeroRedundancyOptimizer`.
+    """
+    if world_size() == 1:
+        return None
+    parameters = [each for optimizer in optimizers for each in parameters_of(optimizer)]
+    split = any(map(is_split, parameters))
+    known: set[int] = set()
+    for each in parameters:
+        mesh: Any = getattr(each, "device_mesh", None)
+        if mesh is not None:
+            known.update(mesh.mesh.flatten().tolist())
+    flat: dict[int, float] = {}
+    for module, kind in _wrappers(optimizers):
+        known.update(_ranks_of(module.process_group) if hasattr(module, "process_group") else ())
+        if kind == "FullyShardedDataParallel":
+            known.update(_ranks_of(getattr(module, "_inter_node_pg", None)))
+            flat.update(_flat_shares(module))
+    for optimizer in optimizers:
+        known.update(_ranks_of(getattr(optimizer, "process_group", None)))
+    if len(known) < 2 or torch.distributed.get_rank() not in known:
+        return None
+    held = {key: each / len(known) for key, each in flat.items()}
+    return TrainingRanks(tuple(sorted(known)), split, held)
+
+
+def _wrappers(optimizers: Sequence[Optimizer]) -> Iterator[tuple[Any, str]]:
+    for model in models_of(optimizers):
+        for module in Module.modules(model):
+            kind = type(module).__name__
+            if kind in ("FullyShardedDataParallel", "DistributedDataParallel"):
+                yield module, kind
+
+
+def _ranks_of(group: Any) -> list[int]:
+    return [] if group is None else list(torch.distributed.get_process_group_ranks(group))
+
+
+def _flat_shares(module: Any) -> dict[int, float]:
+    """How many processes share out the parameters of one unit of FSDP."""
+    handle = getattr(module, "_handle", None)
+    if handle is None:
+        return {}
+    size = float(handle.process_group.size()) if handle.uses_sharded_strategy else 1.0
+    flat = handle.flat_param
+    return {id(each): size for each in (flat, *(getattr(flat, "_params", None) or ()))}
+
+
+@dataclass(frozen=True, slots=True)
+class LocalSquares:
+    """What this process contributes to the squared norm of all gradients."""
+
+    squares: Tensor
+    partial: Tensor | None
+    """Values that are to be summed over processes before they are squared."""
+
+
+def local_squares(optimizer: Optimizer, ranks: TrainingRanks, unscale: Tensor | None) -> LocalSquares | None:
+    """The squares of the gradients of one optimizer; None where a part of them cannot be known here."""
+    by_share: dict[float, list[Tensor]] = {}
+    partial: list[Tensor] = []
+    for parameter in parameters_of(optimizer):
+        gradient = parameter.grad
+        if gradient is None:
+            continue
+        local, share = local_part(gradient), ranks.share(gradient, parameter)
+        if share is not None:
+            by_share.setdefault(share, []).append(local)
+            continue
+        copies = _partial_share(gradient, ranks)
+        if copies is None:
+            return None
+        partial.append(local.detach().reshape(-1).double() * copies)
+    found: Tensor | None = None
+    with torch.no_grad():
+        for share, some in by_share.items():
+            norm = total_norm(some)
+            if norm is None:
+                return None
+            squares = norm.double().square() * share
+            found = squares if found is None else found + squares.to(found.device)
+        scale = None if unscale is None else unscale.double()
+        if found is None:
+            found = torch.zeros((), dtype=torch.float64)
+        values = torch.cat(partial) if partial else None
+        if scale is not None:
+            found = found / scale.to(found.device).square()
+            values = None if values is None else values / scale.to(values.device)
+    return None if values is not None and len(values) > MOST_PARTIAL else LocalSquares(found, values)
+
+
+def _partial_share(gradient: Any, ranks: TrainingRanks) -> float | None:
+    """What of a value still to be summed counts here; None where it is cut into shards besides."""
+    mesh, copies = gradient.device_mesh, 1
+    for dimension, placement in enumerate(gradient.placements):
+        if placement.is_replicate():
+            copies *= mesh.size(dimension)
+        elif not placement.is_partial() or getattr(placement, "reduce_op", "sum") != "sum":
+            return None
+    return float(mesh.size()) / (copies * len(ranks.ranks))

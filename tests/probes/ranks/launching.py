@@ -1,0 +1,62 @@
+"""Starts the scripts of this folder as several processes, as torchrun does, and reads what they recorded."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import mlflow_stability
+from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.vocabulary.measured.observation import StepReading
+
+HERE = Path(__file__).parent
+PACKAGE = Path(mlflow_stability.__file__).parent.parent
+
+
+@dataclass(frozen=True)
+class Ended:
+    """One process at its end."""
+
+    code: int
+    printed: str
+    errors: str
+
+
+def launch(processes: int, script: str, *arguments: str, seconds: float = 120.0) -> list[Ended]:
+    """All processes at their ends; those that take longer are killed, and the test fails."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        port = str(listening.getsockname()[1])
+    together = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
+    started = [
+        subprocess.Popen(
+            [sys.executable, str(HERE / script), *arguments],
+            env={**os.environ, "PYTHONPATH": str(PACKAGE), **together, "RANK": str(rank)},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for rank in range(processes)
+    ]
+    try:
+        said = [each.communicate(timeout=seconds) for each in started]
+    finally:
+        for each in started:
+            each.kill()
+            each.wait()
+    return [Ended(each.returncode, *texts) for each, texts in zip(started, said, strict=True)]
+
+
+def recorded(journals: Path) -> dict[int, dict[str, float]]:
+    """What was recorded of each step."""
+    rows: dict[int, dict[str, float]] = {}
+    for journal in journals.glob("*/*/journal"):
+        for record in read_journal(journal):
+            if isinstance(record, StepReading):
+                values = zip(map(str, record.signals), record.values, strict=True)
+                rows.setdefault(record.step, {}).update(values)
+    return rows

@@ -1,0 +1,86 @@
+"""Trains on two gloo processes of which one is odd; prints its steps as they end.
+
+Arguments: what is odd, the folder for the journal, and whether the autopilot is on. `failed`: what counts captures
+fails on rank 1; `norms`: what measures weights fails there; `none`: rank 1 has no gradients; `uneven`: rank 1 has fewer
+batches, inside `Join`; `killed`: rank 1 is killed where the script itself waits for nobody.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.algorithms.join import Join
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import mlflow_stability
+
+STEPS, ODD_AT = 24, 7
+
+
+def main(odd: str, folder: Path, autopilot: bool) -> None:
+    torch.set_num_threads(1)
+    mlflow_stability.autolog(offline=True, journal_dir=folder, rollback=autopilot, strict=odd in ("none", "uneven"))
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    model = DistributedDataParallel(plain) if odd in ("uneven", "killed") else fully_shard_all(plain)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    if odd == "uneven":
+        assert isinstance(model, DistributedDataParallel)
+        with Join([model]):
+            train(odd, rank, model, optimizer, STEPS if rank == 0 else ODD_AT)
+    elif odd == "killed":
+        assert isinstance(model, DistributedDataParallel)
+        with model.no_sync():
+            train(odd, rank, model, optimizer, STEPS)
+        os._exit(mlflow_stability.autolog(disable=True) is not None)  # the groups of the script have lost a process
+    else:
+        train(odd, rank, model, optimizer, STEPS)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def fully_shard_all(model: nn.Sequential) -> nn.Module:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    for each in (model[0], model[2], model):
+        fully_shard(each, mesh=mesh)
+    return model
+
+
+def train(odd: str, rank: int, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    for step in range(1, steps + 1):
+        loss = model(torch.randn(4, 6)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        if rank and step == ODD_AT:
+            be_odd(odd)
+        if rank and odd == "none" and step >= ODD_AT:
+            optimizer.zero_grad()
+        optimizer.step()
+        print(step, flush=True)
+
+
+def be_odd(odd: str) -> None:
+    session = mlflow_stability.current_session()
+    assert session is not None
+    if odd == "killed":
+        os.kill(os.getpid(), signal.SIGKILL)
+    if odd == "failed":
+        session._meter._steps = None  # type: ignore[assignment]
+    if odd == "norms":
+        norms = session._meter._ranks._norms
+        assert norms is not None
+        norms._held = None
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "autopilot")

@@ -1,0 +1,73 @@
+"""No process ever waits for one that has failed, has no gradients, has fewer batches, or is dead."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from probes.ranks.launching import Ended, launch, recorded
+from probes.ranks.odd_ranks import ODD_AT, STEPS
+
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
+MODES = pytest.mark.parametrize("mode", ["watched", "autopilot"])
+SECONDS = 90.0
+"""Less than a process would wait for another one."""
+NO_MORE = "Ranks are no longer compared since step"
+
+
+def trained(odd: str, folder: Path, mode: str) -> tuple[Ended, Ended, dict[int, dict[str, float]]]:
+    first, second = launch(2, "odd_ranks.py", odd, str(folder), mode, seconds=SECONDS)
+    assert first.code == 0, first.errors
+    assert len(first.printed.splitlines()) == STEPS
+    rows = recorded(folder)
+    assert list(rows) == list(range(1, STEPS + 1))
+    return first, second, rows
+
+
+def steps_with(quantity: str, rows: dict[int, dict[str, float]]) -> list[int]:
+    return [step for step, row in rows.items() if quantity in row]
+
+
+@MODES
+def test_one_whose_captures_fail_leaves_and_the_others_go_on_alone(tmp_path: Path, mode: str) -> None:
+    first, second, rows = trained("failed", tmp_path, mode)
+    assert second.code == 0
+    assert len(second.printed.splitlines()) == STEPS
+    assert steps_with("grad_norm", rows) == list(range(1, ODD_AT))
+    assert steps_with("loss", rows) == list(rows)
+    assert first.errors.count(NO_MORE) == 1
+    assert "switched off in another process" in first.errors
+
+
+@MODES
+def test_one_whose_weights_cannot_be_measured_takes_only_these_from_all(tmp_path: Path, mode: str) -> None:
+    first, second, rows = trained("norms", tmp_path, mode)
+    assert second.code == 0
+    assert steps_with("grad_norm", rows) == list(rows)
+    assert steps_with("param_norm", rows) == [2, 4]
+    assert NO_MORE not in first.errors
+
+
+def test_one_without_gradients_takes_part(tmp_path: Path) -> None:
+    _, second, rows = trained("none", tmp_path, "watched")
+    assert second.code == 0
+    assert steps_with("grad_norm", rows) == list(rows)
+    assert steps_with("param_norm", rows) == [2, 4, 10, 20]
+
+
+@MODES
+def test_one_with_fewer_batches_holds_nobody_up(tmp_path: Path, mode: str) -> None:
+    first, second, rows = trained("uneven", tmp_path, mode)
+    assert second.code == 0
+    assert len(second.printed.splitlines()) == ODD_AT
+    assert steps_with("grad_norm", rows) == list(rows)
+    assert NO_MORE not in first.errors
+
+
+@MODES
+def test_one_that_is_killed_holds_nobody_up(tmp_path: Path, mode: str) -> None:
+    first, second, rows = trained("killed", tmp_path, mode)
+    assert second.code == -9
+    assert steps_with("loss", rows) == list(rows)
+    assert first.errors.count(NO_MORE) == 1
+    assert "has ended, or its connection is lost" in first.errors
