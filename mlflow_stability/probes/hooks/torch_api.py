@@ -90,6 +90,7 @@ _COPIES = "update norms and AdamW RMS"
 _NORM = "the gradient norm before clipping"
 _LIMIT = "the gradient clipping threshold"
 _COMMUNICATION = "the communication time of DistributedDataParallel"
+_SHARDED = "the communication time of fully_shard"
 _COMPILED = "measurements inside forward passes where torch's compiler is loaded"
 
 SYMBOLS: dict[str, Symbol] = {
@@ -150,6 +151,12 @@ SYMBOLS: dict[str, Symbol] = {
     ),
     "ddp_logging_data": Symbol(
         "torch.nn.parallel:DistributedDataParallel._get_ddp_logging_data", _COMMUNICATION, lambda _: {}
+    ),
+    "fsdp_all_gather": Symbol(
+        "torch.distributed.fsdp._fully_shard._fsdp_collectives:DefaultAllGather.__call__", _SHARDED
+    ),
+    "fsdp_reduce_scatter": Symbol(
+        "torch.distributed.fsdp._fully_shard._fsdp_collectives:DefaultReduceScatter.__call__", _SHARDED
     ),
     # of copies
     "flatten_dense_tensors": Symbol("torch._C:_nn.flatten_dense_tensors", _SLOWER, _side_by_side),

@@ -96,6 +96,8 @@ class StepSplit:
         return found
 
 
+ACCELERATED = ("cuda", "xpu")
+"""The devices whose streams have events."""
 MOST_MARKS = 256
 """A step of more micro-batches than that is not measured to its end."""
 
@@ -155,7 +157,7 @@ class StepEvents:
 
 def events_of(device: torch.device) -> StepEvents | None:
     """Events that tell time on this device; None where there are none."""
-    if device.type not in ("cuda", "xpu"):
+    if device.type not in ACCELERATED:
         return None
     kind = torch.get_device_module(device).Event
     return StepEvents(lambda: kind(enable_timing=True))

@@ -39,9 +39,9 @@ class TrainingPace:
         self.clock = StepClock(own_seconds)
         """Who measures how long the parts of a step take."""
         self._watch = ForwardWatch(guard, (*observers, self.throughput), self.clock.mark)
-        communication = Communication(lambda: self.models)
+        self._communication = Communication(guard, lambda: self.models)
         self.before_others: tuple[Probe, ...] = (
-            *(_Finder(self._watch), self.throughput, communication),
+            *(_Finder(self._watch), self.throughput, self._communication),
             *(Memory(), Progress()),
         )
         """Probes to be called before any other."""
@@ -65,6 +65,7 @@ class TrainingPace:
     def close(self) -> None:
         """Take our hooks off the models."""
         self._watch.remove()
+        self._communication.forget()
         self.throughput.pass_over()
 
     def backward_began(self) -> None:

@@ -1,14 +1,22 @@
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
+import torch.multiprocessing as mp
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from mlflow_stability.probes.performance.communication import Communication
+
+
+def no_guard(part: str, body: Callable[..., Any]) -> Callable[..., Any]:
+    return body
 
 
 @pytest.fixture
@@ -20,7 +28,7 @@ def group() -> Iterator[None]:
 
 def test_communication_is_read_from_the_timers_of_ddp_once_for_each_time_they_ran(group: None) -> None:
     model = DistributedDataParallel(nn.Linear(8, 8))
-    probe = Communication(lambda: [model])
+    probe = Communication(no_guard, lambda: [model])
     told = {}
     for step in range(1, 261):
         model(torch.randn(4, 8)).sum().backward()
@@ -35,4 +43,40 @@ def test_communication_is_read_from_the_timers_of_ddp_once_for_each_time_they_ra
 
 
 def test_without_ddp_nothing_is_told() -> None:
-    assert list(Communication(lambda: [nn.Linear(2, 2)]).blocks(50)) == []
+    assert list(Communication(no_guard, lambda: [nn.Linear(2, 2)]).blocks(50)) == []
+
+
+def sharded(rank: int, file: Path, told: Any) -> None:
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
+
+    torch.set_num_threads(1)
+    original = DefaultAllGather.__call__
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    model = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
+    fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
+    probe = Communication(no_guard, lambda: [model])
+    for step in range(1, 206):
+        began = time.perf_counter()
+        model(torch.randn(4, 8)).sum().backward()
+        took = time.perf_counter() - began
+        if step % 100 != 98:
+            assert (DefaultAllGather.__call__ is original) == (step % 100 != 98)
+        else:
+            longest = took
+        if probe.due(step):
+            for block in probe.blocks(step):
+                (seconds,) = block.values
+                assert list(map(str, block.signals)) == ["communication_time"]
+                assert 0 < seconds < longest
+                told.append((rank, step))
+        assert probe.next_due(step) > step
+    dist.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_the_collectives_of_a_sharded_model_are_timed_in_one_step_of_a_hundred(tmp_path: Path) -> None:
+    with mp.get_context("spawn").Manager() as manager:
+        told = manager.list()
+        mp.spawn(sharded, (tmp_path / "rendezvous", told), nprocs=2)
+        assert sorted(told) == [(0, 100), (0, 200), (1, 100), (1, 200)]
