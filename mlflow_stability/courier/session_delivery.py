@@ -28,7 +28,7 @@ _LAST_LOOK = 0.25  # seconds; several of the looks of a training that waits
 
 @dataclass(frozen=True, slots=True)
 class DeliveryReport:
-    """What became of a session."""
+    """The result of the delivery of a session."""
 
     session: Path
     run_ids: tuple[str, ...] = ()

@@ -13,13 +13,13 @@ ALPHABET = tuple(sorted(set("".join((*_WHO, *_DOES, *_HOW)) + " .,\n")))
 
 def text(characters: int, seed: int = 0) -> str:
     """About so many characters of it."""
-    dice = random.Random(seed)
+    generator = random.Random(seed)
     lines: list[str] = []
     written = 0
     while written < characters:
-        line = f"{dice.choice(_WHO)} {dice.choice(_DOES)} {dice.choice(_WHO)}"
-        if dice.random() < 0.5:
-            line += f", {dice.choice(_HOW)}"
+        line = f"{generator.choice(_WHO)} {generator.choice(_DOES)} {generator.choice(_WHO)}"
+        if generator.random() < 0.5:
+            line += f", {generator.choice(_HOW)}"
         lines.append(line + ".\n")
         written += len(lines[-1])
     return "".join(lines)

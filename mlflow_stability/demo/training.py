@@ -33,13 +33,13 @@ def train(steps: int, troubles: Troubles | None) -> None:
     """Train for so many steps."""
     torch.set_num_threads(1)  # three of these run side by side
     torch.manual_seed(0)
-    data, dice = torch.tensor(encoded(200_000)), torch.Generator().manual_seed(1)
+    data, generator = torch.tensor(encoded(200_000)), torch.Generator().manual_seed(1)
     model = CharGPT(len(ALPHABET), LENGTH)
     say(parameters=sum(each.numel() for each in model.parameters()))
     optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: share_of_lr(done + 1, steps, troubles))
     for step in range(1, steps + 1):
-        given, following = batch(data, dice)
+        given, following = batch(data, generator)
         counts = torch.ones(following.shape)
         if troubles is not None and step == troubles.empty:
             counts.zero_()  # all of it is padding
@@ -52,9 +52,9 @@ def train(steps: int, troubles: Troubles | None) -> None:
         say(step=step, loss=loss.item())
 
 
-def batch(data: Tensor, dice: torch.Generator) -> tuple[Tensor, Tensor]:
+def batch(data: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
     """Some places in the text, and the same one character later."""
-    starts = torch.randint(len(data) - LENGTH - 1, (BATCH, 1), generator=dice)
+    starts = torch.randint(len(data) - LENGTH - 1, (BATCH, 1), generator=generator)
     lines = data[starts + torch.arange(LENGTH + 1)]
     return lines[:, :-1], lines[:, 1:]
 

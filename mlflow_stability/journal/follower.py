@@ -35,7 +35,7 @@ class Entry:
 
 
 class JournalFollower:
-    """An eye on one journal. Reading always begins at the first line, for that is where names are; `read` then gives
+    """Reader of one journal. Reading always begins at the first line, for that is where names are; `read` then gives
     only what lies behind `start`.
     """
 

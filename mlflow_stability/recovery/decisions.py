@@ -3,7 +3,7 @@
 In: the policy, what was done so far, and the situation at a step. Out: a decision, and what was done so far with it
 taken into account. Pure: no clock, no tensors. Guarantees: the number of times that it decides to go back is bounded;
 trouble that repeats goes back further wherever an older state exists, but that a state which did not hold is tried
-once more; weights that were left in vain are named when it gives up; after that it decides nothing more.
+once more; weights that were replaced without effect are named when it gives up; after that it decides nothing more.
 """
 
 from __future__ import annotations
@@ -96,7 +96,7 @@ class Decision:
     rewind: int = 0
     """How many steps before that the state should be."""
     target: int = -1
-    """The step of the state to go back to; of giving up: that of weights which had been left in vain, if any."""
+    """The step of the state to restore; of giving up: that of weights that were replaced without effect, if any."""
     easing_factor: float = 1.0
     easing_steps: int = 0
     lasting_share: float = 1.0

@@ -32,7 +32,7 @@ def diverging(count: int = 600, onset: int = 300, seed: int = 0) -> np.ndarray:
 def made(
     name: str, params: Mapping[str, object], *, lost: int | None = None, final: float = 2.0, last: int = 1000
 ) -> RunCard:
-    """A card without a curve: what became of it, and where."""
+    """A card without a curve: its outcome, and where."""
     mark = Mark("divergence", Severity.CRITICAL, lost or 0, last, False)
     return RunCard(
         name,

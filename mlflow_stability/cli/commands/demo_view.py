@@ -1,4 +1,4 @@
-"""Shows what came of the demo's trainings.
+"""Shows the results of the demo's trainings.
 
 In: their losses, and the diagnosis and events of the recorded one. Out: what went wrong, the outcome of each, their
 curves, what the autopilot did, why it had to, and where to look further.

@@ -135,7 +135,7 @@ def command(context: click.Context, journal: Path | None, tracking_uri: str | No
 
 
 def report_lines(session: SessionState, report: DeliveryReport) -> Iterator[str]:
-    """What became of one session, a line for each thing worth saying."""
+    """The result of one session's delivery, a line for each fact."""
     name = session.folder.name
     if report.busy:
         yield f"{name}: skipped: its courier is delivering it."

@@ -1,4 +1,4 @@
-"""Which parameters go with instability.
+"""Which parameters are associated with instability.
 
 `instability_tree` is imported by itself, where a tree is wanted: it loads scikit-learn.
 """

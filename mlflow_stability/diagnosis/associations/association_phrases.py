@@ -1,4 +1,4 @@
-"""Says with counts how a parameter goes with instability."""
+"""Says with counts how a parameter is associated with instability."""
 
 from __future__ import annotations
 

@@ -41,7 +41,7 @@ UNREMARKABLE = 0.1
 RARE, COMMON = 10, 100
 """Fewer of a kind than the first are rare; of so many as the second sums are spread normally for certain."""
 SEED = 1975
-"""Of the shuffling's own dice."""
+"""Of the shuffling's own random numbers."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -143,10 +143,10 @@ def _p_value(asked: _Asked, tests: int) -> float:
     wanted = min(MOST_SHUFFLES, max(SHUFFLES, PER_TEST * tests if rare or asked.stratified else 0))
     wanted = max(1000, min(wanted, IN_ALL // (runs * len(asked.columns))))
     as_good = done = 0
-    dice = np.random.default_rng(SEED)
+    generator = np.random.default_rng(SEED)
     while done < wanted and as_good < ENOUGH:
         count = min(wanted - done, max(1, AT_ONCE // runs))
-        taken = _shuffled(asked, dice, count)
+        taken = _shuffled(asked, generator, count)
         best = np.min([asked.moments.chance(column[taken]) for column in asked.columns], axis=0)
         as_good += int((best <= chance * (1 + 1e-9)).sum())
         done += count
@@ -157,11 +157,11 @@ def _p_value(asked: _Asked, tests: int) -> float:
     return float(min(found, together * len(asked.columns) * (2 if asked.stratified else 1)))
 
 
-def _shuffled(asked: _Asked, dice: np.random.Generator, count: int) -> NDArray[np.int64]:
+def _shuffled(asked: _Asked, generator: np.random.Generator, count: int) -> NDArray[np.int64]:
     """For each shuffling the run whose value each run gets: one of the same stratum, the same for a whole unit."""
     _, example, unit = np.unique(asked.units, return_index=True, return_inverse=True)
     stratum = asked.strata[example]  # units are numbered by stratum, so those of one stratum lie together
-    keys = stratum + dice.random((count, len(example)))
+    keys = stratum + generator.random((count, len(example)))
     found: NDArray[np.int64] = example[np.argsort(keys, axis=1)][:, unit.reshape(-1)]
     return found
 

@@ -1,13 +1,13 @@
-"""Names the parameters that go with instability.
+"""Names the parameters that are associated with instability.
 
-In: cards. Out: those parameters, each with counts, and what could not be told. Guarantees: the chance of one innocent
+In: cards. Out: those parameters, each with counts, and what is undecided. Guarantees: the chance of one innocent
 parameter being named is about one in a hundred, however many there are, and up to four in a hundred where settings were
-repeated; what is named is said to go with instability, never to cause it; too few runs are called too few. A run counts
-for as long as it was watched.
+repeated; what is named is said to be associated with instability, never to cause it; too few runs are called too few.
+A run counts for as long as it was recorded.
 
-The parameter that goes with it best is named first. From then on only runs are compared that are alike in what is named
-already, so that a parameter which merely moves with a named one is not named too, and one that matters only beside it,
-such as a warm-up at high learning rates, is.
+The parameter with the strongest association is named first. From then on only runs are compared that are alike in what
+is named already, so that a parameter which merely moves with a named one is not named too, and one that matters only
+beside it, such as a warm-up at high learning rates, is.
 
 Repetitions of one setting with other seeds share more than the parameter in question. So where settings were repeated,
 a parameter must also stand out among settings that count once each; one that does not is told as too few settings.
@@ -41,7 +41,7 @@ MOST = 4
 
 @dataclass(frozen=True, slots=True)
 class Found:
-    """What was looked at, and what of it goes with instability."""
+    """What was looked at, and what of it is associated with instability."""
 
     associations: tuple[Association, ...] = ()
     features: tuple[Feature, ...] = ()
@@ -49,7 +49,9 @@ class Found:
     judged: tuple[RunCard, ...] = ()
     """The runs of which it is known whether they were unstable."""
     watched: Watched | None = None
-    """What became of them; None where they are too few to be tested."""
+    """Their steps and outcomes; None where they are too few to be tested."""
+    undecided: bool = False
+    """Whether too few runs or settings keep a parameter from being named; `cannot_tell` says which."""
     warnings: tuple[str, ...] = ()
     cannot_tell: tuple[str, ...] = ()
 
@@ -69,13 +71,13 @@ class _Candidate:
 
 
 def associations_of(cards: Sequence[RunCard]) -> Found:
-    """The parameters that go with instability."""
+    """The parameters that are associated with instability."""
     judged = tuple(card for card in cards if card.unstable is not None)
     watched = watched_of(judged)
     features, left_out = features_of(judged)
     few = _too_few(len(judged), int(watched.troubled.sum()), len(features))
     if few:
-        return Found((), tuple(features), judged, cannot_tell=(few,))
+        return Found((), tuple(features), judged, undecided=True, cannot_tell=(few,))
     groups = put_together(features, len(np.unique(watched.settings)))
     by_setting = watched.repeated and len(groups) > 1  # with one alone, its values are the settings
     first = _candidates(groups, watched, [], by_setting)
@@ -84,7 +86,8 @@ def associations_of(cards: Sequence[RunCard]) -> Found:
     warnings = (*warnings_about(groups, taken), *_explained_away(first, taken))
     doubtful = _doubtful(rest, watched, taken)
     associations = tuple(each for each, _ in named)
-    return Found(associations, tuple(features), judged, watched, warnings, (*doubtful, *left_out))
+    cannot_tell = (*doubtful, *left_out)
+    return Found(associations, tuple(features), judged, watched, bool(doubtful), warnings, cannot_tell)
 
 
 def _too_few(runs: int, unstable: int, features: int) -> str:

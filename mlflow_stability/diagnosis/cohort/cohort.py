@@ -1,7 +1,8 @@
 """Says what many runs have in common.
 
 In: cards. Out: a `Cohort`: what to expect over seeds, how long runs last, how sensitive they are to the learning rate,
-and which parameters go with instability. Guarantees: what too few runs can tell is not told, and that is said.
+and which parameters are associated with instability. Guarantees: where runs are too few,
+that is said and nothing else.
 """
 
 from __future__ import annotations
@@ -42,6 +43,7 @@ def cohort_of(cards: Sequence[RunCard]) -> Cohort | None:
         tree=_tree(found),
         plots=_plots(found),
         tested=tuple(each.name for each in found.features),
+        undecided=found.undecided,
         confounded=found.warnings,
         cannot_tell=(*found.cannot_tell, *_unclear(readable, groups), *([left_out] if left_out else [])),
     )

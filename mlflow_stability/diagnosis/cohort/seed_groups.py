@@ -60,13 +60,13 @@ def worse_than_the_best(losses: Sequence[Sequence[float]], best: int) -> dict[in
 
 def _farthest(ranks: NDArray[np.float64], starts: NDArray[np.int64], sizes: NDArray[np.int64]) -> NDArray[np.float64]:
     """How far from the best group the worst one lies, in each shuffling."""
-    dice = np.random.default_rng(SEED)
+    generator = np.random.default_rng(SEED)
     shuffles = int(min(SHUFFLES, max(500, MOST_VALUES // len(ranks))))
     chunk = max(1, AT_ONCE // len(ranks))
     found = []
     for done in range(0, shuffles, chunk):
         count = min(chunk, shuffles - done)
-        shuffled = dice.permuted(np.broadcast_to(ranks, (count, len(ranks))), axis=1)
+        shuffled = generator.permuted(np.broadcast_to(ranks, (count, len(ranks))), axis=1)
         means = np.add.reduceat(shuffled, starts, axis=1) / sizes
         lowest = means.argmin(axis=1)
         apart = means - np.take_along_axis(means, lowest[:, None], axis=1)
@@ -76,7 +76,7 @@ def _farthest(ranks: NDArray[np.float64], starts: NDArray[np.int64], sizes: NDAr
 
 RESAMPLES = 2000
 SEED = 20211
-"""Of the bootstrap's own dice, so that the same runs give the same interval."""
+"""Of the bootstrap's own random numbers, so that the same runs give the same interval."""
 WHOLE = 0.9
 """A run without trouble that is shorter than this share of the longest of its group was stopped too early to count."""
 LONGEST_LABEL = 4
@@ -122,8 +122,8 @@ def estimate(values: Sequence[float]) -> Interval | None:
     middle = interquartile_mean(known)
     if len(known) < FEWEST:
         return Interval(middle)
-    dice = np.random.default_rng(SEED)
-    drawn = known[dice.integers(0, len(known), (RESAMPLES, len(known)))]
+    generator = np.random.default_rng(SEED)
+    drawn = known[generator.integers(0, len(known), (RESAMPLES, len(known)))]
     cut = len(known) // 4
     means = np.sort(drawn, axis=1)[:, cut : len(known) - cut].mean(axis=1)
     low, high = np.quantile(means, [0.025, 0.975], method="inverted_cdf")

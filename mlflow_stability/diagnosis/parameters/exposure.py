@@ -1,7 +1,7 @@
-"""Says of each run for how long it was watched, and whether trouble began in that time.
+"""Steps of each run without trouble, and whether trouble began.
 
-In: cards. Out: for each its steps until trouble began, or for as long as it was watched, and which runs are repetitions
-of one setting. Guarantees: a short run without trouble counts for its own length and is not called stable beyond it.
+In: cards. Out: for each its steps until trouble began, or all its steps, and which runs are repetitions of one setting.
+Guarantees: a short run without trouble counts for its own length and is not called stable beyond it.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from mlflow_stability.vocabulary.run.run_card import STEADY, RunCard
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Watched:
-    """What became of runs, in one order."""
+    """Steps and outcomes of runs, in one order."""
 
     steps: NDArray[np.float64]
-    """Until trouble began; without trouble for as long as it was watched. All are 1 where every run without trouble was
-    watched for longer than it took any trouble to begin: then the time says nothing more than whether."""
+    """Until trouble began; all steps of a run without trouble. All are 1 where every run without trouble is longer than
+    it took any trouble to begin: then the time says nothing more than whether."""
     troubled: NDArray[np.bool_]
     settings: NDArray[np.int64]
     """Runs with the same number have equal parameters but for the seed."""
@@ -34,7 +34,7 @@ class Watched:
 
 
 def watched_of(cards: Sequence[RunCard]) -> Watched:
-    """What became of these, of which it is known whether they were unstable."""
+    """Steps and outcomes of runs of which it is known whether they were unstable."""
     troubled = np.array([bool(card.unstable) for card in cards], bool)
     steps = np.array([_steps(card) for card in cards], np.float64)
     if troubled.all() or not troubled.any() or steps[~troubled].min() >= steps[troubled].max():

@@ -1,8 +1,8 @@
 """The scores of a flex attention, and what it puts out, both a block at a time.
 
-In: what `torch.nn.attention.flex_attention` hands to its kernel. Out: the scores as its `score_mod` and `mask_mod` make
-them; and its output, for where it would be run without a compiler. Guarantees: the table of all scores, which torch
-builds there, never is. Loaded only where a script uses flex attention: it needs torch's compiler.
+In: what `torch.nn.attention.flex_attention` passes to its kernel. Out: the scores as its `score_mod` and `mask_mod`
+make them; and its output, for where it would be run without a compiler. Guarantees: the table of all scores, which
+torch builds there, never is. Loaded only where a script uses flex attention: it needs torch's compiler.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 In: calls of torch's functions in one forward pass. Out: each of them, with its result, to a listener. Guarantees: each
 call is made as it would have been, once, and what comes out of it is handed on untouched; with one exception: where the
 listener answers a flex attention itself, in a pass that is run for us alone, its answer is taken. Nothing is left on
-torch's stack of modes after `leave`, whatever was put on top of it; where another thread leaves, the mode hands every
+torch's stack of modes after `leave`, whatever was put on top of it; where another thread leaves, the mode passes every
 call on from then on, and goes as soon as code of ours runs in its own thread again.
 """
 

@@ -151,8 +151,8 @@ def _mixed(words: Tensor, seed: int) -> Tensor:
 @lru_cache(maxsize=32)
 def _weights(count: int, seed: int, device: torch.device) -> Tensor:
     """Odd numbers that look random and are the same every time."""
-    dice = Random(seed)
-    return on_device([dice.getrandbits(63) | 1 for _ in range(count)], device, torch.long)
+    generator = Random(seed)
+    return on_device([generator.getrandbits(63) | 1 for _ in range(count)], device, torch.long)
 
 
 def _most_different(sums: Tensor) -> Tensor:

@@ -88,9 +88,9 @@ def replay_batch(
     written = WrittenTensors(seconds)
     try:
         with _as_it_was(batch, model), unheard(model), kept(state, written):
-            dice = _dice()
+            states = _random_states()
             found = Rerun(model, batch, loss, optimizers, written).replay()
-            drawn = dice != _dice()
+            drawn = states != _random_states()
     except NotRunAgain as given_up:
         return _not_run(str(given_up))
     except Exception as error:  # the script's own code raised it, or there was no memory
@@ -116,7 +116,7 @@ def _other_numbers(found: Replay, doubt: str) -> Replay:
     return replace(found, conclusion="cannot tell", message=message)
 
 
-def _dice() -> tuple[Any, ...]:
+def _random_states() -> tuple[Any, ...]:
     """Where the generators stand that Python and numpy share with everybody: the first time's are not known."""
     numpy: Any = sys.modules.get("numpy.random")
     state = () if numpy is None else numpy.get_state()

@@ -137,8 +137,8 @@ def _survival(cohort: Cohort) -> Iterator[Row]:
 def _associations(cohort: Cohort) -> Iterator[Row]:
     for each in cohort.associations:
         yield Row((wording.association(each),), " / ".join(each.params), Sign.LABEL)
-    if nothing := wording.nothing_named(cohort):
-        yield Row((nothing,))
+    if none := wording.no_association(cohort):
+        yield Row((none,))
     if cohort.tree is not None and (cohort.associations or cohort.tree.better):
         yield Row((wording.tree(cohort.tree),))
         if cohort.tree.better:

@@ -1,6 +1,6 @@
-"""Lays out a dot for each run: the value of a parameter across, the final loss upward, its outcome as its kind.
+"""Scatter plot of runs: a parameter on the x-axis, the final loss on the y-axis, the outcome as the marker.
 
-In: a `ParamPlot`. Out: dots in percent, and the ticks. Runs that were lost stand on the upper edge.
+In: a `ParamPlot`. Out: dots in percent, and the ticks. Lost runs are drawn at the upper edge.
 """
 
 from __future__ import annotations

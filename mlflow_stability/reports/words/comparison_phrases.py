@@ -211,9 +211,9 @@ def tree(found: Tree) -> str:
     return f"{said}." if found.better else f"{said}: no better than the majority class."
 
 
-def nothing_named(cohort: Cohort) -> str:
-    """What to say where no parameter is named."""
-    if cohort.associations or not cohort.tested or any("with instability" in each for each in cohort.cannot_tell):
+def no_association(cohort: Cohort) -> str:
+    """That no parameter is associated with instability; empty where one is, or where that is undecided."""
+    if cohort.associations or cohort.undecided or not cohort.tested:
         return ""
     return f"None of {len(cohort.tested)} parameters is associated with instability: {', '.join(cohort.tested[:8])}" + (
         ", …" if len(cohort.tested) > 8 else "."

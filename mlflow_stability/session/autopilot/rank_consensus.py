@@ -216,7 +216,7 @@ class RankConsensus:
         return orders
 
     def agree(self, done: bool) -> bool:
-        """Whether all processes have done it; each must come here, whatever became of it."""
+        """Whether all processes have done it; each must come here, whatever its own result is."""
         return done if self._vote is None else self._vote.all_have(done)
 
     def forget(self) -> None:

@@ -27,7 +27,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 class StepEvaluator:
-    """The ear of one training."""
+    """Turns the readings of one training into orders."""
 
     def __init__(
         self,

@@ -1,7 +1,7 @@
-"""Tells what was in the batch of a step that broke, whether it breaks again, and where the first bad number was born.
+"""Reports the batch of a broken step, whether it breaks again, and where the first non-finite number began.
 
 In: forward passes of training, the loss, optimizer steps, and word that a step is broken. Out: an event with shapes,
-ranges and what is not finite, and what came of running the batch once more; one that names the module and the
+ranges and what is not finite, and the result of running the batch once more; one that names the module and the
 operation; if asked, the tensors in a file. Guarantees: a bounded number of reports and files for one training; what is
 held of a batch is let go when the next step begins.
 """

@@ -41,7 +41,7 @@ class _Setting:
 
 
 class SettingChanges:
-    """The eye on one recording's training."""
+    """Detects changed settings of one recording's training."""
 
     def __init__(self) -> None:
         self._settings: dict[str, _Setting] = {}

@@ -31,7 +31,7 @@ class LoggedMetric:
 
 
 class UserMetrics:
-    """An ear at MLflow's client; `on_metric` is called in the thread that logs, and must be quick."""
+    """Listens to MLflow's client; `on_metric` is called in the thread that logs, and must be quick."""
 
     def __init__(self, on_metric: Callable[[LoggedMetric], None]) -> None:
         self.failure: Exception | None = None

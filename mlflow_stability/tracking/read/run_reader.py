@@ -47,7 +47,7 @@ _AS_GOOD_AS_INFINITE = 1.79e308  # what MLflow's databases make of an infinity
 
 
 class RunReader:
-    """An eye on one run."""
+    """Reader of one run."""
 
     def __init__(self, run_id: str, tracking_uri: str | None = None, client: MlflowClient | None = None) -> None:
         self.run_id = run_id

@@ -1,4 +1,4 @@
-"""What many runs have in common: seeds, survival, sensitivity, and what goes with instability."""
+"""What many runs have in common: seeds, survival, sensitivity, and what is associated with instability."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Sensitivity:
 
 @dataclass(frozen=True, slots=True)
 class Association:
-    """A parameter that goes with instability. That it causes it cannot be seen from runs alone."""
+    """A parameter that is associated with instability. That it causes it cannot be seen from runs alone."""
 
     params: tuple[str, ...]
     """Several where the runs cannot tell them apart."""
@@ -116,7 +116,7 @@ class ParamPlot:
     unstable: tuple[bool, ...]
     losses: tuple[float | None, ...]
     named: bool = False
-    """Whether it goes with instability."""
+    """Whether it is associated with instability."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,6 +133,8 @@ class Cohort:
     plots: tuple[ParamPlot, ...] = ()
     tested: tuple[str, ...] = ()
     """The parameters that were looked at."""
+    undecided: bool = False
+    """Whether too few runs or settings keep a parameter from being named; `cannot_tell` says which."""
     confounded: tuple[str, ...] = ()
     """Warnings about parameters that move together."""
     cannot_tell: tuple[str, ...] = ()

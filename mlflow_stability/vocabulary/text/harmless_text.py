@@ -22,5 +22,5 @@ def _visible(character: str) -> str:
     if character.isprintable():
         return character
     if unicodedata.category(character) == "Zs":
-        return " "  # no-break and thin spaces are for the eye alone
+        return " "  # no-break and thin spaces only change the look
     return character.encode("unicode_escape").decode("ascii")
