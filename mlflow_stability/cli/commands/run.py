@@ -21,7 +21,7 @@ def command(is_module: bool, script: str, arguments: tuple[str, ...], **typed: A
     SCRIPT is a file, or with -m a module; what follows it are its own arguments. Options before it are those of
     autolog(). With torchrun: torchrun --no-python mlflow-stability run train.py.
 
-    The exit code is that of the script. Processes that the script starts by itself are not recorded, unless they are
-    forks of it: there, call autolog().
+    The exit code is that of the script. Processes that it starts by multiprocessing, such as those of
+    torch.multiprocessing.spawn, are recorded too. In other processes that it starts, call autolog().
     """
     return Script(script, arguments, settings_typed(typed), is_module)

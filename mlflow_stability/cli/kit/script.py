@@ -20,6 +20,7 @@ from types import CodeType, ModuleType, TracebackType
 from typing import Any, NoReturn
 
 import mlflow_stability
+from mlflow_stability.cli.kit.spawned import record_spawned
 from mlflow_stability.errors import SettingsError, StabilityError
 from mlflow_stability.reports.escape import plain
 
@@ -40,7 +41,8 @@ class Script:
     def __call__(self) -> int:
         """Run it to its end; 0 where it said nothing else."""
         _ours = sys.modules.get("__main__")  # kept, for this very code runs in it
-        after_torch(self._begin)  # a package that the module is in may load it
+        begin_recording(self.settings)  # before loading: a package that the module is in may load torch
+        record_spawned(begin_recording, self.settings)
         try:
             code, main = self._loaded()
         except StabilityError as error:
@@ -55,12 +57,6 @@ class Script:
             sys.excepthook(type(error), error.with_traceback(_of_script(error, main)), error.__traceback__)
             raise SystemExit(INTERRUPTED if isinstance(error, KeyboardInterrupt) else FAILED) from None
         return 0
-
-    def _begin(self) -> None:
-        try:
-            mlflow_stability.autolog(**self.settings)
-        except StabilityError as error:
-            _refuse(error)
 
     def _loaded(self) -> tuple[CodeType, ModuleType]:
         """The code and the module `__main__` for it, with `sys.argv` and `sys.path` as they have to be."""
@@ -97,6 +93,18 @@ class Script:
         except (SyntaxError, ValueError) as error:
             sys.excepthook(type(error), error.with_traceback(None), None)
             raise SystemExit(FAILED) from None
+
+
+def begin_recording(settings: Mapping[str, Any]) -> None:
+    """Call `autolog()` as soon as this process has loaded torch."""
+
+    def begin() -> None:
+        try:
+            mlflow_stability.autolog(**settings)
+        except StabilityError as error:
+            _refuse(error)
+
+    after_torch(begin)
 
 
 def _refuse(error: StabilityError) -> NoReturn:

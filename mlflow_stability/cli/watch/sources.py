@@ -88,8 +88,10 @@ class StoreSource:
         record = reader.metric_points(QUANTITIES)
         if record is None:
             raise RunNotFoundError(
-                f"Run {self._run_id} has no loss and no gradient norm of mlflow-stability yet. Was autolog() on? "
-                "`mlflow-stability diagnose` reads runs that others recorded."
+                f"Run {self._run_id} has no metrics of mlflow-stability{_since(reader.status)}. "
+                "To record a training, call mlflow_stability.autolog() in its script, or start it with "
+                "`mlflow-stability run train.py`. "
+                f"What others logged is judged by `mlflow-stability diagnose {self._run_id[:8]}`."
             )
         for reading in record.readings():
             run.hear(reading)
@@ -97,6 +99,11 @@ class StoreSource:
             run.hear(said)
         run.ended = "" if reader.status == "RUNNING" else run.ended or reader.status.lower()
         return run
+
+
+def _since(status: str) -> str:
+    """A run that has just begun may get its first metrics in a moment."""
+    return " yet; the first arrive a few seconds after the first steps" if status == "RUNNING" else ""
 
 
 def source_of(run_id: str, journal: Path, tracking_uri: str | None) -> JournalSource | StoreSource:

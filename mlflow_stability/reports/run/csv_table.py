@@ -1,7 +1,8 @@
-"""Writes a report as a table for spreadsheets and scripts: one row for each issue.
+"""Writes a report as a table for spreadsheets and scripts: one row for each issue, and for each run without any.
 
-In: a `Report`. Out: CSV with a header line. Guarantees: as many rows beneath it as there are issues; no cell is a
-formula. Evidence and remedies share a cell each, parted by "; ".
+In: a `Report`. Out: CSV with a header line. Guarantees: each issue is a row beneath it; a run that is well and has none
+is a row whose columns of issues are empty; no cell is a formula. Evidence and remedies share a cell each, parted by
+"; ".
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from collections.abc import Iterator
 
 from mlflow_stability.reports.escape import csv_cell
 from mlflow_stability.reports.report import Report
+from mlflow_stability.reports.words.run_phrases import WELL
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode
 
@@ -38,6 +40,8 @@ COLUMNS = (
     "verdict",
     "verdict_cause",
 )
+_NO_ISSUE = [""] * (len(COLUMNS) - 5)
+"""What a run has between its own columns and those of its verdict."""
 
 
 def render(report: Report) -> str:
@@ -45,15 +49,26 @@ def render(report: Report) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     table.writerow(COLUMNS)
-    for diagnosis, episode in report.issues():
-        table.writerow(_cells(diagnosis, episode))
+    for diagnosis in report.diagnoses:
+        for episode in diagnosis.episodes:
+            table.writerow([*_of_run(diagnosis), *_of_issue(episode), *_of_verdict(diagnosis)])
+        if not diagnosis.episodes and diagnosis.outcome in WELL:
+            table.writerow([*_of_run(diagnosis), *_NO_ISSUE, *_of_verdict(diagnosis)])
     return text.getvalue()
 
 
-def _cells(diagnosis: Diagnosis, episode: Episode) -> Iterator[str | int]:
+def _of_run(diagnosis: Diagnosis) -> Iterator[str]:
     yield csv_cell(diagnosis.source)
     yield csv_cell(diagnosis.name)
     yield diagnosis.outcome
+
+
+def _of_verdict(diagnosis: Diagnosis) -> Iterator[str]:
+    yield csv_cell(diagnosis.verdict)
+    yield csv_cell("" if diagnosis.cause is None else diagnosis.cause.name)
+
+
+def _of_issue(episode: Episode) -> Iterator[str | int]:
     yield episode.start
     yield csv_cell(episode.kind)
     yield episode.severity.name
@@ -70,5 +85,3 @@ def _cells(diagnosis: Diagnosis, episode: Episode) -> Iterator[str | int]:
     yield csv_cell("; ".join(episode.remedies))
     yield csv_cell("" if episode.cause is None else episode.cause.name)
     yield csv_cell("" if episode.cause is None else episode.cause.statement)
-    yield csv_cell(diagnosis.verdict)
-    yield csv_cell("" if diagnosis.cause is None else diagnosis.cause.name)

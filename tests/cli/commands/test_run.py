@@ -38,6 +38,29 @@ if len(sys.argv) > 1:
     def deeper(): raise ValueError("broken by " + sys.argv[1])
     deeper()
 """
+SPAWNS = """
+import os, sys
+import torch
+import torch.distributed as d
+import torch.multiprocessing as mp
+
+def main(rank, answer):
+    os.environ.update(RANK=str(rank), WORLD_SIZE="2")
+    d.init_process_group("gloo", init_method="file://" + os.path.abspath("meeting"), rank=rank, world_size=2)
+    model = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(4, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for step in range(20):
+        optimizer.zero_grad()
+        model(torch.ones(8, 4)).square().mean().backward()
+        optimizer.step()
+    print(answer, flush=True)
+    d.barrier()
+    del model
+    d.destroy_process_group()
+
+if __name__ == "__main__":
+    mp.spawn(main, (7,), nprocs=2)
+"""
 
 
 def done(*command: str, cwd: Path, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -156,6 +179,17 @@ def test_torchrun_starts_it_in_every_process(way: list[str], sqlite_uri: str, tm
     assert ended.returncode == 0, ended.stderr
     (found,) = MlflowClient(tracking_uri=sqlite_uri).search_runs(["0"])
     assert found.info.status == "FINISHED"
+
+
+@pytest.mark.slow
+def test_processes_that_a_script_spawns_are_recorded_as_one_training(sqlite_uri: str, tmp_path: Path) -> None:
+    (tmp_path / "train.py").write_text(SPAWNS)
+    ended = done(*OURS, "--silent", "train.py", cwd=tmp_path, MLFLOW_TRACKING_URI=sqlite_uri)
+    assert ended.returncode == 0, ended.stderr
+    assert ended.stdout.split() == ["7", "7"], "the arguments are the script's own"
+    (found,) = MlflowClient(tracking_uri=sqlite_uri).search_runs(["0"])
+    assert found.info.status == "FINISHED"
+    assert metric_key(Signal("loss")) in found.data.metrics
 
 
 def test_the_help_has_an_option_for_each_setting(capsys: pytest.CaptureFixture[str]) -> None:

@@ -93,7 +93,13 @@ def test_any_other_run_is_read_from_the_store(named: str, sqlite_uri: str, capsy
 def test_a_run_without_our_data_is_said_to_have_none(sqlite_uri: str, capsys: pytest.CaptureFixture[str]) -> None:
     run_id = MlflowClient(tracking_uri=sqlite_uri).create_run("0").info.run_id
     assert run(["watch", run_id, "--once", "--tracking-uri", sqlite_uri]) == 2
-    assert "has no loss and no gradient norm of mlflow-stability yet" in capsys.readouterr().err
+    said = capsys.readouterr().err
+    assert "has no metrics of mlflow-stability yet; the first arrive a few seconds after the first steps" in said
+    assert "call mlflow_stability.autolog() in its script" in said
+    assert f"`mlflow-stability diagnose {run_id[:8]}`" in said
+    MlflowClient(tracking_uri=sqlite_uri).set_terminated(run_id)
+    assert run(["watch", run_id, "--once", "--tracking-uri", sqlite_uri]) == 2
+    assert "has no metrics of mlflow-stability. To record" in capsys.readouterr().err
 
 
 def test_ctrl_c_ends_it_quietly(journal: JournalWriter, tmp_path: Path) -> None:

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 
 from hypothesis import given, settings
 from reports.hostile import hostile_reports
@@ -9,22 +10,31 @@ from reports.samples import BAD, GOOD, SEVERAL
 
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run.csv_table import COLUMNS, render
+from mlflow_stability.reports.words.run_phrases import WELL
 
 
 def rows_of(report: Report) -> list[dict[str, str]]:
     return list(csv.DictReader(io.StringIO(render(report))))
 
 
-def test_there_is_a_row_for_each_issue() -> None:
+def test_there_is_a_row_for_each_issue_and_for_each_run_without_any() -> None:
     assert [(row["issue_type"], row["severity"], row["step"]) for row in rows_of(SEVERAL)] == [
         ("loss_spike", "WARNING", "300"),
         ("oscillation", "INFO", "420"),
         ("nan_detected", "CRITICAL", "960"),
+        ("", "", ""),  # the healthy one
     ]
 
 
-def test_a_healthy_run_has_a_header_alone() -> None:
-    assert render(GOOD) == ",".join(COLUMNS) + "\n"
+def test_a_healthy_run_has_a_row_with_its_verdict_and_no_issue() -> None:
+    (row,) = rows_of(GOOD)
+    assert (row["outcome"], row["issue_type"], row["severity"], row["step"]) == ("healthy", "", "", "")
+    assert row["verdict"].startswith("Healthy: ")
+
+
+def test_a_run_of_which_only_other_issues_were_asked_for_has_no_row() -> None:
+    (run,) = BAD.diagnoses
+    assert rows_of(Report((replace(run, episodes=()),))) == []
 
 
 def test_evidence_and_remedies_share_a_cell_each() -> None:
@@ -44,7 +54,8 @@ def test_every_issue_has_the_verdict_of_its_run_and_the_cause_of_that() -> None:
 @given(hostile_reports())
 def test_no_cell_is_a_formula_and_no_row_is_lost(report: Report) -> None:
     text = render(report)
-    assert len(text.splitlines()) == 1 + sum(1 for _ in report.issues())
+    well = sum(not each.episodes and each.outcome in WELL for each in report.diagnoses)
+    assert len(text.splitlines()) == 1 + sum(1 for _ in report.issues()) + well
     for row in csv.reader(io.StringIO(text)):
         assert len(row) == len(COLUMNS)
         for cell in row:
