@@ -25,8 +25,11 @@ class Ended:
 
     folder: Path
     code: int
+    cpu: float
     seconds: float
     """What its steps took."""
+    longest: float
+    """What the longest of them took, the first one aside."""
     errors: str
 
 
@@ -52,7 +55,8 @@ def run_trainings(
     ended = []
     for own, process in started:
         said, errors = process.communicate(timeout=250)
-        ended.append(Ended(own, process.returncode, float(said or "nan"), errors))
+        took = map(float, said.split() or 3 * ["nan"])
+        ended.append(Ended(own, process.returncode, *took, errors))
     # Couriers outlive their trainings where a server is slow.
     wait_until(lambda: not [each.folder for each in ended if _sessions(each.folder)], 90)
     return ended
