@@ -39,7 +39,8 @@ STATUS = "status.json"
 DELIVERED = "delivered.json"
 ALERTS = "alerts.json"
 GITIGNORE = ".gitignore"
-_OUTLIVE = frozenset({CHECKPOINTS_FOLDER, BATCHES_FOLDER})
+OUTLIVE = frozenset({CHECKPOINTS_FOLDER, BATCHES_FOLDER})
+"""The folders of a root that are kept when a run is over."""
 
 
 def mirror_page(recording: Path, tool: str) -> Path:
@@ -108,7 +109,7 @@ def flush_asked(session: Path) -> int:
 def is_done(root: Path) -> bool:
     """Whether nothing is left of a journal root but what outlives the runs: all of it was delivered."""
     names = {each.name for each in root.iterdir()} if root.is_dir() else set()
-    return bool(names) and names <= {GITIGNORE, *_OUTLIVE}
+    return bool(names) and names <= {GITIGNORE, *OUTLIVE}
 
 
 def recording_folders(session: Path) -> list[Path]:
@@ -121,5 +122,22 @@ def session_folders(root: Path) -> list[Path]:
     if not root.is_dir():
         return []
     return sorted(
-        path for path in root.iterdir() if path.name not in _OUTLIVE and path.is_dir() and not path.is_symlink()
+        path for path in root.iterdir() if path.name not in OUTLIVE and path.is_dir() and not path.is_symlink()
     )
+
+
+def is_session(folder: Path) -> bool:
+    """Whether this is the folder of one training process."""
+    return bool(recording_folders(folder)) or any((folder / name).exists() for name in (STATUS, RELEASED))
+
+
+def journal_roots_below(place: Path) -> list[Path]:
+    """The journal roots in a folder: itself, or those of many trainings anywhere below it; links are not followed."""
+    roots = []
+    for path, folders, _ in os.walk(place):
+        here = Path(path)
+        if here.name == JOURNAL_FOLDER or any(is_session(here / each) for each in folders):
+            roots.append(here)
+            folders.clear()
+        folders.sort()
+    return roots

@@ -1,9 +1,10 @@
 """`sync`: delivers what journals still hold after a kill, a reboot, or while the server was away.
 
-Looks through a journal directory: which sessions are there, who writes them, who delivers them.
+Looks through a folder: which sessions are in the journals below it, who writes them, who delivers them; delivers
+several at once; removes what is no longer needed, where it is asked to.
 
-In: a journal root, or one session in it. Out: what is known of each session, oldest first. Nothing is changed and
-nobody is asked but the files and this machine's list of processes.
+In: a folder with journals anywhere below it, or one session. Out: a line for each session. Finding them changes nothing
+and asks nobody but the files and this machine's list of processes.
 """
 
 from __future__ import annotations
@@ -18,8 +19,11 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mlflow_stability.cli.kit.options import journal_argument, journal_root, tracking_uri_option
+from mlflow_stability.cli.kit.quantities import Age, Size
 from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
+from mlflow_stability.courier.clean_up import clean_up, size_of
 from mlflow_stability.courier.deliver import deliver_session
+from mlflow_stability.courier.many_journals import deliver_many, waiting_bytes
 from mlflow_stability.courier.process.claim import holder_lives
 from mlflow_stability.courier.process.environment import ask_for_short_requests
 from mlflow_stability.courier.process.training_process import process_of
@@ -27,10 +31,21 @@ from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.recording import opening_if_readable
 from mlflow_stability.courier.session_delivery import DeliveryReport
 from mlflow_stability.errors import JournalError, SettingsError, TrackingError
-from mlflow_stability.journal.layout import RELEASED, STATUS, is_done, recording_folders, session_folders
+from mlflow_stability.journal.layout import (
+    RELEASED,
+    STATUS,
+    is_done,
+    is_session,
+    journal_roots_below,
+    recording_folders,
+    session_folders,
+)
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.tracking.store.address import same_store, strip_credentials
+from mlflow_stability.tracking.store.address import is_sqlite, same_store, strip_credentials
 from mlflow_stability.vocabulary.run.milestone import Opening
+
+JOBS = 4
+"""Sessions that are delivered at once: most of the time each of them waits for the server."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,21 +69,22 @@ class SessionState:
 
 
 def sessions_in(journal: Path) -> list[SessionState]:
-    """The sessions of a journal root, or the one session that was named."""
+    """The sessions of all journal roots in a folder, or the one session that was named."""
     if is_session(journal):
         return [_state(journal)]
-    sessions = [_state(folder) for folder in session_folders(journal) if is_session(folder)]
-    if not sessions and journal.is_dir() and any(journal.iterdir()) and not is_done(journal):
+    folders = [each for root in journal_roots_below(journal) for each in session_folders(root) if is_session(each)]
+    if (
+        not folders
+        and journal.is_dir()
+        and any(journal.iterdir())
+        and not is_done(journal)
+        and not journal_roots_below(journal)
+    ):
         raise JournalError(
             f"{journal} has no journal of mlflow-stability. Journals are in .mlflow-stability/ where the training "
             "was started, or where MLFLOW_STABILITY_JOURNAL_DIR or autolog(journal_dir=...) says."
         )
-    return sessions
-
-
-def is_session(folder: Path) -> bool:
-    """Whether this is the folder of one training process."""
-    return bool(recording_folders(folder)) or any((folder / name).exists() for name in (STATUS, RELEASED))
+    return [_state(each) for each in folders]
 
 
 def _state(folder: Path) -> SessionState:
@@ -101,14 +117,41 @@ def _size(recording: Path) -> int:
     metavar="SECONDS",
     help="How long to retry while the store does not answer.",
 )
+@click.option(
+    "--jobs",
+    type=click.IntRange(1),
+    metavar="N",
+    help="How many sessions are delivered at once. [default: 4; 1 into a SQLite file]",
+)
+@click.option(
+    "--older-than",
+    type=Age(),
+    help="Afterwards, remove delivered journals, checkpoints and batches unchanged for so long: 30d, 12h.",
+)
+@click.option(
+    "--max-size",
+    type=Size(),
+    help="Afterwards, remove such folders until all journals take at most so much, those that changed first: 50GB.",
+)
 @click.pass_context
-def command(context: click.Context, journal: Path | None, tracking_uri: str | None, wait: float) -> None:
+def command(
+    context: click.Context,
+    journal: Path | None,
+    tracking_uri: str | None,
+    wait: float,
+    jobs: int | None,
+    older_than: float | None,
+    max_size: int | None,
+) -> None:
     """Send recorded data that has not reached the tracking server.
 
-    JOURNAL is a journal directory, or one session in it; without it, the one that autolog() would use here. Nothing is
-    sent twice. A session whose courier is running is skipped.
+    JOURNAL is a journal directory, a folder with journals of many trainings anywhere below it, or one session; without
+    it, the journal that autolog() would use here. Nothing is sent twice. A session whose courier is running is skipped.
+    After an interruption, the same command continues.
 
     --tracking-uri is for credentials, which no journal holds: it has to name the store that the training recorded for.
+
+    --older-than and --max-size never remove what was not delivered, nor what a running training needs.
     """
     place = journal or journal_root()
     sessions = sessions_in(place)
@@ -116,22 +159,53 @@ def command(context: click.Context, journal: Path | None, tracking_uri: str | No
         _must_be_the_same_store(sessions, tracking_uri)
     ask_for_short_requests()
     out = result_console()
-    errors = []
-    for session in sessions:
-        with _progress(notes_console(), session) as show:
-            report = deliver_session(session.folder, tracking_uri, wait, show)
-        for line in report_lines(session, report):
+    errors, known = [], {each.folder: each for each in sessions}
+    for report in _reports(sessions, tracking_uri, wait, jobs or _usual_jobs(sessions, tracking_uri)):
+        for line in report_lines(known[report.session], report):
             out.print(line, soft_wrap=True)
         if report.error and report.remaining:
             errors.append(report.error)
     if not sessions:
         why = f"{place} keeps checkpoints and batches alone" if is_done(place) else f"there is no journal in {place}"
         out.print(f"Nothing to deliver: {why}.", soft_wrap=True)
+    if older_than is not None or max_size is not None:
+        for removed in clean_up(place, older_than, max_size):
+            out.print(f"Removed {removed.folder} ({megabytes(removed.size)}).", soft_wrap=True)
+        if max_size is not None and (size := size_of(place)) > max_size:
+            out.print(
+                f"The journals in {place} take {megabytes(size)}: the rest was not delivered, or changed within the "
+                "last hour, or a training needs it.",
+                soft_wrap=True,
+            )
     if errors:
         raise TrackingError(
             f"Not everything could be delivered. {errors[0].rstrip('.')}. What is left is kept in {place}; "
             "run `mlflow-stability sync` again when the store answers."
         )
+
+
+def _usual_jobs(sessions: list[SessionState], tracking_uri: str | None) -> int:
+    """Writers of a SQLite file wait for each other; a server takes several at once."""
+    stores = [tracking_uri, *(opening.tracking_uri for each in sessions for opening in each.openings)]
+    return 1 if any(is_sqlite(uri) for uri in stores if uri) else JOBS
+
+
+def _reports(
+    sessions: list[SessionState], tracking_uri: str | None, wait: float, jobs: int
+) -> Iterator[DeliveryReport]:
+    """What became of each session: one after another in this process, or several at once."""
+    if min(jobs, len(sessions)) <= 1:
+        for session in sessions:
+            with _progress(notes_console(), session.folder.name, session.size) as show:
+                yield deliver_session(session.folder, tracking_uri, wait, lambda report: show(report.waiting_bytes))
+        return
+    waiting = {each.folder: each.size for each in sessions}
+    with _progress(notes_console(), f"{len(sessions)} sessions", sum(waiting.values())) as show:
+        for report in deliver_many([each.folder for each in sessions], tracking_uri, wait, jobs):
+            if report is not None:
+                waiting[report.session] = report.waiting_bytes
+                yield report
+            show(sum(min(size, waiting_bytes(folder, size)) for folder, size in waiting.items()))
 
 
 def report_lines(session: SessionState, report: DeliveryReport) -> Iterator[str]:
@@ -171,15 +245,14 @@ def _must_be_the_same_store(sessions: list[SessionState], uri: str) -> None:
 
 
 @contextmanager
-def _progress(console: Console, session: SessionState) -> Iterator[Callable[[DeliveryReport], None]]:
-    """A bar that is there while something is sent, on a terminal only."""
-    columns = (TextColumn(session.folder.name), BarColumn(20), TextColumn("{task.fields[left]} left"))
+def _progress(console: Console, name: str, size: int) -> Iterator[Callable[[int], None]]:
+    """A bar that is there while something is sent, on a terminal only; it is told how many bytes are left."""
+    columns = (TextColumn(name), BarColumn(20), TextColumn("{task.fields[left]} left"))
     hidden = not console.is_terminal
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as bar:
-        task = bar.add_task("", total=max(1, session.size), left=megabytes(session.size))
+        task = bar.add_task("", total=max(1, size), left=megabytes(size))
 
-        def show(report: DeliveryReport) -> None:
-            done = session.size - report.waiting_bytes
-            bar.update(task, completed=max(0, done), left=megabytes(report.waiting_bytes))
+        def show(left: int) -> None:
+            bar.update(task, completed=max(0, size - left), left=megabytes(left))
 
         yield show

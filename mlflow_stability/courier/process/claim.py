@@ -97,13 +97,13 @@ def _is_orphan(folder: Path, tracking_uri: str) -> bool:
     if not known or len(known) < len(openings) or holder_lives(folder):
         return False
     process = process_of(folder, known[0])
-    if process.alive() or (not process.has_ended() and _was_delivered(folder)):
+    if process.alive() or (not process.has_ended() and was_delivered(folder)):
         return False
     theirs = [each.tracking_uri or default_uri(each.directory) for each in known]
     return all(same_store(uri, tracking_uri, each.directory) for uri, each in zip(theirs, known, strict=True))
 
 
-def _was_delivered(folder: Path) -> bool:
+def was_delivered(folder: Path) -> bool:
     """Whether all that was written here has arrived, and the journal is kept only for what may come."""
     page = folder / STATUS
     if read_page(page).get("state") != "done":

@@ -1,0 +1,151 @@
+"""`sync` of a folder with the journals of many trainings: several at once, resumed after a kill, and cleaned up."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+from courier.staging import Training
+from mlflow import MlflowClient
+from servers.troubled_server import TroubledServer
+from waiting import wait_until
+
+from mlflow_stability import load_run
+from mlflow_stability.cli.main import run
+from mlflow_stability.journal.layout import TRAINING, journal_roots_below
+from mlflow_stability.journal.process_identity import own_identity
+
+NODES, STEPS = 4, 40
+DAY = 86400
+
+
+def cluster(place: Path, uri: str, experiment: str, nodes: int = NODES) -> None:
+    """A shared folder in which every node has left a journal of a killed training."""
+    for number in range(nodes):
+        root = place / f"node-{number}" / "job" / ".mlflow-stability"
+        root.parent.mkdir(parents=True)
+        training = Training(root, uri, experiment_id=experiment)
+        training.train(1, STEPS)
+        training.end()
+
+
+def must_be_there_once(uri: str, experiment: str, nodes: int = NODES) -> None:
+    runs = MlflowClient(tracking_uri=uri).search_runs([experiment])
+    assert len(runs) == nodes
+    for each in runs:
+        assert list(load_run(each.info.run_id, uri)["step"]) == list(range(1, STEPS + 1))
+
+
+@pytest.fixture
+def experiment(rest_server: str, tmp_path: Path) -> str:
+    return MlflowClient(tracking_uri=rest_server).create_experiment(tmp_path.name)
+
+
+@pytest.mark.slow
+def test_all_journals_below_a_folder_are_delivered_several_at_once(
+    rest_server: str, experiment: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    cluster(tmp_path / "shared", rest_server, experiment)
+    assert run(["sync", str(tmp_path / "shared"), "--jobs", "3"]) == 0
+    assert capsys.readouterr().out.count(": delivered 1 recording") == NODES
+    must_be_there_once(rest_server, experiment)
+    assert journal_roots_below(tmp_path / "shared") == []
+
+
+@pytest.mark.slow
+def test_a_delivery_that_was_killed_is_continued(
+    troubled_server: TroubledServer, rest_server: str, experiment: str, tmp_path: Path
+) -> None:
+    cluster(tmp_path / "shared", troubled_server.url, experiment, 3)
+    troubled_server.mood, troubled_server.slowness = "slow", 0.2
+    command = [sys.executable, "-m", "mlflow_stability", "sync", str(tmp_path / "shared"), "--jobs", "2"]
+    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    wait_until(lambda: len(journal_roots_below(tmp_path / "shared")) < 3, 120)
+    os.killpg(first.pid, signal.SIGKILL)
+    first.wait()
+    assert journal_roots_below(tmp_path / "shared"), "it was killed before its end"
+
+    troubled_server.mood = "up"
+    assert run(["sync", str(tmp_path / "shared"), "--jobs", "2"]) == 0
+    must_be_there_once(rest_server, experiment, 3)
+
+
+def left_by_another_machine(root: Path, uri: str) -> Training:
+    """A journal whose process nobody here can ask about; silent for a day."""
+    training = Training(root, uri, host="node-9")
+    training.train(1, STEPS)
+    link = training.folder / TRAINING
+    said = {**json.loads(str(link.readlink())), "host": "node-9", "machine": "another", "boot": "another"}
+    link.unlink()
+    link.symlink_to(json.dumps(said))
+    training.end()
+    make_old(training.folder)
+    return training
+
+
+def make_old(folder: Path) -> None:
+    before = time.time() - DAY
+    for each in [*folder.rglob("*"), folder]:
+        if not each.is_symlink():
+            os.utime(each, (before, before))
+
+
+def checkpoints_of(root: Path, name: str, pid: int) -> Path:
+    folder = root / "checkpoints" / name
+    (folder / "rollback_ckpt-000100-1.0000").mkdir(parents=True)
+    (folder / "rollback_ckpt-000100-1.0000" / "state.pt").write_bytes(bytes(1_000_000))
+    (folder / "owner.json").write_text(json.dumps({"run": name, **own_identity().said(), "pid": pid}))
+    make_old(folder)
+    return folder
+
+
+def test_what_is_old_goes_once_it_is_delivered_and_nobody_needs_it(
+    sqlite_uri: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    root = tmp_path / ".mlflow-stability"
+    kept = left_by_another_machine(root, sqlite_uri)
+    over, running = checkpoints_of(root, "over", 0), checkpoints_of(root, "running", os.getpid())
+    assert run(["sync"]) == 0
+    assert "its journal is kept" in capsys.readouterr().out
+    assert run(["sync", "--older-than", "2d"]) == 0
+    assert kept.folder.is_dir()
+
+    assert run(["sync", "--older-than", "12h"]) == 0
+    assert not kept.folder.exists()
+    assert (over.exists(), running.exists()) == (False, True)
+    assert capsys.readouterr().out.count("Removed") == 2
+
+
+def test_what_was_not_delivered_stays_however_old_it_is(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    root = tmp_path / ".mlflow-stability"
+    undelivered = left_by_another_machine(root, "http://127.0.0.1:9")
+    needed = checkpoints_of(root, undelivered.folder.name, 0)
+    assert run(["sync", "--wait", "0.2", "--older-than", "1h", "--max-size", "1KB"]) == 2
+    assert undelivered.folder.is_dir()
+    assert needed.is_dir()
+    assert "the rest was not delivered" in capsys.readouterr().out
+
+
+def test_the_oldest_go_until_the_rest_fits(sqlite_uri: str, tmp_path: Path) -> None:
+    root = tmp_path / ".mlflow-stability"
+    folders = [checkpoints_of(root, f"run-{number}", 0) for number in range(3)]
+    for number, folder in enumerate(folders):
+        for each in folder.rglob("*"):
+            os.utime(each, (time.time() - DAY * (9 - number),) * 2)
+        os.utime(folder, (time.time() - DAY * (9 - number),) * 2)
+    assert run(["sync", "--max-size", "2.5MB"]) == 0
+    assert [each.exists() for each in folders] == [False, True, True]
+
+
+@pytest.mark.parametrize(("option", "value"), [("--older-than", "30"), ("--max-size", "5 apples")])
+def test_an_age_or_size_that_is_none_is_refused(
+    option: str, value: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run(["sync", option, value]) == 2
+    assert "such as" in capsys.readouterr().err
