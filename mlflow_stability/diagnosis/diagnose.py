@@ -24,6 +24,7 @@ from mlflow_stability.diagnosis.curves.sketch import sketch_of
 from mlflow_stability.diagnosis.findings.affected_layers import with_affected_layers
 from mlflow_stability.diagnosis.findings.downgrade import in_hindsight
 from mlflow_stability.diagnosis.findings.episodes import episodes_of
+from mlflow_stability.diagnosis.findings.log_lines import with_lines
 from mlflow_stability.diagnosis.findings.merge import reconciled
 from mlflow_stability.diagnosis.findings.process_end import endings_of
 from mlflow_stability.diagnosis.findings.recovered_rises import passed
@@ -74,7 +75,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
     measured = any(not curve.game for curve in (*curves.losses, *curves.validations))
     silence = silence_of(history)
     outcome = outcome_of(episodes, readings, history.outcome, measured=measured and not silence, last_attempt=resumed)
-    episodes = with_affected_layers(episodes, history, starts_of(history))
+    episodes = with_lines(with_affected_layers(episodes, history, starts_of(history)), history, starts_of(history))
     episodes = with_fitting_remedies(with_causes(episodes, history, curves), history)
     cause, undecided = deciding_cause(outcome, episodes, history, curves)
     return Diagnosis(

@@ -113,7 +113,32 @@ class Gathered:
     tags: dict[str, str] = field(default_factory=dict)
     size: int = 0
     """How many values there are."""
+    line_rows: array[int] = field(default_factory=lambda: array("q"))
+    """Of a log that is read line by line: the rows at which the distance between rows and lines changes …"""
+    line_numbers: array[int] = field(default_factory=lambda: array("q"))
+    """… and the line of each of them, counted from 1."""
     _totals: Counter[int] = field(default_factory=Counter)
+
+    def at_line(self, row: int, line: int) -> None:
+        """Note which line of the log a row stands in; rows come in their order, and those between follow line by line.
+
+        Where every other line holds values, this is as much memory as two values a row.
+        """
+        if not self.line_rows or line - row != self.line_numbers[-1] - self.line_rows[-1]:
+            self.line_rows.append(row)
+            self.line_numbers.append(line)
+
+    def forget_lines(self) -> None:
+        """What was read line by line stands in no lines of its own: the output of a notebook."""
+        self.line_rows, self.line_numbers = array("q"), array("q")
+
+    def lines_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:
+        """The lines in which these rows stand; None where the log has no lines."""
+        if not self.line_rows:
+            return None
+        known, numbers = np.frombuffer(self.line_rows, np.int64), np.frombuffer(self.line_numbers, np.int64)
+        at = np.maximum(np.searchsorted(known, rows, "right") - 1, 0)
+        return rows - known[at] + numbers[at]
 
     def count_of(self, total: float) -> None:
         """Note the number behind a step's slash: 2983 of ``200/2983 batches``."""

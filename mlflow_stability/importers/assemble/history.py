@@ -38,7 +38,7 @@ def history_of(
     meanings = _meanings(columns, curves)
     main = _main(columns, meanings) if columns else None
     clock = None if main is None else clock_of(columns, main, gathered.totals())
-    metrics = tuple(_metric(each, meanings[each], column, clock) for each, column in columns.items() if clock)
+    metrics = tuple(_metric(each, meanings[each], column, clock, gathered) for each, column in columns.items() if clock)
     points = sum(len(each.series) for each in metrics)
     return RunHistory(
         source=str(path),
@@ -84,20 +84,23 @@ def _main(columns: Mapping[str, Column], meanings: Mapping[str, Meaning]) -> Col
     return useful[max(useful, key=rank)]
 
 
-def _metric(name: str, meaning: Meaning, column: Column, clock: Clock) -> Metric:
+def _metric(name: str, meaning: Meaning, column: Column, clock: Clock, gathered: Gathered) -> Metric:
     steps, attempts = clock.of(column)
+    lines = gathered.lines_of(np.frombuffer(column.rows, np.int64))
     values = np.frombuffer(column.values, np.float64)
     times = np.frombuffer(column.times, np.float64)
     if len(steps) > 1:
         order = np.lexsort((steps, attempts))
         steps, attempts, values, times = steps[order], attempts[order], values[order], times[order]
+        lines = None if lines is None else lines[order]
         told = np.ones(len(steps), bool)
         if clock.averaged:
             values = _means(values, (np.diff(steps) != 0) | (np.diff(attempts) != 0))
         again = (values[1:] == values[:-1]) | (np.isnan(values[1:]) & np.isnan(values[:-1]))
         told[1:] = (np.diff(steps) != 0) | (np.diff(attempts) != 0) | ~again  # a line that was printed twice
         steps, attempts, values, times = steps[told], attempts[told], values[told], times[told]
-    return Metric(name, meaning, Series(meaning.signal, steps, values, attempts, times))
+        lines = None if lines is None else lines[told]
+    return Metric(name, meaning, Series(meaning.signal, steps, values, attempts, times), lines)
 
 
 def _reported(heard: Heard, clock: Clock | None) -> Event:

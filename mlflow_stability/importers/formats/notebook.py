@@ -142,7 +142,7 @@ def _means(run: RunHistory, quantities: Sequence[str]) -> bool:
 
 
 def _of_text(lines: Iterator[str], path: Path) -> RunHistory | None:
-    log = TextLog()
+    log = TextLog(of_a_file=False)
     for line in lines:
         log.take(plain(line[:LONGEST_LINE]))
     gathered, _ = log.finish()

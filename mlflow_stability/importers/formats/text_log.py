@@ -59,10 +59,11 @@ _NO_CURVE = re.compile(r"detected|triggered|skipp|collapse|infinite|restor|roll"
 
 
 class TextLog:
-    """Takes a log line by line."""
+    """Takes a log line by line; ``of_a_file``: whether these are the lines that its reader counts."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, of_a_file: bool = True) -> None:
         self._gathered = Gathered()
+        self._of_a_file = of_a_file
         self._loose = LooseLines()
         self._forms: Counter[str] = Counter()
         self._key_values, self._columns = KeyValueTable(), ColumnTable()
@@ -86,6 +87,7 @@ class TextLog:
             read = None  # the numbers of a guard, which speaks of broken steps alone, are no curve
         if read is not None and is_unfinished_bar(line):
             self._row += 1
+            self._gathered.at_line(self._row, self._number)
             self._bars.add_row(self._row, read.values, read.step, self._epoch)
         elif read is not None:
             self._keep(read)
@@ -144,6 +146,7 @@ class TextLog:
         for name, (places, values) in found.columns.items():
             of_these = self._row + 1 + places
             self._gathered.add_column(name, of_these, values, found.steps[places], epochs[places])
+        self._gathered.at_line(self._row + 1, self._number + 1)
         self._gathered.count_all_of(found.totals[np.isfinite(found.totals)])
         self._number += len(rows)
         self._row += len(rows)
@@ -187,6 +190,8 @@ class TextLog:
         for name in [name for name, column in columns.items() if len(column) == 1 and column.rows[0] < begin]:
             del columns[name]  # a banner's: `batch: 16384 seq=2048`
         self._told.give(self._gathered)
+        if not self._of_a_file:
+            self._gathered.forget_lines()
         return self._gathered, self._forms.most_common(1)[0][0] if self._forms else "text"
 
     def _keep(self, read: LogLine) -> None:
@@ -201,6 +206,7 @@ class TextLog:
         self._heading = ""
         self._forms[read.form] += 1
         self._row += 1
+        self._gathered.at_line(self._row, self._number)
         if read.has_step:
             if read.total == read.total:
                 self._gathered.count_of(read.total)

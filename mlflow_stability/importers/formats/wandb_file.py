@@ -133,7 +133,7 @@ def _records(opening: Opening, losses: Losses) -> Iterator[bytes]:
 
 def _read_from_console(opening: Opening, found: Gathered) -> Gathered:
     """What the run printed, where it logged no curve."""
-    log = TextLog()
+    log = TextLog(of_a_file=False)
     for record in _records(opening, Losses()):
         for kind, wire, content in fields_of(record):
             if kind == _OUTPUT and wire == 2 and isinstance(content, bytes):

@@ -11,6 +11,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mlflow_stability.vocabulary.measured.observation import Series
 from mlflow_stability.vocabulary.result.event import Event
 from mlflow_stability.vocabulary.run.milestone import Gap
@@ -29,6 +32,8 @@ class Metric:
     meaning: Meaning
     series: Series
     """Oldest first; `series.signal` is `meaning.signal`. Not-a-number stands only where the run really logged it."""
+    lines: NDArray[np.int64] | None = None
+    """The line of the log in which each value stands, counted from 1; None where there are none."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
