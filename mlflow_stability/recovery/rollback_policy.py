@@ -18,6 +18,7 @@ from mlflow_stability.vocabulary.argument import (
     names,
     number,
     one_of,
+    text,
     whole_number,
     yes_or_no,
 )
@@ -53,6 +54,11 @@ class RollbackPolicy:
     """Interval in steps between checkpoints on disk."""
     max_checkpoints: int = field(default=10, metadata=whole_number(2))
     """Number of checkpoints kept; the best and the last good one are always among them."""
+    best_by: str | None = field(default=None, metadata=text("the name of a metric", "'val_loss'", optional=True))
+    """The metric that says which state is the best: "val_loss" or another one that the script logs to MLflow. A state
+    is written at each new best value. None: the training loss."""
+    best_mode: Literal["min", "max"] = field(default="min", metadata=one_of("min", "max"))
+    """Whether its lowest or its highest value is the best."""
     healthy_after: int = field(default=50, metadata=whole_number(1))
     """Number of healthy steps after which a state counts as good, because damage precedes its finding."""
 

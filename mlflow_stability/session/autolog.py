@@ -62,6 +62,10 @@ def autolog(
     recovery_patience: int = 10,
     rollback_checkpoint_interval: int = 500,
     max_checkpoints: int = 10,
+    best_by: str | None = None,
+    best_mode: Literal["min", "max"] = "min",
+    rollback_target: Literal["newest", "best"] = "newest",
+    extra_state: Mapping[str, Any] | None = None,
     adaptive_clip: bool = False,
     preset: Literal["research", "production", "debugging"] | None = None,
     capture_batch: bool | Literal["upload"] = True,
@@ -120,6 +124,12 @@ def autolog(
         rollback_checkpoint_interval: Interval in steps of states written to disk, in `checkpoints/` of the journal's
             folder.
         max_checkpoints: Number of checkpoints kept; the best and the last good one are always among them.
+        best_by: Metric that says which checkpoint is the best, such as "val_loss": one that the script logs to MLflow.
+            A checkpoint is written at each new best value. Default: the training loss.
+        best_mode: Whether the lowest or the highest value of it is the best.
+        rollback_target: Which good state a rollback restores: the newest, or the best.
+        extra_state: Objects by name whose `state_dict()` goes into each checkpoint, such as `{"sampler": sampler}`;
+            `restore(extra_state=...)` loads it.
         adaptive_clip: Clip gradients whose norm is an outlier among the norms of this training.
         preset: Other defaults for intervals, thresholds, checkpoints and rollbacks, which `mlflow-stability presets`
             lists: "research" measures more and acts early, "production" measures less and acts late, "debugging"
@@ -247,6 +257,7 @@ def _settings(call: str, /, **given: Any) -> Settings:
             settings,
             divergence_threshold=policy.divergence_threshold,
             consecutive_divergence_steps=policy.consecutive_divergence_steps,
+            best_by=policy.best_by,
         )
     chosen_detectors(settings)  # a name that there is not is told here, not at the first step
     return settings

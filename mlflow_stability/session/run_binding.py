@@ -170,6 +170,7 @@ class RunBinding:
     def _hear_the_script(self) -> None:
         """Judge the validation losses that the script has logged since; the first one waits for the first step."""
         recording = self.recording
+        self._heard.wanted = self.settings.best_by or ""
         if recording is not None and recording.step >= recording.opening.first_step:
             recording.hear(self._heard.take(self.current_run_id()))
 

@@ -129,6 +129,17 @@ def names(what: str, example: str) -> Mapping[str, Takes]:
     return _takes(f"{what}, or several of them, such as {example}", read, False)
 
 
+def text(what: str, example: str, *, optional: bool = False) -> Mapping[str, Takes]:
+    """One text that is not empty."""
+
+    def read(given: Any) -> str:
+        if not isinstance(given, str) or not given:
+            raise TypeError
+        return given
+
+    return _takes(f"{what}, such as {example}", read, optional)
+
+
 def folder(example: str) -> Mapping[str, Takes]:
     """A path, as a text or as a `Path`; not the empty text, which names no folder."""
 
@@ -147,6 +158,20 @@ def texts_by_name(example: str) -> Mapping[str, Takes]:
         return {} if given is None else {str(key): str(value) for key, value in given.items()}
 
     return _takes(f"a mapping of names to texts, such as {example}, or None", read, False)
+
+
+def stateful(example: str) -> Mapping[str, Takes]:
+    """Objects with `state_dict()` and `load_state_dict()`, by name."""
+
+    def read(given: Any) -> dict[str, Any]:
+        found = {} if given is None else {str(name): each for name, each in given.items()}
+        for each in found.values():
+            if not (callable(getattr(each, "state_dict", None)) and callable(getattr(each, "load_state_dict", None))):
+                raise TypeError
+        return found
+
+    words = f"a mapping of names to objects with state_dict() and load_state_dict(), such as {example}, or None"
+    return _takes(words, read, False)
 
 
 def objects(words: str) -> Mapping[str, Takes]:

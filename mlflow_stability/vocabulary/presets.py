@@ -19,6 +19,9 @@ IN_POLICY = {
     "rollback_checkpoint_interval": "checkpoint_every",
     "max_checkpoints": "max_checkpoints",
     "snapshot_budget": "snapshot_budget",
+    "rollback_target": "select",
+    "best_by": "best_by",
+    "best_mode": "best_mode",
 }
 """The arguments of `autolog()` that are options of the policy, too, with their names there."""
 

@@ -17,6 +17,8 @@ from mlflow_stability.vocabulary.argument import (
     number,
     objects,
     one_of,
+    stateful,
+    text,
     texts_by_name,
     whole_number,
     yes_or_no,
@@ -106,6 +108,14 @@ class Settings:
     """Every how many steps a state is written to disk."""
     max_checkpoints: int = field(default=10, metadata=whole_number(2))
     """How many of them are kept; the best and the last good one always are."""
+    best_by: str | None = field(default=None, metadata=text("the name of a metric", "'val_loss'", optional=True))
+    """The metric that says which checkpoint is the best; None: the training loss."""
+    best_mode: str = field(default="min", metadata=one_of("min", "max"))
+    """Whether its lowest or its highest value is the best."""
+    rollback_target: str = field(default="newest", metadata=one_of("newest", "best"))
+    """Which good state is gone back to: the newest, or the best."""
+    extra_state: Mapping[str, Any] = field(default_factory=dict, metadata=stateful("{'sampler': sampler}"))
+    """Objects of the script whose ``state_dict()`` goes into each checkpoint."""
     adaptive_clip: bool = field(default=False, metadata=yes_or_no())
     """Clip gradients whose norm stands out from the training's own."""
     alerts: tuple[Any, ...] = field(default=(), metadata=elsewhere("URLs such as 'slack://...', or 'console'"))
@@ -135,7 +145,13 @@ class Settings:
     @property
     def uses_autopilot(self) -> bool:
         """Whether anything of the autopilot is asked for, so that its part of the package is needed at all."""
-        return self.rollback is not False or bool(self.guard) or bool(self.stop_on) or self.adaptive_clip
+        return (
+            self.rollback is not False
+            or bool(self.guard)
+            or bool(self.stop_on)
+            or self.adaptive_clip
+            or self.best_by is not None
+        )
 
     @property
     def autopilot(self) -> tuple[Any, ...]:
@@ -159,6 +175,10 @@ _AUTOPILOT = (
     "rollback_checkpoint_interval",
     "max_checkpoints",
     "adaptive_clip",
+    "best_by",
+    "best_mode",
+    "rollback_target",
+    "extra_state",
     "preset",
     "capture_batch",
     "snapshot_budget",

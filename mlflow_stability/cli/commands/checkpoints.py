@@ -15,7 +15,13 @@ from rich.text import Text
 from mlflow_stability.cli.kit.options import last_option, run_asked_for, tracking_uri_option
 from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
 from mlflow_stability.errors import RunNotFoundError, SettingsError
-from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta, read_meta, step_of_name
+from mlflow_stability.recovery.checkpoints.checkpoint_meta import (
+    CheckpointMeta,
+    best_of,
+    last_good_of,
+    read_meta,
+    step_of_name,
+)
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import StoredCheckpoint, damage_of
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
@@ -69,7 +75,7 @@ def command(
         if not names:
             raise SettingsError(f"Run {run_id} has no checkpoint of step {step}.")
     kept = list(_looked_at(checkpoints, names, verify, download))
-    _show(kept, verify or download is not None)
+    _show(kept, verify or download is not None, are_all=step is None)
     return DAMAGED if any(each.trouble for each in kept) else 0
 
 
@@ -90,11 +96,16 @@ def _looked_at(checkpoints: RunCheckpoints, names: list[str], verify: bool, down
                 yield _Kept(name, meta, trouble, folder if download is not None else None)
 
 
-def _show(kept: list[_Kept], verified: bool) -> None:
+def _show(kept: list[_Kept], verified: bool, *, are_all: bool) -> None:
+    """The table; which is the best and the last good one can be said of all of them only."""
+    metas = [each.meta for each in kept if each.meta is not None and not each.trouble]
+    best, last_good = (best_of(metas), last_good_of(metas)) if are_all else (None, None)
+    metric = next((each.best_by for each in metas if each.best_by), "")
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for title, side in (
         ("step", "right"),
         ("loss", "right"),
+        *([(metric, "right")] if metric else []),
         ("size", "right"),
         ("written", "left"),
         ("state", "left"),
@@ -103,13 +114,17 @@ def _show(kept: list[_Kept], verified: bool) -> None:
     for each in kept:
         meta = each.meta
         if meta is None:
-            table.add_row(str(step_of_name(each.name)), "", "", "", Text(each.trouble, "red"))
+            row = ["", "", ""] + [""] * bool(metric)
+            table.add_row(str(step_of_name(each.name)), *row, Text(each.trouble, "red"))
             continue
         when = datetime.fromtimestamp(meta.time).strftime("%Y-%m-%d %H:%M:%S")
         state = Text(each.trouble, "red") if each.trouble else _state(meta, verified)
         if each.folder is not None and not each.trouble:
             state.append(f", in {each.folder}")
-        table.add_row(str(meta.step), f"{meta.loss:.4g}", megabytes(meta.size), when, state)
+        marks = [name for name, one in (("best", best), ("last good", last_good)) if one is meta]
+        state.append(f" ({', '.join(marks)})" if marks else "", "bold")
+        value = [("" if meta.value is None else f"{meta.value:.4g}")] if metric else []
+        table.add_row(str(meta.step), f"{meta.loss:.4g}", *value, megabytes(meta.size), when, state)
     result_console().print(table)
 
 

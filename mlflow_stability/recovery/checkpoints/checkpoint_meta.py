@@ -10,6 +10,7 @@ import dataclasses
 import json
 import math
 import re
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -39,6 +40,12 @@ class CheckpointMeta:
     """Whether enough healthy steps have followed."""
     left_out: tuple[str, ...] = ()
     """What of the optimizers' state no checkpoint can hold."""
+    best_by: str = ""
+    """The metric that says which checkpoint is the best; empty: the loss."""
+    mode: str = "min"
+    """Whether the best value of it is the lowest or the highest."""
+    value: float | None = None
+    """That metric at this step; None where it was not measured there."""
     schema: int = SCHEMA
 
     @property
@@ -46,11 +53,20 @@ class CheckpointMeta:
         """What its folder is called."""
         return f"{PREFIX}{self.step:06d}-{_loss_text(self.loss)}"
 
+    @property
+    def rank(self) -> float:
+        """Lower is better; infinity where it is not known."""
+        value = self.value if self.best_by else self.loss
+        if value is None or math.isnan(value):
+            return math.inf
+        return -value if self.best_by and self.mode == "max" else value
+
     def to_json(self) -> bytes:
         """The file's content."""
         facts = dataclasses.asdict(self)
-        if not math.isfinite(self.loss):
-            facts["loss"] = str(self.loss)
+        for name in ("loss", "value"):
+            if facts[name] is not None and not math.isfinite(facts[name]):
+                facts[name] = str(facts[name])
         return json.dumps(facts, indent=1).encode()
 
 
@@ -65,12 +81,25 @@ def read_meta(content: bytes) -> CheckpointMeta | None:
                 **facts,
                 "step": int(facts["step"]),
                 "loss": float(facts["loss"]),
+                "value": None if facts.get("value") is None else float(facts["value"]),
                 "size": int(facts["size"]),
                 "left_out": tuple(facts.get("left_out", ())),
             }
         )
     except (ValueError, TypeError, KeyError, AttributeError):
         return None
+
+
+def best_of(metas: Sequence[CheckpointMeta]) -> CheckpointMeta | None:
+    """The best one of those that proved themselves; None where there is none, or none whose metric is known."""
+    good = [each for each in metas if each.good and each.finite]
+    best = min(good, key=lambda each: each.rank, default=None)
+    return None if best is None or math.isinf(best.rank) else best
+
+
+def last_good_of(metas: Sequence[CheckpointMeta]) -> CheckpointMeta | None:
+    """The newest one of those that proved themselves."""
+    return max((each for each in metas if each.good and each.finite), key=lambda each: each.step, default=None)
 
 
 def step_of_name(name: str) -> int | None:

@@ -18,7 +18,7 @@ from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import META, STATE, CheckpointMeta, read_meta, step_of_name
 
 Which = Literal["last_good", "best", "newest"] | int
-"""Which checkpoint: the newest good one, the good one of lowest loss, the newest of all, or that of a step."""
+"""Which checkpoint: the newest good one, the good one of best loss or metric, the newest of all, or that of a step."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +112,7 @@ def _in_order(stored: Sequence[StoredCheckpoint], which: Which) -> list[StoredCh
     rest = [each for each in newest if not each.is_good]
     good = [each for each in newest if each.is_good]
     if which == "best":
-        good.sort(key=lambda each: _loss(each))
+        good.sort(key=_rank)
     return good + rest
 
 
@@ -125,9 +125,8 @@ def _messages(damaged: Sequence[str], used: StoredCheckpoint, which: Which) -> t
     return tuple(said)
 
 
-def _loss(checkpoint: StoredCheckpoint) -> float:
-    loss = math.nan if checkpoint.meta is None else checkpoint.meta.loss
-    return math.inf if math.isnan(loss) else loss
+def _rank(checkpoint: StoredCheckpoint) -> float:
+    return math.inf if checkpoint.meta is None else checkpoint.meta.rank
 
 
 def _meta_of(folder: Path) -> CheckpointMeta | None:

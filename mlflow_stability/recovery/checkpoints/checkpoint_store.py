@@ -9,7 +9,6 @@ one; a directory belongs to one run.
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import shutil
 import time
@@ -33,7 +32,7 @@ def to_delete(checkpoints: Sequence[CheckpointMeta], most: int) -> list[Checkpoi
     gone = unproved[:-spare_unproved]
     if not good:
         return gone
-    best = min(good, key=lambda each: math.inf if math.isnan(each.loss) else each.loss)
+    best = min(good, key=lambda each: each.rank)
     may_go = [each for each in good if each is not best and each is not good[-1]]
     too_many = len(good) + max(1, len(unproved) - len(gone)) - most
     return gone + may_go[: max(0, too_many)]
@@ -45,7 +44,9 @@ _WRITING, _DELETING = ".writing-", ".deleting-"
 class CheckpointStore:
     """The checkpoints of one run, in its directory."""
 
-    def __init__(self, directory: Path, run: str, max_checkpoints: int = 10) -> None:
+    def __init__(
+        self, directory: Path, run: str, max_checkpoints: int = 10, best_by: str = "", mode: str = "min"
+    ) -> None:
         if max_checkpoints < 2:
             raise SettingsError(
                 f"max_checkpoints must be at least 2 (a good one and a newer one), got {max_checkpoints}."
@@ -53,14 +54,15 @@ class CheckpointStore:
         directory.mkdir(mode=0o700, parents=True, exist_ok=True)
         self.directory = directory
         self._most = max_checkpoints
+        self._best_by, self._mode = best_by, mode
         self._owner = DirectoryOwner(directory, run)
         self._owner.take(holds_checkpoints=bool(listing(directory)))
         for left in (*directory.glob(f"{_WRITING}*"), *directory.glob(f"{_DELETING}*")):  # of a process that was killed
             shutil.rmtree(left, ignore_errors=True)
         self._prune()
 
-    def commit(self, copy: StateCopy, loss: float) -> CheckpointMeta:
-        """Write a state; raises OSError where the disk refuses, and leaves things as they were."""
+    def commit(self, copy: StateCopy, loss: float, value: float | None = None) -> CheckpointMeta:
+        """Write a state with its metric; raises OSError where the disk refuses, and leaves things as they were."""
         if not self._owner.holds():
             raise OSError(f"Another process now uses {self.directory}")
         draft = self.directory / f"{_WRITING}{os.getpid()}-{copy.step}"
@@ -74,7 +76,10 @@ class CheckpointStore:
                 sha256=written.sha256,
                 size=written.size,
                 time=time.time(),
-                left_out=foreign_paths([(each.state, each.shared) for each in copy.optimizers]),
+                left_out=foreign_paths([*((each.state, each.shared) for each in copy.optimizers), copy.extra]),
+                best_by=self._best_by,
+                mode=self._mode,
+                value=value,
             )
             _write_through(draft / META, meta.to_json())
             _sync(draft)

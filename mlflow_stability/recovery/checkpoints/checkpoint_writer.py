@@ -46,13 +46,13 @@ class CheckpointWriter:
         """Whether a checkpoint is on its way to the disk."""
         return not self._idle.is_set()
 
-    def submit(self, copy: StateCopy, loss: float) -> bool:
+    def submit(self, copy: StateCopy, loss: float, value: float | None = None) -> bool:
         """Have a state written; False while another is on its way."""
         if os.getpid() != self._pid or self.is_busy:
             return False
         self._idle.clear()
         self.writing = copy.step
-        self._do(lambda: self._write(copy, loss))
+        self._do(lambda: self._write(copy, loss, value))
         return True
 
     def promote(self, step: int) -> None:
@@ -97,16 +97,16 @@ class CheckpointWriter:
         while (job := self._jobs.get()) is not None:
             job()
 
-    def _write(self, copy: StateCopy, loss: float) -> None:
+    def _write(self, copy: StateCopy, loss: float, value: float | None) -> None:
         try:
-            self._guarded(copy.step, lambda: self._write_finite(copy, loss))
+            self._guarded(copy.step, lambda: self._write_finite(copy, loss, value))
         finally:
             self.writing = None
             self._idle.set()
 
-    def _write_finite(self, copy: StateCopy, loss: float) -> None:
+    def _write_finite(self, copy: StateCopy, loss: float, value: float | None) -> None:
         if self._is_finite(copy):
-            self._store.commit(copy, loss)
+            self._store.commit(copy, loss, value)
             self._newest = copy.step
             return
         names = sorted(copy.not_finite())
@@ -150,29 +150,29 @@ class CheckpointCadence:
         self._policy = policy
         self._writer = writer
         self._last = 0
-        self._waiting: int | None = None
+        self._waiting: list[int] = []
+        """The steps of those that have yet to prove themselves; several only where the best ones are asked for."""
 
     def is_due(self, step: int) -> bool:
         """Whether a checkpoint should be taken after this step."""
-        if self._waiting is not None or self._writer.is_busy:
+        if self._waiting or self._writer.is_busy:
             return False
         return step - self._last >= self._policy.checkpoint_every
 
-    def take(self, copy: StateCopy, loss: float) -> bool:
+    def take(self, copy: StateCopy, loss: float, value: float | None = None) -> bool:
         """Have it written; False while the one before is still on its way."""
-        if not self._writer.submit(copy, loss):
+        if not self._writer.submit(copy, loss, value):
             return False
-        self._last = self._waiting = copy.step
+        self._last = copy.step
+        self._waiting.append(copy.step)
         return True
 
     def healthy(self, step: int) -> None:
         """Runs after a healthy step."""
-        if self._waiting is not None and step - self._waiting >= self._policy.healthy_after:
-            self._writer.promote(self._waiting)
-            self._waiting = None
+        while self._waiting and step - self._waiting[0] >= self._policy.healthy_after:
+            self._writer.promote(self._waiting.pop(0))
 
     def trouble(self) -> None:
         """Runs after a step that was not healthy: the newest checkpoint may carry what led to it."""
-        if self._waiting is not None:
-            self._writer.reject(self._waiting)
-            self._waiting = None
+        while self._waiting:
+            self._writer.reject(self._waiting.pop())

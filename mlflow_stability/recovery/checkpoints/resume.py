@@ -7,7 +7,7 @@ a loop that draws the same data goes on bit for bit.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from mlflow_stability.recovery.state.restore import EVERYTHING, restore_state
 from mlflow_stability.recovery.state.state_copy import OptimizerCopy, StateCopy
 from mlflow_stability.recovery.state.tensor_names import named_tensors, tensors_of_model
 from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.recovery.state.value_tree import restored_value
 from mlflow_stability.vocabulary.argument import Takes, or_list
 
 Fetch = Callable[[str, Which], Path]
@@ -76,6 +77,7 @@ def restore(
     directory: Path | str | None = None,
     which: Which = "last_good",
     fetch: Fetch | None = None,
+    extra_state: Mapping[str, Any] | None = None,
 ) -> Resumed:
     """Restore models, optimizers, schedules, loss scale, averages and random numbers from a checkpoint."""
     models: tuple[Module, ...] = _MODELS.checked("model", model)
@@ -98,7 +100,16 @@ def restore(
         messages.append("The loss scale was not restored: pass the loss scaler as `scaler`.")
     if meta is not None and meta.left_out:
         messages.append(f"Not in the checkpoint, so not restored: {', '.join(meta.left_out)}.")
+    extra = dict(extra_state or {})
+    missing = sorted(set(extra) - set(copy.extra))
+    if missing:
+        held = ", ".join(sorted(copy.extra)) or "none"
+        raise CheckpointsRefused(f"No extra state {missing[0]!r} in {folder}; it has {held}. Nothing was changed.")
+    if left := sorted(set(copy.extra) - set(extra)):
+        messages.append(f"Extra state not restored: {', '.join(left)}. Pass it as `extra_state`.")
     restore_state(copy, parts, choice)
+    for name, each in extra.items():
+        each.load_state_dict(restored_value(copy.extra[name]))
     loss = float("nan") if meta is None else meta.loss
     return Resumed(copy.step, loss, folder, tuple(messages))
 

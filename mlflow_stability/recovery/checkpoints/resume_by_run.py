@@ -7,7 +7,7 @@ the journal's folder under its id; where they do not, they are fetched from the 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +35,7 @@ def restore(
     directory: Path | str | None = None,
     which: Which = "last_good",
     fetch: Fetch | None = None,
+    extra_state: Mapping[str, Any] | None = None,
 ) -> Resumed:
     """Restore models, optimizers, schedules, loss scale, averages and random numbers of an earlier training.
 
@@ -48,6 +49,7 @@ def restore(
         which: "last_good", "best", "newest", or a step.
         fetch: Brings the checkpoints of a run from elsewhere where the folder has none; from the run's artifacts if
             not given.
+        extra_state: Objects by name, as in `autolog(extra_state=...)`: each gets its state by `load_state_dict()`.
     """
     if directory is None and run_id is not None:
         local = Settings().journal_root() / CHECKPOINTS_FOLDER / run_id
@@ -62,6 +64,7 @@ def restore(
         directory=directory,
         which=which,
         fetch=fetch,
+        extra_state=extra_state,
     )
 
 
@@ -82,7 +85,7 @@ def fetched_from_run(run_id: str, which: Which) -> Path:
             meta = None if file is None else read_meta(file.read_bytes())
             if meta is not None and not (isinstance(which, int) and meta.step > which):
                 found.append((meta, name))
-    order = sorted(found, key=lambda each: (each[0].loss if which == "best" else 0.0, -each[0].step))
+    order = sorted(found, key=lambda each: (each[0].rank if which == "best" else 0.0, -each[0].step))
     for meta, name in order:
         if not damage_of(StoredCheckpoint(checkpoints.download(name, place), meta.step, meta)):
             break

@@ -70,6 +70,7 @@ def read_state(path: Path) -> StateCopy:
             scaler=content["scaler"],
         ),
         rng=content["rng"],
+        extra=content.get("extra", {}),
     )
 
 
@@ -94,6 +95,7 @@ def _content(copy: StateCopy) -> dict[str, Any]:
         "schedulers": [list(each) for each in copy.later.schedulers],
         "scaler": copy.later.scaler,
         "rng": copy.rng,
+        "extra": copy.extra,
     }
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from torch import Tensor
@@ -110,6 +110,8 @@ class StateCopy:
     optimizers: tuple[OptimizerCopy, ...]
     later: LaterState
     rng: dict[str, Any]
+    extra: dict[str, Any] = field(default_factory=dict)
+    """The states of the script's own objects, by name; only in what goes to the disk."""
     nbytes: int = 0
     blocked: float = 0.0
     """For how many seconds the training waited for this copy."""

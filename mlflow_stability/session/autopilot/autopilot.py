@@ -7,6 +7,7 @@ is switched off and the training goes on without it; only `TrainingDiverged` eve
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
@@ -25,12 +26,35 @@ from mlflow_stability.session.autopilot.rollback_controller import RollbackContr
 from mlflow_stability.session.autopilot.snapshot_manager import KnownParts, SnapshotManager
 from mlflow_stability.session.autopilot.step_evaluator import StepEvaluator
 from mlflow_stability.session.autopilot.step_modifier import StepFacts, StepModifier
-from mlflow_stability.session.recording import Recording
+from mlflow_stability.session.recording import Recording, ScriptMetric
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event
 
 SAVE_SECONDS = 60.0
 """For how long the end of a training waits for its last good state to be written."""
+
+
+class BestValue:
+    """The best value so far of the metric that says which state is the best."""
+
+    def __init__(self, metric: str | None, mode: str) -> None:
+        self._metric = metric
+        self._sign = -1.0 if mode == "max" else 1.0
+        self._best = self._before = math.inf
+
+    def is_new(self, heard: ScriptMetric) -> bool:
+        """Whether this is that metric, at a better value than before."""
+        if self._metric is None or heard.name != self._metric:
+            return False
+        value = self._sign * heard.values[0]
+        if not value < self._best:
+            return False
+        self._best, self._before = value, self._best
+        return True
+
+    def forget(self) -> None:
+        """That state could not be written: the next one need only be better than the one before."""
+        self._best = self._before
 
 
 class Autopilot:
@@ -54,14 +78,20 @@ class Autopilot:
         """Why the training ends; no step is taken until its reading has come."""
         self._modifier = StepModifier(plan.policy, plan.adaptive_clip, context.vote)
         self._snapshots = SnapshotManager(
-            plan.policy, context.guard, context.open_directory, self.step + 1, self._consensus.is_alone
+            plan.policy,
+            context.guard,
+            context.open_directory,
+            self.step + 1,
+            self._consensus.is_alone,
+            plan.extra_state,
         )
         self._controller = RollbackController(plan.policy, self._modifier, self._snapshots, self._emit)
         guard, self._batches = context.guard, context.batches
         self._evaluator = StepEvaluator(
             plan, self._modifier, self._controller, context.batches, self._emit, recording is not None
         )
-        if recording is not None and plan.stop_on:
+        self._best = BestValue(plan.policy.best_by, plan.policy.best_mode)
+        if recording is not None and (plan.stop_on or plan.policy.best_by is not None):
             recording.listener = self.on_heard
         self._capture: StepCapture | None = None
         self._facts: StepFacts | None = None
@@ -70,6 +100,7 @@ class Autopilot:
         self._scaler: Any = None
         self._rollback = RollbackExecutor(self._controller, self._consensus, context, recording, self._emit)
         self._meet = guard("the training's parts", self._parts_met)
+        self._write_best = guard("checkpoints", self._best_written)
         self._look_for_stop = guard("stop conditions", self._stop_looked_for)
         self._judge = guard("the guard", self._modifier.judge)
         self._shape = guard("clipping and easing", self._modifier.shape)
@@ -169,9 +200,12 @@ class Autopilot:
         if facts is not None:
             self._decide(facts, reading, events)
 
-    def on_heard(self, reading: StepReading) -> None:
-        """Runs when the script has logged a metric that was asked for, or a validation loss."""
-        self._evaluator.hear(reading)
+    def on_heard(self, heard: ScriptMetric) -> None:
+        """Runs when the script has logged the metric that was asked for, or a validation loss."""
+        if heard.signals:
+            self._evaluator.hear(StepReading(self.step, heard.signals, heard.values))
+        if self._best.is_new(heard) and not self._write_best(heard.values[0]):
+            self._best.forget()
 
     def was_rolled_back(self) -> bool:
         """Whether it set the training back since this was asked last."""
@@ -224,6 +258,13 @@ class Autopilot:
         self._emit_checkpoint_events()
         if self._batches is not None:
             self._batches.stop()
+
+    def _best_written(self, value: float) -> bool:
+        """Write the state that the script has just found to be the best so far."""
+        parts = self._parts.alive()
+        if parts is None:
+            return False
+        return self._snapshots.write_now(parts, self.step, self._evaluator.loss, self._rates, value)
 
     def _stop_looked_for(
         self, optimizer: Optimizer, capture: StepCapture, facts: StepFacts, norm: Tensor | None

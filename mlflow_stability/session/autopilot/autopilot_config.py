@@ -7,8 +7,8 @@ In: settings. Out: the policy, the stop conditions and options. Guarantees: cont
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from mlflow_stability.errors import SettingsError
@@ -31,11 +31,13 @@ class AutopilotConfig:
     stop_on: tuple[StopCondition, ...] = ()
     adaptive_clip: bool = False
     capture_batch: bool = True
+    extra_state: Mapping[str, Any] = field(default_factory=dict)
+    """Objects of the script whose state goes into each checkpoint."""
 
     @property
     def keeps(self) -> bool:
         """Whether states are kept: to go back to them, or to have the last good one where the training is stopped."""
-        return self.policy.rollback or bool(self.stop_on)
+        return self.policy.rollback or bool(self.stop_on) or self.policy.best_by is not None
 
 
 def autopilot_config_of(settings: Settings) -> AutopilotConfig:
@@ -46,6 +48,7 @@ def autopilot_config_of(settings: Settings) -> AutopilotConfig:
         stop_conditions(settings.stop_on),
         settings.adaptive_clip,
         bool(settings.capture_batch) and policy.guard is True,
+        settings.extra_state,
     )
 
 

@@ -139,10 +139,15 @@ class RollbackController:
             "The script called rollback().",
             step,
             0,
-            good[-1].step,
+            self._by_hand_target(good),
             policy.easing_factor,
             policy.easing_steps,
         )
+
+    def _by_hand_target(self, good: tuple[GoodState, ...]) -> int:
+        if self._policy.select == "best":
+            return min(good, key=lambda each: (math.inf if math.isnan(each.loss) else each.loss, -each.step)).step
+        return good[-1].step
 
     def prepare(self, decision: Decision, step: int, parts: TrainingParts) -> None:
         """Find the state, compare it with the training, and set aside what is now; nothing is changed."""

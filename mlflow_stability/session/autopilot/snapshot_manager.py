@@ -9,12 +9,15 @@ else. Parts are held weakly, and searched only when an optimizer is new or a par
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import math
 import weakref
 from collections.abc import Callable, Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
+from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import STATE
@@ -30,6 +33,7 @@ from mlflow_stability.recovery.state.part_discovery import find_parts
 from mlflow_stability.recovery.state.snapshot_ring import SnapshotRing
 from mlflow_stability.recovery.state.state_copy import StateCopy, bytes_of_state, copy_state, with_what_followed
 from mlflow_stability.recovery.state.training_parts import TrainingParts, WeakTrainingParts, what_splits
+from mlflow_stability.recovery.state.value_tree import replaced
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.vocabulary.result.event import Event
@@ -58,19 +62,21 @@ class SnapshotManager:
         open_directory: OpenDirectory,
         first_step: int,
         alone: bool = True,
+        extra: Mapping[str, Any] = MappingProxyType({}),
     ) -> None:
         self._policy = policy
         self._alone = alone
         """Whether no other process trains with this one: only the first writes to the disk, and all must go back."""
         self._open_directory = open_directory
+        self._extra = extra
         self.ring = SnapshotRing(policy)
         self.directory: Path | None = None
         """Where the checkpoints are; None before the first is due."""
         self.untracked: StateCopy | None = None
         """What the training was before the rollback, until a step is healthy again; None where there was no room."""
         self._rates: dict[int, Rates] = {}
-        self._early: tuple[StateCopy, float, bool, bool] | None = None
-        """A copy that waits for what follows its step; for the ring, for the disk?"""
+        self._early: tuple[StateCopy, float, float | None, bool, bool] | None = None
+        """A copy that waits for what follows its step, its loss and metric; for the ring, for the disk?"""
         self._nbytes: int | None = None
         self._split = ""
         """What splits the state over processes: of such a state only the others together have the rest."""
@@ -117,11 +123,21 @@ class SnapshotManager:
             self._told.append(no_checkpoints_event(self._split, step))
         return self.ring.is_due(step, self._nbytes), disk and not self._split
 
-    def take(self, parts: TrainingParts, step: int, loss: float, rates: Rates, *, ring: bool, disk: bool) -> None:
+    def take(
+        self,
+        parts: TrainingParts,
+        step: int,
+        loss: float,
+        rates: Rates,
+        *,
+        ring: bool,
+        disk: bool,
+        value: float | None = None,
+    ) -> None:
         """Copy the state as it is right after a step."""
-        copy = copy_state(parts, step)
+        copy = self._with_extra(copy_state(parts, step))
         self._nbytes = copy.nbytes
-        self._early = copy, loss, ring, disk
+        self._early = copy, loss, value, ring, disk
         self._rates[step] = dict(rates)
         while len(self._rates) > MOST_RATES:
             del self._rates[min(self._rates)]
@@ -130,23 +146,23 @@ class SnapshotManager:
         """Runs before the next backward pass: take in what the script did after the step. False: none was waiting."""
         if self._early is None or parts is None:
             return False
-        (early, loss, ring, disk), self._early = self._early, None
+        (early, loss, value, ring, disk), self._early = self._early, None
         copy = with_what_followed(early, parts)
         if ring:
             self.ring.add(copy, loss)
         if disk and not self._split:
             self._begin_checkpoints()
             if self._cadence is not None and "checkpoints" not in self._off:
-                return self._cadence.take(copy, loss)
+                return self._cadence.take(copy, loss, value)
         return True
 
-    def write_now(self, parts: TrainingParts, step: int, loss: float, rates: Rates) -> bool:
+    def write_now(self, parts: TrainingParts, step: int, loss: float, rates: Rates, value: float | None = None) -> bool:
         """Have the state written as it is between two steps; False where another is on its way, or on trial."""
         if self._split:
             self._told.append(no_checkpoints_event(self._split, step))
             return False
         self.complete(parts)
-        self.take(parts, step, loss, rates, ring=False, disk=True)
+        self.take(parts, step, loss, rates, ring=False, disk=True, value=value)
         return self.complete(parts)
 
     def prove(self, orders: Orders, step: int) -> None:
@@ -164,12 +180,16 @@ class SnapshotManager:
 
     def good(self, with_disk: bool) -> tuple[GoodState, ...]:
         """The states that can be gone back to, oldest first."""
-        near = [GoodState(each.step, each.loss, each.step == self.ring.initial_step) for each in self.ring.good]
+        by_loss = self._policy.best_by is None
+        near = [
+            GoodState(each.step, each.loss if by_loss else math.nan, each.step == self.ring.initial_step)
+            for each in self.ring.good
+        ]
         if not with_disk or self.directory is None or not self._alone:
             return tuple(near)
         there = {each.step for each in near}
         far = [
-            GoodState(each.step, math.nan if each.meta is None else each.meta.loss)
+            GoodState(each.step, math.nan if each.meta is None else each.meta.rank)
             for each in listing(self.directory)
             if each.is_good and each.step not in there
         ]
@@ -227,14 +247,28 @@ class SnapshotManager:
         if self._writer is not None:
             self._writer.close(seconds)
 
+    def _with_extra(self, copy: StateCopy) -> StateCopy:
+        """With the state of the script's own objects."""
+        if not self._extra:
+            return copy
+        states = {name: replaced(each.state_dict(), on_host) for name, each in self._extra.items()}
+        return dataclasses.replace(copy, extra=states)
+
     def _begin(self) -> None:
         if self._cadence is None:
             directory, run = self._open_directory()
+            policy = self._policy
             self._writer = CheckpointWriter(
-                CheckpointStore(directory, run, self._policy.max_checkpoints), self.ring.is_finite
+                CheckpointStore(directory, run, policy.max_checkpoints, policy.best_by or "", policy.best_mode),
+                self.ring.is_finite,
             )
             self._cadence = CheckpointCadence(self._policy, self._writer)
             self.directory = directory
+
+
+def on_host(tensor: Tensor) -> Tensor:
+    """A copy of a tensor on the host."""
+    return tensor.detach().to("cpu", copy=True)
 
 
 MOST_SEARCHES = 32

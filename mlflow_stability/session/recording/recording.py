@@ -119,7 +119,7 @@ class Recording:
         """Why steps are not being kept at the moment; empty while all is well."""
         self.say = say
         """Tells a person who looks at the training's output, unless it is to be silent."""
-        self.listener: Callable[[StepReading], None] | None = None
+        self.listener: Callable[[ScriptMetric], None] | None = None
         """Who wants to know what the script has logged."""
         self.batches: BatchReport | None = None
         """Who holds its batches, where somebody does."""
@@ -210,13 +210,15 @@ class Recording:
         """Judge and keep what the script has measured itself and logged, as of the step that was recorded last."""
         self.settle()
         for each in heard:
+            if self.listener is not None:
+                self.listener(each)
+            if not each.signals:
+                continue
             # A record knows one time for each step, and what is judged again must be what was judged.
             when = each.time if self._last is None else self._last.time
             step = StepReading(self.step, each.signals, each.values, self.attempt, when)
             self._journal.append(step)
             self._judge(step)
-            if self.listener is not None:
-                self.listener(step)
         self.settle()
 
     def settle(self) -> None:

@@ -30,6 +30,8 @@ class ScriptMetric:
     signals: tuple[Signal, ...]
     values: tuple[float, ...]
     time: float
+    name: str = ""
+    """The name that was asked for; one that is no validation loss has no signals, and is not judged."""
 
 
 class ScriptMetrics:
@@ -40,6 +42,8 @@ class ScriptMetrics:
         """What is to be taken."""
         self.is_on = False
         """Whether it listens."""
+        self.wanted = ""
+        """The name of a metric that is asked for, whatever it means; ``val_loss`` is the validation loss too."""
         self._ear = UserMetrics(self._heard)
         self._run_id = ""
         self._layouts: dict[str, tuple[Signal, ...] | None] = {}
@@ -70,14 +74,19 @@ class ScriptMetrics:
             self._run_id, self._layouts = run_id, {}
         self._learn([metric.key for metric, _, _ in mine])
         return [
-            _reading(layout, value, metric.step, when)
+            _reading(layout or (), value, metric.step, when, self._asked(metric.key, layout or ()))
             for metric, value, when in mine
-            if (layout := self._layouts.get(metric.key))
+            if (layout := self._layouts.get(metric.key)) or metric.key == self.wanted
         ]
+
+    def _asked(self, name: str, layout: tuple[Signal, ...]) -> str:
+        is_validation = self.wanted == _VALIDATION and layout[:1] == (Signal(_VALIDATION),)
+        return self.wanted if is_validation or name == self.wanted else ""
 
     def _heard(self, metric: LoggedMetric) -> None:
         """Runs in the thread that logs."""
-        if metric.run_id == self._run_id and self._layouts.get(metric.key, ()) is None:
+        is_known = metric.run_id == self._run_id and self._layouts.get(metric.key, ()) is None
+        if is_known and metric.key != self.wanted:
             return  # known, and no validation loss: most are
         self.waiting.append((metric, _number(metric.value), time.time()))
 
@@ -103,7 +112,7 @@ def _number(value: Any) -> float:
     return float(value.item() if hasattr(value, "item") else value)
 
 
-def _reading(layout: tuple[Signal, ...], value: float, step: int | None, when: float) -> ScriptMetric:
-    if step is None:
-        return ScriptMetric(layout[:1], (value,), when)
-    return ScriptMetric(layout, (value, float(step)), when)
+def _reading(layout: tuple[Signal, ...], value: float, step: int | None, when: float, name: str) -> ScriptMetric:
+    if step is None or not layout:
+        return ScriptMetric(layout[:1], (value,), when, name)
+    return ScriptMetric(layout, (value, float(step)), when, name)

@@ -3,6 +3,7 @@ from __future__ import annotations
 import hashlib
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 from mlflow import MlflowClient
@@ -12,8 +13,16 @@ from mlflow_stability.recovery.checkpoints.checkpoint_meta import CheckpointMeta
 from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
 
 
-def keep(place: Path, step: int, *, good: bool = True, said: bytes = b"weights", written: bytes = b"weights") -> Path:
-    meta = CheckpointMeta(step, 1.25, hashlib.sha256(said).hexdigest(), len(said), time.time(), good=good)
+def keep(
+    place: Path,
+    step: int,
+    *,
+    good: bool = True,
+    said: bytes = b"weights",
+    written: bytes = b"weights",
+    **facts: Any,
+) -> Path:
+    meta = CheckpointMeta(step, 1.25, hashlib.sha256(said).hexdigest(), len(said), time.time(), good=good, **facts)
     folder = place / meta.name
     folder.mkdir(parents=True)
     (folder / "state.pt").write_bytes(written)
@@ -37,8 +46,21 @@ def test_they_are_listed_oldest_first(
     assert run(["checkpoints", checkpoints.run_id]) == 0
     rows = [line.split() for line in capsys.readouterr().out.splitlines()[1:]]
     assert [(row[0], row[1]) for row in rows] == [("500", "1.25"), ("1000", "1.25")]
-    assert rows[0][-1] == "good"
+    assert rows[0][-4:] == ["good", "(best,", "last", "good)"]
     assert rows[1][-5:] == ["not", "confirmed", "as", "good", "yet"]
+
+
+def test_the_best_by_a_metric_and_the_last_good_one_are_marked(
+    checkpoints: RunCheckpoints, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for step, value in ((500, 0.7), (1000, 0.9), (1500, 0.8)):
+        checkpoints.upload(keep(tmp_path, step, best_by="accuracy", mode="max", value=value))
+    checkpoints.upload(keep(tmp_path, 2000, good=False, best_by="accuracy", mode="max"))
+    assert run(["checkpoints", checkpoints.run_id]) == 0
+    title, *rows = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert title[:3] == ["step", "loss", "accuracy"]
+    assert [row[2] for row in rows[:3]] == ["0.7", "0.9", "0.8"]
+    assert [" ".join(row).partition("good")[2] for row in rows[:3]] == ["", " (best)", " (last good)"]
 
 
 def test_one_that_was_damaged_is_found_by_its_hash(
@@ -51,7 +73,7 @@ def test_one_that_was_damaged_is_found_by_its_hash(
     assert run(["checkpoints", checkpoints.run_id, "--verify"]) == 1
     said = " ".join(capsys.readouterr().out.split())
     assert "its SHA-256 differs" in said
-    assert "good, verified" in said
+    assert "good, verified (best, last good)" in said
 
 
 def test_what_is_downloaded_is_what_was_written(

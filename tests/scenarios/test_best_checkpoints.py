@@ -1,0 +1,127 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import mlflow
+import pytest
+import torch
+from scenarios.flying import flying
+from torch import nn
+
+import mlflow_stability
+from mlflow_stability.errors import CheckpointsRefused
+from mlflow_stability.recovery.checkpoints.checkpoint_meta import best_of, last_good_of
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import find, listing
+
+FIRST_HALF = [0.9, 0.5, 0.2, 0.3, 0.4, 0.6]
+"""Of a metric that is logged every 60 steps, and best at step 180."""
+
+
+class Sampler:
+    """An object of the script with a state."""
+
+    def __init__(self) -> None:
+        self.drawn = 0
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"drawn": self.drawn, "order": torch.arange(3)}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.drawn = state["drawn"]
+
+
+def built() -> tuple[nn.Module, torch.optim.Optimizer]:
+    torch.manual_seed(0)
+    model = nn.Linear(4, 1)
+    return model, torch.optim.AdamW(model.parameters(), lr=0.01)
+
+
+def train(metric: str, values: list[float], sampler: Sampler | None = None) -> dict[int, torch.Tensor]:
+    """Train, and log a value every 60 steps; gives the weights at each."""
+    model, optimizer = built()
+    weights = {}
+    for step in range(1, 60 * len(values) + 60):
+        if sampler is not None:
+            sampler.drawn += 1
+        inputs = torch.randn(16, 4)
+        optimizer.zero_grad()
+        (model(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+        optimizer.step()
+        if step % 60 == 0 and step // 60 <= len(values):
+            weights[step] = model.state_dict()["weight"].clone()
+            mlflow.log_metric(metric, values[step // 60 - 1], step=step)
+    return weights
+
+
+@pytest.fixture
+def store(sqlite_uri: str, monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+    return sqlite_uri
+
+
+@pytest.mark.parametrize(
+    ("metric", "asked", "values"),
+    [
+        ("val_loss", {"best_by": "val_loss"}, FIRST_HALF),
+        ("eval/loss", {"best_by": "val_loss"}, FIRST_HALF),
+        ("accuracy", {"best_by": "accuracy", "best_mode": "max"}, [1 - each for each in FIRST_HALF]),
+    ],
+)
+def test_the_best_state_by_a_metric_of_the_script_is_kept_and_restored(
+    tmp_path: Path, store: str, metric: str, asked: dict[str, Any], values: list[float]
+) -> None:
+    with mlflow.start_run(), flying(tmp_path, rollback_checkpoint_interval=100_000, **asked):
+        weights = train(metric, values)
+    (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
+    metas = [each.meta for each in listing(directory) if each.meta is not None]
+    assert [(each.step, round(each.value or 0.0, 6)) for each in metas] == [
+        (step, round(values[step // 60 - 1], 6)) for step in (60, 120, 180)
+    ]
+    best = best_of(metas)
+    assert best is not None
+    assert (best.step, find(directory, "best").checkpoint.step) == (180, 180)
+    model, optimizer = built()
+    resumed = mlflow_stability.restore(model, optimizer, directory=directory, which="best")
+    assert resumed.step == 180
+    assert torch.equal(model.state_dict()["weight"], weights[180])
+
+
+def test_without_a_metric_the_loss_says_which_is_the_best(tmp_path: Path) -> None:
+    with flying(tmp_path, rollback=True, rollback_checkpoint_interval=60, rollback_target="best"):
+        model, optimizer = built()
+        for _ in range(400):
+            inputs = torch.randn(16, 4)
+            optimizer.zero_grad()
+            (model(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+            optimizer.step()
+        session = mlflow_stability.current_session()
+        assert session is not None
+        assert session.rollback()
+    (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
+    metas = [each.meta for each in listing(directory) if each.meta is not None]
+    best, last_good = best_of(metas), last_good_of(metas)
+    assert best is not None
+    assert last_good is not None
+    assert best.rank == min(each.loss for each in metas if each.good)
+    assert last_good.step == max(each.step for each in metas if each.good)
+
+
+def test_the_state_of_an_object_of_the_script_is_saved_and_restored(tmp_path: Path) -> None:
+    sampler = Sampler()
+    with flying(tmp_path, rollback=True, rollback_checkpoint_interval=100, extra_state={"sampler": sampler}):
+        model, optimizer = built()
+        for _ in range(260):
+            sampler.drawn += 1
+            inputs = torch.randn(16, 4)
+            optimizer.zero_grad()
+            (model(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+            optimizer.step()
+    (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
+    fresh = Sampler()
+    resumed = mlflow_stability.restore(*built(), directory=directory, extra_state={"sampler": fresh})
+    assert fresh.drawn == resumed.step > 0
+    left = mlflow_stability.restore(*built(), directory=directory)
+    assert any("Extra state not restored: sampler" in each for each in left.messages)
+    with pytest.raises(CheckpointsRefused, match=r"No extra state 'loader' in .*; it has sampler"):
+        mlflow_stability.restore(*built(), directory=directory, extra_state={"loader": fresh})
