@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from mlflow_stability.analysis.dashboard import dashboard
     from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
     from mlflow_stability.analysis.load import load_run
+    from mlflow_stability.demo.simulate import simulate
     from mlflow_stability.errors import TrainingDiverged
     from mlflow_stability.probes.model_check.check import check
     from mlflow_stability.recovery.checkpoints.resume_by_run import restore
@@ -50,6 +51,7 @@ __all__ = [
     "flush",
     "load_run",
     "restore",
+    "simulate",
 ]
 
 PUBLIC = {
@@ -74,6 +76,7 @@ PUBLIC = {
     "flush": "mlflow_stability.session.autolog",
     "load_run": "mlflow_stability.analysis.load",
     "restore": "mlflow_stability.recovery.checkpoints.resume_by_run",
+    "simulate": "mlflow_stability.demo.simulate",
 }
 """The public names, and the modules that hold them."""
 

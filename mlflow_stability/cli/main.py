@@ -69,6 +69,10 @@ class Commands(CommandsOnDemand):
             "mlflow_stability.cli.commands.demo",
             "Train a tiny GPT that breaks, with and without the autopilot.",
         ),
+        "simulate": (
+            "mlflow_stability.cli.commands.simulate",
+            "Train a failure beside its healthy twin, and diagnose it.",
+        ),
         "doctor": (
             "mlflow_stability.cli.commands.doctor",
             "Check the installation, the tracking store and the journals.",

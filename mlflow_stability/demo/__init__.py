@@ -1,1 +1,1 @@
-"""Shows: a training script such as a user has, for `mlflow-stability demo` to run."""
+"""Shows: trainings such as users have, for `mlflow-stability demo` and `mlflow-stability simulate` to run."""

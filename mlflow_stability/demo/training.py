@@ -1,80 +1,51 @@
-"""An ordinary training loop; two lines of it are ours.
+"""An ordinary training script; two lines of it are ours.
 
-    python -m mlflow_stability.demo.training [--steps 400] [--ill] [--autopilot]
+    python -m mlflow_stability.demo.training [NAME] [--steps 400] [--seed 0] [--ill] [--record | --autopilot]
 
-With `--ill`, two things go wrong that go wrong in many a training: for some steps a schedule gives far too high a
-learning rate, and a batch comes that is nothing but padding. Prints a line of JSON for each step, and at the end which
-run it was recorded into; `mlflow-stability demo` shows them.
+NAME is a simulation; with `--ill`, what it is about goes wrong. Prints a line of JSON for each step, and at the end the
+run that it was recorded into; `mlflow-stability demo` and `mlflow-stability simulate` show them.
 """
 
 from __future__ import annotations
 
 import argparse
+import importlib
 import json
-import math
 import sys
 import time
+from typing import Any
 
 import torch
-from torch import Tensor
-from torch.nn import functional
 
 import mlflow_stability
-from mlflow_stability.demo.char_gpt import CharGPT
-from mlflow_stability.demo.text import ALPHABET, encoded
-from mlflow_stability.demo.troubles import Troubles, troubles_in
+from mlflow_stability.demo.failures.catalog import SIMULATIONS
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.loop import Notes
+from mlflow_stability.demo.troubles import FEWEST_STEPS
 
-LENGTH, BATCH = 32, 16
-WARM_UP = 30
-RUN_ID_WAIT = 20.0
-
-
-def train(steps: int, troubles: Troubles | None) -> None:
-    """Train for so many steps."""
-    torch.set_num_threads(1)  # three of these run side by side
-    torch.manual_seed(0)
-    data, generator = torch.tensor(encoded(200_000)), torch.Generator().manual_seed(1)
-    model = CharGPT(len(ALPHABET), LENGTH)
-    say(parameters=sum(each.numel() for each in model.parameters()))
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
-    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda done: share_of_lr(done + 1, steps, troubles))
-    for step in range(1, steps + 1):
-        given, following = batch(data, generator)
-        counts = torch.ones(following.shape)
-        if troubles is not None and step == troubles.empty:
-            counts.zero_()  # all of it is padding
-        loss = mean_loss(model(given), following, counts)
-        loss.backward()  # type: ignore[no-untyped-call]
-        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        optimizer.step()
-        optimizer.zero_grad()
-        schedule.step()
-        say(step=step, loss=loss.item())
+RUN_ID_WAIT = 120.0
+OFTEN: dict[str, Any] = {"layers_every_n_steps": 20, "attention_every_n_steps": 40, "sdr_check_interval": 10}
+"""What a short training asks of `autolog()`, so that it shows what a long one does."""
 
 
-def batch(data: Tensor, generator: torch.Generator) -> tuple[Tensor, Tensor]:
-    """Some places in the text, and the same one character later."""
-    starts = torch.randint(len(data) - LENGTH - 1, (BATCH, 1), generator=generator)
-    lines = data[starts + torch.arange(LENGTH + 1)]
-    return lines[:, :-1], lines[:, 1:]
+class SaidLosses(list[float]):
+    """Losses that are printed as they come."""
+
+    def append(self, loss: float) -> None:
+        """Add the loss of the next step."""
+        super().append(loss)
+        say(step=len(self), loss=loss)
 
 
-def mean_loss(scores: Tensor, following: Tensor, counts: Tensor) -> Tensor:
-    """The mean over the places that count, as it stands in many a script: 0 / 0 where none does."""
-    losses = functional.cross_entropy(scores.flatten(0, 1), following.flatten(), reduction="none")
-    return (losses * counts.flatten()).sum() / counts.sum()
-
-
-def share_of_lr(step: int, steps: int, troubles: Troubles | None) -> float:
-    """A warm-up, then half a cosine; far too much of it where something is wrong with it."""
-    share = step / WARM_UP
-    if step > WARM_UP:
-        share = 0.05 + 0.475 * (1 + math.cos(math.pi * (step - WARM_UP) / max(1, steps - WARM_UP)))
-    return share * troubles.factor(step) if troubles is not None else share
+def failure_of(name: str, steps: int | None) -> Failure:
+    """The failure that a simulation is about."""
+    module, _, attribute = SIMULATIONS[name][0].partition(":")
+    found: Any = getattr(importlib.import_module(f"mlflow_stability.demo.failures.{module}"), attribute)
+    return found if isinstance(found, Failure) else found(steps or FEWEST_STEPS)
 
 
 def run_id() -> str | None:
-    """The run; after a training of a minute it is there, or there is no store that could take it."""
+    """The run; some seconds after the start it is there, or there is no store that could take it."""
     session = mlflow_stability.current_session()
     until = time.monotonic() + RUN_ID_WAIT
     while session is not None and session.run_id is None and time.monotonic() < until:
@@ -82,7 +53,7 @@ def run_id() -> str | None:
     return session.run_id if session is not None else None
 
 
-def say(**what: float | str | None) -> None:
+def say(**what: Any) -> None:
     """One line for whoever started this."""
     sys.stdout.write(json.dumps(what) + "\n")
     sys.stdout.flush()
@@ -90,15 +61,25 @@ def say(**what: float | str | None) -> None:
 
 def main() -> None:
     """Train, and say where it was recorded."""
-    parser = argparse.ArgumentParser(description="Train a tiny GPT on generated sentences.")
-    parser.add_argument("--steps", type=int, default=400)
-    parser.add_argument("--ill", action="store_true", help="inject two faults")
-    parser.add_argument("--autopilot", action="store_true", help="record it with rollback=True")
+    parser = argparse.ArgumentParser(description="Train a small model, with or without a failure.")
+    parser.add_argument("name", nargs="?", default="demo", choices=SIMULATIONS)
+    parser.add_argument("--steps", type=int, default=None)
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--ill", action="store_true", help="let the failure happen")
+    parser.add_argument("--record", action="store_true", help="record it with autolog()")
+    parser.add_argument("--autopilot", action="store_true", help="record it with autolog(rollback=True)")
+    parser.add_argument("--title", default="mlflow-stability demo", help="name of the run")
     options = parser.parse_args()
-    if options.autopilot:
-        mlflow_stability.autolog(rollback=True, extra_tags={"mlflow.runName": "mlflow-stability demo"})
-    train(options.steps, troubles_in(options.steps) if options.ill else None)
-    if options.autopilot:
+    torch.set_num_threads(1)  # several of these run side by side
+    failure = failure_of(options.name, options.steps)
+    say(what=failure.what, causes=failure.causes)
+    if options.autopilot or options.record:
+        often = {} if options.name == "demo" else OFTEN
+        mlflow_stability.autolog(rollback=options.autopilot, extra_tags={"mlflow.runName": options.title}, **often)
+    task = failure.task(options.seed)
+    say(parameters=sum(each.numel() for each in task.model.parameters()))
+    failure.train_task(task, options.seed, ill=options.ill, notes=Notes(SaidLosses()), steps=options.steps)
+    if options.autopilot or options.record:
         say(run_id=run_id())
 
 

@@ -38,6 +38,7 @@ PAGES = (
     Page("diagnosis", "Reading a diagnosis"),
     Page("recovery", "Rollback and recovery"),
     Page("model_check", "Checking a model"),
+    Page("simulations", "Practising on failures"),
     Page("comparing", "Comparing runs and CI gates"),
     Page("assistants", "Assistants"),
     Page("alerts", "Alerts and metrics elsewhere"),

@@ -24,10 +24,10 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from zoo.catalog import ZOO, failure_named
-from zoo.failure import Failure
-from zoo.loop import Notes
 
 from mlflow_stability.analysis.diagnose import diagnose
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.loop import Notes
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 
 MODES: dict[str, dict[str, Any]] = {"watch": {}, "rollback": {"rollback": True}}
@@ -35,29 +35,19 @@ BATCH = frozenset({"bad_batch"})
 IN_THE_LOSS = frozenset({"bad_batch", "loss_function"})
 """The loss function cannot stand what this batch holds: either is what an engineer has to look at."""
 TRUE_CAUSES: dict[str, frozenset[str]] = {
-    "learning rate x30": frozenset({"learning_rate_jump"}),
     "corrupted targets": BATCH,
     "NaN inputs": BATCH,
     "inputs x1e6": BATCH,
     "aggressive loss scaler": frozenset({"fp16_scale"}),
-    "bit flip": frozenset({"damaged_weights", "hardware"}),
     "NaN in optimizer state": frozenset({"optimizer_state", "damaged_weights"}),
     "zero-variance norm": frozenset({"bad_batch", "gradient_non_finite"}),
-    "missing warm-up": frozenset({"no_warm_up", "learning_rate_too_high"}),
-    "attention logit blow-up": frozenset({"learning_rate_jump", "attention_logit_growth"}),
     "exploding RNN": BATCH,
     "heavy-tailed reward": BATCH,
     "repeated data": frozenset({"repeated_data"}),
-    "accumulation bug": frozenset({"gradients_not_cleared"}),
-    "weight decay gone wrong": frozenset({"weight_decay"}),
     "log(0) loss": IN_THE_LOSS,
     "division by zero": IN_THE_LOSS,
-    "GPT: bad batch": BATCH,
-    "GPT: NaN batch": IN_THE_LOSS,
-    "GPT: fp16 overflow": frozenset({"gradient_non_finite", "fp16_scale", "overflow"}),
     "GPT: lr 1.0 at 200": frozenset({"learning_rate_jump"}),
-    "GPT: lr 1.0 from 0": frozenset({"learning_rate_too_high"}),
-}
+} | {each.name: frozenset(each.causes) for each in ZOO if each.causes}
 """What each failure is, from what was done to it; more than one word where one thing has two sides."""
 
 

@@ -21,8 +21,8 @@ if __name__ == "__main__":
 import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
-from zoo.language import LETTERS, written
 
+from mlflow_stability.demo.tasks.language import LETTERS, written
 from mlflow_stability.detectors.catalog import named
 from mlflow_stability.detectors.panel import Panel
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe

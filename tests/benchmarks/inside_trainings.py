@@ -30,7 +30,8 @@ from benchmarks.usual_trainings import (
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.optim import SGD, Adam, AdamW
-from zoo.language import LETTERS
+
+from mlflow_stability.demo.tasks.language import LETTERS
 
 WORDS = 300
 

@@ -19,10 +19,11 @@ import torch
 from benchmarks.healthy_oddities import HEALTHY
 from benchmarks.ill_layers import ILL
 from benchmarks.layer_meter import Meter, Table
-from zoo import loop as zoo_loop
 from zoo.catalog import ZOO, failure_named
-from zoo.failure import Failure
-from zoo.loop import Notes, Trouble
+
+from mlflow_stability.demo.tasks import loop as zoo_loop
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.loop import Notes, Trouble
 
 
 @dataclass(frozen=True, slots=True)

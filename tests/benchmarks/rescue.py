@@ -32,8 +32,9 @@ import mlflow_stability
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 from zoo.catalog import ZOO
-from zoo.failure import Failure
 from zoo.trial import Result, Trial, run
+
+from mlflow_stability.demo.tasks.failure import Failure
 
 SAVED_WITHIN = 1.05
 CLEARLY_WORSE = 0.2

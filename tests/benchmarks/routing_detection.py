@@ -22,8 +22,8 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn import functional
 from zoo.healthy.data import points
-from zoo.language import LETTERS, lines, written
 
+from mlflow_stability.demo.tasks.language import LETTERS, lines, written
 from mlflow_stability.detectors.catalog import named
 from mlflow_stability.detectors.panel import Panel
 from mlflow_stability.probes.routing import RouterProbe

@@ -14,8 +14,9 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import SGD, Adam, AdamW, Muon, Optimizer, RMSprop
-from zoo.language import LETTERS, lines, written
-from zoo.schedules import cosine
+
+from mlflow_stability.demo.tasks.language import LETTERS, lines, written
+from mlflow_stability.demo.tasks.schedules import cosine
 
 Training = Callable[[int, Meter], None]
 Rate = Callable[[int], float]

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from torch import Tensor, nn
 from torch.amp import GradScaler
-from zoo.failure import Failure
-from zoo.language import STEPS, language_task, tiny_gpt
-from zoo.loop import Trouble
-from zoo.schedules import cosine
-from zoo.task import Task
+
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.language import STEPS, language_task, tiny_gpt
+from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.schedules import cosine
+from mlflow_stability.demo.tasks.task import Task
 
 
 class HalfPrecisionScores(nn.Module):

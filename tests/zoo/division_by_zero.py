@@ -6,11 +6,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
-from zoo.failure import Failure
-from zoo.loop import Trouble
-from zoo.schedules import cosine
-from zoo.tables import CLASSES, COLUMNS, STEPS, classes, test_batches
-from zoo.task import Batch, Task
+
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.schedules import cosine
+from mlflow_stability.demo.tasks.tables import CLASSES, COLUMNS, STEPS, classes, test_batches
+from mlflow_stability.demo.tasks.task import Batch, Task
 
 STEP = 431
 UNLABELLED = -1

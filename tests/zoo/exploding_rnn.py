@@ -6,11 +6,12 @@ import torch
 from torch import Generator, Tensor, nn
 from torch.nn.functional import mse_loss
 from torch.optim import SGD
-from zoo.failure import Failure
-from zoo.loop import Trouble
-from zoo.schedules import cosine
-from zoo.tables import test_batches
-from zoo.task import Batch, Task
+
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.schedules import cosine
+from mlflow_stability.demo.tasks.tables import test_batches
+from mlflow_stability.demo.tasks.task import Batch, Task
 
 STEPS, BATCH, WIDTH = 1000, 32, 32
 USUAL, LONG = 12, 300

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from zoo.failure import Failure
-from zoo.loop import Trouble
-from zoo.tables import regression_with_adam
-from zoo.task import Batch
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.tables import regression_with_adam
+from mlflow_stability.demo.tasks.task import Batch
 
 STEP = 231
 

@@ -5,11 +5,12 @@ from __future__ import annotations
 import torch
 from torch import Generator, Tensor, nn
 from torch.optim import Adam
-from zoo.failure import Failure
-from zoo.loop import Trouble
-from zoo.schedules import cosine
-from zoo.tables import BATCH, COLUMNS, STEPS, curve, test_batches
-from zoo.task import Batch, Task
+
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.schedules import cosine
+from mlflow_stability.demo.tasks.tables import BATCH, COLUMNS, STEPS, curve, test_batches
+from mlflow_stability.demo.tasks.task import Batch, Task
 
 STEP = 431
 FEW = 8

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from zoo.failure import Failure
-from zoo.language import scheduled_gpt
-from zoo.loop import Trouble
-from zoo.task import Task
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.language import scheduled_gpt
+from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.task import Task
 
 STEP = 261
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import math
 
-from zoo.failure import Failure
-from zoo.loop import Trouble
-from zoo.tables import classification
-from zoo.task import Batch
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.tables import classification
+from mlflow_stability.demo.tasks.task import Batch
 
 STEP = 431
 

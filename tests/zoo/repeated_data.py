@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from zoo.failure import Failure
-from zoo.language import scheduled_gpt
-from zoo.loop import Trouble
-from zoo.task import Batch
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.language import scheduled_gpt
+from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.task import Batch
 
 FIRST = 261
 

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 from torch.optim import SGD, Adam, AdamW, Optimizer
 from zoo.healthy.data import Draw, dice_of, images, mlp, points
-from zoo.language import lines, next_letter, tiny_gpt, written
+
+from mlflow_stability.demo.tasks.language import lines, next_letter, tiny_gpt, written
 
 STEPS, ONSET = 1500, 500
 

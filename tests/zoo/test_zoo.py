@@ -6,8 +6,9 @@ from functools import cache
 import pytest
 import torch
 from zoo.catalog import ZOO
-from zoo.failure import Failure
-from zoo.loop import Notes
+
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.loop import Notes
 
 SEED = 0
 SLOW = {"scheduled_gpt", "plain_gpt", "half_precision_gpt", "gpt_in_half", "post_norm_transformer"}

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 from zoo.catalog import failure_named
-from zoo.loop import Notes
 
 import mlflow_stability
+from mlflow_stability.demo.tasks.loop import Notes
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.layout import recording_folders, session_folders
 from mlflow_stability.journal.writer import NAME as JOURNAL

@@ -16,7 +16,8 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mlflow_stability.cli.commands.demo_trainings import Training, Trainings
+from mlflow_stability.cli.commands.demo_trainings import Trainings
+from mlflow_stability.demo.processes import Training
 from mlflow_stability.demo.troubles import TOO_HIGH, Troubles
 from mlflow_stability.diagnosis.verdict import final_loss
 from mlflow_stability.reports.run.terminal import show_gist

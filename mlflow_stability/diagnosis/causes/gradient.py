@@ -92,6 +92,8 @@ DEVIATIONS = 6.0
 """And so many deviations of its own noise above it."""
 VANISHED = 1e-5
 """A gradient norm of the whole model below this moves nothing."""
+LOST_TO_ROUNDING = 1e-10
+"""A gradient norm of a layer below this moves none of its weights: with Adam too it is below the usual epsilon."""
 OF_ITS_START = 0.1
 """Or below this share of what it was at the start, while the loss stands still."""
 FEWEST = 16
@@ -162,7 +164,10 @@ def vanishing_look(around: Surroundings) -> Look:
         what = f"The gradients vanished while the loss did not fall: {said[0].message}"
         evidence, place = _of_the_whole(around), said[0].place
         since = said[0].step
-        return is_it("vanishing_gradients", what, *evidence, since=since, certainty="possible", place=place)
+        # A layer whose updates are lost to rounding cannot learn, whatever else is the matter.
+        lost_at = said[0].evidence.get("grad_norm", VANISHED)
+        certainty = "likely" if 0 < lost_at < LOST_TO_ROUNDING else "possible"
+        return is_it("vanishing_gradients", what, *evidence, since=since, certainty=certainty, place=place)
     if around.norm is None:
         return not_seen("gradient norm: not logged")
     values = around.norm.values[around.norm.finite]

@@ -10,10 +10,10 @@ import pytest
 import torch
 from torch import nn
 from zoo.catalog import ZOO
-from zoo.failure import Failure
-from zoo.loop import Notes, Trouble, loop
 
 from mlflow_stability import check
+from mlflow_stability.demo.tasks.failure import Failure
+from mlflow_stability.demo.tasks.loop import Notes, Trouble, loop
 from mlflow_stability.vocabulary.result.event import Severity
 
 TWINS = list({each.twin: each for each in ZOO}.values())

@@ -8,8 +8,9 @@ from torch.nn.functional import binary_cross_entropy_with_logits, cross_entropy,
 from torch.optim import LBFGS, Adam, AdamW
 from torch.optim.lr_scheduler import LambdaLR
 from zoo.healthy.data import accuracy, classify, dice_of, images, learnt, points
-from zoo.language import LETTERS, lines, next_letter, tiny_gpt, written
-from zoo.schedules import cosine
+
+from mlflow_stability.demo.tasks.language import LETTERS, lines, next_letter, tiny_gpt, written
+from mlflow_stability.demo.tasks.schedules import cosine
 
 
 def gpt(seed: int) -> None:

@@ -9,7 +9,8 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, kl_div, log_softmax, logsigmoid, normalize, softmax, triplet_margin_loss
 from torch.optim import SGD, Adam, AdamW, SparseAdam
 from zoo.healthy.data import accuracy, classify, cnn, dice_of, images, learnt, mlp, points, pretrained
-from zoo.schedules import cosine
+
+from mlflow_stability.demo.tasks.schedules import cosine
 
 
 def contrastive(seed: int) -> None:

@@ -1,4 +1,4 @@
-"""The training loop of the zoo: one that anybody could have written, with places where things can go wrong."""
+"""The training loop of the simulations: an ordinary one, with places where things can go wrong."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ import torch
 from torch import Tensor
 from torch.nn.utils import clip_grad_norm_
 from torch.optim.lr_scheduler import LambdaLR
-from zoo.task import Batch, Task
+
+from mlflow_stability.demo.tasks.task import Batch, Task
 
 JUDGED_STEPS = 20
 """The final loss is the mean over so many steps at the end."""
@@ -35,19 +36,19 @@ class Trouble:
     def before(self, step: int, task: Task) -> None:
         """Runs before anything else of the step."""
 
-    def share_of_lr(self, step: int, share: float) -> float:
+    def share_of_lr(self, step: int, share: float) -> float:  # noqa: ARG002
         """The share of the learning rate that the schedule gives to a step."""
         return share
 
-    def batch(self, step: int, batch: Batch) -> Batch:
+    def batch(self, step: int, batch: Batch) -> Batch:  # noqa: ARG002
         """The batch that the loader gives."""
         return batch
 
-    def loss(self, step: int, loss: Tensor) -> Tensor:
+    def loss(self, step: int, loss: Tensor) -> Tensor:  # noqa: ARG002
         """The loss that goes backward."""
         return loss
 
-    def clears_gradients(self, step: int) -> bool:
+    def clears_gradients(self, step: int) -> bool:  # noqa: ARG002
         """Whether the gradients are gone when the next step begins."""
         return True
 
@@ -55,23 +56,23 @@ class Trouble:
 def loop(task: Task, trouble: Trouble, seed: int, notes: Notes) -> None:
     """Train for all steps of the task."""
     torch.manual_seed(seed)
-    dice = torch.Generator().manual_seed(seed + 1000)
+    generator = torch.Generator().manual_seed(seed + 1000)
     schedule, kept = None, []
     if task.share_of_lr is not None:
         share = task.share_of_lr
         schedule = LambdaLR(task.optimizer, lambda done: trouble.share_of_lr(done + 1, share(done + 1)))
     for step in range(1, task.steps + 1):
         trouble.before(step, task)
-        batch = trouble.batch(step, task.draw(dice))
+        batch = trouble.batch(step, task.draw(generator))
         loss = trouble.loss(step, task.loss(task.model, batch))
-        (task.scaler.scale(loss) if task.scaler else loss).backward()
+        (task.scaler.scale(loss) if task.scaler else loss).backward()  # type: ignore[no-untyped-call]
         advance(task)
         if trouble.clears_gradients(step):
             task.optimizer.zero_grad()
         if schedule is not None:
             schedule.step()
         notes.losses.append(loss.item())
-        if step > task.steps - JUDGED_STEPS:
+        if task.test and step > task.steps - JUDGED_STEPS:
             kept.append({name: value.clone() for name, value in task.model.state_dict().items()})
     for state in kept:  # only now: tests between steps would make the last steps look slow
         task.model.load_state_dict(state)

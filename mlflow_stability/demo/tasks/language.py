@@ -10,10 +10,10 @@ from torch import Generator, Tensor, nn
 from torch.amp import GradScaler
 from torch.nn.functional import cross_entropy
 from torch.optim import AdamW, Optimizer
-from zoo.schedules import cosine
-from zoo.task import Batch, Task
 
 from mlflow_stability.demo.char_gpt import CharGPT
+from mlflow_stability.demo.tasks.schedules import cosine
+from mlflow_stability.demo.tasks.task import Batch, Task
 
 LETTERS, LENGTH, BATCH = 8, 32, 16
 STEPS = 440
@@ -24,27 +24,29 @@ LEARNING_RATE = 5e-3
 def written(seed: int, texts: int = 256, length: int = 512) -> Tensor:
     """Texts in which every letter depends on the two before it, and on chance."""
     grammar = (2.0 * torch.randn(LETTERS, LETTERS, LETTERS, generator=Generator().manual_seed(5))).softmax(-1)
-    dice = Generator().manual_seed(seed)
-    letters = list(torch.randint(LETTERS, (2, texts), generator=dice))
+    generator = Generator().manual_seed(seed)
+    letters = list(torch.randint(LETTERS, (2, texts), generator=generator))
     while len(letters) < length:
-        letters.append(torch.multinomial(grammar[letters[-2], letters[-1]], 1, generator=dice)[:, 0])
+        letters.append(torch.multinomial(grammar[letters[-2], letters[-1]], 1, generator=generator)[:, 0])
     return torch.stack(letters, dim=1)
 
 
-def lines(texts: Tensor, dice: Generator, count: int) -> Batch:
+def lines(texts: Tensor, generator: Generator, count: int) -> Batch:
     """Some places in the texts, and the same one letter later."""
-    which = torch.randint(len(texts), (count, 1), generator=dice)
-    starts = torch.randint(texts.shape[1] - LENGTH, (count, 1), generator=dice)
+    which = torch.randint(len(texts), (count, 1), generator=generator)
+    starts = torch.randint(texts.shape[1] - LENGTH, (count, 1), generator=generator)
     rows = texts[which, starts + torch.arange(LENGTH + 1)]
     return rows[:, :-1], rows[:, 1:]
 
 
 def next_letter(model: nn.Module, batch: Batch) -> Tensor:
+    """Cross-entropy of the letter that follows."""
     given, following = batch
     return cross_entropy(model(given).flatten(0, 1), following.flatten())
 
 
 def tiny_gpt() -> CharGPT:
+    """A model for it."""
     return CharGPT(LETTERS, LENGTH, width=64)
 
 
@@ -68,14 +70,14 @@ def language_task(
     """A model learning the language, made of these parts."""
     torch.manual_seed(seed)
     made = model()
-    texts, unseen, test_dice = written(0), written(1), Generator().manual_seed(0)
+    texts, unseen, test_generator = written(0), written(1), Generator().manual_seed(0)
     return Task(
         made,
         optimizer(made),
         steps,
-        draw=lambda dice: lines(texts, dice, BATCH),
+        draw=lambda generator: lines(texts, generator, BATCH),
         loss=next_letter,
-        test=tuple(lines(unseen, test_dice, 64) for _ in range(2)),
+        test=tuple(lines(unseen, test_generator, 64) for _ in range(2)),
         share_of_lr=share_of_lr,
         clip=clip,
         scaler=scaler,

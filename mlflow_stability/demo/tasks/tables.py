@@ -3,17 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Generator, nn
 from torch.nn.functional import cross_entropy, mse_loss
 from torch.optim import SGD, Adam, Optimizer
-from zoo.schedules import cosine
-from zoo.task import Batch, Task
+
+from mlflow_stability.demo.tasks.schedules import cosine
+from mlflow_stability.demo.tasks.task import Batch, Task
 
 COLUMNS, CLASSES = 16, 8
 STEPS, BATCH = 800, 64
 NOISE = 0.3
+DEPTH = 8
 WORLD = 7
 """What is to be learned is the same for every seed; seeds differ in weights and batches."""
 
@@ -24,13 +27,13 @@ def curve() -> nn.Module:
     return nn.Sequential(nn.Linear(COLUMNS, 8), nn.Tanh(), nn.Linear(8, 1)).requires_grad_(requires_grad=False)
 
 
-def regression(seed: int, activation: type[nn.Module], optimizer: type[Optimizer], **settings: float) -> Task:
+def regression(seed: int, activation: type[nn.Module], optimizer: type[Optimizer], **settings: Any) -> Task:
     """A noisy number to be told from sixteen others."""
     truth = curve()
 
-    def draw(dice: Generator) -> Batch:
-        inputs = torch.randn(BATCH, COLUMNS, generator=dice)
-        return inputs, 3.0 * truth(inputs) + NOISE * torch.randn(BATCH, 1, generator=dice)
+    def draw(generator: Generator) -> Batch:
+        inputs = torch.randn(BATCH, COLUMNS, generator=generator)
+        return inputs, 3.0 * truth(inputs) + NOISE * torch.randn(BATCH, 1, generator=generator)
 
     torch.manual_seed(seed)
     model = nn.Sequential(nn.Linear(COLUMNS, 64), activation(), nn.Linear(64, 64), activation(), nn.Linear(64, 1))
@@ -46,18 +49,20 @@ def regression(seed: int, activation: type[nn.Module], optimizer: type[Optimizer
 
 
 def regression_with_momentum(seed: int) -> Task:
+    """By SGD."""
     return regression(seed, nn.Tanh, SGD, lr=0.03, momentum=0.9)
 
 
 def regression_with_adam(seed: int) -> Task:
+    """By Adam."""
     return regression(seed, nn.ReLU, Adam, lr=3e-3)
 
 
-def classes(dice: Generator) -> Batch:
+def classes(generator: Generator) -> Batch:
     """Points around eight centres, with the number of their centre."""
     centres = torch.randn(CLASSES, COLUMNS, generator=torch.Generator().manual_seed(WORLD))
-    labels = torch.randint(CLASSES, (BATCH,), generator=dice)
-    return centres[labels] + 1.2 * torch.randn(BATCH, COLUMNS, generator=dice), labels
+    labels = torch.randint(CLASSES, (BATCH,), generator=generator)
+    return centres[labels] + 1.2 * torch.randn(BATCH, COLUMNS, generator=generator), labels
 
 
 def classification(seed: int) -> Task:
@@ -77,6 +82,25 @@ def classification(seed: int) -> Task:
     )
 
 
+def deep_classification(seed: int) -> Task:
+    """Ten layers without normalisation, which need the right initialisation."""
+    torch.manual_seed(seed)
+    hidden = [nn.Linear(COLUMNS, 64), *(nn.Linear(64, 64) for _ in range(DEPTH))]
+    for layer in hidden:
+        nn.init.kaiming_normal_(layer.weight, nonlinearity="relu")
+    model = nn.Sequential(*(each for layer in hidden for each in (layer, nn.ReLU())), nn.Linear(64, CLASSES))
+    return Task(
+        model,
+        SGD(model.parameters(), lr=0.02, momentum=0.9),
+        STEPS // 2,
+        classes,
+        loss=lambda model, batch: cross_entropy(model(batch[0]), batch[1]),
+        test=test_batches(classes),
+        share_of_lr=cosine(STEPS // 2),
+    )
+
+
 def test_batches(draw: Callable[[Generator], Batch]) -> tuple[Batch, ...]:
-    dice = torch.Generator().manual_seed(0)
-    return tuple(draw(dice) for _ in range(8))
+    """Batches that a model is judged by, the same for every seed."""
+    generator = torch.Generator().manual_seed(0)
+    return tuple(draw(generator) for _ in range(8))

@@ -1,12 +1,12 @@
-"""What a failure of the zoo is: an ordinary training, what goes wrong in it, and whether anything can help."""
+"""What a failure is: an ordinary training, what goes wrong in it, and whether anything can help."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from zoo.loop import Notes, Trouble, loop
-from zoo.task import Task
+from mlflow_stability.demo.tasks.loop import Notes, Trouble, loop
+from mlflow_stability.demo.tasks.task import Task
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +27,8 @@ class Failure:
     """Whether someone who watches could save it without changing the script or its data."""
     why: str
     """What saves it, or why nothing can."""
+    causes: tuple[str, ...] = ()
+    """Names of the causes that a diagnosis may give; more than one where one thing has two sides."""
 
     @property
     def twin(self) -> str:
@@ -35,5 +37,8 @@ class Failure:
 
     def train(self, seed: int, *, ill: bool, notes: Notes, steps: int | None = None) -> None:
         """Train it, or its twin; what happens is written into the notes while it happens. Fewer steps end it early."""
-        task = self.task(seed)
+        self.train_task(self.task(seed), seed, ill=ill, notes=notes, steps=steps)
+
+    def train_task(self, task: Task, seed: int, *, ill: bool, notes: Notes, steps: int | None = None) -> None:
+        """The same for a task that was made before."""
         loop(replace(task, steps=steps or task.steps), self.trouble if ill else Trouble(), seed, notes)

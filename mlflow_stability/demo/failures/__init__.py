@@ -1,0 +1,1 @@
+"""Failures that `mlflow-stability simulate` trains beside their healthy twins."""

@@ -1,0 +1,1 @@
+"""Small trainings to practise with: their tasks, their loop, and what can go wrong in it."""
