@@ -60,16 +60,16 @@ def trainings(folder: Path, count: int, steps: int, seconds: float) -> None:
                 began = time.monotonic()
                 ended = run_trainings(folder / f"{what}-{turn}", [environment] * count, steps, seconds)
                 assert not any(each.code for each in ended), ended[0].errors
-                known[what] += [(each.cpu, each.seconds, each.longest) for each in ended]
+                known[what] += [(each.cpu, each.median, each.longest) for each in ended]
                 print(f"  {what}: {count} trainings, delivered after {time.monotonic() - began:.0f} s", flush=True)
         runs = runs_of(url)
         for run in runs:
             must_have_arrived_once(run, url, steps)
         print(f"  {len(runs)} of {TURNS * count} runs, each with {steps} of {steps} steps, each once")
     for what, taken in known.items():
-        cpu, wall = (statistics.median(each[part] for each in taken) / steps * 1e3 for part in (0, 1))
+        cpu, wall = (statistics.median(each[part] for each in taken) for part in (0, 1))
         longest = max(each[2] for each in taken)
-        print(f"  {what}: CPU {cpu:.2f} ms a step, wall {wall:.1f} ms a step, longest step {longest * 1e3:.0f} ms")
+        print(f"  {what}: CPU {cpu:.2f} ms a step, median step {wall:.2f} ms, longest step {longest:.0f} ms")
 
 
 def compare(folder: Path, count: int) -> None:

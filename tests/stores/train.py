@@ -5,6 +5,7 @@ python train.py STEPS [SECONDS_A_STEP]
 
 from __future__ import annotations
 
+import statistics
 import sys
 import time
 
@@ -14,6 +15,7 @@ from torch import nn
 import mlflow_stability
 
 CHECKPOINTS_KEPT = 2
+FIRST_STEPS = 12
 
 
 def main(steps: int, seconds: float) -> None:
@@ -23,17 +25,19 @@ def main(steps: int, seconds: float) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
-    took, cpu = [], time.thread_time()
+    took, cpu = [], []
     for _ in range(steps):
-        began = time.perf_counter()
+        began, used = time.perf_counter(), time.thread_time()
         inputs = torch.randn(16, 4)
         loss = (model(inputs) - inputs.sum(1, keepdim=True)).pow(2).mean()
         loss.backward()
         optimizer.step()
         optimizer.zero_grad()
-        took.append(time.perf_counter() - began)
+        took.append((time.perf_counter() - began) * 1e3)
+        cpu.append((time.thread_time() - used) * 1e3)
         time.sleep(seconds)
-    print(time.thread_time() - cpu, sum(took), max(took[1:]), flush=True)
+    took, cpu = took[FIRST_STEPS:], cpu[FIRST_STEPS:]
+    print(statistics.fmean(cpu), statistics.median(took), max(took), flush=True)
 
 
 if __name__ == "__main__":

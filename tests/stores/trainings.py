@@ -26,10 +26,11 @@ class Ended:
     folder: Path
     code: int
     cpu: float
-    seconds: float
-    """What its steps took."""
+    """CPU milliseconds of its mean step."""
+    median: float
+    """Milliseconds of its median step."""
     longest: float
-    """What the longest of them took, the first one aside."""
+    """Milliseconds of its longest one."""
     errors: str
 
 
