@@ -39,6 +39,7 @@ from mlflow_stability.session.process import (
     process_exit,
     wait_for_delivery,
 )
+from mlflow_stability.session.rank_comparison import RankComparison
 from mlflow_stability.session.recording import Recording, UnseenTraining
 from mlflow_stability.session.run_binding import RunBinding
 from mlflow_stability.tracking.in_process.active_run import end_fluent_run, fluent_run_id
@@ -260,7 +261,11 @@ class Session:
 
     def _new_ranks(self) -> RankWatch:
         return RankWatch(
-            self._guard, self.settings.layers_every_n_steps, self.settings.memory_budget, self._ranks_ended
+            self._guard,
+            self.settings.layers_every_n_steps,
+            self.settings.memory_budget,
+            self._ranks_ended,
+            RankComparison(lambda: self._binding.recording).take,
         )
 
     def _ranks_ended(self, why: str) -> None:

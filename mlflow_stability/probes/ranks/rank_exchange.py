@@ -7,6 +7,7 @@ where a process has died or does not answer, it is over and says why.
 
 from __future__ import annotations
 
+import socket
 import time
 from collections.abc import Sequence
 from datetime import timedelta
@@ -35,11 +36,18 @@ class RankExchange:
         self.rank = tuple(ranks).index(distributed.get_rank())
         """The place of this process among them."""
         self.size = len(ranks)
+        self.names = self._names(ranks)
+        """What each process is called: its rank and its host."""
         self.over = ""
         """Why nothing is exchanged any more; empty while all is well."""
         self._row: Tensor | None = None
         self._work: Any = None
         self._since = 0.0
+
+    def _names(self, ranks: Sequence[int]) -> list[str]:
+        hosts: list[Any] = [""] * len(ranks)
+        torch.distributed.all_gather_object(hosts, socket.gethostname(), group=self._group)
+        return [f"rank {rank} ({host})" for rank, host in zip(ranks, hosts, strict=True)]
 
     @property
     def is_waiting(self) -> bool:

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
+from math import isfinite
 
 from mlflow_stability.probes.ranks.rank_exchange import RankExchange
 from mlflow_stability.probes.ranks.rank_row import (
@@ -59,6 +60,7 @@ class RankNumbers:
         self._sent: tuple[_Waiting | None, Shape, int] | None = None
         self._waiting: deque[_Waiting] = deque()
         self._captures = self._last_sent = 0
+        self._broken = 0
         self._told = False
 
     @property
@@ -70,6 +72,11 @@ class RankNumbers:
     def is_first(self) -> bool:
         """Whether this process is the one whose steps count."""
         return self._exchange.rank == 0
+
+    @property
+    def names(self) -> list[str]:
+        """What each process is called: its rank and its host."""
+        return self._exchange.names
 
     @property
     def step(self) -> int | None:
@@ -90,6 +97,9 @@ class RankNumbers:
         if not alone:
             self._captures += 1
             measured.capture = self._captures
+            if not self._broken and measured.loss is not None and not isfinite(measured.loss):
+                self._broken = measured.capture
+            measured.broken = self._broken
         if self.is_over:
             deliver(None)
             return
@@ -152,6 +162,8 @@ class RankNumbers:
             row[LAYERS_EVERY] = float(self._layers_every)
         self._announced, self._last_sent = self._layout, measured.capture
         self._sent = waiting, shape, self._layout.names
+        if measured.broken == self._broken:
+            self._broken = 0
         self._exchange.begin(row)
 
     def _arrived(self, seconds: float) -> bool:

@@ -16,8 +16,9 @@ SUMS = {"norms": 3, "updates": 2, "momentum": 1}
 """What is summed over processes, and how many numbers it has: of the whole model, and of each layer."""
 LEAVING, NEEDS, OFFSET, LAYERS_EVERY, LAYOUT, LAYOUT_SQUARED, COUNT, SQUARES, NORM_UNKNOWN = range(9)
 HEADER = 9
-BY_RANK = 3
-"""Of each process: whether it has a loss, the loss, and how long it was busy before its backward pass."""
+BY_RANK = 4
+"""Of each process: whether it has a loss, the loss, how long it was busy before its backward pass, and the capture of
+its first loss that was not finite since the exchange before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,8 @@ class Measured:
     """By the count of the recording; 0: not known here."""
     loss: float | None = None
     seconds: float = 0.0
+    broken: int = 0
+    """The first capture since the exchange before whose loss was not finite; 0: none."""
     squares: float | None = None
     """Of the gradients that are here; None: not measured, or not known."""
     needs_norm: bool = False
@@ -72,7 +75,8 @@ class RankTable:
     by_layer: dict[str, Sequence[float]]
     losses: tuple[float | None, ...]
     seconds: tuple[float, ...]
-    """By rank; both."""
+    broken: tuple[int, ...]
+    """By rank, as `Measured` has them; `broken` as steps of the recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +105,7 @@ def pack(measured: Measured, rank: int, shape: Shape, names: int) -> list[float]
         float(measured.loss is not None),
         0.0 if measured.loss is None else measured.loss,
         measured.seconds,
+        float(measured.broken),
     ]
     row += by_rank
     row += _sums(measured.whole, measured.step, 1)
@@ -137,14 +142,15 @@ def unpack(row: Sequence[float], shape: Shape, names: int) -> tuple[RankTable, A
         squares += math.fsum(each * each for each in row[at : at + layout.partial])
     known = row[COUNT] == size and not row[NORM_UNKNOWN]
     shared = row[LAYOUT] == size * names and row[LAYOUT_SQUARED] == size * float(names) ** 2
+    offset = int(row[OFFSET]) if math.isfinite(row[OFFSET]) else 0
     table = RankTable(
         root(squares) if known else None,
         whole,
         by_layer,
         tuple(loss if there else None for there, loss in zip(by_rank[::BY_RANK], by_rank[1::BY_RANK], strict=True)),
         tuple(by_rank[2::BY_RANK]),
+        tuple(int(each) + offset if each else 0 for each in by_rank[3::BY_RANK]),
     )
-    offset = int(row[OFFSET]) if math.isfinite(row[OFFSET]) else 0
     return table, Agreed(offset, row[NEEDS] > 0, int(row[LAYERS_EVERY]), shared, row[LEAVING] > 0)
 
 

@@ -12,7 +12,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from math import nan
+from math import fsum, isfinite, nan
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -35,6 +35,8 @@ QUANTITIES = {
     "updates": ("update_norm", "update_ratio"),
     "momentum": ("momentum_norm",),
 }
+LOSSES = ("loss_ranks_mean", "loss_ranks_min", "loss_ranks_max", "loss_ranks_argmax")
+"""Of the losses of all ranks; the last is the rank of the highest."""
 LAYER_QUANTITIES = {**QUANTITIES, "norms": ("param_norm", "grad_norm", "grad_param_ratio", "lr_ratio")}
 
 
@@ -67,6 +69,7 @@ class RankWatch:
         layers_every: int = 100,
         budget_bytes: int | None = None,
         on_end: Callable[[str], None] = lambda _: None,
+        on_table: Callable[[RankTable, Sequence[str]], None] = lambda _, __: None,
     ) -> None:
         self.is_on = False
         """Whether other processes train with this one."""
@@ -89,6 +92,7 @@ class RankWatch:
         self._collect = guard("norms of split weights", self._collected)
         self._take = guard("other processes", self._taken)
         self._poll = guard("other processes", self._polled)
+        self._on_table = guard("comparison of ranks", on_table)
 
     def meet(self, optimizer: Optimizer) -> None:
         """An optimizer comes to its gate for the first time."""
@@ -159,13 +163,24 @@ class RankWatch:
         if numbers is not None:
             numbers.close()
 
-    def blocks(self, table: RankTable, place: str) -> list[Block]:
+    def tell(self, table: RankTable) -> None:
+        """Runs when the step that it belongs to was recorded."""
+        if self._numbers is not None and self._numbers.is_first:
+            self._on_table(table, self._numbers.names)
+
+    def blocks(self, table: RankTable, place: str, step: int) -> list[Block]:
         """What all processes measured together, as a probe would give it."""
         found = [
             Block(whole_signals(QUANTITIES[key], place), tuple(_whole(key, squares, table.norm)))
             for key, squares in table.whole.items()
             if key != "momentum" or squares[0]
         ]
+        losses = [each for each in table.losses if each is not None]
+        if step % EVERY == 0 and len(losses) == len(table.losses) and all(map(isfinite, losses)):
+            highest = max(losses)
+            rank = self.ranks.ranks[losses.index(highest)] if self.ranks is not None else 0
+            numbers = fsum(losses) / len(losses), min(losses), highest, float(rank)
+            found.append(Block(whole_signals(LOSSES, place), numbers))
         layers = None if self._norms is None else self._norms.layers
         for key, squares in table.by_layer.items():
             if layers is None or (key == "momentum" and not any(squares)):
@@ -246,11 +261,11 @@ class RankWatch:
             share.step,
             loss,
             share.seconds,
-            sum(values) if share.needs_norm and share.is_known else None,
-            share.needs_norm,
-            partial,
-            whole,
-            by_layer,
+            squares=sum(values) if share.needs_norm and share.is_known else None,
+            needs_norm=share.needs_norm,
+            partial=partial,
+            whole=whole,
+            by_layer=by_layer,
         )
         self._numbers.take(measured, to, alone=self.paused)
         return True

@@ -1,0 +1,58 @@
+"""Trains on gloo processes, of which the one before the last is in trouble; prints the weights as a number.
+
+Arguments: `nan` in the batch of that rank at step 13, or `slow` loading of its data from step 20 on; the folder for
+the journal; whether the autopilot is on.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+import time
+import zlib
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import mlflow_stability
+
+STEPS, NAN_AT, SLOW_FROM = 90, 13, 20
+
+
+def main(trouble: str, folder: Path, mode: str) -> None:
+    torch.set_num_threads(1)
+    mlflow_stability.autolog(offline=True, strict=True, journal_dir=folder, rollback=mode == "autopilot")
+    dist.init_process_group("gloo")
+    rank, size = dist.get_rank(), dist.get_world_size()
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    model: nn.Module = DistributedDataParallel(plain)
+    if trouble == "nan":
+        model = plain = plain.requires_grad_()
+        mesh = init_device_mesh("cpu", (size,))
+        for each in (plain[0], plain[2], plain):
+            fully_shard(each, mesh=mesh)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(1, (30 if trouble == "nan" else STEPS) + 1):
+        inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+        in_trouble = rank == size - 2
+        if in_trouble and trouble == "nan" and step == NAN_AT:
+            inputs[0, 0] = math.nan
+        if in_trouble and trouble == "slow" and step >= SLOW_FROM:
+            time.sleep(0.3)
+        optimizer.zero_grad()
+        model(inputs).square().mean().backward()
+        optimizer.step()
+        whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters()]
+        print(zlib.crc32(torch.cat([each.detach().flatten() for each in whole]).numpy().tobytes()), flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3])

@@ -1,0 +1,69 @@
+"""A NaN and a slow step are told with the rank that they began on."""
+
+from __future__ import annotations
+
+import socket
+from pathlib import Path
+
+import pytest
+from probes.ranks.launching import Ended, launch, recorded
+from scenarios import ranks_training
+from scenarios.ranks_training import NAN_AT, SLOW_FROM
+
+from mlflow_stability.detectors.reported.ranks import RankNonfinite, Straggler
+from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.run.milestone import Note
+
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
+SCRIPT = str(Path(ranks_training.__file__))
+
+
+def trained(processes: int, *arguments: str) -> list[Ended]:
+    ended = launch(processes, SCRIPT, *arguments)
+    assert [each.code for each in ended] == [0] * processes, ended[0].errors
+    return ended
+
+
+def events(journals: Path, kind: str) -> list[Event]:
+    (journal,) = journals.glob("*/*/journal")
+    return [each for each in read_journal(journal) if isinstance(each, Event) and each.kind == kind]
+
+
+def notes(journals: Path) -> dict[str, str]:
+    (journal,) = journals.glob("*/*/journal")
+    return {each.key: each.value for each in read_journal(journal) if isinstance(each, Note)}
+
+
+def test_a_nan_on_one_rank_of_four_is_named_and_skipped_everywhere(tmp_path: Path) -> None:
+    ended = trained(4, "nan", str(tmp_path), "autopilot")
+    assert len({each.printed for each in ended}) == 1, "the weights are the same on all ranks"
+    weights = ended[0].printed.split()
+    assert [step for step in range(2, len(weights) + 1) if weights[step - 1] == weights[step - 2]] == [NAN_AT]
+    (event,) = events(tmp_path, RankNonfinite.kind)
+    assert event.step == NAN_AT
+    assert f"rank 2 ({socket.gethostname()})" in event.message
+    assert "the other ranks were finite" in event.message
+    assert notes(tmp_path)["ranks"].startswith("4 ranks: loss and time of each")
+
+
+def test_where_nothing_is_skipped_the_rank_that_was_first_is_named_once(tmp_path: Path) -> None:
+    trained(2, "nan", str(tmp_path), "watched")
+    (event,) = events(tmp_path, RankNonfinite.kind)
+    assert (event.step, event.evidence["first_rank"]) == (NAN_AT, 0)
+
+
+def test_a_rank_that_the_others_wait_for_is_named_and_losses_are_compared(tmp_path: Path) -> None:
+    trained(2, "slow", str(tmp_path), "watched")
+    found = events(tmp_path, Straggler.kind)
+    assert [each.evidence["rank"] for each in found] == [0]
+    assert found[0].step >= SLOW_FROM + 40
+    assert "Rank 0" in found[0].message
+    rows = recorded(tmp_path)
+    compared = [step for step, row in rows.items() if "loss_ranks_mean" in row]
+    assert compared == list(range(10, len(rows) + 1, 10))
+    for step in compared:
+        row = rows[step]
+        assert row["loss_ranks_min"] <= row["loss"] <= row["loss_ranks_max"]
+        assert row["loss_ranks_mean"] == pytest.approx((row["loss_ranks_min"] + row["loss_ranks_max"]) / 2)
+        assert row["loss_ranks_argmax"] == (0 if row["loss"] == row["loss_ranks_max"] else 1)
