@@ -33,7 +33,7 @@ class Ratios:
     def take_rate(self, point: Point) -> None:
         """Take a learning rate in."""
         self.rates[point.place] = point.value
-        if point.value > self.highest.get(point.place, 0.0):
+        if point.place not in self.highest or point.value > self.highest[point.place]:
             self.highest[point.place], self.risen_at[point.place] = point.value, point.step
 
     def warming_up(self, step: int, first_steps: int, steps: int) -> bool:

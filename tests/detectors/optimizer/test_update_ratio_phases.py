@@ -46,6 +46,11 @@ def test_while_the_learning_rate_rises_it_is_the_warm_up() -> None:
     assert "threshold 0.1 in the warm-up" in event.message
 
 
+def test_a_warm_up_from_zero_is_a_warm_up() -> None:
+    rates = np.concatenate([np.zeros(50), np.linspace(0, 1e-3, STEPS - 50)])
+    assert judged("update_ratio_high", learning_rate=rates, update_ratio=raised(20, 0.08)) == []
+
+
 def test_without_a_learning_rate_there_is_one_threshold() -> None:
     assert judged("update_ratio_high", update_ratio=raised(120, 0.05)) == []
     assert len(judged("update_ratio_high", update_ratio=raised(120, 0.2))) == 1
