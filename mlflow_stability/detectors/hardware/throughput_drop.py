@@ -48,7 +48,7 @@ class ThroughputDrop(Detector):
 
     def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
         """Look at the next throughput."""
-        if not point.finite or not point.scale:
+        if not point.finite or not point.scale or point.center <= 0:
             return state, None
         bad = point.value < point.center * self.share
         if not state.reaches(self.steps, bad=bad):

@@ -37,3 +37,7 @@ def test_every_experimental_detector_says_no_more_than_info() -> None:
 def test_single_long_steps_are_no_slower_training() -> None:
     checkpoints = np.where(np.arange(400) % 50 == 0, 40.0, 1.0) * 0.2 * steady
     assert judged("step_time_increase", step_time=checkpoints) == []
+
+
+def test_a_throughput_that_was_zero_cannot_drop() -> None:
+    assert judged("throughput_drop", tokens_per_second=np.concatenate([np.zeros(31), np.arange(0, -0.06, -0.01)])) == []
