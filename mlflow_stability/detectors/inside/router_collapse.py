@@ -68,8 +68,9 @@ class RouterCollapse(Detector):
         tokens, experts, active, load = (state.values.get(each, 0.0) for each in self.quantities[:-1])
         if not (point.finite and tokens >= self.fewest and experts >= 2 and 0 <= load <= 1.001):
             return state, None
-        # A soft mixture uses all experts for every token, and can collapse to one.
-        least = active if active < experts else 1.0
+        # A soft mixture uses all experts for every token, and can collapse to one. Where tokens are dropped, those that
+        # are left may go to less than one on average.
+        least = max(active, 1.0) if active < experts else 1.0
         effective, limit = experts**load, least + self.share * (experts - least)
         if not state.streak.reaches(self.rounds, bad=effective < limit):
             return state, None

@@ -37,6 +37,10 @@ def test_the_fewest_possible_experts_are_those_of_a_token() -> None:
     assert len(router([0.3] * 6, experts=8, active=8.0)) == 1  # a soft mixture
 
 
+def test_tokens_that_are_dropped_do_not_hide_a_collapse() -> None:
+    assert len(router([0.52] * 6, active=0.41)) == 1  # 2.9 of 8 experts, and each token was to go to one
+
+
 def test_few_tokens_are_not_judged() -> None:
     assert router([0.1] * 10, tokens=20) == []
 
