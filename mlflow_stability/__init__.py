@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from mlflow_stability.analysis.compare_layers import compare_layers
     from mlflow_stability.analysis.dashboard import dashboard
     from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
+    from mlflow_stability.analysis.judge import judge
     from mlflow_stability.analysis.load import load_run
     from mlflow_stability.demo.simulate import simulate
     from mlflow_stability.errors import TrainingDiverged
@@ -27,11 +28,17 @@ if TYPE_CHECKING:
     from mlflow_stability.recovery.extras import SPAMAdam, conservative_grad_scaler
     from mlflow_stability.recovery.rollback_policy import RollbackPolicy
     from mlflow_stability.session.autolog import attach, autolog, current_session, flush
+    from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+    from mlflow_stability.vocabulary.result.comparison import Comparison
+    from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 
 __version__ = "0.1.0"
 __all__ = [
     "Alert",
     "AlertMessage",
+    "AttentionMap",
+    "Comparison",
+    "Diagnosis",
     "RollbackPolicy",
     "SPAMAdam",
     "TrainingDiverged",
@@ -49,6 +56,7 @@ __all__ = [
     "diagnose",
     "diagnose_all",
     "flush",
+    "judge",
     "load_run",
     "restore",
     "simulate",
@@ -57,6 +65,9 @@ __all__ = [
 PUBLIC = {
     "Alert": "mlflow_stability.alerts.alert",
     "AlertMessage": "mlflow_stability.alerts.message",
+    "AttentionMap": "mlflow_stability.vocabulary.measured.attention_map",
+    "Comparison": "mlflow_stability.vocabulary.result.comparison",
+    "Diagnosis": "mlflow_stability.vocabulary.result.diagnosis",
     "RollbackPolicy": "mlflow_stability.recovery.rollback_policy",
     "SPAMAdam": "mlflow_stability.recovery.extras.spam_adam",
     "TrainingDiverged": "mlflow_stability.errors",
@@ -74,6 +85,7 @@ PUBLIC = {
     "diagnose": "mlflow_stability.analysis.diagnose",
     "diagnose_all": "mlflow_stability.analysis.diagnose",
     "flush": "mlflow_stability.session.autolog",
+    "judge": "mlflow_stability.analysis.judge",
     "load_run": "mlflow_stability.analysis.load",
     "restore": "mlflow_stability.recovery.checkpoints.resume_by_run",
     "simulate": "mlflow_stability.demo.simulate",

@@ -1,0 +1,87 @@
+"""`mlflow_stability.judge`: runs detectors and rules on any numbers, without a run or a log.
+
+In: losses, and where known gradient norms, learning rates and validation losses. Out: a `Diagnosis`. Guarantees: the
+same rules as for a log with these columns; nothing is written and no server is asked.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from mlflow_stability.analysis.diagnose import concluded
+from mlflow_stability.analysis.thresholds import asked_detectors
+from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.errors import SettingsError
+from mlflow_stability.vocabulary.argument import with_known_names
+from mlflow_stability.vocabulary.measured.observation import Series
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.text.metric_names import meanings_of
+
+
+@with_known_names
+def judge(
+    losses: Iterable[float],
+    *,
+    grad_norms: Iterable[float] | None = None,
+    learning_rates: Iterable[float] | None = None,
+    val_losses: Iterable[float] | None = None,
+    steps: Iterable[int] | None = None,
+    detectors: Sequence[Detector] | None = None,
+    sensitivity: str = "normal",
+    name: str = "losses",
+) -> Diagnosis:
+    """Run the detectors on any numbers, and conclude what went wrong.
+
+    Args:
+        losses: The training loss of each step; any iterable of numbers, NaN and infinity included.
+        grad_norms: The gradient norm of each step.
+        learning_rates: The learning rate of each step.
+        val_losses: The validation loss; fewer values than losses are spread evenly over the steps.
+        steps: The number of each step; without it, 0, 1, 2, ...
+        detectors: Those that judge instead of the default ones.
+        sensitivity: "low", "normal" or "high".
+        name: What the numbers are called in the diagnosis.
+    """
+    values = _numbers("losses", losses)
+    if not len(values):
+        raise SettingsError("losses must have at least one number; it is empty.")
+    at = np.arange(len(values)) if steps is None else np.asarray(list(steps), dtype=np.int64)
+    if len(at) != len(values):
+        raise SettingsError(f"steps must have as many values as losses, {len(values)}; it has {len(at)}.")
+    columns = {"loss": (at, values)}
+    for title, quantity, column in (
+        ("grad_norms", "grad_norm", grad_norms),
+        ("learning_rates", "learning_rate", learning_rates),
+    ):
+        if column is not None:
+            found = _numbers(title, column)
+            if len(found) != len(values):
+                raise SettingsError(f"{title} must have as many values as losses, {len(values)}; it has {len(found)}.")
+            columns[quantity] = at, found
+    if val_losses is not None:
+        found = _numbers("val_losses", val_losses)
+        if len(found) > len(values):
+            raise SettingsError(f"val_losses must have at most as many values as losses; it has {len(found)}.")
+        places = np.linspace(len(values) / max(len(found), 1), len(values), len(found)).astype(np.int64) - 1
+        columns["val_loss"] = at[places], found
+    meanings = meanings_of(list(columns))
+    metrics = tuple(Metric(title, meanings[title], _series(title, *column)) for title, column in columns.items())
+    history = RunHistory(name, name, "numbers", "the given numbers", metrics)
+    return concluded(history, asked_detectors(detectors, sensitivity))
+
+
+def _numbers(name: str, given: Iterable[float]) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    try:
+        return np.asarray([float(each) for each in given], dtype=np.float64)
+    except (TypeError, ValueError):
+        raise SettingsError(f"{name} must be an iterable of numbers; got {type(given).__name__}.") from None
+
+
+def _series(
+    title: str, steps: np.ndarray[tuple[int], np.dtype[np.int64]], values: np.ndarray[tuple[int], np.dtype[np.float64]]
+) -> Series:
+    return Series(Signal(title), steps, values, np.zeros(len(steps), np.int64), np.zeros(len(steps)))

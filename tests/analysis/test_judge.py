@@ -1,0 +1,59 @@
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+
+from mlflow_stability import Diagnosis, judge
+from mlflow_stability.errors import SettingsError
+
+
+def falling(steps: int = 600) -> list[float]:
+    generator = np.random.default_rng(0)
+    return [float(each) for each in 2.0 / (1 + np.arange(steps) / 60) + 0.3 + 0.02 * generator.standard_normal(steps)]
+
+
+def test_sound_losses_of_any_iterable_are_healthy() -> None:
+    for given in (falling(), tuple(falling()), np.array(falling()), (each for each in falling())):
+        diagnosis = judge(given)
+        assert isinstance(diagnosis, Diagnosis)
+        assert diagnosis.outcome == "healthy"
+
+
+def test_what_is_wrong_is_found_at_its_step() -> None:
+    losses = falling()
+    losses[400] = 60.0
+    (spike,) = [each for each in judge(losses).episodes if each.kind == "loss_spike"]
+    assert spike.start == 400
+    losses[450:] = [math.nan] * 150
+    broken = judge(losses, steps=range(1000, 1600))
+    assert broken.outcome == "broken"
+    assert "1450" in broken.verdict or "1,450" in broken.verdict
+
+
+def test_gradient_norms_are_judged_beside_the_losses() -> None:
+    norms = [1.0 + 0.1 * math.sin(each) for each in range(600)]
+    norms[300] = 500.0
+    kinds = [(each.kind, each.start) for each in judge(falling(), grad_norms=norms).episodes]
+    assert ("gradient_explosion", 300) in kinds
+
+
+def test_validation_losses_may_be_fewer() -> None:
+    diagnosis = judge(falling(), val_losses=[1.5, 1.0, 0.8, 0.9, 1.2, 1.6, 2.2, 3.0])
+    assert "overfitting" in [each.kind for each in diagnosis.episodes]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        ({"losses": []}, "losses must have at least one number"),
+        ({"losses": 3}, "losses must be an iterable of numbers; got int."),
+        ({"losses": [1.0], "grad_norms": [1.0, 2.0]}, "grad_norms must have as many values as losses, 1; it has 2."),
+        ({"losses": [1.0], "steps": []}, "steps must have as many values as losses, 1; it has 0."),
+    ],
+)
+def test_what_cannot_be_judged_is_said(arguments: dict[str, Any], said: str) -> None:
+    with pytest.raises(SettingsError, match=said):
+        judge(**arguments)
