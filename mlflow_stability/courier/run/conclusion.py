@@ -32,6 +32,8 @@ from mlflow_stability.vocabulary.text.phrases import capitalised, counted
 
 FEW_ACTIONS = 2
 SDR_COLLAPSE = SdrCollapse.kind
+MOST_VALUES = 2_000_000
+"""Of a longer record some values are read: the courier shares the machine with a training that may still run."""
 LONGEST_TAG = 500
 """MLflow's pages show much less of a tag."""
 
@@ -54,7 +56,7 @@ class Conclusion:
 
 def conclusion_of(run_id: str, tracking_uri: str, page: str) -> Conclusion:
     """The conclusion about a run; `page`: its address in MLflow's UI."""
-    history = in_place(read_run_history(run_id, tracking_uri))
+    history = in_place(read_run_history(run_id, tracking_uri, MOST_VALUES))
     diagnosis = concluded(history, None)
     card = run_card_of(history, diagnosis)
     report = Report((diagnosis,))

@@ -53,7 +53,7 @@ def recorded_history(facts: RunFacts, record: RunRecord, said: Sequence[tuple[in
         source=facts.source,
         name=facts.name,
         format="recorded",
-        basis=f"the full record ({len(record):,} values of {steps:,} steps)",
+        basis=f"{_share(record)} ({len(record):,} values of {steps:,} steps)",
         metrics=tuple(_metrics(record, attempts)),
         events=events_of(said, number_of),
         gaps=gaps_of(said),
@@ -62,6 +62,10 @@ def recorded_history(facts: RunFacts, record: RunRecord, said: Sequence[tuple[in
         params={**settings_of(said), **facts.params},
         tags={**notes_of(said), **facts.tags},
     )
+
+
+def _share(record: RunRecord) -> str:
+    return "the full record" if record.every == 1 else f"every {record.every:,}th value of the full record"
 
 
 def recorded_folder(folder: Path, facts: RunFacts) -> RunHistory | None:

@@ -19,6 +19,7 @@ from mlflow import MlflowClient
 from mlflow.entities import Metric as StoredMetric
 from numpy.typing import NDArray
 
+from mlflow_stability.tracking.artifacts.record_events import Said
 from mlflow_stability.tracking.imports import COUNTED, TIMES
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.read.recorded_history import (
@@ -33,11 +34,12 @@ from mlflow_stability.tracking.read.recorded_history import (
     with_metrics_of_the_script,
 )
 from mlflow_stability.tracking.read.run_reader import RunReader
-from mlflow_stability.tracking.read.run_record import whole_number
+from mlflow_stability.tracking.read.run_record import RunRecord, whole_number
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import store_trouble
 from mlflow_stability.tracking.tag_names import is_recorded
 from mlflow_stability.vocabulary.measured.observation import Series
+from mlflow_stability.vocabulary.result.event import Event as Happened
 from mlflow_stability.vocabulary.run.attempts import attempts_of, in_order
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
@@ -52,18 +54,19 @@ _History: TypeAlias = NDArray[np.void]
 """Points of one metric."""
 
 
-def read_run_history(run_id: str, tracking_uri: str | None = None) -> RunHistory:
-    """Everything about a run."""
+def read_run_history(run_id: str, tracking_uri: str | None = None, most_values: int | None = None) -> RunHistory:
+    """Everything about a run; of a long record at most about `most_values`, which the history says."""
     client = answering_client(tracking_uri)
     reader = RunReader(run_id, tracking_uri, client)
     is_ours = is_recorded(reader.tags)
-    record = reader.full_record() if is_ours else None
+    said = reader.said() if is_ours else []
+    record = _record(reader, said, most_values) if is_ours else None
     if record is not None and len(record):
-        history = recorded_history(_facts(reader), record, reader.said())
+        history = recorded_history(_facts(reader), record, said)
         theirs, _ = _metrics(reader, client, [key for key in reader.metric_keys if parse_key(key) is None])
         history = with_metrics_of_the_script(history, theirs)
     else:
-        history = _tables(reader, client, is_ours)
+        history = _tables(reader, client, said, is_ours)
     history = with_gaps_told(history, reader.left_out)
     return replace(history, notes=(*history.notes, DELETED)) if reader.is_deleted else history
 
@@ -72,13 +75,18 @@ def _facts(reader: RunReader) -> RunFacts:
     return RunFacts(reader.run_id, reader.name, reader.status, reader.params, reader.tags)
 
 
-def _tables(reader: RunReader, client: MlflowClient, is_ours: bool) -> RunHistory:
+def _record(reader: RunReader, said: Sequence[tuple[int, Said]], most: int | None) -> RunRecord | None:
+    if most is None:
+        return reader.full_record()
+    return reader.thinned_record(most, [each for _, each in said if isinstance(each, Happened)])
+
+
+def _tables(reader: RunReader, client: MlflowClient, said: Sequence[tuple[int, Said]], is_ours: bool) -> RunHistory:
     """What MLflow's metric tables hold."""
     metrics, no_steps = _metrics(reader, client, reader.metric_keys)
     if reader.tags.get(TIMES) == COUNTED:
         metrics = [replace(each, series=replace(each.series, times=0 * each.series.times)) for each in metrics]
     points = sum(len(each.series) for each in metrics)
-    said = reader.said() if is_ours else []
     outcome, detail = ending(_facts(reader), said)
     notes = []
     if is_ours:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import math
 import tempfile
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import TypeVar
@@ -33,6 +33,7 @@ from mlflow_stability.tracking.artifacts.layer_parts import read_layer_part
 from mlflow_stability.tracking.artifacts.record_events import Said, events_order, read_line
 from mlflow_stability.tracking.artifacts.record_parts import part_order, read_part
 from mlflow_stability.tracking.keys import parse_key
+from mlflow_stability.tracking.read.record_thinner import RecordThinner
 from mlflow_stability.tracking.read.run_record import RunRecord, joined, whole_number
 from mlflow_stability.tracking.store.address import strip_credentials
 from mlflow_stability.tracking.store.download import no_progress_bar
@@ -40,6 +41,7 @@ from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import not_mlflow, sentence, store_trouble
 from mlflow_stability.vocabulary.measured.layer_table import LayerTable
 from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.event import Event
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)
@@ -128,6 +130,12 @@ class RunReader:
         """The tables of gradients and weights by layer, each with the number of its recording."""
         parts = self._files(LAYER_TABLES_FOLDERS, part_order, lambda _, file: read_layer_part(file))
         return [(recording, table) for (recording, _), tables in parts for table in tables]
+
+    def thinned_record(self, most: int, events: Iterable[Event]) -> RunRecord | None:
+        """The same with about `most` values at the most, and everything that was measured around events."""
+        thinner = RecordThinner(most, events)
+        self._files(RECORD_FOLDERS, part_order, lambda _, file: thinner.add(read_part(file)))
+        return thinner.record()
 
     def said(self) -> list[tuple[int, Said]]:
         """Events, resets, gaps, notes, openings and closings, each with the number of its recording."""

@@ -31,6 +31,8 @@ class RunRecord:
     value: NDArray[np.float64]
     complete: bool = True
     """Whether this is every value that was measured; False: only the points of MLflow's metric tables are left."""
+    every: int = 1
+    """Of signals with many values, every how many are here: a long record can be read thinned."""
 
     def __len__(self) -> int:
         return len(self.value)
