@@ -86,6 +86,16 @@ class Chromium:
     def ask(self, expression: str) -> Any:
         return self.call("Runtime.evaluate", expression=expression, returnByValue=True)["result"].get("value")
 
+    def ask_frame(self, expression: str) -> Any:
+        """The same of the only frame of the page; one that is sandboxed has a process of its own."""
+        page, self._session = self._session, None
+        (frame,) = [each for each in self.call("Target.getTargets")["targetInfos"] if each["type"] == "iframe"]
+        try:
+            self._session = self.call("Target.attachToTarget", targetId=frame["targetId"], flatten=True)["sessionId"]
+            return self.ask(expression)
+        finally:
+            self._session = page
+
     def call(self, method: str, **parameters: Any) -> dict[str, Any]:
         number = next(self._numbers)
         message = {"id": number, "method": method, "params": parameters}

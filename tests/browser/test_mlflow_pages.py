@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import math
+import os
+import re
+import subprocess
+import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 from browser.chromium import Chromium, find_chromium
@@ -21,6 +26,20 @@ pytestmark = [
 ]
 QUANTITIES = ("adam_rms", "backward_time", "grad_norm", "learning_rate", "loss", "micro_batches", "update_ratio")
 SIGNALS = tuple(Signal(quantity) for quantity in QUANTITIES)
+TRAINS = """
+import torch
+import mlflow_stability
+
+mlflow_stability.autolog()
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.05)
+for _ in range(60):
+    inputs = torch.randn(16, 4)
+    optimizer.zero_grad()
+    (model(inputs) - inputs.sum(1, keepdim=True)).square().mean().backward()
+    optimizer.step()
+"""
 TRAINING_LAYOUT = "?workflowType=machine_learning"
 
 
@@ -86,6 +105,28 @@ def test_the_charts_begin_with_the_loss(browser: Chromium, page: str) -> None:
     said = text_of(browser)
     assert said.index("1_loss") < said.index("3_grad_norm") < said.index("5_learning_rate") < said.index("stability/")
     assert "micro_batches" not in said  # it never changes
+
+
+def test_the_url_of_the_last_line_opens_the_page_of_the_run(
+    browser: Chromium, rest_server: str, tmp_path: Path
+) -> None:
+    script = tmp_path / "train.py"
+    script.write_text(TRAINS)
+    ended = subprocess.run(
+        [sys.executable, str(script)],
+        env={**os.environ, "MLFLOW_TRACKING_URI": rest_server.replace("://", "://me:hunter2@")},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=200,
+        check=True,
+    )
+    assert "hunter2" not in ended.stderr
+    found = re.search(r" Report: (http://\S+/runs/([0-9a-f]{32})\S*)$", ended.stderr.strip())
+    assert found, ended.stderr
+    assert "workflowType=machine_learning" in found[1]
+    browser.visit(found[1], 1440, "Training stability: healthy")
+    assert found[2] in text_of(browser)
 
 
 def test_runs_are_found_by_their_verdict(browser: Chromium, page: str) -> None:
