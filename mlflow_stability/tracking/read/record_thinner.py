@@ -75,7 +75,7 @@ class RecordThinner:
 
     def _is_near(self, steps: NDArray[np.int64]) -> NDArray[np.bool_]:
         """Whether a step is around an event, or at an end of its part."""
-        near = (steps < steps[0] + AROUND) | (steps > steps[-1] - AROUND)
+        near: NDArray[np.bool_] = (steps < steps[0] + AROUND) | (steps > steps[-1] - AROUND)
         if len(self._around):
             place = np.searchsorted(self._around, steps)
             after = self._around[np.minimum(place, len(self._around) - 1)]
