@@ -6,10 +6,14 @@ torch; where a step or a layer is not there, the sentence says which are.
 
 from __future__ import annotations
 
+import math
 import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import history_of
@@ -22,7 +26,7 @@ from mlflow_stability.figures.run_page.curve import Curve, curve_of
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.artifacts.folders import MAPS_FOLDERS
 from mlflow_stability.tracking.read.stored_attention import StoredAttention, attention_of_folder, attention_of_run
-from mlflow_stability.vocabulary.argument import with_known_names
+from mlflow_stability.vocabulary.argument import shown, with_known_names
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
@@ -34,24 +38,69 @@ Source = str | os.PathLike[str]
 
 @with_known_names
 def attention_heatmap(
-    run_id_or_path_or_map: Source | AttentionMap,
+    run_id_or_path_or_map: Any,
     step: int | None = None,
     layer: str | int | None = None,
     tracking_uri: str | None = None,
+    *,
+    title: str = "",
+    save_path: str | os.PathLike[str] | None = None,
 ) -> Picture:
     """Where the heads of one layer look at one step: a panel for each head, and one for their mean.
 
-    Takes the id of a run, the folder of a run in ``mlruns``, or a map that you have. Without `step` the last one is
+    Takes the id of a run, the folder of a run in ``mlruns``, or a map that you have. A tensor of weights by head, query
+    and key is taken too; of a batch, the first sample is drawn. `title` is written above the picture. `save_path` is a
+    file that it is written to. Without `step` the last one is
     drawn, without `layer` (a module's name or its number) the first. The figure is matplotlib's:
     ``figure.savefig("attention.png", dpi=300)``, or the last line of a notebook's cell.
 
     Raises ``RunNotFoundError`` where there are no maps, and ``SettingsError`` for a step or a layer without one.
     """
-    if isinstance(run_id_or_path_or_map, AttentionMap):
-        return draw(run_id_or_path_or_map)
-    stored = _stored(run_id_or_path_or_map, tracking_uri)
-    maps = stored.maps(_step(step, stored.steps, stored.name))
-    return draw(_layer(layer, maps), name=stored.name)
+    given = run_id_or_path_or_map
+    if not isinstance(given, str | os.PathLike | AttentionMap):
+        given = _map_of_weights(given, step or 0, str(layer or "attention"))
+    if isinstance(given, AttentionMap):
+        picture = draw(given, name=title)
+    else:
+        stored = _stored(given, tracking_uri)
+        maps = stored.maps(_step(step, stored.steps, stored.name))
+        picture = draw(_layer(layer, maps), name=title or stored.name)
+    if save_path is not None:
+        picture.savefig(save_path, dpi=150)
+    return picture
+
+
+def _map_of_weights(given: Any, step: int, layer: str) -> AttentionMap:
+    """A map of weights by head, query and key; of a batch, of its first sample."""
+    given = given.detach().float().cpu().numpy() if hasattr(given, "detach") else given
+    try:
+        weights = np.asarray(given, dtype=np.float32)
+    except (TypeError, ValueError):
+        weights = np.zeros(0, np.float32)
+    weights = weights[0] if weights.ndim == 4 else weights[None] if weights.ndim == 2 else weights
+    if weights.ndim != 3 or not weights.size:
+        raise SettingsError(
+            "attention_heatmap takes a run id, a path, an AttentionMap, or a tensor of weights; got "
+            f"{shown(given)}. Weights have the dimensions (queries, keys), (heads, queries, keys) or (batch, heads, "
+            "queries, keys)."
+        )
+    heads, queries, keys = weights.shape
+    logs = np.log(np.where(weights > 0, weights, 1.0))
+    entropy = -(weights * logs).sum(-1).mean(-1) / math.log(max(keys, 2))
+    causal = queries == keys and keys > 1 and not np.triu(weights, 1).any()
+    return AttentionMap(
+        step,
+        0,
+        layer,
+        0,
+        tuple(range(heads)),
+        weights.astype(np.float16),
+        weights.mean(0),
+        entropy.astype(np.float32),
+        np.full(heads, np.nan, np.float32),
+        causal=bool(causal),
+        tokens=(queries, keys),
+    )
 
 
 @with_known_names
