@@ -91,7 +91,7 @@ class WrongSign(Trouble):
         """Runs before the step."""
         if step == STEP:
             assert isinstance(task.model, Autoencoder)
-            task.model.encoder.boosting = -1.0
+            task.model.encoder.boosting = -20.0
 
 
 ATTENTION_LOGITS = Failure(
