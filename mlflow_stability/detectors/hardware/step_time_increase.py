@@ -49,7 +49,7 @@ class StepTimeIncrease(Detector):
 
     def step(self, state: Streak, point: Point) -> tuple[Streak, Event | None]:
         """Look at the time of the next step."""
-        if not point.finite or not point.scale:
+        if not point.finite or not point.scale or point.center <= 0:
             return state, None
         bad = point.value > point.center * self.smallest_rise
         if not state.reaches(self.steps, bad=bad):
