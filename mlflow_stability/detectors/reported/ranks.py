@@ -30,8 +30,8 @@ class RankNonfinite(FindingType):
     """
 
     kind = "rank_nonfinite"
-    noun = "a rank with the first NaN"
-    plural = "ranks with a first NaN"
+    noun = "a NaN that began on one rank"
+    plural = "NaNs that began on one rank"
     order = 1160
     severities = (Severity.WARNING,)
     remedies = (

@@ -16,6 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlflow_stability.probes.step.readback import values_on_host
+
 ANSWER_SECONDS = 120.0
 """For how long a process may leave the others without an answer."""
 LOST = "a process of this training has ended, or its connection is lost"
@@ -84,8 +86,7 @@ class RankExchange:
         except RuntimeError:
             self.end(LOST)
             return None
-        found: list[float] = row.tolist()
-        return found
+        return values_on_host(row)
 
     def end(self, why: str) -> None:
         """Nothing is exchanged any more."""

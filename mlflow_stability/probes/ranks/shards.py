@@ -17,6 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.objects.model_discovery import models_of
+from mlflow_stability.probes.step.readback import values_on_host
 from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, total_norm, world_size
 
 MOST_PARTIAL = 2**16
@@ -78,7 +79,7 @@ def training_ranks(optimizers: Sequence[Optimizer]) -> TrainingRanks | None:
     for each in parameters:
         mesh: Any = getattr(each, "device_mesh", None)
         if mesh is not None:
-            known.update(mesh.mesh.flatten().tolist())
+            known.update(map(int, values_on_host(mesh.mesh.flatten())))
     flat: dict[int, float] = {}
     for module, kind in _wrappers(optimizers):
         known.update(_ranks_of(module.process_group) if hasattr(module, "process_group") else ())

@@ -124,6 +124,13 @@ def value_on_host(scalar: Tensor) -> float | None:
     return scalar.item() if scalar.is_cpu else None
 
 
+def values_on_host(row: Tensor) -> list[float]:
+    """The values of a row that lies on the host anyway."""
+    assert row.is_cpu
+    values: list[float] = row.tolist()
+    return values
+
+
 class Parcel:
     """Whole tensors on their way to the host, for what is too large for a row of numbers.
 

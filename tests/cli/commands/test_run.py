@@ -141,7 +141,7 @@ def test_ctrl_c_is_told_as_python_tells_it(tmp_path: Path) -> None:
             "guard must be True, False, 'late' or None; got 'lat' (str). Did you mean 'late'?",
         ),
         (["--extra-tags", "team", "x.py"], "--extra-tags must be NAME=TEXT; got 'team'."),
-        (["--rolback", "x.py"], "No such option '--rolback'. Did you mean '--rollback'?"),
+        (["--rolback", "x.py"], "No such option '--rolback'. (Did you mean one of: '--rollback', "),
         ([], "Missing argument 'SCRIPT'"),
     ],
 )
