@@ -128,6 +128,7 @@ def _end(processes: Sequence[subprocess.Popen[str]]) -> None:
 def _listen(number: int, process: subprocess.Popen[str], heard: queue.SimpleQueue[tuple[int, str | None]]) -> None:
     """Pass on what a training says; None when it has nothing more to say."""
     assert process.stdout is not None
-    for line in process.stdout:
-        heard.put((number, line.rstrip()))
+    with process.stdout:
+        for line in process.stdout:
+            heard.put((number, line.rstrip()))
     heard.put((number, None))

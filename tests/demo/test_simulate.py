@@ -20,14 +20,14 @@ HEALTHY_ENDS = ("healthy", "cannot_tell")
 
 @pytest.mark.slow
 @pytest.mark.scenario
-@pytest.mark.parametrize("name", SIMULATIONS)
-def test_the_diagnosis_of_a_simulation_names_a_right_cause(name: str, sqlite_uri: str) -> None:
+@pytest.mark.parametrize("name", ["bad-batch", "missing-zero-grad"])  # tests/benchmarks/simulations.py has them all
+def test_the_diagnosis_of_a_simulation_names_a_right_cause(
+    name: str, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     from mlflow_stability import diagnose
 
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     done = simulate(name)
-    if name == "sdr-collapse":  # the loss diverges before the next measurement of codes, so that no cause is named
-        assert "sdr_collapse" in [each.kind for each in done.diagnosis.episodes]
-        return
     assert done.found, f"{done.cause}: {done.diagnosis.verdict}"
     assert done.healthy_run_id != done.run_id
     assert diagnose(done.healthy_run_id, sqlite_uri).outcome in HEALTHY_ENDS
@@ -42,6 +42,7 @@ def test_whoever_practises_sees_the_curves_and_not_the_answer(
     sqlite_uri: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
     assert run(["simulate", "missing-zero-grad", "--no-answer", "--steps", "300"]) == 0
     said = capsys.readouterr().out
     assert "What went wrong, and why?" in said
