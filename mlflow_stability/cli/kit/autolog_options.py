@@ -1,7 +1,8 @@
 """The settings of `autolog()` as options of a command: one for each, with the sentence that its docstring has.
 
 In: what was typed. Out: checked arguments of `autolog()` by name. Guarantees: a setting that is added has an option
-without a line here; torch is not loaded; what a setting does not take is refused in the words of `autolog()`.
+without a line here, but for objects that only a script has; torch is not loaded;
+what a setting does not take is refused in the words of `autolog()`.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ from mlflow_stability.vocabulary.settings import Settings
 _F = TypeVar("_F", bound=Callable[..., Any])
 _FLAGS = (yes_or_no()["takes"].words, "")  # the second: `rollback`, whose policies only Python can build
 _WORDS = {"true": True, "false": False, "none": None}
+_OF_PYTHON_ALONE = ("extra_state",)
+"""Settings whose values only a script has."""
 _CODE = re.compile(r"`([^`]*)`")
 
 
@@ -28,6 +31,8 @@ def autolog_options(command: _F) -> _F:
     """An option for each setting; their values come as keyword arguments of the command, those not typed as None."""
     meanings = argument_meanings("autolog")
     for each in reversed(fields(Settings)):
+        if each.name in _OF_PYTHON_ALONE:
+            continue
         name = f"--{each.name.replace('_', '-')}"
         meaning = _CODE.sub(r"\1", meanings.get(each.name, "")).partition(". ")[0].rstrip(".") + "."
         if each.default is False and each.metadata["takes"].words in _FLAGS:
