@@ -31,7 +31,7 @@ AFTER_CLIPPING = "as the optimizer was given it"
 RESCUES: tuple[Mode, ...] = ("guard", "rollback")
 CLOSE = 1e-4
 """A relative difference above this is marked: an ordinary one is that of sums in another order."""
-EXPECTED = ("nan_detected: ", "step_skipped: ", "Still on the way to MLflow after 0 s")
+EXPECTED = ("nan_detected: ", "step_skipped: ", "rank_nonfinite: ", "Still on the way to MLflow after 0 s")
 """How warnings begin that the NaN, and not waiting for the delivery of its trial, must lead to."""
 
 
