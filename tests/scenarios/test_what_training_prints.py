@@ -23,7 +23,7 @@ mlflow_stability.autolog(rollback=trouble == "rollback", silent="silent" in sys.
 torch.manual_seed(0)
 model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
-for step in range(400):
+for step in range(700 if trouble == "rollback" else 400):  # the loss has come down again at the end
     if trouble in ("rollback", "divergence"):
         optimizer.param_groups[0]["lr"] = 3.0 if 300 <= step < 330 else 1e-2
     inputs = torch.randn(32, 8)
