@@ -158,6 +158,7 @@ SYMBOLS: dict[str, Symbol] = {
     "fsdp_reduce_scatter": Symbol(
         "torch.distributed.fsdp._fully_shard._fsdp_collectives:DefaultReduceScatter.__call__", _SHARDED
     ),
+    "default_store": Symbol("torch.distributed.distributed_c10d:_get_default_store", "comparison of ranks"),
     # of copies
     "flatten_dense_tensors": Symbol("torch._C:_nn.flatten_dense_tensors", _SLOWER, _side_by_side),
     "unflatten_dense_tensors": Symbol("torch._utils:_unflatten_dense_tensors", _COPIES),

@@ -20,6 +20,7 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.ranks.presence import Presence
 from mlflow_stability.probes.ranks.rank_exchange import RankExchange
 from mlflow_stability.probes.ranks.rank_numbers import EVERY, FIRST, Deliver, RankNumbers
 from mlflow_stability.probes.ranks.rank_row import Measured, RankTable, root
@@ -30,6 +31,7 @@ from mlflow_stability.vocabulary.measured.signal import Signal
 
 LEAVE_SECONDS = 2.0
 """For how long a process waits for its last row before it goes on alone."""
+NOT_ON_ALL = "autolog() was called on some ranks only, and a split model has no gradient norm or layers then"
 QUANTITIES = {
     "norms": ("param_norm", "grad_param_ratio", "lr_ratio"),
     "updates": ("update_norm", "update_ratio"),
@@ -85,6 +87,11 @@ class RankWatch:
         self._step_ended = time.perf_counter()
         self.paused = False
         """Whether processes do not make the same steps at the moment."""
+        self._presence = Presence("ranks")
+        self._is_alone: bool | None = None
+        """Whether other processes of the training are not watched; None: not known yet."""
+        self.announce: Callable[[], None] = guard("other processes", self._presence.announce)
+        """Runs before the first step, so that the other processes know that this one is watched."""
         self._meet = guard("other processes", self._met)
         self._gradients = guard("gradient norm", self._measure_gradients)
         self._before = guard("norms of split weights", self._before_step)
@@ -95,7 +102,7 @@ class RankWatch:
         self._on_table = guard("comparison of ranks", on_table)
 
     def meet(self, optimizer: Optimizer) -> None:
-        """An optimizer comes to its gate for the first time."""
+        """An optimizer begins its step for the first time."""
         if not any(each() is optimizer for each in self._optimizers):
             self._meet(optimizer)
 
@@ -159,7 +166,8 @@ class RankWatch:
         """The session is over."""
         numbers, self._numbers, self.is_on = self._numbers, None, False
         self.is_split = False
-        self._optimizers, self.ranks, self._norms = [], None, None
+        self._optimizers, self.ranks, self._norms, self._is_alone = [], None, None, None
+        self._presence.forget()
         if numbers is not None:
             numbers.close()
 
@@ -200,6 +208,8 @@ class RankWatch:
         ranks = training_ranks(living)
         if ranks is None or (self.ranks is not None and self.ranks.ranks != ranks.ranks):
             return
+        if self._numbers is None and not self._all_here(ranks):
+            return
         self.ranks = ranks
         if self._numbers is None:
             self._numbers = RankNumbers(RankExchange(ranks.ranks), self._layers_every, self._ended)
@@ -208,6 +218,14 @@ class RankWatch:
         if ranks.is_split:
             self._norms = ShardNorms(ranks, self._budget)
             self._norms.learn(living)
+
+    def _all_here(self, ranks: TrainingRanks) -> bool:
+        """Whether all processes of the training are watched; asked once."""
+        if self._is_alone is None:
+            self._is_alone = not self._presence.all_here(ranks.ranks)
+            if self._is_alone and ranks.is_split:
+                self._on_end(NOT_ON_ALL)
+        return not self._is_alone
 
     def _measure_gradients(self, capture: StepCapture, optimizer: Optimizer, unscale: Tensor | None) -> None:
         assert self.ranks is not None

@@ -154,6 +154,7 @@ class StepMeter:
     def optimizer_made(self, optimizer: Optimizer) -> None:
         """Runs when the script has made an optimizer."""
         self._since.optimizer_made(optimizer)
+        self._ranks.announce()
 
     def backward(self, tensors: Any) -> None:
         """Runs right before gradients are computed."""

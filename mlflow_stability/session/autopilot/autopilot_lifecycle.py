@@ -42,6 +42,8 @@ class AutopilotLifecycle:
         self._settle = settle
         self._run_id = run_id
         self._vote: RankVote | None = None
+        self._is_refused = False
+        """Whether there is no autopilot, because other processes of the training have none."""
         self._control: Autopilot | None = None
         self._recording: Recording | None = None
         self._make = guard("the autopilot", self._new_control)
@@ -91,9 +93,13 @@ class AutopilotLifecycle:
         self._close()
         self._control = self._recording = None
 
-    def _new_control(self, recording: Recording | None) -> Autopilot:
+    def _new_control(self, recording: Recording | None) -> Autopilot | None:
+        if self._is_refused:
+            return None
         if self._vote is None:
+            self._is_refused = True  # unless it is not
             self._vote = shared_vote()
+            self._is_refused = False
         batches = self._batches(recording)
         context = AutopilotContext(self._guard, self._settle, lambda: self._directory(recording), batches, self._vote)
         self._control, self._recording = Autopilot(self._plan, recording, context), recording

@@ -18,11 +18,16 @@ import torch
 import torch.distributed
 from torch import Tensor
 
-from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.errors import StabilityError, TrainingDiverged
+from mlflow_stability.probes.ranks.presence import Presence
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, LOST
 from mlflow_stability.recovery.decisions import Decision
 
 FIELDS = 9
+NOT_ON_ALL = (
+    "all ranks must skip, snapshot and roll back together, and autolog() was called on some of them only: call it on "
+    "every rank"
+)
 
 
 @dataclass(slots=True)
@@ -166,7 +171,12 @@ def shared_vote() -> RankVote | None:
     """A vote where several processes train together through torch.distributed; else None."""
     if not torch.distributed.is_available() or not torch.distributed.is_initialized():
         return None
-    return RankVote() if torch.distributed.get_world_size() > 1 else None
+    ranks = torch.distributed.get_world_size()
+    if ranks == 1:
+        return None
+    if not Presence("autopilot").all_here(range(ranks)):
+        raise StabilityError(NOT_ON_ALL)
+    return RankVote()
 
 
 class RankConsensus:

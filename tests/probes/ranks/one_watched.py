@@ -1,0 +1,42 @@
+"""Trains on two gloo processes of which the first alone is watched; prints its steps as they end.
+
+Arguments: `ddp` or `fsdp2`, the folder for the journal, and whether the autopilot is on.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch import nn
+from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
+
+import mlflow_stability
+
+STEPS = 12
+
+
+def main(way: str, folder: Path, autopilot: bool) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo")
+    if dist.get_rank() == 0:
+        mlflow_stability.autolog(offline=True, journal_dir=folder, rollback=autopilot)
+    torch.manual_seed(0)
+    plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
+    model = DistributedDataParallel(plain) if way == "ddp" else fully_shard(plain)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    for step in range(1, STEPS + 1):
+        loss = model(torch.randn(4, 6)).square().mean()
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        print(step, flush=True)
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), sys.argv[3] == "autopilot")

@@ -1,0 +1,24 @@
+"""A script that calls `autolog()` on its first rank only trains on, and waits for no process that is not watched."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from probes.ranks.launching import launch, recorded
+from probes.ranks.one_watched import STEPS
+
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
+SECONDS = 60.0
+"""Less than processes would wait for one that does not come."""
+
+
+@pytest.mark.parametrize(("way", "mode"), [("ddp", "watched"), ("fsdp2", "watched"), ("ddp", "autopilot")])
+def test_one_watched_process_does_not_wait_for_the_others(way: str, mode: str, tmp_path: Path) -> None:
+    first, second = launch(2, "one_watched.py", way, str(tmp_path), mode, seconds=SECONDS)
+    assert (first.code, second.code) == (0, 0), first.errors
+    assert len(first.printed.splitlines()) == len(second.printed.splitlines()) == STEPS
+    rows = recorded(tmp_path)
+    assert list(rows) == list(range(1, STEPS + 1))
+    assert all("loss" in row and "loss_ranks_mean" not in row for row in rows.values())
+    assert first.errors.count("autolog() was called on some") == (0 if (way, mode) == ("ddp", "watched") else 1)
