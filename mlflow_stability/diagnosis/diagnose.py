@@ -1,7 +1,7 @@
 """Concludes what happened in a run.
 
 In: everything that is known of it. Out: its outcome, episodes with their causes, the cause of what decided the outcome,
-remedies, how its curves went, and what could not be told. Guarantees: the same history gives the same diagnosis, with
+remedies, how its curves went, and what is not known. Guarantees: the same history gives the same diagnosis, with
 no look at anything else; what was judged while it trained is taken as it was judged; a run that cannot be judged is not
 called healthy.
 """

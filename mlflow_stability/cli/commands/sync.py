@@ -193,7 +193,7 @@ def _usual_jobs(sessions: list[SessionState], tracking_uri: str | None) -> int:
 def _reports(
     sessions: list[SessionState], tracking_uri: str | None, wait: float, jobs: int
 ) -> Iterator[DeliveryReport]:
-    """What became of each session: one after another in this process, or several at once."""
+    """The outcome of each session: one after another in this process, or several at once."""
     if min(jobs, len(sessions)) <= 1:
         for session in sessions:
             with _progress(notes_console(), session.folder.name, session.size) as show:

@@ -31,7 +31,7 @@ class Delivered:
     cause: str = ""
     """Why, in a sentence."""
     codes: str = ""
-    """What became of sparse codes, in a sentence."""
+    """The diversity of sparse codes at the end, in a sentence."""
     creating: bool = False
     """Asked for a run and have not heard of it yet."""
     number: int | None = None

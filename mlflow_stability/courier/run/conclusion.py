@@ -85,7 +85,7 @@ def _cause(diagnosis: Diagnosis) -> str:
 
 
 def _codes(history: RunHistory) -> str:
-    """What became of the sparse codes: the share of unique patterns at the end, and where they collapsed first."""
+    """The diversity of the sparse codes: the share of unique patterns at the end, and where they collapsed first."""
     events = history.events or ()
     shares = [
         each.evidence["last_unique_ratio"]

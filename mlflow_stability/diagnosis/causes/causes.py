@@ -44,7 +44,7 @@ def with_causes(episodes: Sequence[Episode], history: RunHistory, curves: RunCur
 def deciding_cause(
     outcome: str, episodes: Sequence[Episode], history: RunHistory, curves: RunCurves
 ) -> tuple[Cause | None, tuple[str, ...]]:
-    """The cause of the finding that decides the outcome, and what could not be told about it."""
+    """The cause of the finding that decides the outcome, and what is not known about it."""
     deciding = deciding_of(outcome, explainable(episodes))
     if deciding is None or deciding.cause is not None:
         return None if deciding is None else deciding.cause, ()

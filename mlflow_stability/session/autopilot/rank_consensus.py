@@ -87,7 +87,7 @@ class RankVote:
         self.paused = False
         """Whether some processes may make no step, because they have run out of batches (`Join`)."""
         self.silent = ""
-        """Why other processes are not heard any more: then nothing is skipped or set back."""
+        """Why other processes are not heard any more: then nothing is skipped or rolled back."""
         self._capture: object = None
         self._numbers = [0.0] * FIELDS
         self._received: list[float] | None = None
