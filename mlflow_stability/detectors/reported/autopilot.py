@@ -90,6 +90,32 @@ class BrokenBatch(FindingType):
 
 
 @dataclass(frozen=True, slots=True)
+class SpikeBatch(FindingType):
+    """The batch of a loss spike was kept.
+
+    What it sees: shapes, ranges and token statistics of the batch of a spike whose loss is finite, with its tensors in
+    a file. Of 32 steps in a row at most one batch is kept, that of the highest loss; in one training 10, of 256 MiB.
+
+    Why it matters: a spike that recovers by itself is mostly that of one batch, which later is hard to find again.
+
+    What to try: open the saved batch; compare its ranges with those of other batches.
+
+    When it is wrong: labels that only the script's own loss function receives are not in the batch. Batches that the
+    script overwrites in place are not kept, nor are those on an accelerator without the guard.
+
+    Reference: PaLM (arXiv 2204.02311), section 5.1, which skipped the batches of loss spikes
+    """
+
+    kind = "spike_batch"
+    instability = Instability.SIGN
+    noun = "a kept batch"
+    plural = "kept batches"
+    order = 1075
+    severities = (Severity.INFO,)
+    remedies = ("Open the saved batch.",)
+
+
+@dataclass(frozen=True, slots=True)
 class NanOrigin(FindingType):
     """The operation that produced the first non-finite value was found.
 

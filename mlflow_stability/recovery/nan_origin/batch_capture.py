@@ -61,6 +61,11 @@ class CapturedBatch:
         return self.ended and all(each is not None for each in self.outputs)
 
     @property
+    def input_bytes(self) -> int:
+        """Of its inputs alone."""
+        return self.bytes - sum(each.nbytes for each in self.outputs if each is not None)
+
+    @property
     def was_changed(self) -> bool:
         """Whether an input was changed in place since."""
         return self.versions != tuple(map(version_of, tensors_in(self.args, self.kwargs)))

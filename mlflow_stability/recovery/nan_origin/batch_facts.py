@@ -7,6 +7,7 @@ with ``weights_only=True``. Guarantees: the batch itself is left alone.
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -64,9 +65,14 @@ def facts_of_tensor(name: str, tensor: Tensor) -> TensorFacts:
         return _facts(name, tensor.detach(), tokens=False)
 
 
-def save_batch(batch: CapturedBatch, path: Path) -> Path:
-    """Write the tensors of a batch: their names, and their values on the host."""
-    tensors = {name: each.detach().cpu().clone() for name, each in inputs_of(batch)}
+def save_batch(passes: Sequence[CapturedBatch], path: Path) -> Path:
+    """Write the tensors of a batch: their names, and their values on the host; of several passes with their numbers."""
+    prefixes = [f"micro_batch_{number}." for number in range(1, len(passes) + 1)] if len(passes) > 1 else [""]
+    tensors = {
+        prefix + name: each.detach().cpu().clone()
+        for prefix, batch in zip(prefixes, passes, strict=True)
+        for name, each in inputs_of(batch)
+    }
     unfinished = path.with_name(f".{path.name}.{os.getpid()}")
     path.parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -1,22 +1,23 @@
 """Reports the batch of a broken step, whether it breaks again, and where the first non-finite number began.
 
-In: forward passes of training, the loss, optimizer steps, and word that a step is broken. Out: an event with shapes,
-ranges and what is not finite, and the result of running the batch once more; one that names the module and the
-operation; if asked, the tensors in a file. Guarantees: a bounded number of reports and files for one training; what is
-held of a batch is let go when the next step begins.
+In: forward passes of training, the loss, optimizer steps, and word that a step is broken, or is a spike. Out: an event
+with shapes, ranges and what is not finite, and the result of running a broken batch once more; one that names the
+module and the operation; the tensors in a file. Guarantees: a bounded number of reports and files for one training;
+what is held of a batch is let go when the next step begins.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from torch.nn import Module
 from torch.optim import Optimizer
 
+from mlflow_stability.detectors.reported.autopilot import SpikeBatch
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.objects.model_discovery import models_of
 from mlflow_stability.probes.objects.module_names import names_of_modules
@@ -41,6 +42,9 @@ MOST_REPORTS = 10
 MOST_LOOKS = 20
 """So many broken steps are looked at: of one that a loss scaler throws away nothing is told."""
 MOST_FILES = 3
+MOST_SPIKES = 10
+MOST_SPIKE_BYTES = 256 * 2**20
+"""So many batches of spikes are kept, of so many bytes in all."""
 MOST_TENSORS = 8
 """So many tensors of a batch are described."""
 MOST_SECONDS = 60.0
@@ -83,7 +87,7 @@ class BatchReport(ForwardObserver):
         self._to_be_sent = to_be_sent
         """Has the files of the folder sent; None: they stay where they are."""
         self._capture = BatchCapture(host_only=host_only)
-        self._looks = self._reports = 0
+        self._looks = self._reports = self._spikes = self._spike_bytes = 0
         self._seconds = 0.0
         self._batch_at = self._step_seconds = 0.0
         """When the last step began, and how long it took."""
@@ -110,6 +114,8 @@ class BatchReport(ForwardObserver):
         """Runs before a step that is broken, while the weights are those from before it."""
         self.report: Callable[..., Any] = guard(PART, self._report)
         """Tells of a step that broke, once its outcome is known."""
+        self.keep_spike: Callable[..., Any] = guard(PART, self._keep_spike)
+        """Keeps the batch of a spike, and tells of it."""
 
     def before_steps(self) -> None:
         """Runs before the first step of each capture: what runs forward after it belongs to the next one."""
@@ -122,6 +128,18 @@ class BatchReport(ForwardObserver):
         """Hold no batch any more."""
         self._capture.stop()
         self._finding = None
+
+    @property
+    def keeps_spikes(self) -> bool:
+        """Whether there is room for the batch of another spike."""
+        return self._spikes < MOST_SPIKES and self._spike_bytes < MOST_SPIKE_BYTES
+
+    def inputs_of_step(self, batch_number: int | None = None) -> tuple[CapturedBatch, ...]:
+        """What its passes were called with, without what came out; nothing where that is too large to be kept."""
+        passes = self._capture.passes(self.batch_number if batch_number is None else batch_number)
+        inputs = tuple(replace(each, outputs=(), gradients={}, nodes=(), bytes=each.input_bytes) for each in passes)
+        room = MOST_SPIKE_BYTES - self._spike_bytes
+        return inputs if sum(each.bytes for each in inputs) <= room else ()
 
     def let_loss_go(self) -> None:
         """Runs before each step, once nobody needs its loss any more."""
@@ -176,17 +194,32 @@ class BatchReport(ForwardObserver):
         said = "; ".join(map(_sentence, finding.facts[:MOST_TENSORS])) or "no tensors"
         evidence = _evidence(finding)
         again = NOT_AGAIN if finding.replay is None else finding.replay.message
-        where = self._kept(finding.batch, step) if self._reports <= MOST_FILES else ""
+        where = self._kept([finding.batch], step) if self._reports <= MOST_FILES else ""
         whose = " in the first process" if self._of_several else ""
         message = f"Batch of step {step}{whose}: {said}. {again}{where}"
         emit(Event(step, KIND, Severity.INFO, message, evidence=evidence))
         if finding.replay is not None and finding.replay.origin is not None:
             emit(origin_event(step, finding.replay.origin, finding.layer))
 
-    def _kept(self, batch: CapturedBatch, step: int) -> str:
-        """Keep its tensors; gives the sentence that says where."""
+    def _keep_spike(self, spike: Event, emit: Callable[[Event], None], passes: Sequence[CapturedBatch]) -> None:
+        if not passes or not self.keeps_spikes or any(each.was_changed for each in passes):  # the script reuses it
+            return
+        self._spikes += 1
+        self._spike_bytes += sum(each.bytes for each in passes)
+        facts = [one for each in passes for one in facts_of(each)][:MOST_TENSORS]
+        said = "; ".join(map(_sentence, facts)) or "no tensors"
+        several = f" ({len(passes)} micro-batches)" * (len(passes) > 1)
+        whose = " in the first process" if self._of_several else ""
+        what = "gradient explosion" if spike.kind == "gradient_explosion" else "loss spike"
+        where = self._kept(passes, spike.step)
+        message = f"Batch of the {what} at step {spike.step}{whose}{several}: {said}.{where}"
+        evidence = _ranges(facts)
+        emit(Event(spike.step, SpikeBatch.kind, Severity.INFO, message, "", evidence, remedies=SpikeBatch.remedies))
+
+    def _kept(self, passes: Sequence[CapturedBatch], step: int) -> str:
+        """Keep their tensors; gives the sentence that says where."""
         try:
-            file = save_batch(batch, self._folder / f"batch-{step:06d}.pt")
+            file = save_batch(passes, self._folder / f"batch-{step:06d}.pt")
         except OSError as error:
             return f" Its tensors could not be saved in {self._folder} ({error.strerror or error})."
         if self._to_be_sent is None:
@@ -212,11 +245,17 @@ def _layer(batch: CapturedBatch, replay: Replay, optimizers: Sequence[Optimizer]
 def _evidence(finding: BrokenBatch) -> dict[str, float]:
     """What was seen, in numbers, for whoever asks why."""
     found = {f"not_finite.{each.name}": float(each.nan + each.inf) for each in finding.facts if each.nan + each.inf}
-    for each in finding.facts[:MOST_TENSORS]:
-        if each.least is not None and each.greatest is not None:
-            found |= {f"least.{each.name}": float(each.least), f"greatest.{each.name}": float(each.greatest)}
+    found |= _ranges(finding.facts[:MOST_TENSORS])
     again = None if finding.replay is None else AGAIN.get(finding.replay.conclusion)
     return found if again is None else found | {"finite_again": again}
+
+
+def _ranges(facts: Sequence[TensorFacts]) -> dict[str, float]:
+    found: dict[str, float] = {}
+    for each in facts:
+        if each.least is not None and each.greatest is not None:
+            found |= {f"least.{each.name}": float(each.least), f"greatest.{each.name}": float(each.greatest)}
+    return found
 
 
 def _sentence(facts: TensorFacts) -> str:

@@ -13,6 +13,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.probe_scheduler import BrokenSteps
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
+from mlflow_stability.session.broken_batch.spike_batches import SpikeBatches
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording import Recording
@@ -44,6 +45,7 @@ def held_batches(
     if not settings.capture_batch or rank_and_world_size()[1] > 1:
         return None, None
     report = report_of(settings, guard, recording, host_only=True)
+    recording.spikes = SpikeBatches(report, recording.emit, guard)
     return report, FirstBrokenStep(report, recording)
 
 

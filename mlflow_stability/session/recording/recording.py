@@ -23,6 +23,7 @@ from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.step.reading import COPIED, UNCLIPPED, ProbeReading
 from mlflow_stability.probes.step.rolling_statistics import RollingStatistics
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
+from mlflow_stability.session.broken_batch.spike_batches import SpikeBatches
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.deferred_detection import DeferredDetection
 from mlflow_stability.session.recording.representation_summary import RepresentationTotals
@@ -123,6 +124,8 @@ class Recording:
         """Who wants to know what the script has logged."""
         self.batches: BatchReport | None = None
         """Who holds its batches, where somebody does."""
+        self.spikes: SpikeBatches | None = None
+        """Who keeps those of spikes, where that is not the autopilot."""
         self._last: StepReading | None = None
         self._journal = JournalWriter(folder, opening)
         self._panel = Panel(detectors)
@@ -173,6 +176,9 @@ class Recording:
         step = StepReading(self.step, signals, values, self.attempt, reading.time)
         self._journal.append(step)
         self.failure = self._journal.failure
+        spikes = self.spikes
+        if spikes is not None and signals and (signals[0] is not spikes.first or values[0] > spikes.highest):
+            spikes.see(self.step, signals, values)
         events = self._judge(step)
         self._last = step
         if reading.discarded or not self._losses.seen:
@@ -241,6 +247,8 @@ class Recording:
             self.settle()
             if self._late is not None:
                 self._late.stop()
+            if self.spikes is not None:
+                self.spikes.close()
             self._tell_sums()
             self._account_at_end(self._losses.missing(self.step))
             self.closed = True
@@ -255,6 +263,8 @@ class Recording:
     def _panel_judges(self, step: StepReading) -> list[Event]:
         self._representations.take(step)
         events = self._panel.judge(step)
+        if self.spikes is not None:
+            self.spikes.judged(step.step, events)
         for event in events:
             self._journal.append(event)
             self._representations.count(event)

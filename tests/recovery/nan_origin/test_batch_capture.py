@@ -206,7 +206,7 @@ def test_facts_of_tokens_show_padding_repetition_and_repeated_rows() -> None:
 def test_saved_tensors_load_with_weights_only_and_nothing_unfinished_is_left(tmp_path: Path) -> None:
     ids = torch.tensor([[3, 1], [2, 9]])[:, :1]
     _, batch = captured({"ids": ids})
-    path = save_batch(batch, tmp_path / "batches" / "batch-000007.pt")
+    path = save_batch([batch], tmp_path / "batches" / "batch-000007.pt")
     loaded = torch.load(path, weights_only=True)
     assert list(loaded) == ["args[0]['ids']"]
     assert torch.equal(loaded["args[0]['ids']"], ids)
