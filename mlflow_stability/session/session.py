@@ -69,7 +69,7 @@ class Session:
         imported.
         """
         self._alerts = CallbackAlerts(settings.alerts, self._run_link, self._warn)
-        self._output = TrainingOutput(settings.silent)
+        self._output = TrainingOutput(settings.silent, rolls_back=bool(settings.rollback))
         self._binding = RunBinding(settings, self._guard, self._emit, self._warn, self._settle, self._announce)
         self._meter = self._new_meter()
         self._unseen = UnseenTraining(lambda message: self._warn("%s", message))

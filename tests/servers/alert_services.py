@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from email.message import Message
 from email.parser import BytesParser
@@ -25,6 +26,10 @@ class Request:
     time: float = field(default_factory=time.time)
 
 
+def _nothing() -> None:
+    """Nothing happens around an answer."""
+
+
 class ChatServer:
     """Takes what is posted to it, and answers as it is told to."""
 
@@ -32,6 +37,9 @@ class ChatServer:
         self.requests: list[Request] = []
         self.answers: list[int] = []
         """The next statuses; 200 when there are none left."""
+        self.before_answer: Callable[[], None] = _nothing
+        self.after_answer: Callable[[], None] = _nothing
+        """Called around each answer, by the thread that gives it."""
         self._released = threading.Event()
         served = self
 
@@ -44,12 +52,16 @@ class ChatServer:
                 if status == HANG:
                     served._released.wait(60)
                     return
-                # Slack says "ok", PagerDuty takes 202 for an answer, Discord 204 or 200.
-                answer = b"ok" if "services" in self.path else b'{"status": "success"}'
-                self.send_response(202 if status == 200 and "enqueue" in self.path else status)
+                served.before_answer()
+                # Slack says "ok", Opsgenie the id of a request. PagerDuty and Opsgenie answer 202, Discord 204 or 200.
+                answer = b"ok" if "services" in self.path else b'{"status": "success", "requestId": "1"}'
+                accepts_later = "enqueue" in self.path or "/alerts" in self.path
+                self.send_response(202 if status == 200 and accepts_later else status)
                 self.send_header("Content-Length", str(len(answer)))
                 self.end_headers()
                 self.wfile.write(answer)
+                self.wfile.flush()
+                served.after_answer()
 
             def log_message(self, *_: Any) -> None:
                 """Nothing on stderr."""

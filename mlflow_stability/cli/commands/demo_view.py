@@ -19,7 +19,7 @@ from rich.text import Text
 from mlflow_stability.cli.commands.demo_trainings import Trainings
 from mlflow_stability.demo.processes import Training
 from mlflow_stability.demo.troubles import TOO_HIGH, Troubles
-from mlflow_stability.diagnosis.verdict import final_loss
+from mlflow_stability.diagnosis.verdict import final_loss, last_part
 from mlflow_stability.reports.run.terminal import show_gist
 from mlflow_stability.reports.terminal_kit import TerminalWriter, draw, number_text
 from mlflow_stability.tracking.store.run_page import RunPage
@@ -99,6 +99,13 @@ def _show_table(out: TerminalWriter, story: Story) -> None:
     for training, (said, style) in zip(story.trainings.all, became, strict=True):
         table.add_row(out.text(training.title), out.text(number_text(final_of(training))), out.text(said, style))
     out.console.print(Padding(table, (1, 0, 0, 0)))
+    out.console.print(out.text(_what_final_means(story), "dim"))
+
+
+def _what_final_means(story: Story) -> str:
+    """Two numbers are shown for the end of a loss: each has its name."""
+    count = last_part(np.array(story.trainings.twin.losses))
+    return f"Final loss: median of the last {count} steps. The diagnosis below gives the loss of the last step."
 
 
 def _of_the_twin() -> tuple[str, str]:

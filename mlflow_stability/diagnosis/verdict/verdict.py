@@ -21,7 +21,7 @@ from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.run_card import OF_THE_PROCESS
-from mlflow_stability.vocabulary.text.phrases import counted, times
+from mlflow_stability.vocabulary.text.phrases import counted, factor, times
 
 NON_FINITE = ("nan_detected", "inf_detected")
 KINDS_THAT_DECIDE: dict[str, tuple[str, ...]] = {
@@ -120,11 +120,31 @@ def verdict_of(
         where = f"at step {first}" if all(each.start == first for each in bad) else f"from step {first} on"
         return f"Unstable: {listed(each.kind for each in bad)} {where}; {course}.{_born(episodes)}"
     if outcome == RECOVERED:
-        final = "" if main is None or f"{main.last:.4g}" in course else f", final {main.metric} {main.last:.4g}"
-        return f"Recovered: {_back(episodes)} after {_worst_of(bad)}; {course}{final}.{_born(episodes)}"
+        last = "" if main is None or f"{main.last:.4g}" in course else f"; last value {main.last:.4g}"
+        return f"Recovered: {_back(episodes)} after {_worst_of(bad)}; {course}{last}.{_born(episodes)}"
     others = len(bad) - 1
     more = f" {others} more finding{'s' if others > 1 else ''} of at least WARNING." if others else ""
-    return f"{title}: {deciding.message}{more}"
+    return f"{title}: {_not_rescued(deciding, episodes)}{more}"
+
+
+def _not_rescued(deciding: Episode, episodes: Sequence[Episode]) -> str:
+    """What decides the outcome, with the rollbacks that did not help against it, or not yet."""
+    rollbacks = [each for each in episodes if each.kind == Rollback.kind]
+    if not rollbacks:
+        return deciding.message
+    back = _back(episodes)
+    was = f"The training was {back.removesuffix(',')}"
+    answered = any(each.attempt >= deciding.attempt and each.end >= deciding.start for each in rollbacks)
+    if deciding.kind not in KINDS_THAT_DECIDE["diverged"] or not answered:
+        return f"{deciding.message} {was}."
+    last, best = deciding.evidence.get("last"), deciding.evidence.get("best", 0.0)
+    if last is None or best <= 0:
+        return f"{deciding.message} {was}; the loss has not come down again."
+    after = f"{listed([deciding.kind])} at step {deciding.start}"
+    return (
+        f"{back} after {after}, but {deciding.metric or 'loss'} has not come down again: it ended at {last:.4g}, "
+        f"{factor(last / best)} times its best level of {best:.4g}."
+    )
 
 
 def _rescued(episodes: Sequence[Episode]) -> bool:

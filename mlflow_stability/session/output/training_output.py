@@ -17,6 +17,7 @@ from mlflow_stability.session.output.log_line import write_line
 from mlflow_stability.session.output.troubles import Troubles
 from mlflow_stability.vocabulary.result.event import Event
 from mlflow_stability.vocabulary.run.milestone import Closing
+from mlflow_stability.vocabulary.text.phrases import counted
 
 MOST_ENDS = 5
 """So many runs of one process get a line of their own at its end."""
@@ -53,9 +54,9 @@ def delivered_run(said: Mapping[str, Any]) -> DeliveredRun:
 
 
 HELD_READINGS = 2
-"""So many steps later a rollback comes at the latest: processes that train together agree on it first."""
+"""So many steps later a skipped step is known at the latest: processes that train together agree on it first."""
 HELD_SECONDS = 2.0
-"""No finding waits longer than this for what is done about it, however slow the steps are."""
+"""No finding waits longer than this for what is done about it: a rollback may come many steps later."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,8 +72,10 @@ class _Held:
 class TrainingOutput:
     """What one session prints."""
 
-    def __init__(self, silent: bool) -> None:
+    def __init__(self, silent: bool, rolls_back: bool = False) -> None:
         self.silent = silent
+        self.rolls_back = rolls_back
+        """Whether a rollback may answer a finding, and not only a skipped step."""
         self._troubles = Troubles()
         self._held: list[_Held] = []
         self._readings = 0
@@ -104,15 +107,19 @@ class TrainingOutput:
         return True
 
     def found(self, event: Event, may_act: bool = False) -> None:
-        """Say a finding, if it is news; `may_act`: only when the step is over and nothing was done about it."""
+        """Say a finding, if it is news; `may_act`: only when it is known that nothing is done about it."""
         if self.silent:
             return
         with self._lock:
             if event.kind == "rollback":
+                said = self._said_of_rollback(event)
                 self._held.clear()
                 self._troubles.answered(event.step)
-                self.warn("%s", event.message)
-            elif may_act and event.kind not in ("give_up",):
+                self.warn("%s", said)
+            elif event.kind == "give_up":  # it says what was found, too
+                self._held.clear()
+                self._say(event)
+            elif may_act and self._troubles.is_instability(event):
                 self._held.append(_Held(event, self._readings, time.monotonic()))
                 self._set_timer()
             else:
@@ -122,7 +129,7 @@ class TrainingOutput:
         """Another step was read: say the findings for which nothing more is done."""
         with self._lock:
             self._readings += 1
-            if self._held:
+            if self._held and not self.rolls_back:
                 self._release(lambda held: self._readings - held.reading >= HELD_READINGS)
 
     def all_done(self) -> None:
@@ -132,6 +139,21 @@ class TrainingOutput:
             if self._timer is not None:
                 self._timer.cancel()
                 self._timer = None
+
+    def _said_of_rollback(self, event: Event) -> str:
+        """All of it; in short where its reason was said before, because that came so much earlier."""
+        before = self._troubles.said_before(event.step)
+        known = [] if before is None else [before, *(each.event for each in self._held)]
+        reason = next((each for each in known if each.message in event.message), None)
+        target, lost = event.evidence.get("target"), event.evidence.get("steps_lost")
+        if before is None or reason is None or target is None or lost is None:
+            return event.message
+        signs = [before] if reason.kind == before.kind else [before, reason]
+        after = " and the ".join(f"{each.kind} at step {each.step}" for each in signs)
+        rate = event.evidence.get("learning_rate")
+        now = "" if rate is None else f" Learning rate now {rate:.4g}."
+        back = f"Rolled back from step {event.step} to step {target:.0f} ({counted(int(lost), 'step')} lost)"
+        return f"{back} after the {after}.{now}"
 
     def _release(self, due: Callable[[_Held], bool]) -> None:
         said = [each for each in self._held if due(each)]
@@ -143,8 +165,9 @@ class TrainingOutput:
                 self._say(event)
 
     def _set_timer(self) -> None:
-        if self._timer is None:
-            self._timer = Timer(HELD_SECONDS, self._time_is_up)
+        if self._timer is None and self._held:
+            left = self._held[0].since + HELD_SECONDS - time.monotonic()
+            self._timer = Timer(max(0.0, left), self._time_is_up)
             self._timer.daemon = True
             self._timer.start()
 
@@ -153,8 +176,7 @@ class TrainingOutput:
             self._timer = None
             now = time.monotonic()
             self._release(lambda held: now - held.since >= HELD_SECONDS)
-            if self._held:
-                self._set_timer()
+            self._set_timer()
 
     def cell_ended(self, steps: int, closing: Closing, run: DeliveredRun) -> None:
         """Say that a notebook's cell has ended a recording; how it went is known when everything is delivered."""

@@ -35,6 +35,8 @@ class _Trouble:
     """How bad the worst is that was said of it."""
     types: set[str]
     """What was said of it."""
+    said: Event | None = None
+    """The last finding that was said of it; None after a rollback."""
 
 
 class Troubles:
@@ -54,18 +56,30 @@ class Troubles:
         rank = _rank(event)
         trouble = self._open.get(family)
         if trouble is None or abs(event.step - trouble.last) > GAP:
-            self._open[family] = _Trouble(event.step, rank, {event.kind})
-            return self._is_said_again(event.kind)
+            is_said = self._is_said_again(event.kind)
+            self._open[family] = _Trouble(event.step, rank, {event.kind}, event if is_said else None)
+            return is_said
         trouble.last = max(trouble.last, event.step)
         if rank <= trouble.rank or event.kind in trouble.types:
             return False
         trouble.rank = rank
         trouble.types.add(event.kind)
+        trouble.said = event
         return True
+
+    def said_before(self, step: int) -> Event | None:
+        """What was said of the instability that goes on at this step, if anything was."""
+        trouble = self._open.get("")
+        return trouble.said if trouble is not None and abs(step - trouble.last) <= GAP else None
 
     def answered(self, step: int) -> None:
         """The training was rolled back: what is found in the next steps still belongs to the same trouble."""
         self._open[""] = _Trouble(step, 2, {"divergence"})
+
+    @staticmethod
+    def is_instability(event: Event) -> bool:
+        """Whether the training became unstable, so that skipping a step or a rollback may answer it."""
+        return event.kind in _SAME_TROUBLE
 
     def _is_said_again(self, kind: str) -> bool:
         begun = self._begun[kind] = self._begun.get(kind, 0) + 1

@@ -3,12 +3,15 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
+from diagnosis.histories import falling, metric_of, run_of
 
+from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.diagnosis.verdict.verdict import outcome_of, verdict_of
 from mlflow_stability.vocabulary.result.diagnosis import CurveReading
 from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.event import Event, Severity
 
 READING = CurveReading("loss", "", 500, 1, 500, 2.0, 1.0, 0.9, 480)
 
@@ -33,10 +36,10 @@ def test_a_training_that_was_rolled_back_and_trained_on_has_recovered() -> None:
     )
 
 
-def test_a_noisy_loss_has_its_final_value_beside_its_course() -> None:
+def test_a_noisy_loss_has_its_last_value_beside_its_course() -> None:
     noisy = replace(READING, volatility=0.2, change=-0.5)
     said = verdict_of("recovered", [DIVERGED, BACK], [noisy], 500)
-    assert said.endswith("; loss (noisy) fell by 50.0% in 500 steps, final loss 1.")
+    assert said.endswith("; loss (noisy) fell by 50.0% in 500 steps; last value 1.")
 
 
 def test_it_is_said_how_often() -> None:
@@ -61,3 +64,56 @@ def test_a_rollback_that_did_not_help_is_no_recovery(later: Episode, expected: s
 
 def test_trouble_that_passed_by_itself_is_no_recovery_of_ours() -> None:
     assert outcome([DIVERGED]) == "unstable"
+
+
+NOT_BACK = episode("divergence", 200, Severity.CRITICAL, recovered=False, metric="loss", attempt=0)
+RATIO = {"best": 0.01, "highest": 9.0, "last": 0.03}
+
+
+def test_a_loss_that_has_not_come_down_since_the_rollback_is_told_with_the_rollback() -> None:
+    found = [replace(NOT_BACK, evidence=RATIO), BACK]
+    assert outcome(found) == "diverged"
+    assert verdict_of("diverged", found, [READING], 500) == (
+        "Diverged: rolled back to step 190 after a divergence at step 200, but loss has not come down again: it ended "
+        "at 0.03, 3 times its best level of 0.01."
+    )
+    again = replace(BACK, start=320, end=320, attempt=1, evidence={"target": 300.0})
+    said = verdict_of("diverged", [*found, again], [READING], 500)
+    assert said.startswith("Diverged: rolled back 2 times, last to step 300, after a divergence at step 200, but loss ")
+
+
+@pytest.mark.parametrize("evidence", [{}, {**RATIO, "best": -1.0}])
+def test_the_rollback_is_told_where_no_ratio_tells_how_far_the_loss_is(evidence: dict[str, float]) -> None:
+    said = verdict_of("diverged", [replace(NOT_BACK, evidence=evidence), BACK], [READING], 500)
+    assert said == (
+        "Diverged: divergence at step 200. The training was rolled back to step 190; the loss has not come down again."
+    )
+
+
+def test_what_no_rollback_answered_is_told_first_and_the_rollback_beside_it() -> None:
+    later = replace(
+        NOT_BACK, start=400, peak=400, end=400, attempt=1, message="divergence at step 400.", evidence=RATIO
+    )
+    assert verdict_of("diverged", [DIVERGED, BACK, later], [READING], 500).startswith(
+        "Diverged: divergence at step 400. The training was rolled back to step 190."
+    )
+    killed = replace(NOT_BACK, kind="killed", message="Killed after step 400.")
+    assert verdict_of("killed", [DIVERGED, BACK, killed], [READING], 500).startswith(
+        "Killed: Killed after step 400. The training was rolled back to step 190."
+    )
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(90, "Diverged: rolled back to step 1 after "), (900, "Recovered: ")])
+def test_a_loss_that_has_only_begun_to_fall_again_is_told_apart_from_one_that_is_back(
+    steps: int, expected: str
+) -> None:
+    before, after = falling(300, first=0.5, last=0.01), falling(900, first=0.5, last=0.01)[:steps]
+    losses = np.concatenate([before, np.geomspace(1, 1e9, 13), after])
+    attempts = (np.arange(len(losses)) >= 313).astype(np.int64)
+    events = (
+        Event(312, "divergence", Severity.CRITICAL, "loss 1e9 at step 312."),
+        Event(312, "rollback", Severity.INFO, "Rolled back from step 312 to step 1.", evidence={"target": 1.0}),
+    )
+    said = diagnosis_of(run_of(metric_of("loss", losses, attempts=attempts), events=events)).verdict
+    assert said.startswith(expected)
+    assert "rolled back to step 1 after a divergence at step 3" in said

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import logging
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -95,17 +96,17 @@ def test_a_finding_that_nobody_answers_is_said_when_its_step_is_done(caplog: pyt
     output = TrainingOutput(silent=False)
     output.found(SPIKE, may_act=True)
     output.step_done()
-    assert caplog.messages == [], "processes that train together may still roll back"
+    assert caplog.messages == [], "processes that train together may still skip it"
     output.step_done()
     assert caplog.messages == ["loss_spike: loss 9 at step 7. Lower the learning rate."]
 
 
-def test_a_rollback_that_several_processes_agreed_on_comes_a_step_later_and_is_one_line(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    output = TrainingOutput(silent=False)
+def test_a_rollback_some_steps_later_is_the_only_line(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False, rolls_back=True)
     output.found(SPIKE, may_act=True)
-    output.step_done()
+    for _ in range(12):
+        output.step_done()
+    output.found(replace(SPIKE, kind="divergence", step=9), may_act=True)
     output.found(ROLLBACK, may_act=True)
     output.step_done()
     output.all_done()
@@ -115,13 +116,59 @@ def test_a_rollback_that_several_processes_agreed_on_comes_a_step_later_and_is_o
 def test_a_finding_of_a_slow_training_does_not_wait_for_the_next_step(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(training_output, "HELD_SECONDS", 0.2)
-    output = TrainingOutput(silent=False)
+    monkeypatch.setattr(training_output, "HELD_SECONDS", 0.4)
+    output = TrainingOutput(silent=False, rolls_back=True)
+    began = time.monotonic()
     output.found(SPIKE, may_act=True)
-    output.found(replace(SPIKE, kind="memory_pressure"), may_act=True)
+    wait_until(lambda: time.monotonic() - began > 0.2, 5)
+    output.found(replace(SPIKE, kind="divergence", severity=Severity.CRITICAL), may_act=True)
+    second = time.monotonic()
+    wait_until(lambda: len(caplog.messages) == 1, 5)
+    assert time.monotonic() - began >= 0.4
     wait_until(lambda: len(caplog.messages) == 2, 5)
+    assert time.monotonic() - second < 0.75, "each waits for its own time, not for a second turn of the timer"
+
+
+def test_a_rollback_that_comes_after_the_finding_was_said_is_short_and_names_it(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    output = TrainingOutput(silent=False, rolls_back=True)
+    evidence = {"target": 3.0, "steps_lost": 6.0, "learning_rate": 0.005}
+    divergence = Event(9, "divergence", Severity.CRITICAL, "loss 20 at step 9, 30σ above its baseline.")
+    output.found(SPIKE, may_act=True)
+    output.all_done()  # as after two seconds
+    output.found(divergence, may_act=True)
+    why = f"Rolled back from step 9 to step 3 (6 steps lost): {divergence.message} Learning rate now 0.005: it starts."
+    output.found(replace(ROLLBACK, message=why, evidence=evidence), may_act=True)
     output.all_done()
-    assert len(caplog.messages) == 2
+    short = "Rolled back from step 9 to step 3 (6 steps lost) after the loss_spike at step 7"
+    assert caplog.messages[1:] == [f"{short} and the divergence at step 9. Learning rate now 0.005."]
+    later = replace(ROLLBACK, step=30, evidence=evidence, message="Rolled back from step 30: diverged again.")
+    output.found(later, may_act=True)
+    assert caplog.messages[2:] == [later.message], "nothing was said of the second one before"
+
+
+def test_a_rollback_for_another_reason_than_what_was_said_gives_it(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False, rolls_back=True)
+    output.found(SPIKE, may_act=True)
+    output.all_done()
+    back = "Rolled back from step 9 to step 3 (6 steps lost): Non-finite weights after step 9."
+    output.found(replace(ROLLBACK, message=back, evidence={"target": 3.0, "steps_lost": 6.0}), may_act=True)
+    assert caplog.messages[1:] == [back]
+
+
+def test_what_no_rollback_answers_is_said_at_once(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False, rolls_back=True)
+    output.found(replace(SPIKE, kind="memory_pressure", message="Memory 97 % full."), may_act=True)
+    assert caplog.messages == ["memory_pressure: Memory 97 % full. Lower the learning rate."]
+
+
+def test_no_rollback_is_one_line_with_what_was_found(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False, rolls_back=True)
+    output.found(SPIKE, may_act=True)
+    output.found(Event(9, "give_up", Severity.CRITICAL, f"No rollback at step 9: {SPIKE.message}"), may_act=True)
+    output.all_done()
+    assert caplog.messages == [f"give_up: No rollback at step 9: {SPIKE.message}"]
 
 
 def test_a_skipped_step_is_said_rather_than_what_it_was_skipped_for(caplog: pytest.LogCaptureFixture) -> None:
