@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from mlflow_stability.analysis.diagnose import diagnose, diagnose_all
     from mlflow_stability.analysis.judge import judge
     from mlflow_stability.analysis.load import load_run
-    from mlflow_stability.demo.simulate import simulate
+    from mlflow_stability.demo.simulate import Simulation, simulate
     from mlflow_stability.errors import TrainingDiverged
     from mlflow_stability.probes.model_check.check import check
     from mlflow_stability.recovery.checkpoints.resume_by_run import restore
@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
     from mlflow_stability.vocabulary.result.comparison import Comparison
     from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+    from mlflow_stability.vocabulary.result.episode import Episode
+    from mlflow_stability.vocabulary.result.event import Finding, Severity
+    from mlflow_stability.vocabulary.result.model_check import ModelCheck, ModelFinding
 
 __version__ = "0.1.0"
 __all__ = [
@@ -39,8 +42,14 @@ __all__ = [
     "AttentionMap",
     "Comparison",
     "Diagnosis",
+    "Episode",
+    "Finding",
+    "ModelCheck",
+    "ModelFinding",
     "RollbackPolicy",
     "SPAMAdam",
+    "Severity",
+    "Simulation",
     "TrainingDiverged",
     "attach",
     "attention_entropy_plot",
@@ -68,8 +77,14 @@ PUBLIC = {
     "AttentionMap": "mlflow_stability.vocabulary.measured.attention_map",
     "Comparison": "mlflow_stability.vocabulary.result.comparison",
     "Diagnosis": "mlflow_stability.vocabulary.result.diagnosis",
+    "Episode": "mlflow_stability.vocabulary.result.episode",
+    "Finding": "mlflow_stability.vocabulary.result.event",
+    "ModelCheck": "mlflow_stability.vocabulary.result.model_check",
+    "ModelFinding": "mlflow_stability.vocabulary.result.model_check",
     "RollbackPolicy": "mlflow_stability.recovery.rollback_policy",
     "SPAMAdam": "mlflow_stability.recovery.extras.spam_adam",
+    "Severity": "mlflow_stability.vocabulary.result.event",
+    "Simulation": "mlflow_stability.demo.simulate",
     "TrainingDiverged": "mlflow_stability.errors",
     "attach": "mlflow_stability.session.autolog",
     "attention_entropy_plot": "mlflow_stability.analysis.attention",

@@ -51,7 +51,9 @@ class AlertMessage:
     count: int
     """Number of events that it stands for."""
     first_step: int
+    """The step of the first of them."""
     last_step: int
+    """The step of the last of them."""
     message: str
     """What happened, with numbers: the most severe event."""
     remedies: tuple[str, ...] = ()

@@ -1,37 +1,39 @@
 """Draws where attention looks, and how its entropy went, wherever a run was recorded.
 
-In: a run id, a path, or maps. Out: a matplotlib figure. Guarantees: a path needs no server and loads neither MLflow nor
-torch; where a step or a layer is not there, the sentence says which are.
+In: a run id, a path, maps, or tensors of weights. Out: a matplotlib figure. Guarantees: a path needs no server and
+loads neither MLflow nor torch; where a step or a layer is not there, the sentence says which are.
 """
 
 from __future__ import annotations
 
-import math
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from mlflow_stability.analysis.asked_for import asked_for
+from mlflow_stability.analysis.attention_weights import maps_of_weights
 from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.analysis.run_folder import run_folder
 from mlflow_stability.errors import RunNotFoundError, SettingsError
 from mlflow_stability.figures.attention.attention_comparison import attention_comparison
 from mlflow_stability.figures.attention.attention_entropy import LayerEntropy, attention_entropy
 from mlflow_stability.figures.attention.attention_heatmap import attention_heatmap as draw
-from mlflow_stability.figures.run_page.curve import Curve, curve_of
+from mlflow_stability.figures.run_page.curve import Curve, curve_of, curve_of_values
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.artifacts.folders import MAPS_FOLDERS
 from mlflow_stability.tracking.read.stored_attention import StoredAttention, attention_of_folder, attention_of_run
-from mlflow_stability.vocabulary.argument import shown, with_known_names
+from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 _HEAD = re.compile(r"(?:(?P<layer>.*)\.)?head_(?P<head>\d+)")
 _MOST_NAMED = 12
+_ENTROPY = "Entropy of attention heads"
 
 Source = str | os.PathLike[str]
 
@@ -48,76 +50,51 @@ def attention_heatmap(
 ) -> Picture:
     """Where the heads of one layer look at one step: a panel for each head, and one for their mean.
 
-    Takes the id of a run, the folder of a run in ``mlruns``, or a map that you have. A tensor of weights by head, query
-    and key is taken too; of a batch, the first sample is drawn. `title` is written above the picture. `save_path` is a
-    file that it is written to. Without `step` the last one is
-    drawn, without `layer` (a module's name or its number) the first. The figure is matplotlib's:
-    ``figure.savefig("attention.png", dpi=300)``, or the last line of a notebook's cell.
-
+    The figure is matplotlib's: ``figure.savefig("attention.png", dpi=300)``, or the last line of a notebook's cell.
     Raises ``RunNotFoundError`` where there are no maps, and ``SettingsError`` for a step or a layer without one.
+
+    Args:
+        run_id_or_path_or_map: The id of a run, the folder of a run in ``mlruns``, an `AttentionMap`, or a tensor of
+            weights by (queries, keys), (heads, queries, keys) or (batch, heads, queries, keys); of a batch, the first
+            sample is drawn. A list of these has one for each layer.
+        step: Without it, the last one.
+        layer: A module's name or its number; without it, the first.
+        tracking_uri: The server of the run, if it is not ``MLFLOW_TRACKING_URI``.
+        title: The title, instead of the usual one.
+        save_path: A file that it is written to.
     """
-    given = run_id_or_path_or_map
-    if not isinstance(given, str | os.PathLike | AttentionMap):
-        given = _map_of_weights(given, step or 0, str(layer or "attention"))
-    if isinstance(given, AttentionMap):
-        picture = draw(given, name=title)
-    else:
-        stored = _stored(given, tracking_uri)
+    stored, maps = _given("run_id_or_path_or_map", run_id_or_path_or_map, step, layer, tracking_uri)
+    if stored is not None:
         maps = stored.maps(_step(step, stored.steps, stored.name))
-        picture = draw(_layer(layer, maps), name=title or stored.name)
-    if save_path is not None:
-        picture.savefig(save_path, dpi=150)
-    return picture
-
-
-def _map_of_weights(given: Any, step: int, layer: str) -> AttentionMap:
-    """A map of weights by head, query and key; of a batch, of its first sample."""
-    given = given.detach().float().cpu().numpy() if hasattr(given, "detach") else given
-    try:
-        weights = np.asarray(given, dtype=np.float32)
-    except (TypeError, ValueError):
-        weights = np.zeros(0, np.float32)
-    weights = weights[0] if weights.ndim == 4 else weights[None] if weights.ndim == 2 else weights
-    if weights.ndim != 3 or not weights.size:
-        raise SettingsError(
-            "attention_heatmap takes a run id, a path, an AttentionMap, or a tensor of weights; got "
-            f"{shown(given)}. Weights have the dimensions (queries, keys), (heads, queries, keys) or (batch, heads, "
-            "queries, keys)."
-        )
-    heads, queries, keys = weights.shape
-    logs = np.log(np.where(weights > 0, weights, 1.0))
-    entropy = -(weights * logs).sum(-1).mean(-1) / math.log(max(keys, 2))
-    causal = queries == keys and keys > 1 and not np.triu(weights, 1).any()
-    return AttentionMap(
-        step,
-        0,
-        layer,
-        0,
-        tuple(range(heads)),
-        weights.astype(np.float16),
-        weights.mean(0),
-        entropy.astype(np.float32),
-        np.full(heads, np.nan, np.float32),
-        causal=bool(causal),
-        tokens=(queries, keys),
-    )
+    found = maps[0] if _is_one(run_id_or_path_or_map) else _layer(layer, maps)
+    return _saved(draw(found, name=stored.name if stored else "", title=title), save_path)
 
 
 @with_known_names
 def compare_attention(
-    run_a: Source | AttentionMap,
-    run_b: Source | AttentionMap,
+    run_a: Any,
+    run_b: Any,
     step: int | None = None,
     layer: str | int | None = None,
     tracking_uri: str | None = None,
+    *,
+    title: str = "",
+    save_path: str | os.PathLike[str] | None = None,
 ) -> Picture:
     """Where the heads of one layer look in two runs: side by side, their difference, and every head's entropy.
 
-    Takes what ``attention_heatmap`` takes. Without `step` it is the last one that both have; where they share none,
-    the last of each. Without `layer` it is the first that both have by name; where they share none, the first of the
-    first run and that of the same number in the second, and the picture names both.
+    Args:
+        run_a: What ``attention_heatmap`` takes: a run id, a folder, a map, or weights.
+        run_b: The same of the second.
+        step: Without it, the last one that both have; where they share none, the last of each.
+        layer: Without it, the first that both have by name; where they share none, the first of the first run and that
+            of the same number in the second, and the picture names both.
+        tracking_uri: The server of the runs, if it is not ``MLFLOW_TRACKING_URI``.
+        title: The title, instead of the usual one.
+        save_path: A file that it is written to.
     """
-    stored = [None if isinstance(each, AttentionMap) else _stored(each, tracking_uri) for each in (run_a, run_b)]
+    given = [_given(name, each, step, layer, tracking_uri) for name, each in (("run_a", run_a), ("run_b", run_b))]
+    stored = [one for one, _ in given]
     known = [each for each in stored if each is not None]
     shared = sorted(set.intersection(*(set(each.steps) for each in known))) if known else []
     if step is None and shared:
@@ -125,33 +102,95 @@ def compare_attention(
     elif step is not None and len(known) == 2 and step not in shared:
         raise SettingsError(_not_shared(step, known[0], known[1], shared))
     there: list[Sequence[AttentionMap]] = []
-    for given, one in zip((run_a, run_b), stored, strict=True):
-        if isinstance(given, AttentionMap):
-            there.append([given])
-        elif one is not None:
-            maps = one.maps(_step(step, one.steps, one.name))
-            there.append(maps if layer is None else [_layer(layer, maps, one.name)])
-    found = _alike(there[0], there[1])
+    for source, (one, found) in zip((run_a, run_b), given, strict=True):
+        maps = found if one is None else one.maps(_step(step, one.steps, one.name))
+        chosen = layer is None or _is_one(source)
+        there.append(maps if chosen else [_layer(layer, maps, one.name if one else "")])
+    pair = _alike(there[0], there[1])
     names = [one.name if one else f"{word} map" for one, word in zip(stored, ("first", "second"), strict=True)]
     if names[0] == names[1]:
-        names = [given[:8] if isinstance(given, str) else names[0] for given in (run_a, run_b)]
-    return attention_comparison(found[0], found[1], (names[0], names[1]))
+        names = [each[:8] if isinstance(each, str) else names[0] for each in (run_a, run_b)]
+    return _saved(attention_comparison(pair[0], pair[1], (names[0], names[1]), title), save_path)
 
 
 @with_known_names
-def attention_entropy_plot(run_id_or_path: Source, tracking_uri: str | None = None) -> Picture:
+def attention_entropy_plot(
+    run_id_or_path: Any,
+    tracking_uri: str | None = None,
+    *,
+    title: str = "",
+    save_path: str | os.PathLike[str] | None = None,
+) -> Picture:
     """How the entropy of every attention head went over the steps: a panel for each layer.
 
-    Takes what ``diagnose`` takes; raises ``RunNotFoundError`` where no entropy was measured.
+    Raises ``RunNotFoundError`` where no entropy was measured.
+
+    Args:
+        run_id_or_path: What ``diagnose`` takes; or weights as ``attention_heatmap`` takes them, of one step,
+            or of several as ``{step: weights}``. Their entropy is over the whole batch.
+        tracking_uri: The server of the run, if it is not ``MLFLOW_TRACKING_URI``.
+        title: The title, instead of the usual one.
+        save_path: A file that it is written to.
     """
-    history = history_of(run_id_or_path, tracking_uri)
-    layers = _entropies(history)
-    if not layers:
-        raise RunNotFoundError(
-            f"{history.source} has no attention_entropy. autolog() records it every attention_every_n_steps "
-            "for models with attention."
-        )
-    return attention_entropy(layers, "Entropy of attention heads", history.name)
+    given = run_id_or_path
+    if isinstance(given, str | os.PathLike):
+        history = history_of(given, tracking_uri)
+        layers, name = _entropies(history), history.name
+        if not layers:
+            raise RunNotFoundError(
+                f"{history.source} has no attention_entropy. autolog() records it every attention_every_n_steps "
+                "for models with attention."
+            )
+    else:
+        by_step = given if isinstance(given, Mapping) and given else {0: given}
+        maps = [each for step, one in by_step.items() for each in maps_of_weights(one, step, argument="run_id_or_path")]
+        layers, name = _entropies_of_maps(maps), ""
+    return _saved(
+        attention_entropy(layers, title or _ENTROPY, " · ".join(filter(None, [_ENTROPY if title else "", name]))),
+        save_path,
+    )
+
+
+def _given(
+    argument: str, source: Any, step: int | None, layer: str | int | None, tracking_uri: str | None
+) -> tuple[StoredAttention | None, Sequence[AttentionMap]]:
+    """The run that was asked for, or the maps that were given."""
+    if isinstance(source, str | os.PathLike):
+        return _stored(source, tracking_uri), ()
+    return None, maps_of_weights(source, step or 0, str(layer or "attention"), argument)
+
+
+def _is_one(source: Any) -> bool:
+    """Whether one layer was given, of which `layer` is the name at most."""
+    return not isinstance(source, str | os.PathLike | list | tuple)
+
+
+def _saved(picture: Picture, save_path: str | os.PathLike[str] | None) -> Picture:
+    if save_path is not None:
+        picture.savefig(save_path, dpi=150)
+    return picture
+
+
+def _entropies_of_maps(maps: Sequence[AttentionMap]) -> list[LayerEntropy]:
+    """The same curves of maps."""
+    layers: dict[str, list[AttentionMap]] = {}
+    for each in sorted(maps, key=lambda one: one.step):
+        layers.setdefault(each.layer, []).append(each)
+    found = []
+    for layer, there in layers.items():
+        heads = tuple(range(min(len(each.entropy) for each in there)))
+        steps = np.array([each.step for each in there], np.int64)
+        curves = [
+            curve_of_values(
+                Signal("attention_entropy", f"{layer}.head_{head}"),
+                steps,
+                np.array([each.entropy[head] for each in there], np.float64),
+                np.zeros(len(there), np.int64),
+            )
+            for head in heads
+        ]
+        found.append(LayerEntropy(layer, heads, tuple(curves)))
+    return found
 
 
 def _entropies(history: RunHistory) -> list[LayerEntropy]:

@@ -25,16 +25,19 @@ class Simulation:
     """A failure that was trained beside its healthy twin."""
 
     name: str
+    """As `mlflow-stability simulate --list` prints it."""
     what: str
     """What went wrong, in one sentence."""
     causes: tuple[str, ...]
     """The causes that are right; more than one where one thing has two sides."""
     healthy_run_id: str
+    """The run of the healthy twin."""
     run_id: str
     """The run of the failure."""
     losses: tuple[float, ...]
     """The loss of every step of the failure."""
     healthy_losses: tuple[float, ...]
+    """The loss of every step of the healthy twin."""
     diagnosis: Diagnosis
     """Of the failure."""
     comparison: Comparison

@@ -45,17 +45,30 @@ def _definition(name: str) -> Definition:
 
 
 def _described(found: Definition, name: str) -> Iterator[str]:
-    yield "```text"
-    yield _signature(found, name)
-    yield "```"
-    yield ""
+    if _is_called(found):
+        yield from ("```text", _signature(found, name), "```", "")
     yield inspect.cleandoc(ast.get_docstring(found) or "")
     if isinstance(found, ast.ClassDef):
         yield from _table_of_fields(found)
         for method in found.body:
             if isinstance(method, ast.FunctionDef) and not method.name.startswith("_") and ast.get_docstring(method):
                 yield ""
-                yield f"- `{_signature(method, method.name, bound=True, wide=True)}`: {_first_line(method)}"
+                yield f"- `{_shown(method)}`: {_first_line(method)}"
+
+
+def _is_called(found: Definition) -> bool:
+    """Whether users call it; other classes are of what they are given."""
+    if isinstance(found, ast.FunctionDef):
+        return True
+    made = {ast.unparse(each) for each in found.decorator_list} | {getattr(each, "name", "") for each in found.body}
+    return bool(made & {"made_with_known_names", "__init__"})
+
+
+def _shown(method: ast.FunctionDef) -> str:
+    """A method as it is called, a property with its type."""
+    if any(isinstance(each, ast.Name) and each.id == "property" for each in method.decorator_list):
+        return f"{method.name}: {ast.unparse(method.returns)}" if method.returns is not None else method.name
+    return _signature(method, method.name, bound=True, wide=True)
 
 
 def _signature(found: Definition, name: str, *, bound: bool = False, wide: bool = False) -> str:
@@ -73,15 +86,19 @@ def _signature(found: Definition, name: str, *, bound: bool = False, wide: bool 
 
 
 def _table_of_fields(found: ast.ClassDef) -> Iterator[str]:
-    """The fields of a dataclass: type, default, and what is written under each."""
+    """The fields of a dataclass, or the members of an enumeration: type, default, and what is written under each."""
     rows = []
     for field, under in pairwise([*found.body, ast.Pass()]):
         if isinstance(field, ast.AnnAssign) and "ClassVar" not in ast.unparse(field.annotation):
-            said = under.value if isinstance(under, ast.Expr) else None
-            meaning = " ".join(str(said.value).split()) if isinstance(said, ast.Constant) else ""
             kept = (ast.unparse(field.target), ast.unparse(field.annotation), _default(field.value))
-            cells = [*(f"`{each}`" if each else "" for each in kept), meaning]
-            rows.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
+        elif isinstance(field, ast.Assign) and not ast.unparse(field.targets[0]).startswith("_"):
+            kept = (ast.unparse(field.targets[0]), "", _default(field.value))
+        else:
+            continue
+        said = under.value if isinstance(under, ast.Expr) else None
+        meaning = " ".join(str(said.value).split()) if isinstance(said, ast.Constant) else ""
+        cells = [*(f"`{each}`" if each else "" for each in kept), meaning]
+        rows.append("| " + " | ".join(each.replace("|", "\\|") for each in cells) + " |")
     if rows:
         yield ""
         yield from ("| field | type | default | meaning |", "| --- | --- | --- | --- |", *rows)
@@ -90,7 +107,8 @@ def _table_of_fields(found: ast.ClassDef) -> Iterator[str]:
 def _default(value: ast.expr | None) -> str:
     if isinstance(value, ast.Call):
         given = {each.arg: each.value for each in value.keywords}
-        value = given.get("default", value)
+        made = given.get("default_factory")
+        value = given.get("default", value if made is None else ast.Call(made, [], []))
     return ast.unparse(value) if value is not None else ""
 
 

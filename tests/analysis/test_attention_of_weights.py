@@ -5,27 +5,76 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from torch import Tensor
 
-from mlflow_stability import attention_heatmap
-from mlflow_stability.analysis.attention import _map_of_weights
+from mlflow_stability import attention_entropy_plot, attention_heatmap, compare_attention
+from mlflow_stability.analysis.attention_weights import maps_of_weights
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.probes.attention.attention_scores import ScriptScores
+from mlflow_stability.probes.attention.attention_statistics import head_numbers
+
+PNG = b"\x89PNG"
+
+
+def weights_of(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), requires_grad=True).softmax(-1)
+
+
+def texts(picture: Figure) -> str:
+    return " ".join(each.get_text() for each in picture.findobj(Text) if isinstance(each, Text))
 
 
 @pytest.mark.parametrize("shape", [(6, 6), (4, 6, 6), (2, 4, 6, 9)])
 def test_a_tensor_of_weights_is_drawn_and_saved_with_its_title(shape: tuple[int, ...], tmp_path: Path) -> None:
-    weights = torch.randn(*shape, generator=torch.Generator().manual_seed(0), requires_grad=True).softmax(-1)
-    picture = attention_heatmap(weights, title="layer 3 of mine", save_path=tmp_path / "attention.png")
-    texts = " ".join(each.get_text() for each in picture.findobj(lambda one: hasattr(one, "get_text")))
-    assert "layer 3 of mine" in texts
-    assert (tmp_path / "attention.png").read_bytes().startswith(b"\x89PNG")
+    weights, others = weights_of(*shape), weights_of(*shape, seed=1)
+    paths = [tmp_path / f"{name}.png" for name in ("heatmap", "comparison", "entropy")]
+    pictures = (
+        attention_heatmap(weights, title="layer 3 of mine", save_path=paths[0]),
+        compare_attention(weights, others, title="layer 3 of mine", save_path=paths[1]),
+        attention_entropy_plot({10: weights, 20: others}, title="layer 3 of mine", save_path=paths[2]),
+    )
+    for picture, path in zip(pictures, paths, strict=True):
+        assert "layer 3 of mine" in texts(picture)
+        assert path.read_bytes().startswith(PNG)
+
+
+def test_a_list_has_a_tensor_for_each_layer() -> None:
+    layers = tuple(weights_of(2, 4, 6, 6, seed=each) for each in range(3))
+    assert "layer 2" in texts(attention_heatmap(layers, layer=2))
+    assert "layer 1" in texts(compare_attention(layers, layers[::-1], layer=1))
+    panels = texts(attention_entropy_plot(layers))
+    assert all(f"layer {each}" in panels for each in range(3))
+    with pytest.raises(SettingsError, match="There is no layer 7"):
+        attention_heatmap(layers, layer=7)
 
 
 def test_entropy_is_that_of_the_weights() -> None:
-    assert _map_of_weights(np.full((1, 3, 4), 0.25), 0, "a").entropy == pytest.approx([1.0])
-    assert _map_of_weights(torch.eye(4)[None], 0, "a").entropy == pytest.approx([0.0])
-    assert _map_of_weights(torch.eye(4), 0, "a").causal
+    def entropy_of(weights: object) -> object:
+        return maps_of_weights(weights)[0].entropy
+
+    assert entropy_of(np.full((1, 3, 4), 0.25)) == pytest.approx([1.0])
+    assert entropy_of(torch.eye(4)[None]) == pytest.approx([0.0])
+    assert maps_of_weights(torch.eye(4))[0].causal
+    allowed = torch.ones(5, 5).tril()
+    assert entropy_of(allowed / allowed.sum(-1, keepdim=True)) == pytest.approx([1.0])
+    lines = attention_entropy_plot({0: torch.eye(4), 5: torch.full((4, 4), 0.25)}).axes[0].lines
+    assert lines[0].get_xdata() == pytest.approx([0, 5])
 
 
-def test_what_is_no_map_is_refused() -> None:
-    with pytest.raises(SettingsError, match="takes a run id, a path, an AttentionMap, or a tensor of weights"):
-        attention_heatmap(3.0)
+def test_entropy_is_what_a_recording_measures() -> None:
+    torch.manual_seed(0)
+    query, key = torch.randn(3, 2, 6, 8), torch.randn(3, 2, 6, 8)
+    masked = (query @ key.transpose(-1, -2)).masked_fill(torch.ones(6, 6).triu(1).bool(), -torch.inf)
+    recorded = head_numbers(ScriptScores(masked))[0]
+    assert maps_of_weights(masked.softmax(-1))[0].entropy == pytest.approx(recorded.numpy(), rel=1e-5)
+
+
+@pytest.mark.parametrize("draw", [attention_heatmap, attention_entropy_plot])
+def test_what_is_no_map_is_refused(draw: object) -> None:
+    assert callable(draw)
+    with pytest.raises(SettingsError, match=r"^run_id_or_path.* must be .* a tensor of weights; got 3\.0"):
+        draw(3.0)
+    with pytest.raises(SettingsError, match=r"^run_a must be .* a tensor of weights"):
+        compare_attention(torch.ones(3), torch.ones(3))

@@ -71,8 +71,6 @@ def test_what_can_name_no_run_is_refused_by_the_name_of_the_argument(name: str, 
     if name in ("diagnose_all", "compare") and not (wrong is None or isinstance(wrong, str | bytes)):
         wrong = [wrong]
     said = r"^run_\w+ must be the id of an MLflow run.*; got .*\.$"
-    if name == "attention_heatmap" and wrong != "":  # it takes weights, too
-        said = r"^attention_heatmap takes a run id, a path, an AttentionMap, or a tensor of weights; got .*\.$"
     with pytest.raises(SettingsError, match=said):
         READING[name](wrong)
 

@@ -4,9 +4,11 @@ import ast
 import inspect
 import re
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 
 import click
 import pytest
+import torch
 from architecture.repository import PACKAGE, ROOT, tree_of
 
 import mlflow_stability
@@ -78,6 +80,30 @@ def test_every_extra_is_described() -> None:
 
 def test_every_public_name_is_described() -> None:
     assert set(mlflow_stability.__all__) == set(re.findall(r"^## (\w+)$", TEXTS["python_api"], re.MULTILINE))
+
+
+def test_every_field_of_a_public_type_is_described() -> None:
+    for name in mlflow_stability.__all__:
+        section = TEXTS["python_api"].partition(f"\n## {name}\n")[2].partition("\n## ")[0]
+        table = section.partition("| --- | --- | --- | --- |\n")[2].partition("\n\n")[0]
+        assert not [line for line in table.splitlines() if line.endswith("|  |")], name
+        if is_dataclass(getattr(mlflow_stability, name)):
+            there = set(re.findall(r"^\| `(\w+)`", table, re.MULTILINE))
+            assert there == {each.name for each in fields(getattr(mlflow_stability, name))}
+
+
+def test_findings_of_every_source_are_findings_and_say_what_they_are() -> None:
+    losses = [2.0 / (1 + step / 60) + 0.01 * (step % 3) for step in range(400)]
+    losses[300] = 50.0
+    (spike,) = mlflow_stability.judge(losses).episodes
+    assert isinstance(spike, mlflow_stability.Episode)
+    assert repr(spike) == f"<Episode {spike.severity.name} loss_spike: {spike.message}>"
+    (frozen,) = mlflow_stability.check(torch.nn.Linear(4, 4).requires_grad_(requires_grad=False)).findings[:1]
+    assert isinstance(frozen, mlflow_stability.ModelFinding)
+    assert repr(frozen) == f"<ModelFinding {frozen.severity.name} {frozen.kind}: {frozen.message}>"
+    for each in (spike, frozen):
+        assert isinstance(each, mlflow_stability.Finding)
+        assert isinstance(each.severity, mlflow_stability.Severity)
 
 
 def test_the_signature_of_autolog_has_every_argument_with_its_default() -> None:

@@ -64,13 +64,13 @@ class _Row:
             return self.other - self.one
 
 
-def attention_comparison(one: AttentionMap, other: AttentionMap, names: tuple[str, str]) -> Picture:
-    """The picture of a layer of two runs."""
+def attention_comparison(one: AttentionMap, other: AttentionMap, names: tuple[str, str], title: str = "") -> Picture:
+    """The picture of a layer of two runs; `title`: instead of the usual one, which moves below."""
     with our_style():
-        return _attention_comparison(one, other, names)
+        return _attention_comparison(one, other, names, title)
 
 
-def _attention_comparison(one: AttentionMap, other: AttentionMap, names: tuple[str, str]) -> Picture:
+def _attention_comparison(one: AttentionMap, other: AttentionMap, names: tuple[str, str], given: str) -> Picture:
     rows, left_out = _rows(one, other)
     tall = _PANEL * min(_TALLEST, max(_FLATTEST, rows[0].one.shape[0] / max(1, rows[0].one.shape[1])))
     down = len(rows) * (tall + _GAP) - _GAP
@@ -83,7 +83,7 @@ def _attention_comparison(one: AttentionMap, other: AttentionMap, names: tuple[s
         title = f"Attention in {shown(layers[0], 31)} and in {shown(layers[1], 31)}"
     steps = f"step {one.step:,}" if one.step == other.step else f"steps {one.step:,} and {other.step:,}"
     said = [*([] if alike else ["different layers"]), steps, *_about(one, other), *left_out]
-    entitle(figure, title, " · ".join(said))
+    entitle(figure, given or title, " · ".join([title, *said] if given else said))
     weights = weight_scale(np.concatenate([each.reshape(-1) for row in rows for each in (row.one, row.other)]))
     apart = np.concatenate([row.difference.reshape(-1) for row in rows])
     reach = float(np.abs(apart[np.isfinite(apart)]).max(initial=0.0)) or 1.0

@@ -76,22 +76,26 @@ class _Mosaic:
         return self.rows * (self.height + _ABOVE + _GAP) - _GAP - _ABOVE
 
 
-def attention_heatmap(attention: AttentionMap, fact: str = "", name: str = "") -> Picture:
-    """The picture of one layer at one step; `fact`: what else there is to say of it, `name`: of its run."""
+def attention_heatmap(attention: AttentionMap, fact: str = "", name: str = "", title: str = "") -> Picture:
+    """The picture of one layer at one step; `fact`: what else there is to say of it, `name`: of its run.
+
+    A `title` is written instead of the usual one, which moves below.
+    """
     with our_style():
-        return _attention_heatmap(attention, fact, name)
+        return _attention_heatmap(attention, fact, name, title)
 
 
-def _attention_heatmap(attention: AttentionMap, fact: str, name: str) -> Picture:
+def _attention_heatmap(attention: AttentionMap, fact: str, name: str, title: str) -> Picture:
     panels = _panels(attention)
     queries, keys = attention.shape
     mosaic = _mosaic(len(panels), queries / max(1, keys))
     total = _TOP + mosaic.down + _BOTTOM
     figure = new_figure(total)
+    usual = f"Attention in {shown(attention.layer or 'the model', _LONGEST_LAYER)}"
     entitle(
         figure,
-        f"Attention in {shown(attention.layer or 'the model', _LONGEST_LAYER)}",
-        " · ".join(filter(None, [f"step {attention.step:,}", *about(attention), fact])),
+        title or usual,
+        " · ".join(filter(None, [usual if title else "", f"step {attention.step:,}", *about(attention), fact])),
         name,
     )
     if not queries or not keys:

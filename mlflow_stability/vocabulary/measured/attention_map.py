@@ -18,11 +18,13 @@ class AttentionMap:
     """The weights of some heads, their mean over all heads, and two numbers of every head."""
 
     step: int
+    """The step at which it was measured."""
     attempt: int
+    """How many rollbacks there were before it."""
     layer: str
     """The name of the module that attends."""
     layer_number: int
-    """The how-manieth attention of the forward pass it is, from 0 on."""
+    """Its place in the order of the forward pass, from 0 on."""
     heads: tuple[int, ...]
     """Which heads `weights` holds, from 0 on."""
     weights: NDArray[np.float16]

@@ -103,22 +103,27 @@ class Comparison(ShownAsPage):
     """Several runs next to each other, the stablest first."""
 
     runs: tuple[Compared, ...] = ()
+    """Those that could be read."""
     unread: tuple[RunCard, ...] = ()
     """Those of which nothing could be read; `error` says why."""
     summary: str = ""
     """One sentence about all of them."""
     differences: tuple[Difference, ...] = ()
+    """Parameters and tags that are not the same in all runs."""
     parting: Parting | None = None
-    """Of two runs."""
+    """Where two runs part; None for more than two."""
     layers: tuple[LayersBeside, ...] = ()
     """Of two runs, in their order: what both have by layer, or by attention head."""
     gate: Gate | None = None
+    """Whether each is worse than the baseline; None where none was named."""
     cohort: Cohort | None = None
     """What the runs have in common; None for fewer than three."""
     notes: tuple[str, ...] = ()
+    """What else there is to know about the comparison."""
     asked: int = 0
     """How many runs were asked for; more than there are here if it was interrupted."""
     interrupted: bool = False
+    """Whether Ctrl-C ended the reading early."""
 
     def __repr__(self) -> str:
         unread = f", {len(self.unread)} not readable" if self.unread else ""

@@ -67,7 +67,9 @@ class Diagnosis(ShownAsPage):
     source: str
     """The run id or path that was asked about."""
     name: str
+    """What the run is called."""
     format: str
+    """What it is: ``MLflow run``, ``CSV``, ..."""
     basis: str
     """What was read."""
     outcome: str
@@ -83,12 +85,15 @@ class Diagnosis(ShownAsPage):
     remedies: tuple[str, ...] = ()
     """What to change, most useful first, each once."""
     curves: tuple[CurveReading, ...] = ()
+    """How each loss curve went, read as a whole."""
     sketches: tuple[Sketch, ...] = ()
+    """The loss curves, small enough to draw."""
     judged: JudgedCurves = field(default_factory=JudgedCurves)
     """Which curves are taken for the loss and the validation loss."""
     cannot_tell: tuple[str, ...] = ()
     """What could not be judged, and why."""
     notes: tuple[str, ...] = ()
+    """What else there is to know about what was read."""
     ended: str = ""
     """How the process ended, where that is known: ``finished``, ``killed``, …"""
     steps: tuple[int, int] | None = None

@@ -5,20 +5,24 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.event import Finding, Severity
 from mlflow_stability.vocabulary.sensitivity import score_in
 
 
-@dataclass(frozen=True, slots=True)
-class Episode:
-    """One thing that went wrong, from its first step to its last."""
+@dataclass(frozen=True, slots=True, repr=False)
+class Episode(Finding):
+    """One thing that went wrong in a training, from its first step to its last: a finding of a diagnosis."""
 
     kind: str
+    """``loss_spike``: the name that ``mlflow-stability explain`` knows."""
     severity: Severity
+    """INFO, WARNING or CRITICAL."""
     start: int
+    """Its first step."""
     peak: int
-    """Where it was worst."""
+    """The step at which it was worst."""
     end: int
+    """Its last step."""
     message: str
     """What happened, with numbers, in one sentence."""
     events: int = 1
@@ -30,8 +34,11 @@ class Episode:
     place: str = ""
     """The module, the parameter group, the one of several losses."""
     attempt: int = 0
+    """How many rollbacks there were before it."""
     evidence: dict[str, float] = field(default_factory=dict)
+    """The numbers behind the message."""
     remedies: tuple[str, ...] = ()
+    """What to do, most useful first."""
     spikes: tuple[int, ...] = ()
     """Of a divergence: the steps of the loss spikes that are part of it and no episodes of their own."""
     experimental: bool = False

@@ -12,12 +12,37 @@ class Severity(enum.IntEnum):
     """How bad it is; ordered, so that ``severity >= Severity.WARNING`` reads as it should."""
 
     INFO = 10
+    """Worth knowing; changes no verdict."""
     WARNING = 20
+    """Look at it."""
     CRITICAL = 30
+    """The training is broken or lost."""
+
+
+class Finding:
+    """What every finding has, wherever it comes from: a diagnosis, a check of a model, or the record of a run."""
+
+    __slots__ = ()
+
+    kind: str
+    """The type: ``loss_spike``, ``nan_detected``, ..."""
+    severity: Severity
+    """INFO, WARNING or CRITICAL; ordered, so that the worst is the largest."""
+    message: str
+    """What was found, with numbers, in one sentence."""
+    place: str
+    """The module, parameter group or loss that it was found in; empty: the whole training."""
+    evidence: dict[str, float]
+    """The numbers behind the message."""
+    remedies: tuple[str, ...]
+    """What to do, most useful first."""
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} {self.severity.name} {self.kind}: {self.message}>"
 
 
 @dataclass(frozen=True, slots=True)
-class Event:
+class Event(Finding):
     """Something happened at a step: what, how bad, where, with which numbers, and what to try."""
 
     step: int

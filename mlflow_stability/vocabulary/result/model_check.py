@@ -4,19 +4,20 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result.event import Finding, Severity
 from mlflow_stability.vocabulary.text.phrases import counted
 
 _NOUNS = {Severity.CRITICAL: "critical finding", Severity.WARNING: "warning", Severity.INFO: "remark"}
 
 
-@dataclass(frozen=True, slots=True)
-class ModelFinding:
+@dataclass(frozen=True, slots=True, repr=False)
+class ModelFinding(Finding):
     """One thing that is wrong, or seldom intended, in a model."""
 
     check: str
     """Which check found it: ``nonfinite_values``, ``not_in_optimizer``, ``loss_above_chance``, …"""
     severity: Severity
+    """INFO, WARNING or CRITICAL."""
     message: str
     """What was found, with numbers, in one sentence."""
     place: str = ""
@@ -26,15 +27,24 @@ class ModelFinding:
     remedies: tuple[str, ...] = ()
     """What to do, most useful first."""
 
+    @property
+    def kind(self) -> str:  # type: ignore[override]
+        """The check, under the name that all findings have."""
+        return self.check
+
 
 @dataclass(frozen=True, slots=True)
 class LayerCheck:
     """The numbers of one parameter."""
 
     name: str
+    """By its path in the model."""
     shape: tuple[int, ...]
+    """Its dimensions."""
     dtype: str
+    """``float32``, ``bfloat16``, ..."""
     trainable: bool
+    """Whether it requires a gradient."""
     rms: float
     """Root of the mean square of its values."""
     largest: float
@@ -52,7 +62,9 @@ class ModelCheck:
     model: str
     """The class of the model."""
     parameters: int
+    """How many numbers its parameters have."""
     trainable: int
+    """How many of them require a gradient."""
     findings: tuple[ModelFinding, ...] = ()
     """The worst first."""
     layers: tuple[LayerCheck, ...] = ()
