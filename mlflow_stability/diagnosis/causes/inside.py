@@ -24,6 +24,8 @@ NOTHING_TO_SEE = 1e-3
 """Heads whose entropy is below this share of the highest possible in every measurement never looked around; ..."""
 STANDS_STILL = ("plateau", "divergence", "gradient_vanishing")
 """... in all heads of a layer, and where nothing is learned, that is no habit of theirs."""
+SAME_WEIGHTS = 0.1
+"""Weights whose norm changed by less than this share did not diverge: codes that became alike did so first."""
 OF_INPUTS = "sdr_input_ratio"
 """The share of inputs that differ."""
 
@@ -44,6 +46,8 @@ class Sign:
     certainty: str = "likely"
     strictly: bool = False
     """Whether it counts only from before the step of the trouble: in that very step it comes of the trouble itself."""
+    through_weights: bool = False
+    """Whether a divergence does this through the weights only, so that where these are as before it came first."""
 
 
 SIGNS = (
@@ -67,6 +71,7 @@ SIGNS = (
         "The sparse codes of {place} collapsed: {last} of them were unique, {first} at the start.",
         lambda _, last: last < 0.3,
         lambda _, last: 1 - last,
+        through_weights=True,
     ),
     Sign(
         "sdr_bit_usage",
@@ -200,12 +205,26 @@ def _right_after(around: Surroundings) -> Look | None:
     start = around.episode.start
     for sign in (each for each in SIGNS if not each.strictly):
         curves = _curves(around, sign.quantity)
-        nearest = [_next_if_nearer(curve, start) for curve in curves]
+        nearest = [_next_if_nearer(curve, start) or _next_of_same_weights(sign, curve, around) for curve in curves]
         ends = [None if at is None else _ends(curve, at) for curve, at in zip(curves, nearest, strict=True)]
         found, _ = _worst(sign, ends, curves, start)
         if found is not None:
             return found
     return None
+
+
+def _next_of_same_weights(sign: Sign, curve: Curve, around: Surroundings) -> int | None:
+    """The step of the next measurement, where the norm of all weights was then what it had been before."""
+    norms = next((each for each in around.of("param_norm") if not each.place), None)
+    at = int(np.searchsorted(curve.steps, around.episode.start, side="right"))
+    if not sign.through_weights or norms is None or not 0 < at < len(curve.steps):
+        return None
+    before = int(np.searchsorted(norms.steps, curve.steps[at - 1], side="right")) - 1
+    after = int(np.searchsorted(norms.steps, curve.steps[at], side="left"))
+    if before < 0 or after >= len(norms.steps):
+        return None
+    then, now = float(norms.values[before]), float(norms.values[after])
+    return int(curve.steps[at]) if abs(now - then) < SAME_WEIGHTS * then else None
 
 
 @dataclass(frozen=True, slots=True)
@@ -304,9 +323,11 @@ CAUSES = (
     CauseDocumentation(
         "sdr_collapse",
         "Sparse codes became nearly identical.",
-        "Fewer than 30 % of the codes were unique, or of the bits ever on.",
+        "Fewer than 30 % of the codes were unique, or of the bits ever on, before the loss rose. Codes that were alike "
+        "only in the next measurement are a possible cause, if the weight norm changed by less than 10 % meanwhile.",
         "Few different inputs.",
         ("Raise the temperature by a factor of 2 to 3.", "Add a loss that separates tokens.", "Use more bits."),
+        phrase="collapse of sparse codes",
     ),
     CauseDocumentation(
         "saturated_activation",

@@ -76,6 +76,27 @@ def test_codes_that_narrowed_long_after_or_not_yet_are_none(later: Metric) -> No
     assert diagnosis_of(run_of(creeping(), later, events=[])).cause is None
 
 
+def alike(at: int, norm: float) -> list[Metric]:
+    steps = [50, 100, 150, 200, at, at + 50]
+    weights = metric_of("param_norm", np.where(np.arange(COUNT) < 240, 40.0, norm))
+    return [measured("sdr_unique_ratio", "encoder", [1.0, 1.0, 1.0, 1.0, 0.02, 0.02], steps), weights]
+
+
+@pytest.mark.parametrize(("norm", "name"), [(42.0, "sdr_collapse"), (60.0, None), (np.nan, None)])
+def test_codes_that_became_alike_on_the_same_weights_are_a_possible_cause(norm: float, name: str | None) -> None:
+    found = diagnosis_of(run_of(creeping(), *alike(290, norm), events=[]))
+    assert (found.cause.name if found.cause else None) == name
+    if found.cause is not None:
+        assert found.cause.certainty == "possible"
+        assert "0.02 of them were unique, 1 at the start" in found.cause.statement
+
+
+def test_inputs_that_became_alike_are_no_collapse_of_codes() -> None:
+    steps = [50, 100, 150, 200, 290, 340]
+    inputs = measured("sdr_input_ratio", "encoder", [1.0, 1.0, 1.0, 1.0, 0.02, 0.02], steps)
+    assert diagnosis_of(run_of(creeping(), *alike(290, 42.0), inputs, events=[])).cause is None
+
+
 def test_a_changed_setting_comes_before_what_was_seen_only_afterwards() -> None:
     changed = Event(220, "configuration_changed", Severity.INFO, "betas of AdamW went from a to b, seen at step 220.")
     found = diagnosis_of(run_of(creeping(), bits(232), events=[changed]))
