@@ -54,9 +54,9 @@ def attention_heatmap(
     Raises ``RunNotFoundError`` where there are no maps, and ``SettingsError`` for a step or a layer without one.
 
     Args:
-        run_id_or_path_or_map: The id of a run, the folder of a run in ``mlruns``, an `AttentionMap`, or a tensor of
-            weights by (queries, keys), (heads, queries, keys) or (batch, heads, queries, keys); of a batch, the first
-            sample is drawn. A list of these has one for each layer.
+        run_id_or_path_or_map: The id of a run, its folder in ``mlruns``, an `AttentionMap`, or a tensor of weights.
+            Its dimensions are (queries, keys), (heads, queries, keys) or (batch, heads, queries, keys). Of a batch, the
+            first sample is drawn. A list of tensors has one for each layer.
         step: Without it, the last one.
         layer: A module's name or its number; without it, the first.
         tracking_uri: The server of the run, if it is not ``MLFLOW_TRACKING_URI``.
