@@ -23,6 +23,8 @@ from mlflow_stability.vocabulary.run.milestone import Reset
 
 new_tuple = tuple.__new__
 _Step = Callable[[Any, Point], tuple[Any, Event | None]]
+MOST_LAYOUTS = 256
+"""So many tuples of signals are remembered."""
 
 
 class _Seat:
@@ -58,18 +60,21 @@ class Panel:
         self._wanted = frozenset({*wanted, "loss"})  # whose turns tell what the others' values mean
         self._desks: dict[Signal, _Desk] = {}
         self._seats: dict[tuple[int, str], _Seat] = {}
-        self._layout: tuple[Signal, ...] | None = None
-        self._layout_desks: list[_Desk | None] = []
+        self._layouts: dict[int, tuple[tuple[Signal, ...], list[_Desk | None]]] = {}
+        """The desks of each tuple of signals, by its identity; what is kept here gives its number to no other."""
         self._players = players
         """Whether trainings are known to take turns, also where their losses are not shown."""
         self._turns = Turns(taken=players)
 
     def judge(self, reading: StepReading) -> list[Event]:
         """Judge all values of a step, in their order; live and in replay this is the loop."""
-        if reading.signals is not self._layout:  # mostly the same tuple as a step ago
-            desks = [self._desk(signal) for signal in reading.signals]  # all of them, before any is relied upon
-            self._layout, self._layout_desks = reading.signals, desks
-        return _judged(self._layout_desks, self._turns, reading.values, reading.step, reading.attempt, reading.time)
+        known = self._layouts.get(id(reading.signals))  # a training has a handful of tuples
+        if known is None:
+            if len(self._layouts) >= MOST_LAYOUTS:
+                self._layouts.clear()
+            # All of them, before any is relied upon.
+            known = self._layouts[id(reading.signals)] = reading.signals, [self._desk(each) for each in reading.signals]
+        return _judged(known[1], self._turns, reading.values, reading.step, reading.attempt, reading.time)
 
     def observe(self, observation: Observation) -> list[Event]:
         """Judge one value."""
@@ -81,7 +86,7 @@ class Panel:
         """Forget everything: what comes now is judged by itself."""
         self._desks.clear()
         self._seats.clear()
-        self._layout = None
+        self._layouts.clear()
         self._turns = Turns(taken=self._players)
 
     def _desk(self, signal: Signal) -> _Desk | None:

@@ -22,6 +22,8 @@ from mlflow_stability.vocabulary.run.milestone import Closing, Gap, Opening
 
 NAME = "journal"
 RETRY_SECONDS = 10.0
+MOST_NUMBERS = 1024
+"""So many tuples of names are told by identity; a training has a handful."""
 
 
 class JournalWriter:
@@ -40,9 +42,8 @@ class JournalWriter:
         self._fd = os.open(folder / NAME, flags, 0o600)
         self._last_words = LastWords(folder)
         self._layouts: dict[tuple[Signal, ...], int] = {}
-        self._newest: tuple[Signal, ...] = ()
-        """The layout of the last step, whose number is asked for without hashing every name in it."""
-        self._number = -1
+        self._numbers: dict[int, tuple[int, tuple[Signal, ...]]] = {}
+        """The same by the identity of the tuple, which is kept here: no name in it is hashed at a step."""
         self._torn = False
         self._gap: tuple[int, int] | None = None
         self._retry_at = 0.0
@@ -60,8 +61,8 @@ class JournalWriter:
                 return False
             if not isinstance(record, StepReading):
                 kept = self._write(encode(record))
-            elif record.signals is self._newest and self._number >= 0:
-                kept = self._write(encode_step(record, self._number))
+            elif (known := self._numbers.get(id(record.signals))) is not None:
+                kept = self._write(encode_step(record, known[0]))
             else:
                 kept = self._write_with_layout(record)
             if not kept:
@@ -76,14 +77,16 @@ class JournalWriter:
         self._fd = -1
 
     def _write_with_layout(self, step: StepReading) -> bool:
-        """A step whose names are others than those of the step before."""
+        """A step whose tuple of names was not seen before."""
         new = len(self._layouts)
         layout = self._layouts.get(step.signals, new)
         if not self._write((encode_layout(layout, step.signals) if layout == new else b"") + encode_step(step, layout)):
             return False
         # Not before: Ctrl-C may have kept the line of the names from being written.
         self._layouts[step.signals] = layout
-        self._newest, self._number = step.signals, layout
+        if len(self._numbers) >= MOST_NUMBERS:
+            self._numbers.clear()
+        self._numbers[id(step.signals)] = layout, step.signals
         return True
 
     def _write(self, line: bytes) -> bool:
@@ -106,7 +109,7 @@ class JournalWriter:
     def _failed(self, reason: str) -> None:
         self.failure = reason
         self._layouts.clear()  # the line that named them may be the torn one
-        self._number = -1
+        self._numbers.clear()
         self._retry_at = time.monotonic() + RETRY_SECONDS
 
     def _missed(self, record: Record) -> None:

@@ -119,7 +119,8 @@ class ProbeScheduler:
         if self._due is None:
             self._due = self._begin(place, begins_step)
         if self._due:
-            by_step = StepView(optimizer, self.step, self._layers, unscale, place=place, limits=limits)
+            norm = norms[-1] if len(norms) == 1 else None  # of several, the last may be of another optimizer
+            by_step = StepView(optimizer, self.step, self._layers, unscale, place=place, norm=norm, limits=limits)
             by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
             with self._walk:
                 for each in self._due:
@@ -271,10 +272,12 @@ class _GuardedProbe:
         """Whether it counts the captures of each training for itself."""
         self.forget = probe.forget if isinstance(probe, Forgetful) else _nothing_held
         self.due: Callable[[int], bool | None] = guard(probe.part, probe.due)
-        self.next_due: Callable[[int], int | None] = guard(probe.part, probe.next_due)
+        self.is_periodic = isinstance(probe, BaseProbe) and probe.is_periodic
+        self.next_due: Callable[[int], int | None] = (
+            probe.next_due if self.is_periodic else guard(probe.part, probe.next_due)  # arithmetic cannot fail
+        )
         self.ask_at = 0
         """Before this step it is not due."""
-        self.is_periodic = isinstance(probe, BaseProbe) and probe.is_periodic
         self.before_step: Callable[[StepView], Any] | None = _own(probe, "before_step", guard)
         self.after_step: Callable[[StepView], Any] | None = _own(probe, "after_step", guard)
         self.blocks: Callable[[int], Sequence[Block] | None] | None = _own(probe, "blocks", guard)

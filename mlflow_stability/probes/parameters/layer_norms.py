@@ -26,6 +26,7 @@ from mlflow_stability.probes.parameters.per_optimizer import (
     WholeNorms,
     on_host_if_there,
     ratio,
+    weights_of,
     whole_norm,
 )
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
@@ -63,10 +64,13 @@ class LayerNorms(PeriodicProbe):
         rate = None if by_layer else _one_rate(view.optimizer)
         with torch.no_grad():
             if rate is not None:
-                forces = whole_norm([each for each in gradients if each is not None])
-                if view.unscale is not None:
-                    forces = forces / on_host_if_there(view.unscale)
-                self._whole.add(view, held, whole_norm(parameters), forces, forces * rate)
+                if view.norm is not None and held.is_all_of(view.optimizer) and not unknown:
+                    forces = on_host_if_there(view.norm)
+                else:
+                    forces = whole_norm([each for each in gradients if each is not None])
+                    if view.unscale is not None:
+                        forces = forces / on_host_if_there(view.unscale)
+                self._whole.add(view, held, weights_of(view, parameters).norm, forces, forces * rate)
                 return
             rows = _squares(view, held, parameters, gradients)
             self._whole.add(view, held, *map(on_host_if_there, rows.sum(1).sqrt_().unbind()))

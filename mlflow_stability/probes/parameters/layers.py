@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 from torch import Tensor
 from torch.nn.parameter import is_lazy
@@ -54,6 +54,10 @@ class HeldLayers:
         held = parameters_of(optimizer)
         return held if len(held) == len(self.positions) else [held[at] for at in self.positions]
 
+    def is_all_of(self, optimizer: Optimizer) -> bool:
+        """Whether every parameter of the optimizer is measured, and each once."""
+        return len(self.positions) == sum([len(group["params"]) for group in optimizer.param_groups])
+
     def layer_sizes(self) -> dict[str, int]:
         """How many values this optimizer trains in each layer."""
         found: dict[str, int] = {}
@@ -73,6 +77,8 @@ class Layers:
         self._layouts: dict[tuple[HeldLayers, ...], LayerLayout] = {}
         self._searches = 0
         self._now: tuple[int, int, HeldLayers] | None = None
+        self.weights: tuple[tuple[int, int], Any] | None = None
+        """What was taken last of the weights, and of which optimizer, at which step."""
 
     def held(self, optimizer: Optimizer, step: int) -> HeldLayers:
         """What this optimizer trains; looked at once a step."""

@@ -20,7 +20,7 @@ from mlflow_stability.probes.parameters.layer_layout import LayerLayout, whole_s
 from mlflow_stability.probes.parameters.layers import HeldLayers
 from mlflow_stability.probes.probe import StepView
 from mlflow_stability.probes.step.readback import value_on_host
-from mlflow_stability.probes.tensors.gradient_norm import total_norm
+from mlflow_stability.probes.tensors.gradient_norm import few_values, norm_of_row, total_norm
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +129,27 @@ def whole_norm(tensors: Sequence[Tensor]) -> float | Tensor:
     """The L2 norm of all: a number where they lie on the host, else a scalar on the device."""
     norm = total_norm(tensors)
     return 0.0 if norm is None else on_host_if_there(norm)
+
+
+@dataclass(slots=True)
+class Weights:
+    """The weights that an optimizer trains, right before its step."""
+
+    norm: float | Tensor
+    row: Tensor | None
+    """A copy of them side by side, where they are few."""
+
+
+def weights_of(view: StepView, parameters: Sequence[Tensor]) -> Weights:
+    """These weights, which are all that the optimizer trains; several probes ask for them, and they are taken once."""
+    layers, key = view.layers, (id(view.optimizer), view.step)
+    if layers.weights is None or layers.weights[0] != key:
+        with torch.no_grad():
+            row = few_values(parameters)
+            norm = whole_norm(parameters) if row is None else on_host_if_there(norm_of_row(row))
+        layers.weights = key, Weights(norm, row)
+    weights: Weights = layers.weights[1]
+    return weights
 
 
 def ratio(norm: float, weights: float) -> float:

@@ -25,11 +25,13 @@ from mlflow_stability.probes.parameters.per_optimizer import (
     PartsByOptimizer,
     WholeNorms,
     ratio,
+    weights_of,
     whole_norm,
 )
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
 from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copies_and_rows, copy_budget, flat_copies
+from mlflow_stability.probes.tensors.gradient_norm import few_values
 from mlflow_stability.probes.tensors.memory_chunks import Piece, share_out
 from mlflow_stability.probes.tensors.tensor_sums import squares
 
@@ -102,6 +104,7 @@ class _Before:
     optimizer: int
     pieces: list[Tensor]
     copies: list[Tensor]
+    """None where few weights are kept as a row alone."""
     weights: Tensor | float
     """Their squares, one by one; or the norm of all."""
     rows: list[Tensor]
@@ -153,8 +156,9 @@ class WeightUpdates(PeriodicProbe):
         if rotation is None:
             return
         if len(rotation.chunks) == 1 and not self._layers_wanted and view.step % self.layers_every:
-            copies, rows = copies_and_rows(parameters)
-            self._before = _Before(id(view.optimizer), parameters, copies, whole_norm(rows), rows)
+            taken = weights_of(view, parameters)
+            copies, rows = ([], [_wide(taken.row)]) if taken.row is not None else copies_and_rows(parameters)
+            self._before = _Before(id(view.optimizer), parameters, copies, taken.norm, rows)
             return
         pieces = [piece.of(parameters) for piece in rotation.now]
         copies = flat_copies(pieces)
@@ -172,7 +176,13 @@ class WeightUpdates(PeriodicProbe):
         if rotation is None:
             return
         with torch.no_grad():
-            torch_api.foreach_sub_(before.copies, before.pieces)
+            if not before.copies:
+                now = few_values(before.pieces)
+                if now is None:
+                    return
+                before.rows[0] = _wide(now) - before.rows[0]
+            else:
+                torch_api.foreach_sub_(before.copies, before.pieces)
             if not isinstance(before.weights, Tensor) or before.rows:
                 self._whole.add(view, held, before.weights, whole_norm(before.rows))
                 return
@@ -245,6 +255,11 @@ class WeightUpdates(PeriodicProbe):
         for layer in ready:
             given[layer] = step
         return ready
+
+
+def _wide(row: Tensor) -> Tensor:
+    """At least in single precision, as copies are."""
+    return row.to(torch.promote_types(row.dtype, torch.float32))
 
 
 def _values(squared: Tensor) -> Tensor:

@@ -12,9 +12,11 @@ can be used again and is no pressure.
 from __future__ import annotations
 
 import logging
+import math
 import os
 import resource
 import sys
+import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -27,6 +29,8 @@ from mlflow_stability.probes.probe import PeriodicProbe, StepView
 EVERY = 10
 UTILIZATION_EVERY = 100
 """Every how many steps NVML is asked: the question goes to the driver."""
+FRESH_SECONDS = 0.1
+"""For so long what the system said of this process is told again: asking takes as long as a tenth of a small step."""
 UTILIZATION = ("gpu_utilization",)
 DEVICE = ("memory_allocated", "memory_reserved", "memory_peak", "memory_share")
 HOST = ("host_memory",)
@@ -42,8 +46,15 @@ class Memory(PeriodicProbe):
 
     part = "memory"
 
-    def __init__(self, utilization: Callable[[torch.device], float] = torch.cuda.utilization) -> None:
+    def __init__(
+        self,
+        utilization: Callable[[torch.device], float] = torch.cuda.utilization,
+        now: Callable[[], float] = time.monotonic,
+    ) -> None:
         super().__init__(EVERY)
+        self._now = now
+        self._asked_at, self._of_process = -math.inf, math.nan
+        """When the system was asked for the memory of this process, and what it said."""
         self._utilization: Callable[[torch.device], float] | None = utilization
         """Percent; None where NVML, or its Python package nvidia-ml-py, is missing."""
         self._devices: dict[torch.device, None] = {}
@@ -59,7 +70,10 @@ class Memory(PeriodicProbe):
         if step == self._told_at:
             return ()
         self._told_at = step
-        found = [Block(whole_signals(HOST, ""), (process_memory(),))]
+        now = self._now()
+        if now - self._asked_at >= FRESH_SECONDS:
+            self._asked_at, self._of_process = now, process_memory()
+        found = [Block(whole_signals(HOST, ""), (self._of_process,))]
         several = len(self._devices) > 1
         for device in sorted(self._devices, key=str):
             module = torch.get_device_module(device)

@@ -154,6 +154,8 @@ class Progress(BaseProbe):
     def __init__(self, now: Callable[[], float] = time.perf_counter) -> None:
         self._now = now
         self._optimizers: MutableMapping[Optimizer, None] = WeakIdKeyDictionary()
+        self._newest: Callable[[], Optimizer | None] = lambda: None
+        """The one that came last: as a rule there is no other."""
         self._followed: list[_Followed] = []
         self._reports = 0
         self._was_told = False
@@ -175,7 +177,8 @@ class Progress(BaseProbe):
 
     def before_step(self, view: StepView) -> None:
         """Runs when gradients are complete: the first of a step's optimizers is when sources are asked."""
-        self._optimizers[view.optimizer] = None
+        if self._newest() is not view.optimizer:
+            self._optimizers[view.optimizer], self._newest = None, weakref.ref(view.optimizer)
         if view.step != self._asked_at:
             self._asked_at, self._is_new = view.step, False
             self._ask(view.step)
@@ -194,6 +197,8 @@ class Progress(BaseProbe):
         return [Block(whole_signals(QUANTITIES, ""), told)]
 
     def _ask(self, step: int) -> None:
+        if not self._followed:
+            return
         now = self._now()
         found = [answer for each in self._followed if (answer := each.look(step, now)) is not None]
         trainers = any(each.is_trainer for each in found)

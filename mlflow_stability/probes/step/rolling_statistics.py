@@ -23,6 +23,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from statistics import fmean
+from typing import TypeAlias
 
 from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
 
@@ -31,6 +32,8 @@ _WANTED = frozenset({"loss", "grad_norm", "grad_norm_clipped", "loss_scale", "sk
 FEWEST = 10
 """Of fewer steps nothing is said."""
 _KEPT = 0.98
+MOST_LAYOUTS = 64
+"""So many tuples of signals are remembered; a training has a handful."""
 _CLIPPED_BELOW = 0.9999
 """A norm that is this much of what it was before: rounding alone does not do it."""
 
@@ -41,8 +44,9 @@ class RollingStatistics:
     def __init__(self, every: int) -> None:
         self.every = every
         self._tracks: dict[str, _Track] = {}
-        self._layout: tuple[Signal, ...] = ()
-        self._wanted: tuple[tuple[int, _Track, str], ...] = ()
+        self._layouts: dict[int, tuple[tuple[Signal, ...], _Wanted]] = {}
+        """What is taken of each tuple of signals, by its identity; a tuple that is kept gives it to no other."""
+        self._wanted: _Wanted = ()
         self._waiting: list[tuple[int, tuple[Signal, ...], Sequence[float]]] = []
         """Steps that were not looked at yet."""
         self._due_at = 0
@@ -76,22 +80,26 @@ class RollingStatistics:
         """Forget everything: the training was rolled back."""
         self._tracks.clear()
         self._waiting.clear()
-        self._layout, self._due_at = (), 0
+        self._layouts.clear()
+        self._due_at = 0
 
     def _take_in(self, step: int, signals: tuple[Signal, ...], values: Sequence[float]) -> None:
-        if signals is not self._layout:
-            self._learn(signals, step)
+        known = self._layouts.get(id(signals))
+        self._wanted = self._learn(signals, step) if known is None else known[1]
         for position, track, quantity in self._wanted:
             track.take(quantity, values[position])
 
-    def _learn(self, signals: tuple[Signal, ...], step: int) -> None:
+    def _learn(self, signals: tuple[Signal, ...], step: int) -> _Wanted:
         wanted = []
         for position, signal in enumerate(signals):
             if signal.quantity in _WANTED and of_the_whole(signal.place):
                 if signal.place not in self._tracks:
                     self._tracks[signal.place] = _Track(signal.place, step - 1)
                 wanted.append((position, self._tracks[signal.place], signal.quantity))
-        self._layout, self._wanted = signals, tuple(wanted)
+        if len(self._layouts) >= MOST_LAYOUTS:
+            self._layouts.clear()
+        self._layouts[id(signals)] = signals, tuple(wanted)
+        return tuple(wanted)
 
 
 class _Track:
@@ -154,6 +162,9 @@ class _Track:
         if len(self._clipped) >= FEWEST:
             found.append((names["clip_fraction"], sum(self._clipped) / len(self._clipped)))
         return found + (self._scale.say() if self._scale is not None else [])
+
+
+_Wanted: TypeAlias = tuple[tuple[int, _Track, str], ...]
 
 
 class _LossScale:

@@ -77,9 +77,9 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
         return None
     first = gradients[0]
     if first.is_cpu:
-        norm = _norm_of_few_values(gradients)
-        if norm is not None:
-            return norm
+        row = few_values(gradients)
+        if row is not None:
+            return norm_of_row(row)
     device, dtype, dense = first.device, first.dtype, torch.strided
     with torch.no_grad():
         for each in gradients:  # as a rule they are alike, and finding that out must cost little
@@ -93,17 +93,24 @@ def total_norm(gradients: Sequence[Tensor]) -> Tensor | None:
         return norms[0] if len(norms) == 1 else torch.linalg.vector_norm(norms)
 
 
-def _norm_of_few_values(gradients: Sequence[Tensor]) -> Tensor | None:
-    """The norm of values on the CPU that are copied side by side sooner than each tensor has its kernel."""
-    left, dtype, dense, recorded = LARGE, gradients[0].dtype, torch.strided, torch.is_grad_enabled()
-    for each in gradients:
+def few_values(tensors: Sequence[Tensor]) -> Tensor | None:
+    """A copy of all values side by side, where that takes less time than a kernel for each tensor; else None.
+
+    So it is with few values on the CPU, all of one type, of tensors whose gradients nobody records.
+    """
+    left, dtype, dense, recorded = LARGE, tensors[0].dtype, torch.strided, torch.is_grad_enabled()
+    for each in tensors:
         left -= each.numel()
         alike = each.dtype is dtype and each.layout is dense and each.is_cpu and type(each) in _PLAIN
         if left < 0 or not alike or (recorded and each.requires_grad):
             return None
-    norm: Tensor = torch.linalg.vector_norm(
-        torch_api.flatten_dense_tensors(gradients), dtype=torch.float32 if dtype in HALVES else None
-    )
+    row: Tensor = torch_api.flatten_dense_tensors(tensors)
+    return row
+
+
+def norm_of_row(row: Tensor) -> Tensor:
+    """The norm of few values; half precision is summed in single."""
+    norm: Tensor = torch.linalg.vector_norm(row, dtype=torch.float32 if row.dtype in HALVES else None)
     return norm
 
 
