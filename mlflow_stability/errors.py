@@ -60,4 +60,9 @@ class UnreadableLogError(StabilityError):
 
 
 class TrainingDiverged(StabilityError):  # noqa: N818 - what happened to the training, not an error of ours
-    """Training stopped because it diverged: ``stop_on`` was met or rollbacks did not help."""
+    """Training stopped on purpose: a condition of ``stop_on`` was met, or rollbacks did not help."""
+
+    def __init__(self, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.reason = reason or message
+        """Why, without advice: ``loss is 60 (stop_on=loss>50)``."""

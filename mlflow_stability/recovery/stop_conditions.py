@@ -89,7 +89,7 @@ class Stop:
     @property
     def error(self) -> TrainingDiverged:
         """What the training is ended with."""
-        return TrainingDiverged(self.message)
+        return TrainingDiverged(self.message, f"{self.reason} (stop_on={self.condition.text})")
 
 
 def stop_conditions(texts: str | Iterable[str], quantities: Iterable[str] = QUANTITIES) -> tuple[StopCondition, ...]:

@@ -2,7 +2,8 @@
 
 Which trouble is the argument: `nan` in the batch of the last rank alone, `jump` of the learning rate, `fail`: the
 guard of the last rank breaks down; `lost` and `half`: the learning rate jumps, and the last rank cannot go back, or
-breaks off half-way; `asked`: the last rank asks to skip a step, and all to go back; `stop`: a loss that `stop_on` has.
+breaks off half-way; `asked`: the last rank asks to skip a step, and all to go back; `stop`: a loss that `stop_on` has,
+on all ranks or with `stop-last` on the last one, and with `bare` without anything else of the autopilot.
 """
 
 from __future__ import annotations
@@ -26,9 +27,12 @@ POLICY = RollbackPolicy(snapshot_every=20, snapshot_share=1.0, healthy_after=10,
 
 
 def main(trouble: str, folder: Path) -> None:
-    stop_on = ("loss>50",) if trouble == "stop" else ()
+    stop_on = ("grad_norm>1e9", "loss>50") if "stop" in trouble else ()
     mlflow_stability.autolog(
-        rollback=POLICY, journal_dir=folder, stop_on=stop_on, strict=trouble not in ("fail", "lost", "half")
+        rollback="bare" not in trouble and POLICY,
+        journal_dir=folder,
+        stop_on=stop_on,
+        strict=trouble not in ("fail", "lost", "half"),
     )
     torch.distributed.init_process_group("gloo")
     try:
@@ -58,12 +62,21 @@ def train(trouble: str, rank: int) -> None:
             BREAKS[trouble](pilot())
         if trouble == "asked":
             ask(step, rank)
-        loss = nn.functional.mse_loss(model(inputs), targets) * (1e5 if trouble == "stop" and step == TROUBLE else 1)
+        huge = "stop" in trouble and step == TROUBLE and (rank or "last" not in trouble)
+        loss = nn.functional.mse_loss(model(inputs), targets) * (1e5 if huge else 1)
         loss.backward()
-        optimizer.step()
+        try:
+            optimizer.step()
+        except TrainingDiverged:
+            print(step, checksum(model), loss.item(), flush=True)
+            raise
         optimizer.zero_grad()
-        weights = torch.cat([each.detach().flatten() for each in model.parameters()])
-        print(step, zlib.crc32(weights.numpy().tobytes()), loss.item(), flush=True)
+        print(step, checksum(model), loss.item(), flush=True)
+
+
+def checksum(model: nn.Module) -> int:
+    weights = torch.cat([each.detach().flatten() for each in model.parameters()])
+    return zlib.crc32(weights.numpy().tobytes())
 
 
 def pilot() -> Autopilot:

@@ -93,13 +93,20 @@ def test_one_rank_may_ask_to_skip_and_going_back_when_asked_is_one_return_for_bo
     assert [known[row[1]] for row in first[169:] if row[1] in known], "the weights of an earlier step came back"
 
 
-def test_a_training_that_is_stopped_ends_on_all_ranks(sqlite_uri: str, tmp_path: Path) -> None:
-    ranks = started("stop", sqlite_uri, tmp_path, **NO_WAIT)
+@pytest.mark.parametrize("trouble", ["stop", "stop-last", "stop-bare", "stop-last-bare"])
+def test_a_training_that_is_stopped_ends_on_all_ranks_before_the_step(
+    sqlite_uri: str, tmp_path: Path, trouble: str
+) -> None:
+    ranks = started(trouble, sqlite_uri, tmp_path, **NO_WAIT)
     said = [each.communicate(timeout=120) for each in ranks]
     assert [each.returncode for each in ranks] == [1, 1], said
-    assert all("TrainingDiverged" in errors for _, errors in said)
-    steps = [len(printed.splitlines()) for printed, _ in said]
-    assert steps[0] == steps[1] in (150, 151)
+    assert all("TrainingDiverged: Training stopped before step 150 was taken" in errors for _, errors in said)
+    assert all("(stop_on=loss>50)" in errors for _, errors in said)
+    assert ("met on rank 1" in said[0][1]) == ("last" in trouble)
+    first, second = (numbers(printed) for printed, _ in said)
+    assert weights(first) == weights(second)
+    assert [row[0] for row in first[-2:]] == [149, 150]
+    assert first[-1][1] == first[-2][1] != first[-3][1], "the weights are those of before the step"
     (folder,) = (tmp_path / "journals" / "checkpoints").iterdir()
     assert list(folder.glob("rollback_ckpt-*")), "the last good state is kept, once"
 

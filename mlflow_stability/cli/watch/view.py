@@ -58,7 +58,7 @@ def finding_line(episode: Episode) -> str:
 
 def _head(out: TerminalWriter, run: WatchedRun) -> Text:
     state = run.ended or "training"
-    style = "bold green" if state in ("training", "finished") else "bold red"
+    style = "bold green" if state in ("training", "finished", "stopped") else "bold red"
     said = [f"step {run.last_step:,}", *([f"attempt {run.attempt + 1}"] if run.attempt else []), *_pace(run)]
     head = Text.assemble(out.text(run.name, "bold"), "  ", out.text(state, style), "  ", out.text("  ".join(said)))
     head.no_wrap = True

@@ -151,7 +151,7 @@ def end(case: Case) -> Found:
     if not case.diagnosis.ended:
         return Found("No data: the end of the process was not recorded.", "unknown")
     detail = f": {case.around.history.outcome_detail}" if case.around.history.outcome_detail else ""
-    state: State = "ok" if case.diagnosis.ended in ("finished", "running") else "bad"
+    state: State = "ok" if case.diagnosis.ended in ("finished", "stopped", "running") else "bad"
     return Found(f"{process_ended(case.diagnosis.ended)}{detail}.", state)
 
 

@@ -64,6 +64,7 @@ _ENDINGS = (
             r"|DUE TO PREEMPTION"
         ),
     ),
+    ("stopped", re.compile(r"\bTrainingDiverged: ")),
     (
         "crashed",
         re.compile(
@@ -76,7 +77,7 @@ _ENDINGS = (
     ),
 )
 _GOOD = ("", "finished")
-_STRONGER = {"out_of_memory": 4, "killed": 3, "interrupted": 3, "crashed": 2, "finished": 1}
+_STRONGER = {"out_of_memory": 4, "killed": 3, "interrupted": 3, "stopped": 3, "crashed": 2, "finished": 1}
 _HINT = re.compile(
     r"overflow|skip|non-?finite|nan|inf|error|exception|memory|kill|signal|exit|interrupt|fault|core|done|omplete|inished"
     r"|SIG|TIME|CANCEL|PREEMPT|reached|abort|stopping|invalid",

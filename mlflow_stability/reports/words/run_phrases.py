@@ -85,8 +85,11 @@ def ending(diagnosis: Diagnosis) -> tuple[str, str] | None:
     if not diagnosis.ended:
         return None
     ended = diagnosis.ended.replace("_", " ")
-    if diagnosis.early_stopping_step is not None:
-        ended += f", stopped by stop_on at {diagnosis.unit} {diagnosis.early_stopping_step}"
+    stopped = diagnosis.early_stopping_step
+    if stopped is not None:
+        ended = f"stopped by stop_on at {diagnosis.unit} {stopped}" + (f", {ended}" if ended != "stopped" else "")
+    elif ended == "stopped":
+        ended = "stopped on purpose"
     return "now" if diagnosis.ended == "running" else "ended", ended
 
 

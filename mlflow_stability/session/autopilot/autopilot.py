@@ -16,12 +16,13 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.decisions import Decision
 from mlflow_stability.recovery.skipping import values_before_step
-from mlflow_stability.recovery.stop_conditions import Stop
+from mlflow_stability.recovery.stop_conditions import Stop, StopCondition
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
-from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus
+from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus, stop_named
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, RollbackExecutor
 from mlflow_stability.session.autopilot.snapshot_manager import KnownParts, SnapshotManager
 from mlflow_stability.session.autopilot.step_evaluator import StepEvaluator
@@ -72,8 +73,8 @@ class Autopilot:
         """How many captures there were."""
         self._is_whole = self._was_rolled_back = False
         self._parts = KnownParts()
-        self._stops = bool(plan.stop_on) and recording is not None and self._consensus.is_alone
-        """Whether there are conditions to look at before each step; of several processes none can stop by itself."""
+        self._stops = bool(plan.stop_on) and not (recording is None and self._consensus.is_alone)
+        """Whether there are conditions to look at before each step; several processes stop together."""
         self._stop: Stop | None = None
         """Why the training ends; no step is taken until its reading has come."""
         self._modifier = StepModifier(plan.policy, plan.adaptive_clip, context.vote)
@@ -148,19 +149,18 @@ class Autopilot:
         """Runs when the gradients are complete and measured, and not used yet."""
         facts = self._facts_of(capture, place)
         self._meet(optimizer)
-        votes = self._consensus.announce(capture, self.step, self._due)
-        if self._stops:
-            self._look_for_stop(optimizer, capture, facts, norm)
+        met = self._look_for_stop(optimizer, capture, facts, norm) if self._stops else None
+        votes = self._consensus.announce(capture, self.step, self._due, met)
+        if votes and not self._modifier.guards:  # else the flag of the guard brings it along
+            self._receive(facts, ends_vote=True)
+            votes = False
         self._judge(optimizer, capture, facts, norm, companions, facts not in self._pending)
         if self._batches is not None:
             if facts.skipped_by or facts.flag is not None:
                 self._batches.judged(facts.skipped_by, facts.flag is not None, self._parts.optimizers())
             self._batches.let_loss_go()
         if votes:
-            self._consensus.receive("the guard" in self._context.guard.off, self.step)
-            self._modifier.guards = self._modifier.guards and not self._consensus.somebody_off
-            if self._consensus.silent:
-                self._tell_of_silence()
+            self._receive(facts, ends_vote=False)
         self._shape(optimizer, facts, norm)
         self._rates.update(facts.rates)
 
@@ -266,19 +266,45 @@ class Autopilot:
             return False
         return self._snapshots.write_now(parts, self.step, self._evaluator.loss, self._rates, value)
 
+    def _receive(self, facts: StepFacts, *, ends_vote: bool) -> None:
+        """Take in what all processes have said, after the guard has voted, or instead of it."""
+        stop = self._consensus.receive("the guard" in self._context.guard.off, self.step, ends_vote=ends_vote)
+        if stop:
+            facts.stopped_together = facts.asked_for = True
+            facts.skipped_by = ""
+            if ends_vote:
+                self._modifier.skip_next()
+        self._modifier.guards = self._modifier.guards and not self._consensus.somebody_off
+        if self._consensus.silent:
+            self._tell_of_silence()
+
     def _stop_looked_for(
         self, optimizer: Optimizer, capture: StepCapture, facts: StepFacts, norm: Tensor | None
-    ) -> None:
-        """Have the first step of a capture skipped, and the training ended behind it, where a condition is met."""
+    ) -> int | None:
+        """Have the first step of a capture skipped, and the training ended behind it, where a condition is met.
+
+        Gives which condition it is.
+        """
         if facts.stop is not None or capture.stepped[:1] != [id(optimizer)]:
-            return
+            return None
         if self._stop is None:
             wanted = self._evaluator.stop_rules.looks_before
             values = values_before_step(optimizer, capture, norm, wanted)
             self._stop = self._evaluator.stop_before(self.step, values)
-        facts.stop = self._stop
-        if facts.stop is not None:
+        if self._stop is None:
+            return None
+        if self._consensus.is_alone:
+            facts.stop = self._stop
+        if self._consensus.is_alone or self._modifier.guards:
             self._modifier.skip_next()
+        return self._plan.stop_on.index(self._stop.condition)
+
+    def _stopped_together(self, number: int) -> TrainingDiverged:
+        """What all ranks end with; the reason is known where a condition was met."""
+        rank, condition = stop_named(number)
+        known = dict(enumerate(self._plan.stop_on)).get(condition, StopCondition("a condition of another rank"))
+        met = Stop(known, self.step, f"the condition was met on rank {rank}", before_step=True)
+        return self._evaluator.stopped(self._stop or met)
 
     def _facts_of(self, capture: StepCapture, place: str) -> StepFacts:
         if capture is not self._capture or self._facts is None:
@@ -312,6 +338,8 @@ class Autopilot:
             self._settle_scale(self._scaler)
         if self._keeps:
             self._prove(orders, self.step)
+        if orders.stop and orders.ending is None:
+            orders.ending = self._stopped_together(orders.stop)
         if orders.ending is not None:
             self._stop = None
             self._evaluator.stop_over()

@@ -23,7 +23,9 @@ from mlflow_stability.probes.ranks.presence import Presence
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, LOST
 from mlflow_stability.recovery.decisions import Decision
 
-FIELDS = 9
+FIELDS = 10
+MOST_CONDITIONS = 1000
+"""Which condition is met on which rank is one number, so that the largest of all ranks is that of one of them."""
 NOT_ON_ALL = (
     "all ranks must skip, snapshot and roll back together, and autolog() was called on some of them only: call it on "
     "every rank"
@@ -43,6 +45,8 @@ class Orders:
     rollback: Decision | None = None
     ending: Exception | None = None
     """What the training is to be ended with."""
+    stop: int = 0
+    """Which condition is met before this step, as `stop_number` has it; then all ranks skip it and end."""
 
     def joined(self, later: Orders) -> Orders:
         """Both, where a second step was read before the orders for the first were carried out."""
@@ -63,12 +67,12 @@ class Orders:
         if back is not None:
             where = [1.0 + step - back.target, back.easing_factor, back.easing_steps, back.lasting_share]
         flags = [self.healthy, self.trouble, self.snapshot, self.checkpoint, self.ending is not None]
-        return [*map(float, flags), *map(float, where)]
+        return [*map(float, flags), *map(float, where), float(self.stop)]
 
     @classmethod
     def from_numbers(cls, numbers: list[float], step: int) -> Orders:
         """Read them where they arrive."""
-        healthy, trouble, snapshot, checkpoint, ends, back, factor, steps, lasting = numbers
+        healthy, trouble, snapshot, checkpoint, ends, back, factor, steps, lasting, stop = numbers
         decision = None
         if back > 0:
             target = step - (round(back) - 1)
@@ -76,7 +80,17 @@ class Orders:
                 "rollback", target=target, easing_factor=factor, easing_steps=round(steps), lasting_share=lasting
             )
         ending = TrainingDiverged("Training stopped by its first process.") if ends > 0 else None
-        return cls(healthy > 0, trouble > 0, snapshot > 0, checkpoint > 0, decision, ending)
+        return cls(healthy > 0, trouble > 0, snapshot > 0, checkpoint > 0, decision, ending, round(stop))
+
+
+def stop_number(rank: int, condition: int) -> int:
+    """The number that says which condition is met on which rank."""
+    return 1 + rank * MOST_CONDITIONS + condition
+
+
+def stop_named(number: int) -> tuple[int, int]:
+    """The rank and the condition of such a number."""
+    return divmod(number - 1, MOST_CONDITIONS)
 
 
 class RankVote:
@@ -91,6 +105,8 @@ class RankVote:
         self._capture: object = None
         self._numbers = [0.0] * FIELDS
         self._received: list[float] | None = None
+        self.is_over = False
+        """Whether this capture was settled before anybody looked at its gradients: nobody guards."""
         self.somebody_off = False
         """Whether the guard of a process has failed."""
 
@@ -98,7 +114,7 @@ class RankVote:
         """Whether this is the first optimizer step of a capture."""
         if capture is self._capture:
             return False
-        self._capture, self._received = capture, None
+        self._capture, self._received, self.is_over = capture, None, False
         self._numbers = [0.0] * FIELDS
         return True
 
@@ -106,9 +122,13 @@ class RankVote:
         """What the first process has to say with its next vote."""
         self._numbers = orders.as_numbers(step)
 
+    def set_stop(self, condition: int) -> None:
+        """A condition is met here before this step, which each process may say."""
+        self._numbers[-1] = float(stop_number(torch.distributed.get_rank(), condition))
+
     def __call__(self, flag: Tensor) -> Tensor:
         """Exchange the flag, and with the first one of a capture the orders."""
-        if self.somebody_off or self.paused:
+        if self.somebody_off or self.paused or self.is_over:
             return flag
         return flag.new_full((), self._exchange(flag.item(), is_off=False))
 
@@ -233,22 +253,35 @@ class RankConsensus:
         """The training was rolled back: what was decided of its steps is void."""
         self._orders, self._to_send, self.has_orders = Orders(), Orders(), False
 
-    def announce(self, capture: object, step: int, due: Callable[[], tuple[bool, bool]]) -> bool:
-        """Runs before the vote of a capture; False where there is none, or it is over. `due`: what to keep."""
+    def announce(
+        self, capture: object, step: int, due: Callable[[], tuple[bool, bool]], stop: int | None = None
+    ) -> bool:
+        """Runs before the vote of a capture; False where there is none, or it is over.
+
+        `due`: what to keep. `stop`: which condition to stop on is met here.
+        """
         if self._vote is None or not self._vote.begins(capture):
             return False
         if self._decides:
             if not self._to_send.trouble and self._to_send.rollback is None:
                 self._to_send.snapshot, self._to_send.checkpoint = due()
             self._vote.set_orders(self._to_send, step)
+        if stop is not None:
+            self._vote.set_stop(stop)
         return True
 
-    def receive(self, is_off: bool, step: int) -> None:
-        """Runs after it: the orders are the same everywhere, but their reason is known only where they came from."""
+    def receive(self, is_off: bool, step: int, *, ends_vote: bool = False) -> int:
+        """Runs after it: the orders are the same everywhere, but their reason is known only where they came from.
+
+        `ends_vote`: nobody is asked again about this capture. Gives which condition ends the training before this step;
+        0: none.
+        """
         if self._vote is None:
-            return
+            return 0
+        self._vote.is_over = ends_vote
         mine, self._to_send = self._to_send, Orders()
         self._orders, self.has_orders = self._vote.received(is_off, step), True
         if mine.rollback is not None:
             self._orders.rollback = mine.rollback
         self._orders.ending = mine.ending or self._orders.ending
+        return self._orders.stop

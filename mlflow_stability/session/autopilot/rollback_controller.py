@@ -236,7 +236,7 @@ class RollbackController:
             orders.rollback = Decision("rollback", reason, decision.onset, target=decision.target, easing_steps=1)
         if ends:
             said = " ".join((decision.reason, *remedies, OR_GO_ON))
-            orders.ending = TrainingDiverged(f"Training stopped at step {step}: {said}")
+            orders.ending = TrainingDiverged(f"Training stopped at step {step}: {said}", decision.reason.rstrip("."))
 
 
 def _in_half(parts: TrainingParts | None) -> bool:
@@ -330,4 +330,5 @@ class RollbackExecutor:
         self._emit(self._controller.forgo(decision, step, why, all_whole))
         self._consensus.forget()
         if self._controller.ends_training:
-            raise TrainingDiverged(f"Training stopped at step {step}: the rollback failed ({why}).")
+            said = f"the rollback failed ({why})"
+            raise TrainingDiverged(f"Training stopped at step {step}: {said}.", said)

@@ -81,8 +81,8 @@ class StepEvaluator:
         )
         orders = self._controller.orders_after(outcome, known)
         stop = facts.stop or self.stop_heard or self.stop_rules.after_step(reading, skipped=seen.skipped_by == "scaler")
-        if stop is not None:
-            orders.ending = self._stopped(replace(stop, step=reading.step))
+        if stop is not None and not facts.stopped_together:
+            orders.ending = self.stopped(replace(stop, step=reading.step))
         return orders
 
     def hear(self, reading: StepReading) -> None:
@@ -98,7 +98,8 @@ class StepEvaluator:
         """The training was ended; a script that trains on is judged anew."""
         self.stop_heard, self._stop_told = None, False
 
-    def _stopped(self, stop: Stop) -> TrainingDiverged:
+    def stopped(self, stop: Stop) -> TrainingDiverged:
+        """What ends the training; tells of it once."""
         if self._stop_told:
             return stop.error
         self._stop_told = True

@@ -40,6 +40,8 @@ class StepFacts:
     """The flag of the guard that the capture carries already."""
     stop: Stop | None = None
     """What ends the training before these steps are taken."""
+    stopped_together: bool = False
+    """All ranks have agreed to end it before these steps are taken."""
     batch_number: int = -1
     """By which its batch is known, where batches are held."""
     rates: dict[int, tuple[float, ...]] = field(default_factory=dict)

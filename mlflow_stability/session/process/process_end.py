@@ -1,7 +1,8 @@
 """The end of the process for all its sessions: how it ended, and one wait for pending delivery.
 
-Outcomes: an uncaught exception in any thread, Ctrl-C, ``sys.exit(3)``, the normal end; a killed process is reported
-by the courier. Children of `multiprocessing` run no exit functions; their own end calls the same code.
+Outcomes: an uncaught exception in any thread, `TrainingDiverged` among them, Ctrl-C, ``sys.exit(3)``, the normal end; a
+killed process is reported by the courier. Children of `multiprocessing` run no exit functions; their own end
+calls the same code.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from collections.abc import Callable, Sequence
 from types import TracebackType
 from typing import Any, NoReturn
 
+from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.session.process.courier_link import Awaited, wait_for_delivery
 from mlflow_stability.vocabulary.run.milestone import Closing
 
@@ -46,7 +48,9 @@ class EndingWatch:
         def watched_exit(*status: Any) -> NoReturn:
             code = status[0] if status else None
             if code not in (None, 0):
-                self.closing = Closing("exited", f"sys.exit({code!r})")
+                handled = sys.exc_info()[1]  # a script that catches `TrainingDiverged` and exits for it
+                exited = Closing("exited", f"sys.exit({code!r})")
+                self.closing = closing_of(handled) if isinstance(handled, TrainingDiverged) else exited
             leave(*status)
 
         def watched_thread_hook(said: threading.ExceptHookArgs) -> None:
@@ -85,6 +89,8 @@ class EndingWatch:
 def closing_of(error: BaseException) -> Closing:
     """How an exception that nobody caught ends a training."""
     said = f"{type(error).__name__}: {error}"[:500]
+    if isinstance(error, TrainingDiverged):
+        return Closing("stopped", error.reason[:500])
     if isinstance(error, KeyboardInterrupt):
         return Closing("interrupted", "Ctrl-C")
     if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":

@@ -92,7 +92,10 @@ class Closing:
     """A recording ends: how, and what the run's status has to say of it."""
 
     outcome: str
-    """``finished``, ``crashed``, ``exited``, ``interrupted``, ``out_of_memory``; a killed process writes none."""
+    """``finished``, ``stopped``, ``crashed``, ``exited``, ``interrupted``, ``out_of_memory``.
+
+    A killed process writes none.
+    """
     detail: str = ""
     step: int = 0
     time: float = 0.0

@@ -5,7 +5,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.decisions import Decision
-from mlflow_stability.session.autopilot.rank_consensus import FIELDS, Orders
+from mlflow_stability.session.autopilot.rank_consensus import FIELDS, Orders, stop_named, stop_number
 
 
 @given(st.integers(1, 10**9), st.integers(0, 10**6), st.integers(0, 10**6), st.tuples(*[st.booleans()] * 4))
@@ -30,6 +30,13 @@ def test_without_orders_nothing_is_ordered() -> None:
 def test_the_end_of_one_process_is_the_end_of_all() -> None:
     heard = Orders.from_numbers(Orders(ending=TrainingDiverged("enough")).as_numbers(3), 3)
     assert isinstance(heard.ending, TrainingDiverged)
+
+
+@given(st.lists(st.tuples(st.integers(0, 4095), st.integers(0, 50)), min_size=1))
+def test_of_conditions_met_on_several_ranks_the_largest_number_is_one_of_them(met: list[tuple[int, int]]) -> None:
+    largest = max(stop_number(rank, condition) for rank, condition in met)
+    heard = Orders.from_numbers(Orders(stop=largest).as_numbers(3), 3)
+    assert stop_named(heard.stop) in met
 
 
 def test_an_order_to_go_back_is_not_lost_when_a_healthy_step_is_read_after_it() -> None:

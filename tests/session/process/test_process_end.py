@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.session.process.process_end import EndingWatch, closing_of
 
 
@@ -22,6 +23,8 @@ def ending(monkeypatch: pytest.MonkeyPatch) -> Iterator[EndingWatch]:
     ("error", "outcome", "detail"),
     [
         (ValueError("no data"), "crashed", "ValueError: no data"),
+        (TrainingDiverged("Stopped. Do this.", "loss is 60"), "stopped", "loss is 60"),
+        (TrainingDiverged("Stopped."), "stopped", "Stopped."),
         (KeyboardInterrupt(), "interrupted", "Ctrl-C"),
         (MemoryError("big"), "out_of_memory", "MemoryError: big"),
         (RuntimeError("DefaultCPUAllocator: can't allocate memory: 8 GB"), "out_of_memory", None),
