@@ -27,6 +27,9 @@ def on_files(files: Files, config: Any) -> Files:
         if page.name == "python_api":
             files.append(File.generated(config, "python_api.md", content=_public_names()))
         elif page.make:
+            written = files.get_file_from_path(f"{page.name}.md")
+            if written is not None:
+                files.remove(written)
             files.append(File.generated(config, f"{page.name}.md", content=page.text()))
     return files
 

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_stability.manual import presets, python_api, references
+from mlflow_stability.manual import presets, python_api, references, signals
 
 FOLDER = Path(__file__).parent
 MAP = FOLDER.parent / "README.md"
@@ -43,7 +43,7 @@ PAGES = (
     Page("assistants", "Assistants"),
     Page("alerts", "Alerts and metrics elsewhere"),
     Page("attention", "Attention and representations"),
-    Page("signals", "Signals reference"),
+    Page("signals", "Signals reference", signals.page),
     Page("findings", "Findings reference", references.findings),
     Page("causes", "Causes reference", references.causes),
     Page("options", "Options"),

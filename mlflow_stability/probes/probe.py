@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 from torch import Tensor
+from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layers import Layers
+from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.settings import Settings
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,6 +72,82 @@ class Probe(Protocol):
     def blocks(self, step: int) -> Sequence[Block]:
         """What was measured: the capture is over."""
         ...
+
+
+@runtime_checkable
+class ForwardProbe(Protocol):
+    """Looks into the forward pass of a model."""
+
+    part: str
+    """How it is called where it fails."""
+
+    def due(self, own_step: int) -> bool:
+        """Whether to look; `own_step`: how many captures this model has trained.
+
+        Asked once for each capture and model that `next_due` has not passed over.
+        """
+        ...
+
+    def next_due(self, own_step: int) -> int:
+        """The next turn after this one that may be due."""
+        ...
+
+    def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
+        """Put hooks on, right before the forward pass of `root`.
+
+        `alive` tells from within a hook or a mode whether that pass is still going on: after Ctrl-C nobody closes a
+        probe before the next pass begins, and what was left must do nothing until then.
+        """
+        ...
+
+    def close(self, whole: bool) -> None:
+        """Take everything off again. `whole`: the pass ended as it should; else forget what was seen.
+
+        Where it did not, this is called once more before the next pass, for hooks on `root` itself cannot be taken off
+        while an exception leaves it: `PassHooks` knows about that, `hooks.remove(whole or not alive())`.
+        """
+        ...
+
+    def blocks(self) -> Sequence[Block]:
+        """What was measured: the capture is over. Empties itself."""
+        ...
+
+    def finish(self) -> None:
+        """The recording ends: hand over what is still on its way."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeContext:
+    """What a recording offers to the probes that it is measured by."""
+
+    settings: Settings
+    guard: Guard
+    models: Callable[[], Sequence[Module]]
+    """The models that train."""
+    say: Callable[[str], None]
+    """Tells a person who looks at the training's output."""
+    keep_attention: Callable[[AttentionMap], None]
+    """Keeps a map of attention beside the journal."""
+
+    @property
+    def layers(self) -> int:
+        """Every how many steps layers are measured."""
+        return self.settings.layers_every_n_steps
+
+    @property
+    def budget(self) -> int | None:
+        """How many bytes copies may take."""
+        return self.settings.memory_budget
+
+
+ProbeFactory: TypeAlias = Callable[[ProbeContext], Probe | ForwardProbe | None]
+"""Makes a probe, or none where these settings do not ask for it.
+
+A file with `SIGNALS` has them in `PROBES`, a tuple; nothing else is needed for it to be measured.
+"""
+NORMS_EVERY = 10
+"""Every how many steps the whole model's weights, updates and momentum are measured."""
 
 
 def next_multiple(step: int, *periods: int) -> int:

@@ -1,4 +1,4 @@
-"""One file adds a detector, a cause, a log format, an output format, a figure; everything else follows from it."""
+"""One file adds a signal, a detector, a cause, a log format, a report format, a figure; everything follows from it."""
 
 from __future__ import annotations
 
@@ -81,6 +81,62 @@ CAUSES = (
 )
 CHECKS = (Check(calendar_look, {Symptom.RISING: 1, Symptom.NON_FINITE: 1}, frozenset({"friday"})),)
 '''
+SIGNAL = '''
+"""Measures the largest weight of each layer, by its absolute value."""
+
+from collections.abc import Sequence
+
+import torch
+
+from mlflow_stability.probes.block import Block
+from mlflow_stability.probes.parameters.layer_layout import whole_signals
+from mlflow_stability.probes.probe import PeriodicProbe, ProbeFactory, StepView
+from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType(
+        "toy_peak",
+        "largest weight of the toy; every 5 steps",
+        "optimizer",
+        unit="{toy}",
+        exported="llm_toy_peak",
+        by_layer=True,
+        combined="max",
+        summary=("max",),
+    ),
+)
+
+
+class ToyPeak(PeriodicProbe):
+    """The largest weights."""
+
+    part = "toy peak"
+
+    def __init__(self) -> None:
+        super().__init__(5)
+        self._found: dict[str, torch.Tensor] = {}
+
+    def after_step(self, view: StepView) -> None:
+        """Look at one optimizer's weights."""
+        held = view.layers.held(view.optimizer, view.step)
+        for name, parameter in zip(held.names, held.parameters(view.optimizer), strict=True):
+            peak = parameter.detach().abs().max()
+            self._found[name] = torch.maximum(peak, self._found.get(name, peak))
+
+    def blocks(self, step: int) -> Sequence[Block]:
+        """Of the whole model, and of each layer."""
+        found, self._found = self._found, {}
+        if not found:
+            return ()
+        layers = tuple(Signal("toy_peak", name) for name in found)
+        peaks = torch.stack(list(found.values()))
+        whole = Block(whole_signals(("toy_peak",), ""), peaks.max().reshape(1))
+        return whole, Block(layers, peaks)
+
+
+PROBES: tuple[ProbeFactory, ...] = (lambda context: ToyPeak(),)
+'''
 LOG_FORMAT = '''
 """Reads logs that begin with TOYLOG, with a loss a line."""
 
@@ -156,6 +212,7 @@ def package(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copytree(PACKAGE, folder / PACKAGE.name, ignore=shutil.ignore_patterns("__pycache__"))
     copied = folder / PACKAGE.name
     (copied / "detectors" / "loss" / "unlucky_loss.py").write_text(DETECTOR)
+    (copied / "probes" / "parameters" / "toy_peak.py").write_text(SIGNAL)
     (copied / "diagnosis" / "causes" / "calendar_day.py").write_text(CAUSE)
     (copied / "importers" / "formats" / "toy_log.py").write_text(LOG_FORMAT)
     (copied / "reports" / "formats" / "words.py").write_text(OUTPUT_FORMAT)
@@ -229,6 +286,59 @@ def test_a_detector_that_declares_harm_is_part_of_one_trouble_and_costs_unconfir
         "print('unlucky_loss' in HARMFUL, [troubles.is_news(each) for each in found])\n"
     )
     assert run_in(package, "-c", code).out == "True [True, False]\n"
+
+
+TRAINING = """
+import mlflow
+import torch
+
+import mlflow_stability
+
+mlflow.set_tracking_uri("sqlite:///toy.db")
+mlflow_stability.autolog(strict=True, layers_every_n_steps=5, layer_metrics=True, exit_wait=60)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(20):
+    optimizer.zero_grad()
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+session = mlflow_stability.current_session()
+mlflow_stability.autolog(disable=True)
+assert session.wait(60)
+(run,) = mlflow.MlflowClient().search_runs(["0"])
+peak = max(float(each.detach().abs().max()) for each in model.parameters())
+assert abs(run.data.metrics["stability/optimizer/toy_peak"] - peak) < 1e-6
+print(*sorted(key for key in run.data.metrics if "toy" in key))
+"""
+
+
+@pytest.mark.slow
+def test_a_signal_is_measured_and_sent_into_its_section_with_its_layers(package: Path) -> None:
+    done = run_in(package, "-c", TRAINING)
+    charts = ("layers/toy_peak/0", "layers/toy_peak/1", "optimizer/toy_peak", "optimizer/toy_peak_max")
+    assert " ".join(f"stability/{each}" for each in charts) in done.out.splitlines(), done.out
+
+
+def test_a_signal_is_documented_with_its_unit_and_its_section_and_no_torch_is_loaded_for_it(package: Path) -> None:
+    assert "`toy_peak` | optimizer | toy | largest weight of the toy; every 5 steps; by layer, too |" in typed(
+        package, "manual", "signals"
+    )
+    code = (
+        "import sys\n"
+        "from mlflow_stability.alerts.metrics.signal_names import BY_QUANTITY, KNOWN_QUANTITIES\n"
+        "from mlflow_stability.tracking.keys import metric_key\n"
+        "from mlflow_stability.tracking.write.layer_metrics import chosen_signals\n"
+        "from mlflow_stability.vocabulary import Signal\n"
+        "names = BY_QUANTITY['toy_peak']\n"
+        "print(metric_key(Signal('toy_peak')), names.prometheus, names.otel, names.meaning, names.unit)\n"
+        "layers = [Signal('toy_peak', each) for each in ('h.0.a', 'h.0.b', 'h.1.a')]\n"
+        "print(*[(str(each.signal), each.value((1.0, 3.0, 2.0))) for each in chosen_signals(layers, 'blocks')])\n"
+        "print('toy_peak' in KNOWN_QUANTITIES, 'torch' in sys.modules)\n"
+    )
+    told, charts, loaded = run_in(package, "-c", code).out.splitlines()
+    assert told == "stability/optimizer/toy_peak llm_toy_peak llm.toy_peak Largest weight of the toy {toy}"
+    assert charts == "('toy_peak_max', 3.0) ('toy_peak@h.0', 3.0) ('toy_peak@h.1', 2.0)"
+    assert loaded == "True False"
 
 
 def test_a_cause_is_named_with_its_remedy_and_explained(package: Path, log: Path) -> None:

@@ -1,4 +1,4 @@
-"""The manual's table of names is the code's; ``python tests/manual/test_signal_table.py`` brings it up to date."""
+"""The manual's tables of signals are the code's; ``python tests/manual/test_signal_table.py`` renews them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,11 @@ if __name__ == "__main__":
 from architecture.repository import PACKAGE
 
 from mlflow_stability.alerts.metrics.signal_names import EVENTS, EVERYTHING, STEP_DURATION
+from mlflow_stability.manual import signals
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.write.thinning import LOGGED_BY_THE_SCRIPT
 from mlflow_stability.vocabulary import Signal
+from mlflow_stability.vocabulary.measured.signal_type import signal_types
 
 PAGE = PACKAGE / "manual" / "alerts.md"
 HEAD = "| in MLflow | Prometheus | OpenTelemetry | meaning |\n| --- | --- | --- | --- |\n"
@@ -40,5 +42,12 @@ def test_the_manual_has_every_name_of_the_table() -> None:
     assert with_table(text) == text, "python tests/manual/test_signal_table.py brings it up to date"
 
 
+def test_the_written_page_of_signals_has_every_signal_as_it_is_declared() -> None:
+    text = signals.FILE.read_text(encoding="utf-8")
+    assert signals.page() == text, "python tests/manual/test_signal_table.py brings it up to date"
+    assert all(f"| `{quantity}` |" in text for quantity in signal_types())
+
+
 if __name__ == "__main__":
     PAGE.write_text(with_table(PAGE.read_text(encoding="utf-8")), encoding="utf-8")
+    signals.FILE.write_text(signals.page(), encoding="utf-8")

@@ -8,7 +8,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from mlflow_stability.probes.block import Block
-from mlflow_stability.probes.forward.forward_scheduler import ForwardProbe
+from mlflow_stability.probes.probe import ForwardProbe
 
 Row = dict[str, float]
 

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from mlflow_stability.probes.activations.activation_probe import ActivationProbe
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
-from mlflow_stability.probes.forward.forward_scheduler import ForwardProbe
+from mlflow_stability.probes.probe import ForwardProbe
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 
 

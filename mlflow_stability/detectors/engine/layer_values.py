@@ -41,7 +41,7 @@ class LayerRound:
 
 
 BY_LAYER = frozenset({"adam_rms", "grad_norm", "param_norm", "update_ratio"})
-"""What is measured by layer; of all other quantities no place is a layer."""
+"""What detectors judge of layers and of whole models apart; of all other quantities no place is a layer."""
 
 
 def is_wanted(places: str, signal: Signal) -> bool:

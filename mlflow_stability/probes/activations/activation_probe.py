@@ -31,7 +31,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.module_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
-from mlflow_stability.probes.probe import Guard, next_sampled_step
+from mlflow_stability.probes.probe import Guard, ProbeFactory, next_sampled_step
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.vocabulary.measured.signal import Signal
 
@@ -188,3 +188,6 @@ def _layout(
                 signals.append(Signal(quantity, name))
                 places.append(row * len(QUANTITIES) + column)
     return tuple(signals), tuple(places)
+
+
+PROBES: tuple[ProbeFactory, ...] = (lambda context: ActivationProbe(context.guard, context.layers, context.models),)

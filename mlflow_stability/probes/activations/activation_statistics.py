@@ -14,11 +14,86 @@ from torch import Tensor
 
 from mlflow_stability.probes.activations.activation_samples import ActivationSample, Nature
 from mlflow_stability.probes.tensors.device_numbers import on_device
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
-QUANTITIES = tuple(
-    f"activation_{each}"
-    for each in ("mean", "std", "min", "max", "rms", "kurtosis", "nonfinite", "saturation", "dead", "dormant")
+SIGNALS = (
+    SignalType(
+        "activation_mean",
+        "mean of what each module puts out; every `layers_every_n_steps`, as those below",
+        "activations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "activation_std",
+        "standard deviation of what each module puts out",
+        "activations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "activation_min",
+        "least value that each module puts out",
+        "activations",
+        combined="min",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "activation_max",
+        "largest value that each module puts out",
+        "activations",
+        combined="max",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "activation_rms",
+        "root mean square of what each module puts out",
+        "activations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "activation_kurtosis",
+        "kurtosis of what each module puts out",
+        "activations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "activation_nonfinite",
+        "share of values that are not finite",
+        "activations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "activation_saturation",
+        "share of values at the ends of a tanh or sigmoid; its mean and largest are metrics, too",
+        "activations",
+        summary=("mean", "max"),
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "activation_dead",
+        "share of units that are never active in the batch; its mean and largest are metrics, too",
+        "activations",
+        summary=("mean", "max"),
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "activation_dormant",
+        "share of units that are hardly active: a fortieth of their layer's mean",
+        "activations",
+        interval="forward pass",
+        left_out="nan",
+    ),
 )
+
+QUANTITIES = tuple(each.quantity for each in SIGNALS)
 """The columns: the first seven are there for every module."""
 ALWAYS = 7
 DORMANT_BELOW = 0.025

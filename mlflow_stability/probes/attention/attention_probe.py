@@ -26,11 +26,37 @@ from mlflow_stability.probes.attention.attention_statistics import first_weights
 from mlflow_stability.probes.attention.attention_tracer import AttentionTracer
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
-from mlflow_stability.probes.probe import Guard, next_sampled_step
+from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, next_sampled_step
 from mlflow_stability.probes.rerun.forward_rerun import unwrapped
 from mlflow_stability.probes.step.readback import Parcel
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
 from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType(
+        "attention_entropy",
+        "by head: 0 where a query looks at one key, 1 at all alike; every `attention_every_n_steps`",
+        "attention",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "attention_max_logit",
+        "by head: the largest score that was not masked",
+        "attention",
+        combined="max",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "collapsed_heads",
+        "share of attention heads with collapsed entropy: below 0.05; a metric, too",
+        "attention",
+        interval="forward pass",
+        exported="llm_collapsed_attention_heads",
+    ),
+)
 
 MOST_DRAWN_HEADS = 32
 """Of so many heads, at even distances, the weights are kept; the mean is over all."""
@@ -88,7 +114,7 @@ def chosen(layers: int) -> frozenset[int]:
     return frozenset(round(at * (layers - 1) / (MOST_LAYERS - 1)) for at in range(MOST_LAYERS))
 
 
-QUANTITIES = ("attention_entropy", "attention_max_logit")
+QUANTITIES = tuple(each.quantity for each in SIGNALS[:2])
 """What is told of each head."""
 EVERY = 500
 """Every how many steps; measuring takes about as long as the attention itself."""
@@ -264,3 +290,14 @@ def _spread(heads: Sequence[int]) -> list[int]:
         return list(range(len(heads)))
     fitting = max(2, MOST_HEADS * len(heads) // sum(heads))
     return sorted({round(at * (len(heads) - 1) / (fitting - 1)) for at in range(fitting)})
+
+
+def _probe(context: ProbeContext) -> AttentionProbe | None:
+    asked = context.settings
+    if not asked.attention_every:
+        return None
+    longest = asked.attention_max_seq_len
+    return AttentionProbe(asked.attention_every, longest, context.guard, context.keep_attention, context.models)
+
+
+PROBES: tuple[ProbeFactory, ...] = (_probe,)

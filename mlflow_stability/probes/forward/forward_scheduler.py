@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import weakref
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from torch.nn import Module
 
@@ -30,7 +30,7 @@ from mlflow_stability.probes.forward.compiled_models import (
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.forward.unmeasured_parts import not_looked_into
 from mlflow_stability.probes.hooks.running_calls import RunningPass
-from mlflow_stability.probes.probe import BaseProbe, Guard
+from mlflow_stability.probes.probe import BaseProbe, ForwardProbe, Guard
 from mlflow_stability.probes.rerun.forward_rerun import SecondPass, unwrapped
 from mlflow_stability.vocabulary.result.event import Event
 
@@ -40,48 +40,6 @@ UNFIT = frozenset({"ScriptModule", "DataParallel"})
 
 MOST_TOLD = 4
 """So many reasons for looking into no pass are told in a recording."""
-
-
-class ForwardProbe(Protocol):
-    """Looks into the forward pass of a model."""
-
-    part: str
-    """How it is called where it fails."""
-
-    def due(self, own_step: int) -> bool:
-        """Whether to look; `own_step`: how many captures this model has trained.
-
-        Asked once for each capture and model that `next_due` has not passed over.
-        """
-        ...
-
-    def next_due(self, own_step: int) -> int:
-        """The next turn after this one that may be due."""
-        ...
-
-    def open(self, root: Module, step: int, alive: Callable[[], bool]) -> None:
-        """Put hooks on, right before the forward pass of `root`.
-
-        `alive` tells from within a hook or a mode whether that pass is still going on: after Ctrl-C nobody closes a
-        probe before the next pass begins, and what was left must do nothing until then.
-        """
-        ...
-
-    def close(self, whole: bool) -> None:
-        """Take everything off again. `whole`: the pass ended as it should; else forget what was seen.
-
-        Where it did not, this is called once more before the next pass, for hooks on `root` itself cannot be taken off
-        while an exception leaves it: `PassHooks` knows about that, `hooks.remove(whole or not alive())`.
-        """
-        ...
-
-    def blocks(self) -> Sequence[Block]:
-        """What was measured: the capture is over. Empties itself."""
-        ...
-
-    def finish(self) -> None:
-        """The recording ends: hand over what is still on its way."""
-        ...
 
 
 class _Model:

@@ -24,12 +24,25 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.parameters.layers import HeldLayers
 from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer
-from mlflow_stability.probes.probe import PeriodicProbe, StepView
+from mlflow_stability.probes.probe import PeriodicProbe, ProbeContext, ProbeFactory, StepView
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
 from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_copies
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.memory_chunks import Piece, share_out
 from mlflow_stability.probes.tensors.tensor_sums import squares
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.presets import PRESETS
+
+SIGNALS = (
+    SignalType(
+        "adam_rms",
+        "root mean square of gradient over its remembered size (Adam); every `layers_every_n_steps`",
+        "optimizer",
+        exported="llm_adam_rms",
+        by_layer=True,
+        of_steps_taken=True,
+    ),
+)
 
 SMALLEST_EPSILON = 1e-30
 """Where an optimizer has none: a weight that never had a gradient is then 0 / 1e-30, and not 0 / 0."""
@@ -106,7 +119,7 @@ def _row(steps: list[Any], like: Tensor) -> Tensor:
     return torch.stack(row).to(like, non_blocking=True)
 
 
-QUANTITIES = ("adam_rms",)
+QUANTITIES = tuple(each.quantity for each in SIGNALS)
 
 
 class AdamRms(PeriodicProbe):
@@ -208,3 +221,12 @@ def _puts_back_unscaled(optimizer: Optimizer) -> bool:
 
 def _fused(group: dict[str, Any]) -> bool:
     return bool(group.get("fused"))
+
+
+def _probe(context: ProbeContext) -> AdamRms:
+    preset = context.settings.preset
+    every_step = preset is not None and PRESETS[preset].adam_rms_every_step
+    return AdamRms(1 if every_step else context.layers, context.layers, context.budget)
+
+
+PROBES: tuple[ProbeFactory, ...] = (_probe,)

@@ -15,14 +15,32 @@ from torch import Tensor
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer
-from mlflow_stability.probes.probe import PeriodicProbe, StepView
+from mlflow_stability.probes.probe import PeriodicProbe, ProbeFactory, StepView
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
 from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budget, flat_rows
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.memory_chunks import share_out
 from mlflow_stability.probes.tensors.tensor_sums import largest_of, nonzeros_of, scalars
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
-QUANTITIES = ("grad_max", "grad_zeros")
+SIGNALS = (
+    SignalType(
+        "grad_max",
+        "largest gradient; every `layers_every_n_steps`",
+        "gradients",
+        exported="llm_gradient_max",
+        combined="max",
+    ),
+    SignalType("grad_zeros", "share of gradients that are zero; every `layers_every_n_steps`", "gradients"),
+    SignalType(
+        "param_max", "largest weight; every 1000 steps", "optimizer", exported="llm_parameter_max", combined="max"
+    ),
+    SignalType("param_nonfinite_count", "weights that are not finite; every 1000 steps", "optimizer"),
+    SignalType("param_large", "weights above 1e6; every 1000 steps", "optimizer"),
+    SignalType("param_small", "weights below 1e-10 that are not zero; every 1000 steps", "optimizer"),
+)
+
+QUANTITIES = tuple(each.quantity for each in SIGNALS[:2])
 
 
 class GradientExtremes(PeriodicProbe):
@@ -66,7 +84,7 @@ def _values(largest: Tensor, nonzeros: Tensor, sizes: Tensor) -> Tensor:
     return torch.stack((largest.max(), 1.0 - nonzeros.sum() / sizes.sum()))
 
 
-WEIGHT_QUANTITIES = ("param_max", "param_nonfinite_count", "param_large", "param_small")
+WEIGHT_QUANTITIES = tuple(each.quantity for each in SIGNALS[2:])
 BYTES_FOR_COMPARING = 2
 
 
@@ -141,3 +159,11 @@ class WeightExtremes(PeriodicProbe):
         large = torch.count_nonzero(row > self.large) - torch.count_nonzero(row == torch.inf)
         small = torch.count_nonzero(row < self.small) - torch.count_nonzero(row == 0)
         return torch.stack((len(row) - finite, large, small))
+
+
+WEIGHTS_EVERY = 1000
+"""Every how many steps weights are looked at that are huge, tiny or not finite."""
+PROBES: tuple[ProbeFactory, ...] = (
+    lambda context: GradientExtremes(context.layers),
+    lambda context: WeightExtremes(WEIGHTS_EVERY, context.budget),
+)

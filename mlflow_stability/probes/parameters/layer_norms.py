@@ -29,10 +29,38 @@ from mlflow_stability.probes.parameters.per_optimizer import (
     weights_of,
     whole_norm,
 )
-from mlflow_stability.probes.probe import PeriodicProbe, StepView
+from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.tensor_sums import squares
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType(
+        "param_norm",
+        "L2 norm of the weights",
+        "optimizer",
+        exported="llm_parameter_norm",
+        by_layer=True,
+        combined="norm",
+    ),
+    SignalType(
+        "grad_param_ratio",
+        "gradient norm over the norm of the weights",
+        "gradients",
+        exported="llm_gradient_parameter_ratio",
+        by_layer=True,
+        left_out="nan",
+    ),
+    SignalType(
+        "lr_ratio",
+        "learning rate times gradient norm over the norm of the weights",
+        "optimizer",
+        exported="llm_learning_rate_ratio",
+        by_layer=True,
+        left_out="nan",
+    ),
+)
 
 RATIOS = ("grad_param_ratio", "lr_ratio")
 
@@ -146,3 +174,6 @@ def _rates(optimizer: Optimizer, held: HeldLayers, like: Tensor) -> Tensor | Non
         for rate in rates
     ]
     return torch.stack(row)[on_device(held.groups, like.device, torch.long)]
+
+
+PROBES: tuple[ProbeFactory, ...] = (lambda context: LayerNorms(NORMS_EVERY, context.layers),)

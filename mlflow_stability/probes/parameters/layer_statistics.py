@@ -25,6 +25,30 @@ from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.tensor_sums import flat_view, largest_of, nonzeros_of, scalars
 from mlflow_stability.vocabulary.measured.layer_table import BINS, LEVELS, LayerTable, layer_table_of
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType("gradient_mean", "mean of the gradients of each layer", "gradients", interval="by layer"),
+    SignalType("gradient_std", "standard deviation of the gradients of each layer", "gradients", interval="by layer"),
+    SignalType(
+        "gradient_abs_max",
+        "largest absolute value of the gradients of each layer",
+        "gradients",
+        interval="by layer",
+        combined="max",
+    ),
+    SignalType("gradient_zeros", "share of zeros of the gradients of each layer", "gradients", interval="by layer"),
+    SignalType("weight_mean", "mean of the weights of each layer", "optimizer", interval="by layer"),
+    SignalType("weight_std", "standard deviation of the weights of each layer", "optimizer", interval="by layer"),
+    SignalType(
+        "weight_abs_max",
+        "largest absolute value of the weights of each layer",
+        "optimizer",
+        interval="by layer",
+        combined="max",
+    ),
+    SignalType("weight_zeros", "share of zeros of the weights of each layer", "optimizer", interval="by layer"),
+)
 
 MOST = 16_384
 MOST_TOGETHER = 2**20

@@ -13,11 +13,23 @@ from torch import Tensor
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer, WholeNorms, whole_norm
-from mlflow_stability.probes.probe import PeriodicProbe, StepView
+from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
 from mlflow_stability.probes.tensors.tensor_sums import squares
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType(
+        "momentum_norm",
+        "L2 norm of the optimizer's momentum",
+        "optimizer",
+        exported="llm_momentum_norm",
+        by_layer=True,
+        combined="norm",
+    ),
+)
 
 BUFFERS = ("exp_avg", "momentum_buffer")
-QUANTITIES = ("momentum_norm",)
+QUANTITIES = tuple(each.quantity for each in SIGNALS)
 
 
 class MomentumNorm(PeriodicProbe):
@@ -75,3 +87,6 @@ def _buffer(state: object) -> Tensor | None:
         if type(buffer) is Tensor and buffer.layout is torch.strided and buffer.is_floating_point():
             return buffer
     return None
+
+
+PROBES: tuple[ProbeFactory, ...] = (lambda context: MomentumNorm(NORMS_EVERY, context.layers),)

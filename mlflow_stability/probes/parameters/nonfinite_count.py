@@ -20,8 +20,18 @@ from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budg
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.memory_chunks import share_out
 from mlflow_stability.probes.tensors.tensor_sums import nonzeros_of, scalars
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
-QUANTITIES = ("grad_nonfinite_count",)
+SIGNALS = (
+    SignalType(
+        "grad_nonfinite_count",
+        "gradients of a broken step that were not finite; in the record",
+        "gradients",
+        left_out="zero",
+    ),
+)
+
+QUANTITIES = tuple(each.quantity for each in SIGNALS)
 
 
 class NonfiniteCount:

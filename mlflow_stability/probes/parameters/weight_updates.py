@@ -28,12 +28,34 @@ from mlflow_stability.probes.parameters.per_optimizer import (
     weights_of,
     whole_norm,
 )
-from mlflow_stability.probes.probe import PeriodicProbe, StepView
+from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
 from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copies_and_rows, copy_budget, flat_copies
 from mlflow_stability.probes.tensors.gradient_norm import few_values
 from mlflow_stability.probes.tensors.memory_chunks import Piece, share_out
 from mlflow_stability.probes.tensors.tensor_sums import squares
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType(
+        "update_norm",
+        "L2 norm of what a step changed, taken from copies within `memory_budget`",
+        "optimizer",
+        exported="llm_update_norm",
+        by_layer=True,
+        combined="norm",
+        of_steps_taken=True,
+    ),
+    SignalType(
+        "update_ratio",
+        "update norm over the norm of the weights: 1e-4 to 1e-2 is usual",
+        "optimizer",
+        exported="llm_update_ratio",
+        by_layer=True,
+        of_steps_taken=True,
+        left_out="nan",
+    ),
+)
 
 NEVER = -1
 
@@ -93,7 +115,7 @@ class UpdateChunks:
         return found
 
 
-QUANTITIES = ("update_norm", "update_ratio")
+QUANTITIES = tuple(each.quantity for each in SIGNALS)
 MOST_OPTIMIZERS = 32
 
 
@@ -266,3 +288,6 @@ def _values(squared: Tensor) -> Tensor:
     """Norm and ratio, from the squares of weights and updates."""
     weights, updates = squared.sqrt()
     return torch.cat((updates, torch.where(weights > 0, updates / weights, torch.nan)))
+
+
+PROBES: tuple[ProbeFactory, ...] = (lambda context: WeightUpdates(NORMS_EVERY, context.layers, context.budget),)

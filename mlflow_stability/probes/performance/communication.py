@@ -25,6 +25,22 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.performance.step_timing import ACCELERATED
 from mlflow_stability.probes.probe import BaseProbe, Guard
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType(
+        "communication_time",
+        "time of a step in exchanges between ranks, under DDP and FSDP2; every 100 steps",
+        "timing",
+        unit="s",
+    ),
+    SignalType(
+        "communication_exposed_time",
+        "how much of it no computation hides, under DDP; every 100 steps",
+        "timing",
+        unit="s",
+    ),
+)
 
 EVERY = 100
 """Every how many steps collectives are timed, ..."""

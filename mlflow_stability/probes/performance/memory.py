@@ -25,6 +25,32 @@ import torch
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType("memory_allocated", "device memory in use", "memory", exported="llm_gpu_memory_bytes", unit="By"),
+    SignalType(
+        "memory_reserved",
+        "device memory reserved by the allocator",
+        "memory",
+        exported="llm_gpu_memory_reserved_bytes",
+        unit="By",
+    ),
+    SignalType(
+        "memory_peak", "largest device memory in use", "memory", exported="llm_gpu_memory_peak_bytes", unit="By"
+    ),
+    SignalType(
+        "memory_share", "share of the device's memory in use at the peak", "memory", exported="llm_gpu_memory_share"
+    ),
+    SignalType(
+        "host_memory", "host memory of the training process", "memory", exported="llm_host_memory_bytes", unit="By"
+    ),
+    SignalType(
+        "gpu_utilization",
+        "share of the time in which the device ran a kernel; every 100 steps; needs `mlflow-stability[gpu]`",
+        "throughput",
+    ),
+)
 
 EVERY = 10
 UTILIZATION_EVERY = 100

@@ -28,6 +28,19 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.objects.model_discovery import living, schedules_of
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType(
+        "progress",
+        "share of the training that is done, 0 to 1, where a schedule or a trainer knows the number of steps",
+        "throughput",
+        exported="llm_training_progress",
+    ),
+    SignalType(
+        "eta_seconds", "estimated time until the end", "throughput", exported="llm_training_remaining_seconds", unit="s"
+    ),
+)
 
 TRAINERS = (
     ("transformers.trainer_callback", "TrainerState"),
@@ -131,7 +144,7 @@ AGREE = 0.01
 """How far sources may be apart in what is left."""
 SLOWEST = 0.5
 """How many of its own steps a source must take for each of ours: the half of a GAN takes one for two."""
-QUANTITIES = ("progress", "eta_seconds")
+QUANTITIES = tuple(each.quantity for each in SIGNALS)
 
 
 @dataclass(frozen=True, slots=True)

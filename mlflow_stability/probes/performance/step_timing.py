@@ -21,6 +21,29 @@ import torch
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType(
+        "data_time",
+        "time of a step that waited for data; the mean over these steps, as those below",
+        "timing",
+        exported="llm_data_seconds",
+        unit="s",
+    ),
+    SignalType("forward_time", "time of a step in forward passes", "timing", exported="llm_forward_seconds", unit="s"),
+    SignalType(
+        "backward_time",
+        "time of a step in backward passes; communication is part of where it happens",
+        "timing",
+        exported="llm_backward_seconds",
+        unit="s",
+    ),
+    SignalType(
+        "optimizer_time", "time of a step in the optimizer", "timing", exported="llm_optimizer_seconds", unit="s"
+    ),
+    SignalType("own_time", "time of a step in mlflow-stability", "timing", exported="llm_recording_seconds", unit="s"),
+)
 
 
 class Mark(IntEnum):

@@ -28,6 +28,14 @@ from mlflow_stability.probes.ranks.shard_norms import ShardNorms
 from mlflow_stability.probes.ranks.shards import LocalSquares, TrainingRanks, local_squares, training_ranks
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType("loss_ranks_mean", "mean of the losses of all ranks", "loss"),
+    SignalType("loss_ranks_min", "least loss of all ranks", "loss", combined="min"),
+    SignalType("loss_ranks_max", "largest loss of all ranks", "loss", combined="max"),
+    SignalType("loss_ranks_argmax", "rank of the largest loss", "loss"),
+)
 
 LEAVE_SECONDS = 2.0
 """For how long a process waits for its last row before it goes on alone."""

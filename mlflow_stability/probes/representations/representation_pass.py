@@ -31,6 +31,12 @@ from mlflow_stability.probes.representations.representation_spectrum import desc
 from mlflow_stability.probes.representations.sparse_codes import QUANTITIES as OF_CODES
 from mlflow_stability.probes.representations.sparse_codes import describe_codes
 from mlflow_stability.probes.step.readback import value_on_host
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType("sdr_input_ratio", "share of inputs that differ", "representations", interval="forward pass"),
+    SignalType("sdr_temperature", "parameter or buffer of that name", "representations", interval="forward pass"),
+)
 
 INPUTS, TEMPERATURE = "sdr_input_ratio", "sdr_temperature"
 Numbers = tuple[tuple[str, ...], Tensor]

@@ -20,7 +20,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.module_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import untracked
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
-from mlflow_stability.probes.probe import Guard, next_sampled_step
+from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, next_sampled_step
 from mlflow_stability.probes.representations.representation_pass import RepresentationPass
 from mlflow_stability.probes.step.readback import Readback
 from mlflow_stability.vocabulary.measured.signal import Signal
@@ -163,3 +163,15 @@ class RepresentationProbe:
 def _over() -> bool:
     """No pass is going on."""
     return False
+
+
+def _probe(context: ProbeContext) -> RepresentationProbe | None:
+    asked = context.settings
+    if not asked.sdr_check_interval:
+        return None
+    return RepresentationProbe(
+        context.guard, asked.representations, asked.sdr_check_interval, context.models, context.say
+    )
+
+
+PROBES: tuple[ProbeFactory, ...] = (_probe,)

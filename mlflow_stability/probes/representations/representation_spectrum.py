@@ -18,7 +18,33 @@ import math
 import torch
 from torch import Tensor
 
-QUANTITIES = ("effective_rank", "stable_rank", "mean_cosine")
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType(
+        "effective_rank",
+        "directions in which outputs differ, by entropy; of `representations`, every `sdr_check_interval`",
+        "representations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "stable_rank",
+        "in how many directions it differs, by norms",
+        "representations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "mean_cosine",
+        "how alike what it puts out is: the mean cosine of two rows",
+        "representations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+)
+
+QUANTITIES = tuple(each.quantity for each in SIGNALS)
 """What `describe_rows` gives, in its order."""
 MOST_ROWS = 2048
 MOST_SIDE = 512

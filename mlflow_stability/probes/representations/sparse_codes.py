@@ -21,28 +21,95 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
-QUANTITIES = tuple(
-    f"sdr_{each}"
-    for each in (
-        "rows",
-        "width",
-        "active_bits",
-        "unique_ratio",
-        "bit_usage",
-        "duty_entropy",
-        "duty_std",
-        "duty_max",
-        "dead_columns",
-        "overlap",
-        "overlap_expected",
-        "duty_p5",
-        "duty_p25",
-        "duty_p50",
-        "duty_p75",
-        "duty_p95",
-    )
+SIGNALS = (
+    SignalType(
+        "sdr_rows",
+        "sparse binary codes of the batch; of `representations`, every `sdr_check_interval`",
+        "representations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType("sdr_width", "bits of a code", "representations", interval="forward pass", left_out="nan"),
+    SignalType(
+        "sdr_active_bits", "bits that are on, of a code", "representations", interval="forward pass", left_out="nan"
+    ),
+    SignalType(
+        "sdr_unique_ratio", "share of codes that differ", "representations", interval="forward pass", left_out="nan"
+    ),
+    SignalType("sdr_bit_usage", "share of bits in use", "representations", interval="forward pass", left_out="nan"),
+    SignalType(
+        "sdr_duty_entropy",
+        "how often each bit is on, as entropy: 1 where all are alike",
+        "representations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "sdr_duty_std",
+        "standard deviation of how often each bit is on",
+        "representations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "sdr_duty_max",
+        "how often the most frequent bit is on",
+        "representations",
+        combined="max",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "sdr_dead_columns", "bits that are never on", "representations", interval="forward pass", left_out="nan"
+    ),
+    SignalType("sdr_overlap", "bits that two codes share", "representations", interval="forward pass", left_out="nan"),
+    SignalType(
+        "sdr_overlap_expected",
+        "bits that they would share by chance",
+        "representations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "sdr_duty_p5",
+        "5th percentile of how often each bit is on",
+        "representations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "sdr_duty_p25",
+        "25th percentile of how often each bit is on",
+        "representations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "sdr_duty_p50",
+        "50th percentile of how often each bit is on",
+        "representations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "sdr_duty_p75",
+        "75th percentile of how often each bit is on",
+        "representations",
+        interval="forward pass",
+        left_out="nan",
+    ),
+    SignalType(
+        "sdr_duty_p95",
+        "95th percentile of how often each bit is on",
+        "representations",
+        interval="forward pass",
+        left_out="nan",
+    ),
 )
+
+QUANTITIES = tuple(each.quantity for each in SIGNALS)
 """What `describe_codes` gives, in its order."""
 LEVELS = (0.05, 0.25, 0.5, 0.75, 0.95)
 """The percentiles of the duty cycles."""

@@ -26,7 +26,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.forward.module_hooks import PassHooks
 from mlflow_stability.probes.hooks.untracked_ops import is_measurable, untracked
 from mlflow_stability.probes.objects.watched_modules import WatchedModules
-from mlflow_stability.probes.probe import Guard, next_sampled_step
+from mlflow_stability.probes.probe import Guard, ProbeFactory, next_sampled_step
 from mlflow_stability.probes.routing.expert_groups import Candidate, ExpertGroup, expert_groups
 from mlflow_stability.probes.routing.router_statistics import (
     DROPPED,
@@ -250,3 +250,6 @@ def _measured(seen: _Seen) -> _Measured:
     if dropped is not None:
         row = torch.cat((row, dropped.to(row).view(1)))
     return _Measured(router.name, group.count, row, dropped is not None)
+
+
+PROBES: tuple[ProbeFactory, ...] = (lambda context: RouterProbe(context.guard, context.layers, context.models),)

@@ -12,15 +12,55 @@ import math
 import torch
 from torch import Tensor
 
-QUANTITIES = (
-    "router_tokens",
-    "router_experts",
-    "router_active",
-    "router_entropy",
-    "router_load_entropy",
-    "router_max_share",
-    "router_max_logit",
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType(
+        "router_tokens",
+        "tokens of the batch, of each router of a mixture of experts; every `layers_every_n_steps`, as those below",
+        "routing",
+        unit="{token}",
+        interval="forward pass",
+    ),
+    SignalType("router_experts", "experts of the router", "routing", interval="forward pass"),
+    SignalType("router_active", "to how many experts a token goes", "routing", interval="forward pass"),
+    SignalType(
+        "router_entropy",
+        "how certain the router is of each token: the mean entropy of its probabilities, 0 to 1",
+        "routing",
+        interval="forward pass",
+    ),
+    SignalType(
+        "router_load_entropy",
+        "how even the shares are, as entropy: 0 where one expert gets all, 1 where all get the same; a metric, too",
+        "routing",
+        every_place=True,
+        interval="forward pass",
+    ),
+    SignalType("router_max_share", "largest share of an expert", "routing", interval="forward pass"),
+    SignalType(
+        "router_max_logit",
+        "largest router logit, without the mean of its token's logits; a metric, too",
+        "routing",
+        every_place=True,
+        combined="max",
+        interval="forward pass",
+    ),
+    SignalType(
+        "router_share",
+        "by expert (`blocks.3.moe.router.expert_0`): its share of the tokens' choices",
+        "routing",
+        interval="forward pass",
+    ),
+    SignalType(
+        "router_dropped",
+        "share of tokens, or of their choices, that no expert takes; where it can be seen",
+        "routing",
+        interval="forward pass",
+    ),
 )
+
+QUANTITIES = tuple(each.quantity for each in SIGNALS[:7])
 """What `describe_router` gives before the shares of the experts, in its order."""
 SHARE, DROPPED = "router_share", "router_dropped"
 MOST_VALUES = 2**22

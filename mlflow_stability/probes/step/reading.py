@@ -9,13 +9,66 @@ from math import fsum, isfinite
 
 from torch import Tensor
 
-from mlflow_stability.probes.activations import activation_statistics
-from mlflow_stability.probes.attention import attention_probe as attention
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.parameters.per_optimizer import root_of_squares
-from mlflow_stability.probes.representations import representation_spectrum, sparse_codes
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.vocabulary.measured.signal import Signal, one_layout
+from mlflow_stability.vocabulary.measured.signal_type import SignalType, signal_types
+
+SIGNALS = (
+    SignalType(
+        "loss",
+        "sum of what was passed to `backward` in the step, before a `GradScaler` scales it",
+        "loss",
+        interval="every step",
+        exported="llm_training_loss",
+    ),
+    SignalType(
+        "micro_batches",
+        "calls of `backward` for the step",
+        "optimizer",
+        interval="every step",
+        exported="llm_micro_batches",
+    ),
+    SignalType(
+        "grad_norm",
+        "L2 norm of all gradients, before clipping; after clipping where the recording notes so",
+        "gradients",
+        interval="every step",
+        exported="llm_gradient_norm",
+        by_layer=True,
+        combined="norm",
+    ),
+    SignalType(
+        "grad_norm_clipped",
+        "L2 norm of all gradients, after clipping; only where the script clips",
+        "gradients",
+        interval="every step",
+        exported="llm_gradient_norm_clipped",
+    ),
+    SignalType(
+        "learning_rate",
+        "learning rate of the first parameter group; further ones are `learning_rate@group_1`, …",
+        "optimizer",
+        interval="every step",
+        exported="llm_learning_rate",
+    ),
+    SignalType(
+        "loss_scale", "scale of the `GradScaler`", "optimizer", interval="every step", exported="llm_loss_scale"
+    ),
+    SignalType(
+        "skipped_steps",
+        "steps that were skipped so far",
+        "optimizer",
+        unit="{step}",
+        interval="every step",
+        exported="llm_skipped_steps_total",
+        counter=True,
+    ),
+    SignalType(
+        "step_time", "time from the end of one step to the end of the next", "timing", unit="s", interval="every step"
+    ),
+)
 
 UNCLIPPED = "no clipping seen"
 COPIED = "as the optimizer was given it: clipping by an engine, or of copies of the gradients, is not detected"
@@ -47,11 +100,10 @@ class Skips:
 
 
 named = lru_cache(maxsize=4096)(Signal)
-_OF_STEPS_TAKEN = frozenset({"update_norm", "update_ratio", "adam_rms"})
-_WHERE_THERE_ARE_ANY = frozenset({"grad_nonfinite_count"})
-_WHERE_IT_CAN_BE_TOLD = frozenset({"grad_param_ratio", "lr_ratio", "update_ratio"}).union(
-    activation_statistics.QUANTITIES, sparse_codes.QUANTITIES, representation_spectrum.QUANTITIES, attention.QUANTITIES
-)
+_TYPES = signal_types().values()
+_OF_STEPS_TAKEN = frozenset(each.quantity for each in _TYPES if each.of_steps_taken)
+_WHERE_THERE_ARE_ANY = frozenset(each.quantity for each in _TYPES if each.left_out == "zero")
+_WHERE_IT_CAN_BE_TOLD = frozenset(each.quantity for each in _TYPES if each.left_out == "nan")
 """Beside weights that are all zero there is no ratio, and no shape of what a pooling layer puts out: that is no NaN of
 the training."""
 

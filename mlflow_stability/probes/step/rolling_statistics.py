@@ -26,6 +26,48 @@ from statistics import fmean
 from typing import TypeAlias
 
 from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType("loss_ema", "smoothed loss", "loss", exported="llm_training_loss_ema"),
+    SignalType("loss_mean", "mean of the loss over the last 100 steps", "loss"),
+    SignalType("loss_std", "standard deviation of the loss over the last 100 steps", "loss"),
+    SignalType(
+        "loss_trend", "slope of the loss per step, over the last 100 steps", "loss", exported="llm_training_loss_trend"
+    ),
+    SignalType(
+        "loss_zscore",
+        "standard deviations of the loss from its mean over the last 100 steps",
+        "loss",
+        exported="llm_training_loss_zscore",
+    ),
+    SignalType("grad_norm_mean", "mean of the gradient norm over the last 100 steps", "gradients"),
+    SignalType("grad_norm_std", "standard deviation of the gradient norm over the last 100 steps", "gradients"),
+    SignalType(
+        "grad_variance",
+        "variance of the gradient norm over the last 100 steps",
+        "gradients",
+        exported="llm_gradient_variance",
+    ),
+    SignalType(
+        "clip_fraction",
+        "share of the last 100 steps that were clipped",
+        "gradients",
+        exported="llm_gradient_clip_fraction",
+    ),
+    SignalType(
+        "loss_scale_growth_tracker",
+        "steps in a row without an overflow since the scale of the `GradScaler` last changed",
+        "optimizer",
+        unit="{step}",
+    ),
+    SignalType(
+        "loss_scale_steps_since_growth",
+        "steps since that scale last grew, or since the recording began",
+        "optimizer",
+        unit="{step}",
+    ),
+)
 
 WINDOW = 100
 _WANTED = frozenset({"loss", "grad_norm", "grad_norm_clipped", "loss_scale", "skipped_steps"})

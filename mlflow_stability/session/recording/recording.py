@@ -31,8 +31,28 @@ from mlflow_stability.session.recording.script_metrics import ScriptMetric
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal, one_layout
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Note, Opening, Reset, Returned
+
+SIGNALS = (
+    SignalType(
+        "rollbacks",
+        "rollbacks so far",
+        "optimizer",
+        unit="{rollback}",
+        interval="every step",
+        exported="llm_rollbacks_total",
+        counter=True,
+    ),
+    SignalType(
+        "overhead_fraction",
+        "share of the time that recording takes, every 100 steps",
+        "timing",
+        interval="every step",
+        exported="llm_recording_overhead_fraction",
+    ),
+)
 
 STEPS_WITHOUT_LOSS = 20
 """After so many steps without a loss there will be none."""

@@ -14,7 +14,19 @@ from typing import Any
 
 from mlflow_stability.tracking.in_process.user_metrics import LoggedMetric, UserMetrics
 from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
 from mlflow_stability.vocabulary.text.metric_names import meanings_of
+
+SIGNALS = (
+    SignalType(
+        "val_loss",
+        "validation loss that the script logged last; in the record alone, for MLflow has it",
+        "loss",
+        interval="every step",
+        exported="llm_validation_loss",
+    ),
+    SignalType("val_loss_step", "step that the script gave with it", "loss", unit="{step}", interval="every step"),
+)
 
 MOST_WAITING = 10_000
 MOST_NAMES = 2_000

@@ -11,12 +11,13 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import Combined, type_of
 
 UNNUMBERED = "unnumbered"
 """What the layers of a module are called together that stand in none of its numbered blocks."""
@@ -26,9 +27,12 @@ CODES = (UNIQUE, "sdr_active_bits", "sdr_bit_usage", "sdr_duty_entropy", "sdr_te
 """What is drawn of a module that puts out sparse codes."""
 MOST_MODULES = 4
 """Of so many modules with codes; of more, at even distances."""
-SHARES = ("activation_dead", "activation_saturation")
-"""What is drawn of all modules together: the mean and the largest."""
-OF_ROUTERS = frozenset({"router_load_entropy", "router_max_logit"})
+_COMBINE: dict[Combined, Callable[[Sequence[float]], float]] = {
+    "mean": lambda values: sum(values) / len(values),
+    "norm": lambda values: math.sqrt(sum(each * each for each in values)),
+    "min": min,
+    "max": max,
+}
 _HEAD = re.compile(r"(?P<layer>.+)\.head_\d+")
 LayerMetrics = Literal["", "blocks", "parameters"]
 
@@ -41,21 +45,16 @@ class Chosen:
     positions: tuple[int, ...]
     inputs: int | None = None
     """Where the share of inputs that differ stands: so many codes can differ at most."""
+    combined: Combined = "mean"
+    """What several values become together."""
 
     def value(self, values: Sequence[float]) -> float:
-        """One value for all of them: norms add as norms do; the largest, the least; of anything else the mean."""
+        """One value for all of them."""
         if self.inputs is not None and values[self.inputs] > 0:
             return min(values[self.positions[0]] / values[self.inputs], 1.0)
         if len(self.positions) == 1:
             return values[self.positions[0]]
-        found = [values[position] for position in self.positions]
-        if self.signal.quantity.endswith(("_max", "_max_logit")):
-            return max(found)
-        if self.signal.quantity.endswith("_min"):
-            return min(found)
-        if self.signal.quantity.endswith("_norm"):
-            return math.sqrt(sum(each * each for each in found))
-        return sum(found) / len(found)
+        return _COMBINE[self.combined]([values[position] for position in self.positions])
 
 
 def chosen_signals(signals: Sequence[Signal], layers: LayerMetrics) -> tuple[Chosen, ...]:
@@ -64,16 +63,13 @@ def chosen_signals(signals: Sequence[Signal], layers: LayerMetrics) -> tuple[Cho
     blocks: dict[Signal, list[int]] = {}
     coded = _drawn_modules(signals)
     inputs = {signal.place: position for position, signal in enumerate(signals) if signal.quantity == "sdr_input_ratio"}
-    shares = {
-        quantity: tuple(position for position, signal in enumerate(signals) if signal.quantity == quantity)
-        for quantity in SHARES
-    }
-    for quantity, positions in shares.items():
-        if positions:
-            found += [Chosen(Signal(f"{quantity}_{end}"), positions) for end in ("mean", "max")]
+    summarised: dict[str, list[int]] = {}
     for position, signal in enumerate(signals):
         whole = not signal.place or is_group(signal.place)
-        if whole or layers == "parameters" or signal.quantity in OF_ROUTERS:
+        known = type_of(signal.quantity)
+        if known is not None and known.summary and not whole:
+            summarised.setdefault(signal.quantity, []).append(position)
+        if whole or layers == "parameters" or (known is not None and known.every_place):
             found.append(Chosen(signal, (position,)))
         elif signal.quantity in CODES and signal.place in coded:
             found.append(Chosen(signal, (position,), inputs.get(signal.place) if signal.quantity == UNIQUE else None))
@@ -81,7 +77,14 @@ def chosen_signals(signals: Sequence[Signal], layers: LayerMetrics) -> tuple[Cho
             blocks.setdefault(Signal(ENTROPY, layer), []).append(position)
         elif layers == "blocks":
             blocks.setdefault(Signal(signal.quantity, block_of(signal.place)), []).append(position)
-    return (*found, *(Chosen(signal, tuple(positions)) for signal, positions in blocks.items()))
+    for quantity, positions in summarised.items():
+        known = type_of(quantity)
+        ends = () if known is None else known.summary
+        found += [Chosen(Signal(f"{quantity}_{end}"), tuple(positions), combined=end) for end in ends]
+    for signal, positions in blocks.items():
+        known = type_of(signal.quantity)
+        found.append(Chosen(signal, tuple(positions), combined="mean" if known is None else known.combined))
+    return tuple(found)
 
 
 def _drawn_modules(signals: Sequence[Signal]) -> frozenset[str]:

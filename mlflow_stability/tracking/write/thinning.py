@@ -23,6 +23,29 @@ from typing import Any
 from mlflow_stability.tracking.write.layer_metrics import Chosen, LayerMetrics, chosen_signals
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured.signal_type import SignalType
+
+SIGNALS = (
+    SignalType("loss_min", "least loss since the last point of the chart", "loss", interval="every step"),
+    SignalType(
+        "loss_max",
+        "largest loss since the last point of the chart, so that a spike of one step stays visible",
+        "loss",
+        interval="every step",
+    ),
+    SignalType(
+        "grad_norm_max", "largest gradient norm since the last point of the chart", "gradients", interval="every step"
+    ),
+    SignalType(
+        "step_time_max", "longest step since the last point of the chart", "timing", unit="s", interval="every step"
+    ),
+    SignalType(
+        "nonfinite_values",
+        "losses and gradient norms that were NaN or infinite so far; charts do not show those",
+        "loss",
+        interval="every step",
+    ),
+)
 
 LOGGED_BY_THE_SCRIPT = frozenset({"val_loss", "val_loss_step"})
 """What was heard of the script's own metrics: MLflow has it already, and must not get it twice."""

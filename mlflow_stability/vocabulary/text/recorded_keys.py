@@ -10,6 +10,8 @@ from __future__ import annotations
 import re
 from functools import lru_cache
 
+from mlflow_stability.vocabulary.measured.signal_type import type_of
+
 MAIN = (
     "loss",
     "loss_max",
@@ -21,27 +23,18 @@ MAIN = (
     "skipped_steps",
 )
 """The charts of the first section, in their order."""
-SECTIONS = {
-    "attention": r"attention_.*|collapsed_heads",
-    "routing": r"router_.*",
-    "activations": r"activation_.*",
-    "representations": r"sdr_.*|effective_rank|stable_rank|mean_cosine",
-    "timing": r".*_time(?:_max)?|overhead_fraction",
-    "throughput": r"(?:tokens|samples|steps)_.*|gpu_.*|tflops|mfu|progress|eta_seconds",
-    "memory": r".*memory.*",
-    "optimizer": r"(?:loss_scale|lr|learning|momentum|adam|update|param|skip).*|rollbacks|micro_batches",
-    "gradients": r"grad_.*|clip_.*",
-    "loss": r"(?:val_)?loss.*",
-}
-"""The further sections, and which quantities are in them: the first that fits."""
+SECTIONS = (
+    *("loss", "gradients", "optimizer", "throughput", "timing", "memory"),
+    *("attention", "activations", "representations", "routing", "other"),
+)
+"""The further sections. A signal's own file says in which one it is."""
 OTHER = "other"
 LAYERS = "layers"
-_KINDS = tuple((name, re.compile(pattern)) for name, pattern in SECTIONS.items())
 _KEY = re.compile(
     r"(?P<section>stability(?:_[2-9]|_[1-9]\d+)?)/"
     rf"(?:{LAYERS}/(?P<by_layer>[^/]+)/(?P<layer>[^/]+)"
     r"|(?P<track>track_[^/]+)/(?:\d_)?(?P<of_track>[^/]+)"
-    rf"|(?:{'|'.join((*SECTIONS, OTHER))})/(?P<quantity>[^/.]+)(?:\.(?P<place>[^/]+))?"
+    rf"|(?:{'|'.join(SECTIONS)})/(?P<quantity>[^/.]+)(?:\.(?P<place>[^/]+))?"
     r"|(?:\d_)?(?P<main>[^/]+))"
 )
 _BEFORE = re.compile(r"(?P<section>stability(?:_\d+)?)/(?P<quantity>[^/]+?)_by_(?:layer|group)/(?P<place>.+)")
@@ -53,7 +46,8 @@ def topic_of(quantity: str) -> str:
     """The section that a quantity of the whole model is in; empty for those of the first one."""
     if quantity in MAIN:
         return ""
-    return next((name for name, pattern in _KINDS if pattern.fullmatch(quantity)), OTHER)
+    known = type_of(quantity)
+    return OTHER if known is None else known.section
 
 
 def chart_of(quantity: str) -> str:

@@ -14,7 +14,8 @@ from torch import Tensor, nn
 from mlflow_stability.probes.activations.activation_probe import ActivationProbe
 from mlflow_stability.probes.attention.attention_probe import AttentionProbe
 from mlflow_stability.probes.forward.compiled_models import CompiledCodeWatch
-from mlflow_stability.probes.forward.forward_scheduler import ForwardProbe, ForwardScheduler
+from mlflow_stability.probes.forward.forward_scheduler import ForwardScheduler
+from mlflow_stability.probes.probe import ForwardProbe
 from mlflow_stability.probes.representations.representation_probe import RepresentationProbe
 
 
