@@ -8,9 +8,11 @@ from pathlib import Path
 
 import pytest
 from mlflow import MlflowClient
+from scenarios.sharded_flight import NAN_AT, STEPS
 from scenarios.test_several_processes import finish, free_port, start
 
 import mlflow_stability
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import damage_of, listing
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 NO_WAIT = {"MLFLOW_STABILITY_EXIT_WAIT": "0"}
@@ -18,10 +20,11 @@ NO_WAIT = {"MLFLOW_STABILITY_EXIT_WAIT": "0"}
 
 
 def started(
-    trouble: str, uri: str, folder: Path, script: str = "ddp_flight.py", **environment: str
+    trouble: str, uri: str, folder: Path, script: str = "ddp_flight.py", ranks: int = 2, **environment: str
 ) -> list[subprocess.Popen[str]]:
-    together = {"WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), **environment}
-    return [start(script, trouble, str(folder / "journals"), uri=uri, RANK=str(rank), **together) for rank in range(2)]
+    together = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), **environment}
+    arguments = trouble, str(folder / "journals")
+    return [start(script, *arguments, uri=uri, RANK=str(rank), **together) for rank in range(ranks)]
 
 
 def both(trouble: str, uri: str, folder: Path, **environment: str) -> list[list[list[float]]]:
@@ -111,20 +114,30 @@ def test_a_training_that_is_stopped_ends_on_all_ranks_before_the_step(
     assert list(folder.glob("rollback_ckpt-*")), "the last good state is kept, once"
 
 
-def test_weights_that_are_split_over_processes_are_skipped_and_set_back_and_never_half_written(
-    sqlite_uri: str, tmp_path: Path
+@pytest.mark.parametrize("trouble", ["jump", "half"])
+def test_weights_split_over_four_processes_are_skipped_and_set_back_on_all_or_none(
+    sqlite_uri: str, tmp_path: Path, trouble: str
 ) -> None:
-    ranks = started("both", sqlite_uri, tmp_path, "sharded_flight.py", **NO_WAIT)
-    said = [each.communicate(timeout=120) for each in ranks]
-    assert [each.returncode for each in ranks] == [0, 0], said
-    first, second = (numbers(printed) for printed, _ in said)
-    assert weights(first) == weights(second)
+    ranks = started(trouble, sqlite_uri, tmp_path, "sharded_flight.py", 4, **NO_WAIT)
+    said = [each.communicate(timeout=400) for each in ranks]
+    assert [each.returncode for each in ranks] == [0] * 4, said
+    rows = [numbers(printed) for printed, _ in said]
+    first = rows[0]
+    assert len(first) == STEPS
+    assert all(weights(each) == weights(first) for each in rows), "all ranks have the same weights, bit for bit"
     same = [row[0] for before, row in itertools.pairwise(first) if before[1] == row[1]]
-    assert same == [100.0]
-    assert sum(row[2] for row in first[-20:]) / 20 < 0.1, "the jump of the learning rate is survived"
-    assert said[0][1].count("No checkpoints written") == 1
-    assert "No checkpoints written" not in said[1][1]
+    assert same == [NAN_AT]
+    if trouble == "half":
+        known = [row[1] for row in first if row[0] != NAN_AT]
+        assert len(set(known)) == len(known), "no state came back, on any rank"
+        assert said[0][1].count("give_up: Rollback from step") == 1
+    else:
+        assert said[0][1].count("Rolled back from step ") == 1
+        assert sum(row[2] for row in first[-20:]) / 20 < 0.1, "the jump of the learning rate is survived"
+        assert not any("switched off" in errors for _, errors in said)
     assert said[0][1].count("4 of 4 trained parameters are split over processes") == 1
-    assert "trained parameters are split" not in said[1][1]
-    assert not any("switched off" in errors for _, errors in said)
-    assert not (tmp_path / "journals" / "checkpoints").exists()
+    assert not any("trained parameters are split" in errors for _, errors in said[1:])
+    (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
+    good = [each for each in listing(directory) if each.is_good]
+    assert good, "all processes write checkpoints together"
+    assert not any(damage_of(each) for each in good)

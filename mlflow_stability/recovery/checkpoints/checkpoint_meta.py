@@ -17,6 +17,8 @@ from typing import Any
 SCHEMA = 1
 PREFIX = "rollback_ckpt-"
 STATE, META = "state.pt", "meta.json"
+METADATA = ".metadata"
+"""Where `torch.distributed.checkpoint` says which file holds which shard."""
 
 _NAME = re.compile(re.escape(PREFIX) + r"(\d{6,})-(\S+)")
 
@@ -31,7 +33,7 @@ class CheckpointMeta:
     sha256: str
     """Of `state.pt`."""
     size: int
-    """Of `state.pt`, in bytes."""
+    """Of `state.pt`, in bytes; of all files, where there are shards."""
     time: float
     """When it was written."""
     finite: bool = True
@@ -46,7 +48,14 @@ class CheckpointMeta:
     """Whether the best value of it is the lowest or the highest."""
     value: float | None = None
     """That metric at this step; None where it was not measured there."""
+    shards: tuple[tuple[str, int, str], ...] = ()
+    """Of a state that is split over processes: the files beside `state.pt`, their sizes and hashes."""
     schema: int = SCHEMA
+
+    @property
+    def state_size(self) -> int:
+        """Of `state.pt`, in bytes."""
+        return self.size - sum(size for _, size, _ in self.shards)
 
     @property
     def name(self) -> str:
@@ -84,6 +93,7 @@ def read_meta(content: bytes) -> CheckpointMeta | None:
                 "value": None if facts.get("value") is None else float(facts["value"]),
                 "size": int(facts["size"]),
                 "left_out": tuple(facts.get("left_out", ())),
+                "shards": tuple((str(name), int(size), str(sha256)) for name, size, sha256 in facts.get("shards", ())),
             }
         )
     except (ValueError, TypeError, KeyError, AttributeError):

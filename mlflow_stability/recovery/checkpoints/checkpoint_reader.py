@@ -56,21 +56,26 @@ def listing(directory: Path) -> list[StoredCheckpoint]:
 
 def damage_of(checkpoint: StoredCheckpoint) -> str:
     """In what a checkpoint is damaged; empty where it is complete and its hash is right."""
-    meta, state = checkpoint.meta, checkpoint.folder / STATE
+    meta = checkpoint.meta
     if meta is None:
         return f"{META} cannot be read" if (checkpoint.folder / META).exists() else f"{META} is missing"
     if meta.step != checkpoint.step:
         return f"{META} names step {meta.step}"
+    files = ((STATE, meta.state_size, meta.sha256), *meta.shards)
+    return next((damage for each in files if (damage := _damage_of_file(checkpoint.folder, *each))), "")
+
+
+def _damage_of_file(folder: Path, name: str, expected: int, sha256: str) -> str:
     try:
-        size = state.stat().st_size
-        if size != meta.size:
-            return f"{STATE} has {size:,} bytes, expected {meta.size:,}"
-        if sha256_of(state) != meta.sha256:
-            return f"{STATE} is damaged: its SHA-256 differs"
+        size = (folder / name).stat().st_size
+        if size != expected:
+            return f"{name} has {size:,} bytes, expected {expected:,}"
+        if sha256_of(folder / name) != sha256:
+            return f"{name} is damaged: its SHA-256 differs"
     except FileNotFoundError:
-        return f"{STATE} is missing"
+        return f"{name} is missing"
     except OSError as error:
-        return f"{STATE} cannot be read ({error.strerror})"
+        return f"{name} cannot be read ({error.strerror})"
     return ""
 
 

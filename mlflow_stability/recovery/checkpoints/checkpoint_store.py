@@ -19,7 +19,7 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import META, STATE, CheckpointMeta
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import StoredCheckpoint, damage_of, listing
 from mlflow_stability.recovery.checkpoints.directory_owner import DirectoryOwner
-from mlflow_stability.recovery.checkpoints.state_file import write_state
+from mlflow_stability.recovery.checkpoints.state_file import WrittenFile, write_state
 from mlflow_stability.recovery.state.state_copy import StateCopy
 from mlflow_stability.recovery.state.value_tree import foreign_paths
 
@@ -63,35 +63,52 @@ class CheckpointStore:
 
     def commit(self, copy: StateCopy, loss: float, value: float | None = None) -> CheckpointMeta:
         """Write a state with its metric; raises OSError where the disk refuses, and leaves things as they were."""
-        if not self._owner.holds():
-            raise OSError(f"Another process now uses {self.directory}")
-        draft = self.directory / f"{_WRITING}{os.getpid()}-{copy.step}"
-        shutil.rmtree(draft, ignore_errors=True)
+        draft = self.begin(copy.step)
         try:
-            draft.mkdir(mode=0o700)
-            written = write_state(copy, draft / STATE)
-            meta = CheckpointMeta(
-                step=copy.step,
-                loss=loss,
-                sha256=written.sha256,
-                size=written.size,
-                time=time.time(),
-                left_out=foreign_paths([*((each.state, each.shared) for each in copy.optimizers), copy.extra]),
-                best_by=self._best_by,
-                mode=self._mode,
-                value=value,
-            )
-            _write_through(draft / META, meta.to_json())
-            _sync(draft)
-            final = self.directory / meta.name
-            if final.exists():
-                if not damage_of(StoredCheckpoint(final, meta.step, meta)):
-                    return meta
-                self._delete(final)
-            draft.rename(final)
-            _sync(self.directory)
+            return self.finish(draft, copy, write_state(copy, draft / STATE), loss, value)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
+
+    def begin(self, step: int) -> Path:
+        """An empty folder for the files of a checkpoint."""
+        if not self._owner.holds():
+            raise OSError(f"Another process now uses {self.directory}")
+        draft = self.directory / f"{_WRITING}{os.getpid()}-{step}"
+        shutil.rmtree(draft, ignore_errors=True)
+        draft.mkdir(mode=0o700)
+        return draft
+
+    def finish(
+        self,
+        draft: Path,
+        copy: StateCopy,
+        written: WrittenFile,
+        loss: float,
+        value: float | None = None,
+        shards: tuple[tuple[str, int, str], ...] = (),
+    ) -> CheckpointMeta:
+        """All files are there: write `meta.json`, which makes a checkpoint of them, and give the folder its name."""
+        meta = CheckpointMeta(
+            step=copy.step,
+            loss=loss,
+            sha256=written.sha256,
+            size=written.size + sum(size for _, size, _ in shards),
+            time=time.time(),
+            left_out=foreign_paths([*((each.state, each.shared) for each in copy.optimizers), copy.extra]),
+            best_by=self._best_by,
+            mode=self._mode,
+            value=value,
+            shards=shards,
+        )
+        _write_through(draft / META, meta.to_json())
+        _sync(draft)
+        final = self.directory / meta.name
+        if final.exists():
+            if not damage_of(StoredCheckpoint(final, meta.step, meta)):
+                return meta
+            self._delete(final)
+        draft.rename(final)
+        _sync(self.directory)
         self._prune()
         return meta
 

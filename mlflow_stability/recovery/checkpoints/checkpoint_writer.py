@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import TypeVar
 
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
+from mlflow_stability.recovery.checkpoints.rank_store import RankStore
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.state_copy import StateCopy
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -27,7 +28,7 @@ _Item = TypeVar("_Item")
 class CheckpointWriter:
     """The hand that writes, and what it has to tell."""
 
-    def __init__(self, store: CheckpointStore, is_finite: IsFinite) -> None:
+    def __init__(self, store: CheckpointStore | RankStore, is_finite: IsFinite) -> None:
         self._store = store
         self._is_finite = is_finite
         self._pid = os.getpid()
@@ -47,8 +48,11 @@ class CheckpointWriter:
         return not self._idle.is_set()
 
     def submit(self, copy: StateCopy, loss: float, value: float | None = None) -> bool:
-        """Have a state written; False while another is on its way."""
-        if os.getpid() != self._pid or self.is_busy:
+        """Have a state written; False while another is on its way.
+
+        What several processes write together each of them writes, for the first one saw that nothing is on its way.
+        """
+        if os.getpid() != self._pid or (self.is_busy and not isinstance(self._store, RankStore)):
             return False
         self._idle.clear()
         self.writing = copy.step
@@ -105,7 +109,13 @@ class CheckpointWriter:
             self._idle.set()
 
     def _write_finite(self, copy: StateCopy, loss: float, value: float | None) -> None:
-        if self._is_finite(copy):
+        finite = self._is_finite(copy)
+        if isinstance(self._store, RankStore):
+            if self._store.commit(copy, loss, value, finite) is not None:
+                self._newest = copy.step
+            if finite:
+                return
+        elif finite:
             self._store.commit(copy, loss, value)
             self._newest = copy.step
             return
@@ -123,7 +133,8 @@ class CheckpointWriter:
             body()
         except Exception as error:
             last = f"newest checkpoint there: step {self._newest}" if self._newest else "no checkpoint there yet"
-            reason = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
+            named = "" if isinstance(error, OSError) else f"{type(error).__name__}: "
+            reason = getattr(error, "strerror", None) or f"{named}{error}"
             self._tell(
                 step,
                 "checkpoint_failed",
@@ -153,11 +164,11 @@ class CheckpointCadence:
         self._waiting: list[int] = []
         """The steps of those that have yet to prove themselves; several only where the best ones are asked for."""
 
-    def is_due(self, step: int) -> bool:
-        """Whether a checkpoint should be taken after this step."""
+    def is_due(self, step: int, wanted: bool = False) -> bool:
+        """Whether a checkpoint should be taken after this step; `wanted`: one that nobody has to wait for is due."""
         if self._waiting or self._writer.is_busy:
             return False
-        return step - self._last >= self._policy.checkpoint_every
+        return wanted or step - self._last >= self._policy.checkpoint_every
 
     def take(self, copy: StateCopy, loss: float, value: float | None = None) -> bool:
         """Have it written; False while the one before is still on its way."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
@@ -19,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import STATE
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import Found, Which, find
+from mlflow_stability.recovery.checkpoints.sharded_state import read_rank, read_sharded
 from mlflow_stability.recovery.checkpoints.state_file import read_state
 from mlflow_stability.recovery.state.part_discovery import find_parts
 from mlflow_stability.recovery.state.restore import EVERYTHING, restore_state
@@ -85,11 +87,17 @@ def restore(
     _WHICH.checked("which", which)
     found = _found(directory, run_id, which, fetch)
     folder, meta = found.checkpoint.folder, found.checkpoint.meta
-    copy = read_state(folder / STATE)
+    sharded = meta is not None and bool(meta.shards)
+    copy = read_rank(folder, *_place()) if sharded else read_state(folder / STATE)
     around = find_parts(optimizers, scaler)
     parts = replace(around, models=models, schedulers=tuple(schedulers) or around.schedulers)
     parts = _arranged(copy, parts)
     messages, choice = list(found.messages), EVERYTHING
+    if sharded:
+        copy = read_sharded(folder, copy, parts)
+    if not copy.rng:
+        choice = replace(choice, rng=False)
+        messages.append("Random numbers were not restored: the checkpoint was written by another number of processes.")
     if len(copy.later.schedulers) != len(parts.schedulers):
         choice = replace(choice, schedule=False)
         messages.append(
@@ -112,6 +120,14 @@ def restore(
         each.load_state_dict(restored_value(copy.extra[name]))
     loss = float("nan") if meta is None else meta.loss
     return Resumed(copy.step, loss, folder, tuple(messages))
+
+
+def _place() -> tuple[int, int]:
+    """The rank of this process, and how many there are."""
+    distributed = torch.distributed
+    if not distributed.is_available() or not distributed.is_initialized():
+        return 0, 1
+    return distributed.get_rank(), distributed.get_world_size()
 
 
 def _found(directory: Path | str | None, run_id: str | None, which: Which, fetch: Fetch | None) -> Found:

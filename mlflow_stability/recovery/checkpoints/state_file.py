@@ -28,12 +28,12 @@ class WrittenFile:
     size: int
 
 
-def write_state(copy: StateCopy, path: Path) -> WrittenFile:
-    """Write a state and wait until the disk has it."""
+def write_state(copy: StateCopy, path: Path, **more: Any) -> WrittenFile:
+    """Write a state, and more beside it, and wait until the disk has it."""
     copy.wait()
     with path.open("xb") as file:
         target = _HashingWriter(file)
-        torch.save(without_foreign(_content(copy)), cast("IO[bytes]", target))
+        torch.save(without_foreign(_content(copy) | more), cast("IO[bytes]", target))
         if target.failure is not None:
             raise target.failure
         file.flush()

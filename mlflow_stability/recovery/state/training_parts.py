@@ -74,6 +74,14 @@ _SPLITTING = ("FullyShardedDataParallel", "ZeroRedundancyOptimizer")
 """Kinds of modules and optimizers that split what they hold without saying so of their tensors."""
 
 
+def holds_shards(parts: TrainingParts) -> bool:
+    """Whether all that is split over processes are sharded parameters, each of which knows its part of the whole."""
+    modules = [each for model in parts.models for each in Module.modules(model)]
+    if any(type(each).__name__ in _SPLITTING for each in (*parts.optimizers, *modules)):
+        return False
+    return any(local_part(each) is not each for model in parts.models for each in Module.parameters(model))
+
+
 def what_splits(parts: TrainingParts) -> str:
     """``FSDP``-like modules, sharded parameters, or optimizers that share their state out among processes."""
     for optimizer in parts.optimizers:

@@ -85,6 +85,7 @@ class Autopilot:
             self.step + 1,
             self._consensus.is_alone,
             plan.extra_state,
+            context.checkpoint_ranks,
         )
         self._controller = RollbackController(plan.policy, self._modifier, self._snapshots, self._emit)
         guard, self._batches = context.guard, context.batches
@@ -224,7 +225,7 @@ class Autopilot:
     def checkpoint_now(self) -> bool:
         """Write the state as it is now, between two steps; False where the one before is still being written.
 
-        Of several processes the first one writes.
+        Of several processes the first one writes, or all of them after the next step where the state is sharded.
         """
         parts = self._parts.alive()
         if parts is None or self._recording is None:
@@ -345,7 +346,7 @@ class Autopilot:
             self._evaluator.stop_over()
             if orders.rollback is not None:
                 self._roll_back(orders.rollback)
-            if self._recording is not None:
+            if self._recording is not None or self._snapshots.writes_together:
                 self._context.guard("checkpoints", self._snapshots.save_last_good)(SAVE_SECONDS)
             raise orders.ending
         if orders.rollback is not None:
@@ -363,7 +364,7 @@ class Autopilot:
             ring, disk = self._snapshots.is_due(self._parts, self.step)
         else:
             ring, disk = orders.snapshot, orders.checkpoint
-        disk = disk and self._recording is not None
+        disk = disk and (self._recording is not None or self._snapshots.writes_together)
         parts = self._parts.alive() if ring or disk else None
         if parts is not None:
             self._snapshots.take(parts, self.step, self._evaluator.loss, self._rates, ring=ring, disk=disk)

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.stop_conditions import StopCondition, stop_conditions
 from mlflow_stability.session.autopilot.rank_consensus import RankVote
@@ -89,3 +90,5 @@ class AutopilotContext:
     open_directory: OpenDirectory
     batches: BatchReport | None
     vote: RankVote | None
+    checkpoint_ranks: CheckpointRanks | None = None
+    """The processes that write checkpoints together; None where there is but one."""

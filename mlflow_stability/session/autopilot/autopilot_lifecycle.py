@@ -14,6 +14,7 @@ from typing import Any
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.layout import make_root
 from mlflow_stability.probes.step.reading import ProbeReading
+from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks
 from mlflow_stability.session.autopilot.autopilot import Autopilot
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext, autopilot_config_of
 from mlflow_stability.session.autopilot.rank_consensus import RankVote, shared_vote
@@ -42,6 +43,7 @@ class AutopilotLifecycle:
         self._settle = settle
         self._run_id = run_id
         self._vote: RankVote | None = None
+        self._checkpoint_ranks: CheckpointRanks | None = None
         self._is_refused = False
         """Whether there is no autopilot, because other processes of the training have none."""
         self._control: Autopilot | None = None
@@ -87,6 +89,9 @@ class AutopilotLifecycle:
         vote, self._vote = self._vote, None
         if vote is not None:
             self._guard("the autopilot's end", vote.leave)()
+        ranks, self._checkpoint_ranks = self._checkpoint_ranks, None
+        if ranks is not None:
+            self._guard("the autopilot's end", ranks.leave)()
 
     def _end_control(self) -> None:
         """The recording is over."""
@@ -99,9 +104,12 @@ class AutopilotLifecycle:
         if self._vote is None:
             self._is_refused = True  # unless it is not
             self._vote = shared_vote()
+            self._checkpoint_ranks = None if self._vote is None else CheckpointRanks()
             self._is_refused = False
         batches = self._batches(recording)
-        context = AutopilotContext(self._guard, self._settle, lambda: self._directory(recording), batches, self._vote)
+        context = AutopilotContext(
+            self._guard, self._settle, lambda: self._directory(recording), batches, self._vote, self._checkpoint_ranks
+        )
         self._control, self._recording = Autopilot(self._plan, recording, context), recording
         return self._control
 

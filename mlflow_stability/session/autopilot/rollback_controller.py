@@ -152,7 +152,7 @@ class RollbackController:
     def prepare(self, decision: Decision, step: int, parts: TrainingParts) -> None:
         """Find the state, compare it with the training, and set aside what is now; nothing is changed."""
         policy, snapshots = self._policy, self._snapshots
-        copy = snapshots.state_of(decision.target)
+        copy = snapshots.state_of(decision.target, parts)
         choice = RestoreChoice(policy.restore_schedule, policy.restore_schedule, rng=policy.restore_rng)
         self._return = _Return(
             decision.target,

@@ -24,6 +24,8 @@ from mlflow_stability.recovery.checkpoints.checkpoint_meta import STATE
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import find, listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
 from mlflow_stability.recovery.checkpoints.checkpoint_writer import CheckpointCadence, CheckpointWriter
+from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks, RankStore
+from mlflow_stability.recovery.checkpoints.sharded_state import Layouts, layouts_of, read_sharded
 from mlflow_stability.recovery.checkpoints.state_file import read_state
 from mlflow_stability.recovery.decisions import GoodState
 from mlflow_stability.recovery.rollback_events import no_checkpoints_event
@@ -32,7 +34,7 @@ from mlflow_stability.recovery.state.host_copy import free_memory
 from mlflow_stability.recovery.state.part_discovery import find_parts
 from mlflow_stability.recovery.state.snapshot_ring import SnapshotRing
 from mlflow_stability.recovery.state.state_copy import StateCopy, bytes_of_state, copy_state, with_what_followed
-from mlflow_stability.recovery.state.training_parts import TrainingParts, WeakTrainingParts, what_splits
+from mlflow_stability.recovery.state.training_parts import TrainingParts, WeakTrainingParts, holds_shards, what_splits
 from mlflow_stability.recovery.state.value_tree import replaced
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.guard import PartGuard
@@ -63,12 +65,17 @@ class SnapshotManager:
         first_step: int,
         alone: bool = True,
         extra: Mapping[str, Any] = MappingProxyType({}),
+        ranks: CheckpointRanks | None = None,
     ) -> None:
         self._policy = policy
         self._alone = alone
         """Whether no other process trains with this one: only the first writes to the disk, and all must go back."""
         self._open_directory = open_directory
         self._extra = extra
+        self._ranks = ranks
+        self._layouts: Layouts = MappingProxyType({})
+        self.writes_together = False
+        """Whether each process writes its shards of a checkpoint."""
         self.ring = SnapshotRing(policy)
         self.directory: Path | None = None
         """Where the checkpoints are; None before the first is due."""
@@ -80,6 +87,8 @@ class SnapshotManager:
         self._nbytes: int | None = None
         self._split = ""
         """What splits the state over processes: of such a state only the others together have the rest."""
+        self._wanted: float | None = None
+        """The metric of a checkpoint that is to be written as soon as none is on its way; NaN: without one."""
         self._told: list[Event] = []
         self._due_from = first_step - 1 + policy.checkpoint_every
         self._writer: CheckpointWriter | None = None
@@ -90,7 +99,8 @@ class SnapshotManager:
 
     def parts_changed(self, parts: TrainingParts) -> None:
         """It is another training: nothing of before fits."""
-        self._split = what_splits(parts)
+        self.writes_together = holds_shards(parts) and (self._ranks is not None or self._alone)
+        self._split = "" if self.writes_together else what_splits(parts)
         self.ring.clear()
         self._rates.clear()
         self._early = self._nbytes = self.untracked = None
@@ -114,13 +124,17 @@ class SnapshotManager:
             if parts is None:
                 return False, False
             self._nbytes = bytes_of_state(parts)
+        wanted = self._wanted is not None
         if self._cadence is None:
-            disk = step >= self._due_from and "checkpoints" not in self._off
+            disk = (wanted or step >= self._due_from) and "checkpoints" not in self._off
         else:
-            disk = bool(self._cadence_is_due(self._cadence, step))
+            disk = bool(self._cadence_is_due(self._cadence, step, wanted))
         if disk and self._split:
             self._due_from = NEVER
             self._told.append(no_checkpoints_event(self._split, step))
+        elif disk and self.writes_together:  # before the others are told to: what fails here is no news to them
+            self._begin_checkpoints()
+            disk = "checkpoints" not in self._off
         return self.ring.is_due(step, self._nbytes), disk and not self._split
 
     def take(
@@ -136,7 +150,11 @@ class SnapshotManager:
     ) -> None:
         """Copy the state as it is right after a step."""
         copy = self._with_extra(copy_state(parts, step))
+        if disk and self.writes_together:  # now, for between a forward and a backward pass FSDP2 shows whole parameters
+            self._layouts = layouts_of(parts)
         self._nbytes = copy.nbytes
+        if disk and self._wanted is not None:
+            value, self._wanted = (None if math.isnan(self._wanted) else self._wanted), None
         self._early = copy, loss, value, ring, disk
         self._rates[step] = dict(rates)
         while len(self._rates) > MOST_RATES:
@@ -157,10 +175,16 @@ class SnapshotManager:
         return True
 
     def write_now(self, parts: TrainingParts, step: int, loss: float, rates: Rates, value: float | None = None) -> bool:
-        """Have the state written as it is between two steps; False where another is on its way, or on trial."""
+        """Have the state written as it is between two steps; False where another is on its way, or on trial.
+
+        A state that several processes write together is written after the next step.
+        """
         if self._split:
             self._told.append(no_checkpoints_event(self._split, step))
             return False
+        if self.writes_together and not self._alone:
+            self._wanted = math.nan if value is None else value
+            return True
         self.complete(parts)
         self.take(parts, step, loss, rates, ring=False, disk=True, value=value)
         return self.complete(parts)
@@ -202,7 +226,7 @@ class SnapshotManager:
             with contextlib.suppress(MemoryError, RuntimeError):  # torch has its own words for it; it is no condition
                 self.untracked = copy_state(parts, step)
 
-    def state_of(self, step: int) -> StateCopy:
+    def state_of(self, step: int, parts: TrainingParts) -> StateCopy:
         """The state of a step, from memory or else from the disk; nobody else reads it now."""
         if self.untracked is not None and self.untracked.step == step:
             return self.untracked
@@ -213,7 +237,9 @@ class SnapshotManager:
                 return each.copy
         if self.directory is None:
             raise LookupError(f"no state of step {step}")
-        return read_state(find(self.directory, step).checkpoint.folder / STATE)
+        folder = find(self.directory, step).checkpoint.folder
+        copy = read_state(folder / STATE)
+        return read_sharded(folder, copy, parts) if self.writes_together else copy
 
     def rates_at(self, step: int) -> Rates:
         """At which learning rates the state of a step was trained."""
@@ -256,14 +282,18 @@ class SnapshotManager:
 
     def _begin(self) -> None:
         if self._cadence is None:
-            directory, run = self._open_directory()
-            policy = self._policy
-            self._writer = CheckpointWriter(
-                CheckpointStore(directory, run, policy.max_checkpoints, policy.best_by or "", policy.best_mode),
-                self.ring.is_finite,
-            )
+            self._writer = CheckpointWriter(self._new_store(), self.ring.is_finite)
             self._cadence = CheckpointCadence(self._policy, self._writer)
-            self.directory = directory
+
+    def _new_store(self) -> CheckpointStore | RankStore:
+        together, policy = self.writes_together, self._policy
+        ranks = (self._ranks or CheckpointRanks(alone=True)) if together else None
+        if ranks is not None and not ranks.is_first:
+            return RankStore(ranks, lambda: self._layouts)
+        directory, run = self._open_directory()
+        store = CheckpointStore(directory, run, policy.max_checkpoints, policy.best_by or "", policy.best_mode)
+        self.directory = directory
+        return store if ranks is None else RankStore(ranks, lambda: self._layouts, store)
 
 
 def on_host(tensor: Tensor) -> Tensor:

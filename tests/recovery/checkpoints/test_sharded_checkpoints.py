@@ -1,0 +1,147 @@
+"""Checkpoints of states that are split over processes: whole or not there, and restored on any number of them."""
+
+from __future__ import annotations
+
+import json
+import os
+import pickle
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from probes.ranks.launching import Ended, launch
+from recovery.checkpoints import rank_store_faults, sharded_training
+from torch import nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+
+import mlflow_stability
+from mlflow_stability.errors import CheckpointsRefused
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
+from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
+from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks, RankStore
+from mlflow_stability.recovery.checkpoints.sharded_state import layouts_of
+from mlflow_stability.recovery.state.part_discovery import find_parts
+from mlflow_stability.recovery.state.state_copy import copy_state
+from mlflow_stability.recovery.state.training_parts import TrainingParts
+
+TRAINING = str(Path(sharded_training.__file__))
+SECONDS = 300.0
+
+
+def together(processes: int, *arguments: str) -> list[Ended]:
+    ended = launch(processes, TRAINING, *arguments, seconds=SECONDS)
+    assert [each.code for each in ended] == [0] * processes, [each.errors[-2000:] for each in ended]
+    return ended
+
+
+def alone(*arguments: str) -> str:
+    """One process that knows of no others."""
+    environment = {key: each for key, each in os.environ.items() if key != "RANK"}
+    command = [sys.executable, TRAINING, *arguments]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=SECONDS, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.slow
+@pytest.mark.scenario
+def test_what_four_ranks_saved_is_restored_bit_for_bit_on_four_two_and_one(tmp_path: Path) -> None:
+    together(4, "save", "fsdp2", str(tmp_path))
+    (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
+    stored = listing(directory)
+    assert [each.is_good for each in stored] == [True] * len(stored)
+    assert len(stored) >= 2
+    for each in stored:
+        assert each.meta is not None
+        names = sorted(file.name for file in each.folder.iterdir())
+        shards = [f"__{rank}_0.distcp" for rank in range(4)]
+        assert names == [".metadata", *shards, "meta.json", "state.pt"]
+        assert sorted(name for name, _, _ in each.meta.shards) == [".metadata", *shards]
+    for processes in (4, 2, 1):
+        ended = together(processes, "restore", "fsdp2", str(tmp_path))
+        told = "Random numbers were not restored" in ended[0].printed
+        assert told is (processes != 4)
+    assert "equal" in alone("restore", "whole", str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.scenario
+def test_shards_in_two_directions_are_restored_where_nothing_is_split(tmp_path: Path) -> None:
+    together(4, "save", "tensor_fsdp2", str(tmp_path))
+    assert "equal" in alone("restore", "whole", str(tmp_path))
+
+
+@pytest.mark.slow
+@pytest.mark.scenario
+def test_what_one_rank_cannot_write_no_rank_writes_and_nobody_waits(tmp_path: Path) -> None:
+    first, second = launch(2, str(Path(rank_store_faults.__file__)), str(tmp_path / "c"), seconds=SECONDS)
+    assert first.code == 0, first.errors[-2000:]
+    lines = dict(line.split(" ", 1) for line in first.printed.splitlines())
+    assert lines["10"] == "OSError its shards on rank 1 are not finite"
+    assert lines["20"] == "OSError processes are at different steps: 20, 21"
+    assert lines["30"] == "OSError rank 1: No space left on device"
+    assert lines["40"] == "written"
+    assert lines["50"].startswith("RuntimeError")
+    assert "40 nothing" in second.printed, "it has no directory of its own"
+    assert [each.step for each in listing(tmp_path / "c")] == [40]
+    assert not list((tmp_path / "c").glob(".writing-*"))
+
+
+@pytest.fixture
+def parts(tmp_path: Path) -> Iterator[TrainingParts]:
+    dist.init_process_group("gloo", init_method=f"file://{tmp_path / 'meeting'}", rank=0, world_size=1)
+    model = nn.Linear(4, 4)
+    fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    model(torch.ones(2, 4)).sum().backward()
+    optimizer.step()
+    yield find_parts([optimizer])
+    dist.destroy_process_group()
+
+
+def saved(parts: TrainingParts, folder: Path, *steps: int) -> list[Path]:
+    store = RankStore(CheckpointRanks(alone=True), lambda: layouts_of(parts), CheckpointStore(folder, "run"))
+    for step in steps:
+        assert store.commit(copy_state(parts, step), 1.0, None, finite=True) is not None
+        store.promote(step)
+    store.close()
+    return [each.folder for each in listing(folder)]
+
+
+def restored(folder: Path) -> tuple[nn.Linear, mlflow_stability.recovery.checkpoints.resume.Resumed]:  # type: ignore[name-defined]
+    model = nn.Linear(4, 4)
+    return model, mlflow_stability.restore(model, torch.optim.AdamW(model.parameters()), directory=folder)
+
+
+def test_a_damaged_shard_is_passed_over(parts: TrainingParts, tmp_path: Path) -> None:
+    _, newest = saved(parts, tmp_path / "c", 10, 20)
+    shard = newest / "__0_0.distcp"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    model, resumed = restored(tmp_path / "c")
+    assert resumed.step == 10
+    assert "__0_0.distcp is damaged: its SHA-256 differs" in resumed.messages[0]
+    assert torch.equal(model.weight, parts.models[0].weight.full_tensor())  # type: ignore[union-attr,operator]
+
+
+def test_a_list_of_shards_that_would_run_code_is_refused(parts: TrainingParts, tmp_path: Path) -> None:
+    (folder,) = saved(parts, tmp_path / "c", 10)
+
+    class Bomb:
+        def __reduce__(self) -> tuple[object, tuple[str]]:
+            return os.mkdir, (str(tmp_path / "broken in"),)
+
+    (folder / ".metadata").write_bytes(pickle.dumps(Bomb()))
+    facts = json.loads((folder / "meta.json").read_text())
+    facts["shards"] = [each for each in facts["shards"] if each[0] != ".metadata"]
+    facts["size"] = sum(each[1] for each in facts["shards"]) + (folder / "state.pt").stat().st_size
+    (folder / "meta.json").write_text(json.dumps(facts))
+    with pytest.raises(CheckpointsRefused, match=r"names posix\.mkdir: expected only data"):
+        restored(tmp_path / "c")
+    assert not (tmp_path / "broken in").exists()
