@@ -30,7 +30,7 @@ class StepView:
     """After a step: it is known not to have been taken."""
     place: str = ""
     """Where signals of the whole model belong: nothing is said unless several trainings run side by side."""
-    norm: Tensor | None = None
+    norm: Tensor | float | None = None
     """Before a step: that of all gradients of this optimizer, unscaled; None: nobody took it."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """With which limits the script has clipped these gradients: ``max_norm``, ``clip_value``."""

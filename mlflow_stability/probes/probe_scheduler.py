@@ -111,7 +111,7 @@ class ProbeScheduler:
         optimizer: Optimizer,
         unscale: Tensor | None,
         place: str,
-        norms: Sequence[Tensor],
+        norms: Sequence[Tensor | float],
         limits: Mapping[str, float] = NO_LIMITS,
         begins_step: bool = True,
     ) -> None:
@@ -119,8 +119,8 @@ class ProbeScheduler:
         if self._due is None:
             self._due = self._begin(place, begins_step)
         if self._due:
-            norm = norms[-1] if len(norms) == 1 else None  # of several, the last may be of another optimizer
-            by_step = StepView(optimizer, self.step, self._layers, unscale, place=place, norm=norm, limits=limits)
+            alone = norms[0] if len(norms) == 1 else None  # of several, the last may be of another optimizer
+            by_step = StepView(optimizer, self.step, self._layers, unscale, place=place, norm=alone, limits=limits)
             by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
             with self._walk:
                 for each in self._due:
@@ -131,7 +131,8 @@ class ProbeScheduler:
         else:  # by a device's clock, which may fail
             self._step_began()
         if norms:
-            norm = value_on_host(norms[-1])
+            last = norms[-1]
+            norm = last if isinstance(last, float) else value_on_host(last)
             if norm is not None and not math.isfinite(norm):
                 counted = self._count(optimizer, self._layers, self.step)
                 self._counted += [] if counted is None else [counted]
@@ -241,7 +242,7 @@ class NoProbes:
         optimizer: Optimizer,
         unscale: Tensor | None,
         place: str,
-        norms: Sequence[Tensor],
+        norms: Sequence[Tensor | float],
         limits: Mapping[str, float] = NO_LIMITS,
         begins_step: bool = True,
     ) -> None:

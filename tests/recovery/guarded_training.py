@@ -29,6 +29,7 @@ class GuardedMeter(StepMeter):
 
     def __init__(self, guard: StepGuard) -> None:
         super().__init__(_plain, lambda optimizer: self, self._read)
+        self._clipped_norm.is_on = False  # as under the autopilot
         self.guard = guard
         self.verdicts: list[Verdict] = []
         self.readings: list[ProbeReading] = []
@@ -53,6 +54,7 @@ class GuardedMeter(StepMeter):
         track = self._tracks._tracks[optimizer]
         partners = [each for each, theirs in self._tracks._tracks.items() if theirs == track]
         norm = norms[-1] if norms and not late else None
+        assert not isinstance(norm, float)
         verdict = self.guard.before_step(optimizer, capture, capture.losses, norm, partners, self.largest)
         if len(capture.stepped) == 1:
             self.verdicts.append(verdict)

@@ -241,7 +241,8 @@ class TorchWatch:
 
     def _around_clip(self, limit: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
-        self._clipped(limit, args[1] if len(args) > 1 else kwargs.get(limit))
+        by_place = (*args, None, None, None)[:3]
+        self._clipped(limit, args[1] if len(args) > 1 else kwargs.get(limit), by_place[0], by_place[2])
         return result
 
     def _around_scale(self, original: Callable[..., Any], scaler: Any, outputs: Any) -> Any:

@@ -93,7 +93,7 @@ class LayerNorms(PeriodicProbe):
         with torch.no_grad():
             if rate is not None:
                 if view.norm is not None and held.is_all_of(view.optimizer) and not unknown:
-                    forces = on_host_if_there(view.norm)
+                    forces = view.norm if isinstance(view.norm, float) else on_host_if_there(view.norm)
                 else:
                     forces = whole_norm([each for each in gradients if each is not None])
                     if view.unscale is not None:

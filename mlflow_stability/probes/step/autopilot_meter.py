@@ -73,6 +73,7 @@ class AutopilotMeter(StepMeter):
         ranks: RankWatch | None = None,
     ) -> None:
         super().__init__(guard, owner_for, on_reading, scheduler_for, ranks)
+        self._clipped_norm.is_on = False  # steps are skipped for what the gradients hold, however it came there
         self._waits_for_ranks = True  # what is learnt of a step must be learnt everywhere before the next one
         self._control_for = control_for
         self._control: StepControl | None = None
@@ -145,4 +146,5 @@ class AutopilotMeter(StepMeter):
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
         before = len(self._capture.norms)
         super()._norm(gradients, grad_scale)
-        self._norm_now = self._capture.norms[-1] if len(self._capture.norms) > before else None
+        last = self._capture.norms[-1] if len(self._capture.norms) > before else None
+        self._norm_now = last if isinstance(last, Tensor) else None

@@ -63,7 +63,7 @@ class StepCapture:
     clips: list[Clip] = field(default_factory=list)
     limits: dict[str, float] = field(default_factory=dict)
     """With which limits gradients were clipped: ``max_norm``, ``clip_value``."""
-    norms: list[Tensor] = field(default_factory=list)
+    norms: list[Tensor | float] = field(default_factory=list)
     """What the optimizers were given."""
     norm_of_all: float | None = None
     """Of all gradients of a split model, as its processes together know it."""

@@ -30,6 +30,7 @@ from mlflow_stability.probes.probe_scheduler import NoProbes, ProbeScheduler
 from mlflow_stability.probes.ranks.rank_row import RankTable
 from mlflow_stability.probes.ranks.rank_watch import RankWatch
 from mlflow_stability.probes.ranks.shards import whole_scalar
+from mlflow_stability.probes.step.clipped_norm import ClippedNorm
 from mlflow_stability.probes.step.engine_norms import EngineNorms, norm_before_clipping
 from mlflow_stability.probes.step.held_gradients import HeldGradients, SinceLastStep
 from mlflow_stability.probes.step.optimizer_tracks import OptimizerTracks
@@ -128,7 +129,7 @@ class StepMeter:
         self._unscaled_loss: UnscaledLoss | None = None
         self._ended_at: float | None = None
         self._skips = Skips({})
-        self._held, self._engines = HeldGradients(), EngineNorms()
+        self._held, self._engines, self._clipped_norm = HeldGradients(), EngineNorms(), ClippedNorm()
         self._scan = ObjectScan(Module, Optimizer, LRScheduler, GradScaler)
         self._take_engine = guard("norm before clipping", self._engine_found)
         self._ask_engine = guard("norm before clipping", self._engine_asked)
@@ -210,11 +211,13 @@ class StepMeter:
             scaled = capture.scaler is not None and not capture.unscaled
             scale = capture.scaler._scale.clone() if scaled else None
             capture.clips.append(Clip(taken(whole), float(order), frozenset(map(id, gradients)), scale))
+            self._clipped_norm.norm_taken()
 
-    def clipped(self, kind: str, limit: Any) -> None:
+    def clipped(self, kind: str, limit: Any, parameters: Any = None, norm: Any = None) -> None:
         """Runs after the script clipped gradients; no limit is fetched from a device, and an infinite one is none."""
         if not self._capture.stepped and isinstance(limit, int | float) and math.isfinite(limit):
             self._capture.limits[kind] = float(limit)
+            self._clipped_norm.clipped(parameters, norm)
 
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
         """Runs after a loss scaler multiplied a loss."""
@@ -484,8 +487,10 @@ class StepMeter:
         self._readback.fetch([*scalars, *share.squares], read_here, [*rows, *share.rows])
 
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
-        norm = total_norm(gradients)
+        capture = self._capture
+        worked_out = self._clipped_norm.of(capture, gradients) if capture.clips and grad_scale is None else None
+        norm = self._clipped_norm.compared(total_norm(gradients)) if worked_out is None else worked_out
         if norm is not None:
-            self._capture.norms.append(norm if grad_scale is None else norm / grad_scale)
-            if self._capture.clips:
-                self._capture.gradients.update(map(id, gradients))
+            capture.norms.append(norm if grad_scale is None else norm / grad_scale)
+            if capture.clips:
+                capture.gradients.update(map(id, gradients))

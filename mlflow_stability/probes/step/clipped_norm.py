@@ -1,0 +1,80 @@
+"""Works out the norm that clipping leaves: from the norm before it and the limit, without a look at all gradients.
+
+In: what the script clipped, the gradients that an optimizer is about to use. Out: their norm, or None where it has to
+be measured. Guarantees: only on the host, where an optimizer gets the very tensors that were clipped once, and nobody
+has written to them since, by torch's own count. Writes through ``.data`` are not counted, and half precision rounds:
+one norm in `MEASURED_EVERY` is measured all the same, and where it is another, all are measured from then on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from math import isclose, isfinite
+
+from torch import Tensor
+
+from mlflow_stability.probes.step.readback import value_on_host
+from mlflow_stability.probes.step.step_capture import StepCapture
+
+MEASURED_EVERY = 10
+ALIKE = 1e-5
+"""How far a measured norm may be from the one that was worked out, as a share of it."""
+
+
+class ClippedNorm:
+    """What the script clipped last."""
+
+    def __init__(self) -> None:
+        self._versions: dict[int, int] = {}
+        """The version of each gradient right after it was clipped, by its identity: none is kept alive."""
+        self._norm: float | None = None
+        """By which it was clipped: a script may have put norms of several processes together."""
+        self._times = 0
+        """How often the script has clipped since it took a norm."""
+        self.is_on = True
+        """Whether norms may be worked out: not where steps are skipped for them, nor where one was found to differ."""
+        self._left = 0
+        """So many norms may be worked out before the next is measured."""
+        self._expected: float | None = None
+        """What was worked out for the one that is being measured."""
+
+    def norm_taken(self) -> None:
+        """Runs when the script took a norm: it clips after that."""
+        self._times, self._versions, self._expected = 0, {}, None
+
+    def clipped(self, parameters: object, norm: object) -> None:
+        """Runs when the script has clipped the gradients of these parameters, by a norm that it gives."""
+        self._times += 1
+        self._norm = value_on_host(norm) if isinstance(norm, Tensor) else None
+        if self.is_on and self._times == 1 and type(parameters) is list:
+            gradients = [each.grad for each in parameters if each.grad is not None]
+            if gradients and not gradients[0].is_inference():
+                self._versions = {id(each): each._version for each in gradients}
+
+    def of(self, capture: StepCapture, gradients: Sequence[Tensor]) -> float | None:
+        """The norm of the gradients that an optimizer is about to use; None where it has to be measured."""
+        limit = capture.limits.get("max_norm")
+        if not self.is_on or self._times != 1 or limit is None or len(capture.limits) > 1 or len(capture.clips) != 1:
+            return None
+        clip = capture.clips[0]
+        if clip.order != 2.0 or clip.scale is not None or self._norm is None or self._norm != clip.norm:
+            return None
+        if not isfinite(self._norm):
+            return None
+        if not gradients or gradients[0].is_inference() or self._versions != {id(g): g._version for g in gradients}:
+            return None
+        worked_out = self._norm * min(1.0, limit / (self._norm + 1e-6))  # as `clip_grads_with_norm_` does
+        self._left -= 1
+        if self._left >= 0:
+            return worked_out
+        self._expected = worked_out
+        return None
+
+    def compared(self, norm: Tensor | None) -> Tensor | None:
+        """A norm that was measured, as it is: what is worked out must be the same."""
+        expected, self._expected = self._expected, None
+        if expected is not None:
+            found = None if norm is None else value_on_host(norm)
+            self.is_on = found is not None and isclose(found, expected, rel_tol=ALIKE)
+            self._left = MEASURED_EVERY - 1
+        return norm
