@@ -22,7 +22,8 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Sequence
-from statistics import fmean
+from functools import lru_cache
+from operator import mul
 from typing import TypeAlias
 
 from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
@@ -189,16 +190,18 @@ class _Track:
         """What the last steps say together."""
         names, found = self._names, []
         if self._fresh and len(self._losses) >= FEWEST:
-            mean, spread = fmean(self._losses), math.sqrt(_variance(self._losses))
+            mean, off = _mean_and_offsets(self._losses)
+            spread = math.sqrt(_mean_square(off))
             found.append((names["loss_ema"], self._sum / self._weight))
             found.append((names["loss_mean"], mean))
             found.append((names["loss_std"], spread))
-            found.append((names["loss_trend"], _slope(self._losses)))
+            found.append((names["loss_trend"], _slope(off)))
             found.append((names["loss_zscore"], (self._losses[-1] - mean) / spread if spread else 0.0))
             self._fresh = False
         if len(self._norms) >= FEWEST:
-            variance = _variance(self._norms)
-            found.append((names["grad_norm_mean"], fmean(self._norms)))
+            mean, off = _mean_and_offsets(self._norms)
+            variance = _mean_square(off)
+            found.append((names["grad_norm_mean"], mean))
             found.append((names["grad_norm_std"], math.sqrt(variance)))
             found.append((names["grad_variance"], variance))
         if len(self._clipped) >= FEWEST:
@@ -241,13 +244,23 @@ class _LossScale:
         return [(self._names[0], float(self._tracker)), (self._names[1], float(self._since_growth))]
 
 
-def _variance(values: Sequence[float]) -> float:
-    mean = fmean(values)  # `statistics.pvariance` is exact, and takes fifty times as long for it
-    return fmean([(off := each - mean) * off for each in values])
+def _mean_and_offsets(values: Sequence[float]) -> tuple[float, list[float]]:
+    """Their mean, and by how much each is more."""
+    mean = math.fsum(values) / len(values)  # `fmean` and `pvariance` take several times as long for the same
+    return mean, [each - mean for each in values]
 
 
-def _slope(values: Sequence[float]) -> float:
-    """Of the straight line through values one step apart."""
-    count = len(values)
-    middle = (count - 1) / 2
-    return sum([(at - middle) * each for at, each in enumerate(values)]) / (count * (count**2 - 1) / 12)
+def _mean_square(off: Sequence[float]) -> float:
+    return math.fsum(map(mul, off, off)) / len(off)
+
+
+def _slope(off: Sequence[float]) -> float:
+    """Of the straight line through values one step apart, from their offsets."""
+    count = len(off)
+    return sum(map(mul, _places(count), off)) / (count * (count**2 - 1) / 12)
+
+
+@lru_cache(maxsize=1)  # nearly always of a hundred
+def _places(count: int) -> tuple[float, ...]:
+    """How far each of so many steps is from the middle one."""
+    return tuple([at - (count - 1) / 2 for at in range(count)])
