@@ -24,6 +24,7 @@ from mlflow_stability.probes.parameters.per_optimizer import (
     Joined,
     PartsByOptimizer,
     WholeNorms,
+    on_host_if_there,
     ratio,
     weights_of,
     whole_norm,
@@ -31,7 +32,7 @@ from mlflow_stability.probes.parameters.per_optimizer import (
 from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
 from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copies_and_rows, copy_budget, flat_copies
-from mlflow_stability.probes.tensors.gradient_norm import few_values
+from mlflow_stability.probes.tensors.gradient_norm import few_values, norm_of_row
 from mlflow_stability.probes.tensors.memory_chunks import Piece, share_out
 from mlflow_stability.probes.tensors.tensor_sums import squares
 from mlflow_stability.vocabulary.measured.signal_type import SignalType
@@ -200,11 +201,11 @@ class WeightUpdates(PeriodicProbe):
         with torch.no_grad():
             if not before.copies:
                 now = few_values(before.pieces)
-                if now is None:
-                    return
-                before.rows[0] = _wide(now) - before.rows[0]
-            else:
-                torch_api.foreach_sub_(before.copies, before.pieces)
+                if now is not None:
+                    moved = norm_of_row(_wide(now) - before.rows[0])
+                    self._whole.add(view, held, before.weights, on_host_if_there(moved))
+                return
+            torch_api.foreach_sub_(before.copies, before.pieces)
             if not isinstance(before.weights, Tensor) or before.rows:
                 self._whole.add(view, held, before.weights, whole_norm(before.rows))
                 return

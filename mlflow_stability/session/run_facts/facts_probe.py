@@ -8,7 +8,7 @@ optimizer, and every ten steps; nothing of the training is kept alive, and of a 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, TypeAlias
 
 from torch.amp import GradScaler
@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from mlflow_stability.detectors.reported.setup import NotMeasured
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.objects.model_discovery import covering, living, outermost, places_of
-from mlflow_stability.probes.performance.batch_shape import batch_shape, batch_words
+from mlflow_stability.probes.performance.batch_shape import batch_shape, batch_words, plain_batch
 from mlflow_stability.probes.performance.flop_totals import FlopTotals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
 from mlflow_stability.probes.run_facts import autocast_now
@@ -65,7 +65,11 @@ class FactsProbe(ForwardObserver, BaseProbe):
         """Who counts operations, where somebody does."""
         self._batch = self._autocast = ""
         self._rows = 0
+        self._plain: tuple[Any, ...] | None = None
+        """What tells that batch from others, where it is made of tensors alone."""
         self._limits: dict[str, str] = {}
+        self._noted: tuple[Callable[[], Optimizer | None], Mapping[str, float]] = (lambda: None), {}
+        """Whose limits were noted last, and what they were."""
         self._read: weakref.ref[Module] | None = None
         """The model whose batches are noted: those of a GAN's halves differ at every step."""
 
@@ -104,9 +108,10 @@ class FactsProbe(ForwardObserver, BaseProbe):
             self._read = weakref.ref(root)
         if self._read() is root:
             self.observes = False
-            self._batch, self._autocast = batch_words(args, kwargs), autocast_now()
-            shape = batch_shape(args, kwargs)
-            self._rows = 0 if shape is None else shape.samples
+            self._autocast, plain = autocast_now(), plain_batch(args, kwargs)
+            if plain is None or plain != self._plain:
+                shape, self._plain = batch_shape(args, kwargs), plain
+                self._batch, self._rows = batch_words(args, kwargs), 0 if shape is None else shape.samples
 
     def _is_new(self, optimizer: Optimizer) -> bool:
         if any(each() is optimizer for each in self._optimizers) or self._searches >= MOST_SEARCHES:
@@ -117,6 +122,9 @@ class FactsProbe(ForwardObserver, BaseProbe):
 
     def _note_limits(self, view: StepView) -> None:
         """Those of the first optimizer as they are; of another one only where it has others."""
+        if self._noted[0]() is view.optimizer and self._noted[1] == view.limits:
+            return
+        self._noted = weakref.ref(view.optimizer), view.limits
         living = _living(self._optimizers) if view.limits else []
         number = next((at for at, each in enumerate(living) if each is view.optimizer), None)
         if number is None:

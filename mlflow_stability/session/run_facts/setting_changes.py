@@ -26,6 +26,8 @@ MOST_TOLD = 3
 _PASSED_OVER = frozenset({"learning_rate", "max_lr", "min_lr"})
 _OF_CYCLES = frozenset({"betas", "momentum", "base_momentum", "max_momentum"})
 """What a schedule turns as well that goes in cycles."""
+_FIXED = frozenset({bool, int, float, str, type(None)})
+"""Types of values that cannot change within themselves."""
 
 
 @dataclass(slots=True)
@@ -45,6 +47,8 @@ class SettingChanges:
 
     def __init__(self) -> None:
         self._settings: dict[str, _Setting] = {}
+        self._values: list[object] | None = None
+        """What all settings were made from at the last look, where nothing was about to be told."""
         self._linted = False
         self._evaluating: Event | None = None
         """The last look, where the model was in evaluation mode."""
@@ -59,10 +63,14 @@ class SettingChanges:
         events = [] if self._linted else _once(view, step)
         self._linted = True
         events += self._mode(step, view)
+        values = _values(view)
+        if values is not None and values == self._values:
+            return events
         for name, value in _settings(view).items():
             told = self._changed(name, value, step)
             if told is not None:
                 events.append(told)
+        self._values = None if any(each.other for each in self._settings.values()) else values
         return events
 
     def _mode(self, step: int, view: TrainingView) -> list[Event]:
@@ -111,6 +119,23 @@ def _once(view: TrainingView, step: int) -> list[Event]:
         *([over_few] if over_few is not None else []),
         *unseen_parts(view.models, view.optimizers, step),
     ]
+
+
+def _values(view: TrainingView) -> list[object] | None:
+    """What `_settings` is made from: where it is the same, so are they; None where it may change within itself."""
+    found: list[object] = [view.batch, view.micro_batches, dict(view.limits), *map(id, view.schedulers)]
+    for optimizer in view.optimizers:
+        found += (type(optimizer), len(optimizer.param_groups))
+        for group in optimizer.param_groups:
+            for name, value in group.items():
+                if name == "params":
+                    found += [each.requires_grad for each in value]
+                elif name != "lr":
+                    parts = value if type(value) is tuple else (value,)
+                    if not _FIXED.issuperset(map(type, parts)):
+                        return None
+                    found.append(value)
+    return found
 
 
 def _settings(view: TrainingView) -> dict[str, str]:
