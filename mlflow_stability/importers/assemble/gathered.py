@@ -128,8 +128,15 @@ class Gathered:
             self.line_rows.append(row)
             self.line_numbers.append(line)
 
+    def at_lines(self, rows: NDArray[np.int64], lines: NDArray[np.int64]) -> None:
+        """Note of many rows, in their order, which lines of the log they stand in."""
+        apart = lines - rows
+        moved = np.append(True, apart[1:] != apart[:-1]) if len(rows) else np.zeros(0, bool)
+        for row, line in zip(rows[moved].tolist(), lines[moved].tolist(), strict=True):
+            self.at_line(row, line)
+
     def forget_lines(self) -> None:
-        """What was read line by line stands in no lines of its own: the output of a notebook."""
+        """Nobody can look the rows up in lines: the output of a notebook, or rows that were skipped unseen."""
         self.line_rows, self.line_numbers = array("q"), array("q")
 
     def lines_of(self, rows: NDArray[np.int64]) -> NDArray[np.int64] | None:

@@ -39,12 +39,19 @@ def read_csv(path: Path, encoding: str, separator: str, names: list[str] | None 
     gathered = Gathered()
     clocks: dict[tuple[str, ...], _ClockColumns] = {}
     with text_of(path, encoding) as text:
-        lines = (_closed(line) for line in lines_of(text) if line.strip() and not line.startswith("#"))
-        header = names_of(cells_of(next(lines, ""), separator)) if names is None else names
-        first = 1
+        lines = ((at, _closed(line)) for at, line in enumerate(lines_of(text), 1) if _is_row(line))
+        header = names_of(cells_of(next(lines, (0, ""))[1], separator)) if names is None else names
+        first, every = 1, True
         while part := list(islice(lines, PART)):
             for header, body in _bodies(part, header, separator):  # noqa: B020 a new header holds from here on
-                first += _add(gathered, header, body, separator, first, clocks)
+                read = _add(gathered, header, [line for _, line in body], separator, first, clocks)
+                every = every and read == len(body)
+                if every:
+                    rows = np.arange(first, first + read, dtype=np.int64)
+                    gathered.at_lines(rows, np.array([at for at, _ in body], np.int64))
+                first += read
+    if not every:
+        gathered.forget_lines()
     if header == _ONE_SCALAR and "Value" in gathered.columns:
         gathered.columns = {path.stem.rpartition("tag-")[2]: gathered.columns["Value"]}
     if names is not None:
@@ -71,23 +78,29 @@ def _name_the_loss(gathered: Gathered) -> None:
     gathered.notes.append(f"{said} the others are numbered. Name them in a first line, or add --loss 'column 2'.")
 
 
+def _is_row(line: str) -> bool:
+    return bool(line.strip()) and not line.startswith("#")
+
+
 def _closed(line: str) -> str:
     """The line without its quotes where one of them is never closed: it would swallow the lines after it."""
     return line.replace('"', "") if '"' in line and line.count('"') % 2 else line
 
 
-def _bodies(part: list[str], header: list[str], separator: str) -> Iterator[tuple[list[str], list[str]]]:
-    """The lines of a part beneath the header that holds for them."""
+def _bodies(
+    part: list[tuple[int, str]], header: list[str], separator: str
+) -> Iterator[tuple[list[str], list[tuple[int, str]]]]:
+    """The numbered lines of a part beneath the header that holds for them."""
     letters = header[0][:1]
-    body: list[str] = []
-    for line in part:
+    body: list[tuple[int, str]] = []
+    for at, line in part:
         if letters and line.lstrip(' "').startswith(letters) and not any(map(is_number, cells_of(line, separator))):
             cells = cells_of(line, separator)
             if len(cells) > 1 and all(cells):
                 yield header, body
                 header, body = names_of(cells), []
                 continue
-        body.append(line)
+        body.append((at, line))
     yield header, body
 
 

@@ -8,6 +8,8 @@ Closes a JSON document that ends in the middle, as one does whose writer was kil
 
 In: a text that begins as one. Out: the text up to its last whole row, with every bracket closed. Guarantees: one pass;
 nothing is made up, and half a row is no row.
+
+Finds the lines in which the rows of a document begin.
 """
 
 from __future__ import annotations
@@ -15,8 +17,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
+from itertools import pairwise
 
 from mlflow_stability.importers.assemble.long_format import name_and_value
 from mlflow_stability.importers.assemble.step_names import counts_within_epochs, is_epoch, is_time, step_name
@@ -145,3 +148,40 @@ def closed(text: str) -> str | None:
     if not open_ or not end:
         return None
     return text[:end] + "".join(_CLOSING[each] for each in reversed(missing))
+
+
+_LIST_OF_OBJECTS = re.compile(r"\[\s*(?=\{)")
+_BETWEEN = re.compile(r"\s*,?\s*")
+_DECODER = json.JSONDecoder()
+
+
+def row_lines(text: str, rows: Sequence[Mapping[str, object]]) -> list[int]:
+    """The lines of a document in which these rows of it begin; none where it has one line, or the rows are not found.
+
+    A row is told by its names; those that stand in the list where the first one is are decoded once more.
+    """
+    if not rows or text.count("\n") < len(rows):
+        return []
+    for begin in _LIST_OF_OBJECTS.finditer(text):
+        places = _places(text, begin.end(), rows)
+        if places:
+            lines = [1 + text.count("\n", 0, places[0])]
+            for before, place in pairwise(places):
+                lines.append(lines[-1] + text.count("\n", before, place))
+            return lines
+    return []
+
+
+def _places(text: str, at: int, rows: Sequence[Mapping[str, object]]) -> list[int]:
+    """Where each of these rows begins in the list that begins here; none where the list holds others."""
+    places = []
+    try:
+        for row in rows:
+            found, end = _DECODER.raw_decode(text, at)
+            if not isinstance(found, dict) or list(found) != list(row):
+                return []
+            places.append(at)
+            at = _BETWEEN.match(text, end).end()  # type: ignore[union-attr]  # it matches nothing, too
+    except (ValueError, RecursionError):
+        return []
+    return places

@@ -19,7 +19,7 @@ from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.assemble.step_names import is_epoch, step_name
 from mlflow_stability.importers.decode import shown_path, text_of
-from mlflow_stability.importers.files.json_rows import closed, json_line, log_row, number_in, parsed
+from mlflow_stability.importers.files.json_rows import closed, json_line, log_row, number_in, parsed, row_lines
 from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
@@ -37,6 +37,8 @@ class Document:
     value: object
     cut: bool = False
     """Whether the file ends in the middle of it."""
+    text: str = ""
+    """What it was read from, where it was read from a text."""
 
 
 def read_json(opening: Opening) -> list[RunHistory] | None:
@@ -72,10 +74,10 @@ def document_in(path: Path, encoding: str) -> Document | None:
         )
     value = _value(whole)
     if value is not None:
-        return Document(value)
+        return Document(value, text=whole)
     rest = closed(whole)
     value = None if rest is None else _value(rest)
-    return None if value is None else Document(value, cut=True)
+    return None if value is None else Document(value, cut=True, text=whole)
 
 
 def _value(text: str) -> object:
@@ -90,12 +92,12 @@ def read_document(path: Path, found: Document, log_format: str = "json") -> RunH
         gathered.notes.append("The file is truncated: the complete part was read.")
     if isinstance(document, dict) and isinstance(document.get("log_history"), list):
         rows = [row for row in document["log_history"] if isinstance(row, dict)]
-        _read_rows(gathered, [row for row in rows if not _SUMMARY & set(row)])
+        _read_rows(gathered, rows, found.text, _SUMMARY)
         gathered.params.update(_facts(document))
         return history_of(gathered, path, "trainer_state")
     longest = _rows_in(document)
     if longest is not None:
-        _read_rows(gathered, longest)
+        _read_rows(gathered, longest, found.text)
     elif isinstance(document, dict):
         _read_lists(gathered, document)
     return history_of(gathered, path, log_format)
@@ -111,8 +113,19 @@ def rows_history(rows: Sequence[Mapping[str, object]], path: Path, log_format: s
         return None
 
 
-def _read_rows(gathered: Gathered, rows: Sequence[Mapping[str, object]]) -> None:
+def _read_rows(
+    gathered: Gathered,
+    rows: Sequence[Mapping[str, object]],
+    text: str = "",
+    summary: frozenset[str] = frozenset(),
+) -> None:
+    """Add rows, but those with a name of a summary; ``text``: the document that they stand in."""
+    lines = row_lines(text, rows)
+    if lines:
+        gathered.at_lines(np.arange(len(rows), dtype=np.int64), np.array(lines, np.int64))
     for number, row in enumerate(rows):
+        if summary & set(row):
+            continue
         read = log_row(row)
         gathered.add_row(number, read.values, read.step, read.epoch, read.time)
 
