@@ -98,20 +98,20 @@ class PlateauRule(Rule):
         start, first, last = (float(np.median(each)) for each in (x[:3], x[:edge], x[-edge:]))
         one = levels.noise * math.sqrt(levels.size)  # the noise of a single point
         error = one * 1.25 * math.sqrt(2 / edge)
+        begun = min(start, float(x[0]))  # updates too large at first may have lifted the points after the first
         from_start, gain = -_grown(last - start), -_grown(last - first)
         rest = -_grown(min(last, float(np.median(x[len(x) // 2 :]))) - first)
         allowed = self.validated_gain if validation_stuck else self.stuck_gain
         margin = self.possible_gain - self.stuck_gain
         low, high = np.percentile(levels.x, [10, 90])
         steady = float(high - low) < self.steady + 3 * levels.noise and gain > -self.steady
-        learned = max(gain, rest) >= allowed or from_start >= allowed + margin + one
+        learned = max(gain, rest) >= allowed or -_grown(last - begun) >= allowed + margin + one
         if steady and not learned and -_grown(last - first - 2 * error) < allowed + margin:
             return [self._episode(curve, 0, first, last, gain, edge, f" over its first {edge} points")]
         flat = self._flat_from(levels)
         untrained = self.untrained[0] <= math.exp(min(start, 50)) <= self.untrained[1]
         if untrained and 0 <= from_start < self.early_gain and flat <= (1 - self.flat_share) * len(x):
-            start = min(start, float(x[0]))  # updates too large at first may have lifted the points after the first
-            return [self._episode(curve, flat, start, last, -_grown(last - start), edge)]
+            return [self._episode(curve, flat, begun, last, -_grown(last - begun), edge)]
         fallen = self._collapsed(curve, levels)
         if fallen:
             high = max(float(x[0]), start)

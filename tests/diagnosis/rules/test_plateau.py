@@ -84,6 +84,21 @@ def test_a_loss_of_exactly_zero_in_eight_epochs_is_one_but_not_that_of_a_policy(
     assert not FrozenRule().find(RunCurves((policy,), (), (), ()))
 
 
+@pytest.mark.parametrize("lifted", [(50.0, 9.8), (24.5, 6.2, 9.0, 5.5)])
+def test_a_loss_that_first_updates_lifted_and_that_came_back_to_chance_is_one(lifted: tuple[float, ...]) -> None:
+    losses = noisy(np.full(1500, math.log(10)), 0.015)
+    losses[1 : 1 + len(lifted)] = lifted
+    losses[415] = 7.9
+    (episode,) = found(losses)
+    assert episode.evidence["classes"] == 10
+
+
+@pytest.mark.parametrize("lifted", [2.3, 9.0])
+def test_a_loss_that_fell_by_a_tenth_in_its_first_points_is_none(lifted: float) -> None:
+    losses = np.concatenate([[2.3, lifted, lifted], np.linspace(2.3, 2.07, 9), np.full(600, 2.07)])
+    assert not found(noisy(losses, 0.005))
+
+
 @settings(max_examples=60, deadline=None)
 @given(points=st.integers(10, 400), last=st.floats(0.01, 0.8), seed=st.integers(0, 1000))
 def test_a_loss_that_falls_steadily_to_its_end_is_never_a_plateau(points: int, last: float, seed: int) -> None:
