@@ -1,8 +1,9 @@
-"""How sure a finding is: by how many times it exceeds what a finding needs at normal sensitivity.
+"""How sure a finding is, and how severe it may be therefore.
 
-In: a detector and the numbers behind what it found. Out: 1 for what is just enough, 2 for twice the σ, or twice the
-nats, that are asked for. Guarantees: never below 0 and never above `MOST`. What is not measured against a noise, such
-as a NaN, gets none here, and counts as sure.
+In: a detector and the numbers behind what it found. Out: by how many times these exceed what a finding needs at normal
+sensitivity: 1 for what is just enough, 2 for twice the σ, or twice the nats, that are asked for. Guarantees: never
+below 0 and never above `MOST`. What is not measured against a noise, such as a NaN, gets none here, and counts as sure.
+A finding that is CRITICAL would be found at low sensitivity, too.
 """
 
 from __future__ import annotations
@@ -12,7 +13,8 @@ from collections.abc import Mapping
 
 from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.detectors.sensitivity import factor_of
-from mlflow_stability.vocabulary.sensitivity import MOST
+from mlflow_stability.vocabulary.result.event import Severity, most_severe
+from mlflow_stability.vocabulary.sensitivity import MOST, SCORE
 
 
 def score_of(detector: Detector, evidence: Mapping[str, float]) -> float | None:
@@ -20,11 +22,19 @@ def score_of(detector: Detector, evidence: Mapping[str, float]) -> float | None:
     beyond = _beyond(detector, evidence)
     if beyond is None or not beyond > 0:
         return None
-    return min(MOST, max(1.0, beyond) * factor_of(detector))
+    return round(min(MOST, max(1.0, beyond) * factor_of(detector)), 2)
+
+
+def severity_of(detector: Detector, evidence: Mapping[str, float], worst: Severity = Severity.CRITICAL) -> Severity:
+    """The severity of a finding that is as bad as `worst`, by how sure it is."""
+    score = score_of(detector, evidence)
+    return worst if score is None else min(worst, most_severe(score))
 
 
 def _beyond(detector: Detector, evidence: Mapping[str, float]) -> float | None:
-    """By how many times the detector's own threshold is exceeded."""
+    """By how many times the detector's own threshold is exceeded, as it says itself or as its numbers show."""
+    if SCORE in evidence:
+        return evidence[SCORE]
     value, limit, level = next(iter(evidence.values()), math.nan), evidence.get("limit"), evidence.get("level")
     if limit:
         return _ratio(evidence.get("z", evidence.get("errors", value)), limit)

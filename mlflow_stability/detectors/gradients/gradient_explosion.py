@@ -17,6 +17,7 @@ from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.loss_fall import Beginning
+from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
@@ -120,7 +121,8 @@ class GradientExplosion(Detector):
         if limit is None:
             return state, None
         huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
-        severity = Severity.CRITICAL if huge else Severity.WARNING
+        evidence = {"grad_norm": point.value, "level": point.center, "z": z, "limit": limit}
+        severity = severity_of(self, evidence, Severity.CRITICAL if huge else Severity.WARNING)
         if not state.gate.speaks(severity):
             return state, None
         row = f" for {state.high} steps in a row" if state.high >= self.row else ""
@@ -130,12 +132,7 @@ class GradientExplosion(Detector):
             severity,
             f"gradient norm {point.value:.4g} at step {point.step}, {_times(point)} its baseline of "
             f"{point.center:.4g}; {sigmas(z)} above it (threshold {limit:.3g}σ){row}.",
-            {
-                "grad_norm": point.value,
-                "level": point.center,
-                "z": z,
-                "limit": limit,
-            },
+            evidence,
         )
 
     def _exceeded(self, state: Norms, point: Point) -> float | None:

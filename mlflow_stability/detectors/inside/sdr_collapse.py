@@ -8,10 +8,11 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.engine.code_reading import QUANTITIES, CodeReading
-from mlflow_stability.detectors.engine.debounce import Streak
+from mlflow_stability.detectors.engine.debounce import EpisodeFilter, Streak
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -20,7 +21,9 @@ class Patterns:
     """What has been seen so far of one module."""
 
     reading: CodeReading = field(default_factory=CodeReading)
-    streak: Streak = field(default_factory=Streak)
+    row: int = 0
+    """In how many measurements in a row there have been too few codes."""
+    gate: EpisodeFilter = field(default_factory=EpisodeFilter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +32,8 @@ class SdrCollapse(Detector):
 
     What it sees: a module with sparse binary codes (at least 64 bits, less than a quarter on) with fewer than 30 %
     unique codes, in 2 measurements in a row. Codes are counted against the different inputs of the batch, where those
-    can be seen; fewer than 32 are not judged. The finding ends when there are more.
+    can be seen; fewer than 32 are not judged. Critical below 20 %. The finding
+    ends when there are more.
 
     Why it matters: later layers cannot distinguish inputs that share one code.
 
@@ -54,7 +58,7 @@ class SdrCollapse(Detector):
     symptom = Symptom.INSIDE
     order = 340
     quantities = QUANTITIES
-    severities = (Severity.CRITICAL,)
+    severities = (Severity.WARNING, Severity.CRITICAL)
     remedies = (
         "Raise the temperature by a factor of 2 to 3.",
         "Add a loss that separates tokens.",
@@ -69,19 +73,23 @@ class SdrCollapse(Detector):
         if point.quantity != QUANTITIES[-1] or not point.finite or not reading.can_be_judged(self.fewest):
             return state, None
         share = reading.unique_share
-        if not state.streak.reaches(self.rounds, bad=share < self.unique):
+        if not share < self.unique:
+            state.row = 0
+            state.gate.quiet(1)
+            return state, None
+        state.row += 1
+        bits = reading.values.get("sdr_active_bits", 0.0)
+        evidence = {"sdr_unique_ratio": share, "limit": self.unique, "active_bits": bits}
+        severity = severity_of(self, evidence)
+        if state.row < self.rounds or not state.gate.speaks(severity):
             return state, None
         where = f" of {point.place}" if point.place else ""
         return state, finding(
             self,
             point,
-            self.severities[-1],
+            severity,
             f"{share:.1%} unique codes{where} at step {point.step} (threshold {self.unique:.0%}){reading.counts}",
-            {
-                "sdr_unique_ratio": share,
-                "limit": self.unique,
-                "active_bits": reading.values.get("sdr_active_bits", 0.0),
-            },
+            evidence,
         )
 
 

@@ -6,6 +6,7 @@ Says when the loss is twice the mean of its last 100 values, three times in a ro
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import ClassVar
@@ -19,7 +20,9 @@ from mlflow_stability.detectors.engine.finding_type import Instability, Moves, S
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import Beginning
 from mlflow_stability.detectors.engine.slow_rise import SlowRise
+from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.sensitivity import SCORE
 from mlflow_stability.vocabulary.text.phrases import risen as rise_words
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
@@ -31,6 +34,10 @@ class Course:
     gate: EpisodeFilter = field(default_factory=EpisodeFilter)
     high: int = 0
     """The last steps as bits, the newest lowest: 1 for a loss that stood high."""
+    beyond: deque[float] = field(default_factory=deque)
+    """By how many times each of these losses exceeded what counts as high."""
+    onset: int | None = None
+    """The first step of them when a divergence was found that is not over."""
     begun: Beginning = field(default_factory=Beginning)
     slow: SlowRise = field(default_factory=SlowRise)
     restart: RateRestart = field(default_factory=RateRestart)
@@ -44,9 +51,9 @@ class Divergence(Detector):
 
     What it sees: 12 of the last 16 losses at least 4σ and 10 % above their baseline. Also a slow rise: the mean of 32
     steps lies at least 4 % and 7 standard errors above the lowest mean of the 512 steps before, and still rises.
-    Correlated noise and long runs raise that threshold of 7. A slow rise is a warning, from 50 % on critical. Losses
-    below 1 % of the first loss never count. The finding ends after 64 steps without a high loss, or when the higher
-    level has become the baseline.
+    Correlated noise and long runs raise that threshold of 7. High losses are a warning, and critical where 12 of them
+    are 6σ and 15 % above their baseline. A slow rise is critical from 50 % on. Losses below 1 % of the first loss never
+    count. The finding ends after 64 steps without a high loss, or when the higher level has become the baseline.
 
     Why it matters: a diverging run rarely recovers by itself, and every further step is lost.
 
@@ -125,18 +132,20 @@ class Divergence(Detector):
             state.high, state.slow, state.risen_from = 0, SlowRise(judged=state.slow.judged), None
             return None
         logarithmic = point.logarithmic
-        if logarithmic:
-            smallest = self.smallest_rise_of_players if point.players else self.smallest_rise
-            high = point.z >= self.threshold and point.value >= point.center * smallest
-        else:
-            high = point.z >= self.threshold_of_differences
-        high = high and state.begun.matters(point.value, point.center)
+        beyond = self._beyond(point)
+        high = beyond >= 1 and state.begun.matters(point.value, point.center)
         state.high = ((state.high << 1) | bool(high)) & ((1 << self.of_steps) - 1)
+        if high:
+            state.beyond.append(beyond)
+            while len(state.beyond) > state.high.bit_count():
+                state.beyond.popleft()
         event = None
         if high and state.high.bit_count() >= self.high_steps:
             event = self._leap(state, point)
         elif not high and state.gate.said and state.risen_from is None:
             state.gate.quiet(self.calm_steps)
+        if state.onset is not None and not state.gate.said:
+            state.onset = None
         if not logarithmic or point.players:
             if state.slow.means:
                 state.slow, state.risen_from = SlowRise(), None
@@ -145,18 +154,35 @@ class Divergence(Detector):
             event = event or slow
         return event
 
+    def _beyond(self, point: Point) -> float:
+        """By how many times all that sensitivity moves could be higher with this loss still high; below 1 it is not."""
+        if not point.logarithmic:
+            return point.z / self.threshold_of_differences
+        beyond, center = point.z / self.threshold, point.center
+        if point.players:
+            return beyond if point.value >= center * self.smallest_rise_of_players else 0.0
+        if not beyond >= 1 or self.smallest_rise <= 1 or center <= 0:
+            return beyond
+        return min(beyond, math.log(point.value / center) / math.log(self.smallest_rise))
+
     def _leap(self, state: Course, point: Point) -> Event | None:
-        if not state.gate.speaks(Severity.CRITICAL):
-            return None
         many = state.high.bit_count()
+        evidence = {"loss": point.value, "level": point.center, "z": point.z, "high_steps": float(many)}
+        evidence[SCORE] = sorted(state.beyond)[-self.high_steps]
+        if state.onset is not None:
+            evidence["onset"] = float(state.onset)
+        severity = severity_of(self, evidence)
+        if not state.gate.speaks(severity):
+            return None
+        state.onset = point.step - self.of_steps if state.onset is None else state.onset
         threshold = self.threshold if point.logarithmic else self.threshold_of_differences
         return finding(
             self,
             point,
-            Severity.CRITICAL,
+            severity,
             f"loss {point.value:.4g} at step {point.step}, {sigmas(point.z)} above its baseline of {point.center:.4g}; "
             f"above the threshold ({threshold:g}σ) in {many} of the last {self.of_steps} steps.",
-            {"loss": point.value, "level": point.center, "z": point.z, "high_steps": float(many)},
+            evidence,
         )
 
     def _creep(self, state: Course, point: Point) -> Event | None:
@@ -183,18 +209,20 @@ class Divergence(Detector):
         return self._risen(state, point, risen, {"errors": risen / error, "limit": limit})
 
     def _risen(self, state: Course, point: Point, risen: float, evidence: dict[str, float]) -> Event | None:
-        severity = Severity.CRITICAL if risen >= math.log(self.slow_critical_rise) else Severity.WARNING
+        now, then = math.exp(state.slow.means[-1]), math.exp(state.slow.means[-1] - risen)
+        share = math.expm1(min(risen, 700.0))  # beyond, it is no number any more
+        evidence = {"loss": now, "level": then, "rise": share, **evidence}
+        worst = Severity.CRITICAL if risen >= math.log(self.slow_critical_rise) else Severity.WARNING
+        severity = severity_of(self, evidence, worst)
         if not state.gate.speaks(severity):
             return None
-        now, then = math.exp(state.slow.means[-1]), math.exp(state.slow.means[-1] - risen)
-        risen = min(risen, 700.0)  # beyond, the share is no number any more
         return finding(
             self,
             point,
             severity,
             f"loss rose slowly: mean of the last 32 steps {now:.4g} at step {point.step}, "
-            f"{rise_words(math.expm1(risen), f'{then:.4g}')}.",
-            {"loss": now, "level": then, "rise": math.expm1(risen), **evidence},
+            f"{rise_words(share, f'{then:.4g}')}.",
+            evidence,
         )
 
 

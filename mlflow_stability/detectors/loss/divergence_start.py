@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 from mlflow_stability.detectors.engine.adversarial import RISE
+from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves
+from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
@@ -32,7 +34,8 @@ class Start:
     onset: int = -1
     """The first step of that row."""
     over: bool = False
-    """Whether there is nothing to look at any more: the start is over, or it was said."""
+    """Whether there is nothing to look at any more: the start is over."""
+    gate: EpisodeFilter = field(default_factory=EpisodeFilter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +45,7 @@ class DivergenceStart(Detector):
     What it sees: among the first 32 steps, a loss and a gradient norm at 3 times their first value or more. Either 3
     such steps in a row after an update of 0.3 of the weight norm, or 8 in a row after an update of 0.05. Nothing is
     reported without measured updates: with tiny batches a low first loss looks the same. In adversarial training, such
-    as a GAN, the ratio is 10.
+    as a GAN, the ratio is 10. Critical from 5.2 times the first loss on.
 
     Why it matters: the run will not recover, and only the initial weights come before it. The learning rate is too
     high.
@@ -76,7 +79,7 @@ class DivergenceStart(Detector):
     rule = "start"
     quantities = ("loss", "grad_norm", "update_ratio")
     places = WHOLE
-    severities = (Severity.CRITICAL,)
+    severities = (Severity.WARNING, Severity.CRITICAL)
     by_sensitivity: ClassVar[Mapping[str, Moves]] = {"smallest_rise": "power"}
     remedies = (
         "Lower the learning rate by a factor of 3 to 10.",
@@ -116,20 +119,23 @@ class DivergenceStart(Detector):
         needed = self.huge_row if state.update >= self.huge_update else self.large_row
         if state.row < needed or state.update < self.large_update:
             return None
-        state.over = True
+        evidence = {
+            "loss": state.loss,
+            "level": state.first_loss,
+            "update_ratio": state.update,
+            "onset": float(state.onset),
+        }
+        severity = severity_of(self, evidence)
+        if not state.gate.speaks(severity):
+            return None
         return finding(
             self,
             point._replace(quantity="loss"),
-            Severity.CRITICAL,
+            severity,
             f"loss {state.loss:.4g} at step {point.step}, {state.loss / state.first_loss:.3g} times its first value of "
             f"{state.first_loss:.4g} (threshold {rise:g}) for {state.row} steps in a row, after one step changed the "
             f"weights by {_share(state.update)}.",
-            {
-                "loss": state.loss,
-                "level": state.first_loss,
-                "update_ratio": state.update,
-                "onset": float(state.onset),
-            },
+            evidence,
         )
 
 

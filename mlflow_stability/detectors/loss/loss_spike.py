@@ -17,6 +17,7 @@ from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
 from mlflow_stability.detectors.engine.loss_fall import Beginning
+from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
@@ -157,9 +158,6 @@ class LossSpike(Detector):
 
     def _spike(self, state: Spikes, point: Point, gradient_z: float | None) -> Event | None:
         huge = point.logarithmic and point.value >= point.center * self.critical_rise
-        severity = Severity.CRITICAL if huge else Severity.WARNING
-        if not state.gate.speaks(severity):
-            return None
         evidence = {"loss": point.value, "level": point.center, "z": point.z}
         limit = self._alone(point)
         also = ""
@@ -167,6 +165,9 @@ class LossSpike(Detector):
             evidence["grad_norm_z"] = gradient_z
             limit, also = self._together(point), f"; gradient norm {sigmas(gradient_z)} above its baseline"
         evidence["limit"] = limit
+        severity = severity_of(self, evidence, Severity.CRITICAL if huge else Severity.WARNING)
+        if not state.gate.speaks(severity):
+            return None
         return finding(
             self,
             point,

@@ -15,8 +15,8 @@ from mlflow_stability.detectors.sensitivity import moved
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.sensitivity import FACTORS, MOST, SCORE
+from mlflow_stability.vocabulary.result.event import most_severe
+from mlflow_stability.vocabulary.sensitivity import MOST, SCORE
 
 HALVINGS = 6
 """How often the interval of the score is halved: with six it is known to 7 %."""
@@ -57,9 +57,4 @@ def _same(one: Episode, other: Episode) -> bool:
 
 def no_worse_than_sure(episodes: Iterable[Episode]) -> tuple[Episode, ...]:
     """The episodes, CRITICAL only where they are sure."""
-    return tuple(replace(each, severity=min(each.severity, _most(each))) for each in episodes)
-
-
-def _most(episode: Episode) -> Severity:
-    """How severe a finding so sure may be."""
-    return Severity.CRITICAL if episode.score >= FACTORS["low"] else Severity.WARNING
+    return tuple(replace(each, severity=min(each.severity, most_severe(each.score))) for each in episodes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import enum
 from dataclasses import dataclass, field
 
-from mlflow_stability.vocabulary.sensitivity import score_in
+from mlflow_stability.vocabulary.sensitivity import FACTORS, score_in
 
 
 class Severity(enum.IntEnum):
@@ -39,6 +39,11 @@ class Finding:
 
     def __repr__(self) -> str:
         return f"<{type(self).__name__} {self.severity.name} {self.kind}: {self.message}>"
+
+
+def most_severe(score: float) -> Severity:
+    """How severe a finding so sure may be: CRITICAL only where it is found at low sensitivity, too."""
+    return Severity.CRITICAL if score >= FACTORS["low"] else Severity.WARNING
 
 
 @dataclass(frozen=True, slots=True)

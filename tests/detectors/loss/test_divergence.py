@@ -2,10 +2,11 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from detectors.series import Floats, decaying, judged, noise
+from detectors.series import Floats, decaying, judged, noise, readings
 
 from mlflow_stability.detectors.catalog import named
 from mlflow_stability.detectors.panel import replay
+from mlflow_stability.detectors.sensitivity import at_sensitivity
 from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
 
 steps = np.arange(1000)
@@ -95,7 +96,29 @@ def test_a_second_leap_from_a_level_that_has_become_the_usual_one_is_another() -
 
 
 def test_a_rise_over_hundreds_of_powers_of_ten_is_survived() -> None:
-    assert found(np.exp(np.linspace(-700, 340, 1000)))[0].severity is Severity.CRITICAL
+    assert found(np.exp(np.linspace(-700, 340, 1000)))[-1].severity is Severity.CRITICAL
+
+
+def level(to: float, sigma: float = 0.02) -> Floats:
+    """A loss that steps up at step 600 and stays there."""
+    return 2.0 * np.exp(noise(3, 1000, sigma)) * np.where(steps < 600, 1.0, to)
+
+
+@pytest.mark.parametrize(("to", "severities"), [(1.13, [Severity.WARNING]), (1.5, [Severity.CRITICAL])])
+def test_a_divergence_is_critical_where_low_sensitivity_finds_it(to: float, severities: list[Severity]) -> None:
+    events = found(level(to))
+    assert [each.severity for each in events] == severities
+    low = replay(readings({"loss": level(to)}), at_sensitivity(named(["divergence"]), "low"))
+    assert any("of the last 16 steps" in each.message for each in low) == (severities[-1] is Severity.CRITICAL)
+
+
+def test_a_divergence_that_becomes_critical_later_knows_when_it_began() -> None:
+    loss = level(1.13)
+    loss[608:] *= 1.3
+    warning, critical = found(loss)
+    assert (warning.severity, critical.severity) == (Severity.WARNING, Severity.CRITICAL)
+    assert warning.score < 1.5 <= critical.score
+    assert critical.evidence["onset"] == warning.step - 16
 
 
 def test_non_finite_values_are_neither_high_nor_low() -> None:
