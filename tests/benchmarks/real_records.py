@@ -260,6 +260,15 @@ def table(parts: dict[str, Sequence[Record]], by_chance: dict[str, list[float]])
         print(line)
 
 
+def pooled_gap(worked_on: Sequence[Record], others: Sequence[Record]) -> None:
+    """How far apart the halves are over all kinds, of which single ones have few records."""
+    recall = recall_of(*NAMED_BY)
+    (seen, of_seen), (unseen, of_unseen) = recall(worked_on), recall(others)
+    if of_seen and of_unseen:
+        gap = 100 * (unseen / of_unseen - seen / of_seen)
+        print(f"\nRecall of all kinds together: {gap:+.1f} points where nobody looked")
+
+
 def flagged(records: Sequence[Record]) -> None:
     """Which share of the healthy has a finding of which kind."""
     healthy = [each for each in records if each.label == HEALTHY]
@@ -308,6 +317,8 @@ def main() -> None:
         seen = [each for each in records if each.file in own]
         parts = {**parts, "worked on": seen, "others": [each for each in records if each.file not in own]}
     table(parts, gaps(records, options.splits))
+    if options.worked_on:
+        pooled_gap(parts["worked on"], parts["others"])
     flagged(records)
     if options.misses:
         misses(seen)
