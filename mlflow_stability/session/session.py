@@ -104,7 +104,9 @@ class Session:
     def __repr__(self) -> str:
         recording = self._binding.recording
         if recording is None:
-            return f"<Session: not recording; the run before is {self._binding.current_run_id()}>"
+            run_id = self._binding.current_run_id()
+            before = f"the run before is {run_id}" if run_id else "no run is known yet"
+            return f"<Session: not recording; {before}>"
         return f"<Session: step {recording.step:,} of run {self._binding.current_run_id() or '(being made)'}>"
 
     def _repr_html_(self) -> str | None:

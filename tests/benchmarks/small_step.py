@@ -1,23 +1,28 @@
 """What a watched step costs where the step itself costs next to nothing, and of one that takes ten milliseconds.
 
-    python tests/benchmarks/small_step.py [--only default rollback] [--blocks 40] [--profile default]
+    python tests/benchmarks/small_step.py [--only default rollback] [--blocks 40] [--profile default] [--outlets]
 
 A model of ten parameters is trained bare and watched in turns, blocks of fifty steps each, and the CPU time of the
 training's own thread is compared, block with block: the median of the differences, and of the ratios for a step that
 works for ten milliseconds. Beside it stands how many calls of functions in this package a step makes, by
 `sys.setprofile`: the median step, and the mean of a hundred, which has the steps at which more is looked at in it.
+
+With `--outlets`, each variant is compared in turns with the same and more: nothing (the noise); alerts to a URL,
+Prometheus and a mirror into TensorBoard; alerts to a function.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import socket
 import statistics
 import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -25,6 +30,8 @@ from typing import Any
 import torch
 
 import mlflow_stability
+from mlflow_stability.alerts import Alert, alerts_of
+from mlflow_stability.alerts.metrics.mirrors import mirrors_of
 from mlflow_stability.session.session import Session
 from mlflow_stability.vocabulary.settings import Settings
 
@@ -122,15 +129,64 @@ def own_calls(session: Session, steps: int = 100) -> list[Counter[tuple[str, str
     return found
 
 
+def outlets() -> dict[str, dict[str, Any]]:
+    """The arguments of `autolog()`: for what the courier does, and for a function with conditions on every step."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    rules = ("divergence", "loss>1e6", "grad_norm>1e6")
+    alerts = alerts_of("json://127.0.0.1:9/hook")  # nobody listens there
+    return {
+        "nothing": {},
+        "outlets": {"alerts": alerts, "prometheus_port": port, "mirrors": mirrors_of("tensorboard:runs/")},
+        "function": {"alerts": alerts_of(Alert(lambda _: None, rules=rules))},
+    }
+
+
+def outlets_seconds(name: str, blocks: int, given: dict[str, Any]) -> list[tuple[float, float]]:
+    """What a watched step takes, and by how much one of a session with more settings takes longer, block by block."""
+    with watching(name) as plain, watching(name, **given) as other:
+        trainings = []
+        for session in (plain, other):
+            trainings.append(Small())
+            session.resume()
+            trainings[-1].seconds(WARM)
+            session.pause()
+        found = []
+        for block in range(blocks):
+            taken = [0.0, 0.0]
+            for at in ((0, 1), (1, 0))[block % 2]:
+                session = (plain, other)[at]
+                session.resume()
+                taken[at] = trainings[at].seconds(STEPS)
+                session.pause()
+            found.append((taken[0], taken[1] - taken[0]))
+    return found
+
+
+def print_outlets(names: list[str], blocks: int) -> None:
+    """A line for each variant, and one for the noise of each."""
+    print(f"{'variant':<10}{'added':<9}{'us a step':>11}{'quartiles':>14}{'more':>7}")
+    for name in names:
+        for added, given in outlets().items():
+            cost = outlets_seconds(name, blocks, given)
+            low, middle, high = statistics.quantiles((1e6 * each for _, each in cost), n=4)
+            before = 1e6 * statistics.median(each for each, _ in cost)
+            print(f"{name:<10}{added:<9}{before:>11.0f}{f'{low:.0f}..{high:.0f}':>14}{middle:>+7.0f}", flush=True)
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--only", nargs="*", choices=list(VARIANTS), default=list(VARIANTS))
     parser.add_argument("--blocks", type=int, default=40)
     parser.add_argument("--profile", nargs="*", choices=list(VARIANTS), default=[], help="list the calls of a step")
+    parser.add_argument("--outlets", action="store_true", help="compare with and without alerts, Prometheus, mirrors")
     options = parser.parse_args()
     torch.set_num_threads(1)
     os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
     os.chdir(tempfile.mkdtemp(prefix="small-step-"))
+    if options.outlets:
+        print_outlets(options.only, options.blocks)
+        return
     print(
         f"{'variant':<10}{'own calls':>10}{'mean':>8}{'files':>7}{'us a step':>11}{'quartiles':>14}{'bare':>6}"
         f"{'of 10 ms':>10}"
@@ -154,11 +210,18 @@ def main() -> None:
 
 def with_session(name: str, measure: Callable[[Session], Any]) -> Any:
     """What is measured with a session of a variant, that ends afterwards."""
-    session = Session(Settings(strict=True, exclusive=True, silent=True, **VARIANTS[name]))
+    with watching(name) as session:
+        return measure(session)
+
+
+@contextmanager
+def watching(name: str, **more: Any) -> Iterator[Session]:
+    """A session of a variant, paused; it ends afterwards."""
+    session = Session(Settings(strict=True, exclusive=True, silent=True, **VARIANTS[name], **more))
     session.install()
     session.pause()
     try:
-        return measure(session)
+        yield session
     finally:
         session.stop()
 

@@ -39,11 +39,11 @@ def open_run(
     if opening.resumed and place.state == "live":
         writer.resume()
     delivered.section, delivered.offset = place.section, place.offset
+    writer.set_tags(opening.tags)  # the name of the run may be one of them
     page = run_page(delivered.run_id, uri)
     delivered.run_name, delivered.command = page.name, page.command
     delivered.url = "" if page.command else page.url
     delivered.save()
-    writer.set_tags(opening.tags)
     return writer, place
 
 

@@ -148,8 +148,10 @@ def _not_rescued(deciding: Episode, episodes: Sequence[Episode]) -> str:
 
 
 def _rescued(episodes: Sequence[Episode]) -> bool:
-    """Whether a rollback helped: nothing critical is left, and rollbacks were not given up."""
-    lasting = any(each.severity is Severity.CRITICAL and each.recovered is False for each in episodes)
+    """Whether a rollback helped: nothing critical is left that none undid, and rollbacks were not given up."""
+    undone = max(((each.attempt, each.end) for each in episodes if each.kind == Rollback.kind), default=(-1, -1))
+    critical = (each for each in episodes if each.severity is Severity.CRITICAL and each.recovered is False)
+    lasting = any((each.attempt, each.end) > undone for each in critical)
     kinds = {each.kind for each in episodes}
     return Rollback.kind in kinds and GiveUp.kind not in kinds and not lasting
 

@@ -113,11 +113,11 @@ class TrainingOutput:
         with self._lock:
             if event.kind == "rollback":
                 said = self._said_of_rollback(event)
-                self._held.clear()
+                self._forget_held()
                 self._troubles.answered(event.step)
                 self.warn("%s", said)
             elif event.kind == "give_up":  # it says what was found, too
-                self._held.clear()
+                self._forget_held()
                 self._say(event)
             elif may_act and self._troubles.is_instability(event):
                 self._held.append(_Held(event, self._readings, time.monotonic()))
@@ -136,9 +136,6 @@ class TrainingOutput:
         """Say all findings that wait: no step comes soon."""
         with self._lock:
             self._release(lambda _: True)
-            if self._timer is not None:
-                self._timer.cancel()
-                self._timer = None
 
     def _said_of_rollback(self, event: Event) -> str:
         """All of it; in short where its reason was said before, because that came so much earlier."""
@@ -155,8 +152,16 @@ class TrainingOutput:
         back = f"Rolled back from step {event.step} to step {target:.0f} ({counted(int(lost), 'step')} lost)"
         return f"{back} after the {after}.{now}"
 
+    def _forget_held(self) -> None:
+        self._held.clear()
+        if self._timer is not None:
+            self._timer.cancel()
+            self._timer = None
+
     def _release(self, due: Callable[[_Held], bool]) -> None:
         said = [each for each in self._held if due(each)]
+        if len(said) == len(self._held):
+            self._forget_held()
         self._held = [each for each in self._held if not due(each)]
         for reading in dict.fromkeys(each.reading for each in said):
             events = [each.event for each in said if each.reading == reading]

@@ -107,12 +107,36 @@ def with_gaps_told(history: RunHistory, left_out: Sequence[str]) -> RunHistory:
 def with_metrics_of_the_script(history: RunHistory, metrics: Iterable[Metric]) -> RunHistory:
     """The history with what the script logged itself; a metric that we measured or heard too is marked as the same."""
     ours = {metric.series.signal: metric.name for metric in history.metrics}
+    numbers, begins = _begins(history.metrics)
     theirs = []
     for each in metrics:
         if parse_key(each.name) is None:
             same = ours.get(each.series.signal) or _heard_as(each, history.of("val_loss"))
-            theirs.append(replace(each, meaning=replace(each.meaning, duplicate_of=same)))
+            series = _in_attempts(each.series, numbers, begins)
+            theirs.append(replace(each, meaning=replace(each.meaning, duplicate_of=same), series=series))
     return replace(history, metrics=(*history.metrics, *theirs))
+
+
+def _begins(metrics: Iterable[Metric]) -> tuple[NDArray[np.int64], NDArray[np.float64]]:
+    """The attempts of a record, and when the first value of each was measured."""
+    first: dict[int, float] = {}
+    for series in (metric.series for metric in metrics if len(metric.series)):
+        for at in (0, *(np.flatnonzero(np.diff(series.attempts)) + 1).tolist()):
+            number, time = int(series.attempts[at]), float(series.times[at])
+            first[number] = min(time, first.get(number, time))
+    numbers = sorted(first)
+    return np.array(numbers, np.int64), np.array([first[each] for each in numbers], np.float64)
+
+
+def _in_attempts(series: Series, numbers: NDArray[np.int64], begins: NDArray[np.float64]) -> Series:
+    """What the script logged, by the attempts of the record: of a rollback a script that only counts on knows nothing.
+
+    All in one attempt, its values would reach across every rollback, which would look like a restart.
+    """
+    if len(numbers) < 2 or series.attempts.any() or not (np.diff(begins) > 0).all():
+        return series
+    at = np.searchsorted(begins, series.times, side="right") - 1
+    return replace(series, attempts=np.maximum.accumulate(numbers[np.maximum(at, 0)]))
 
 
 def _heard_as(metric: Metric, heard: Sequence[Metric]) -> str:

@@ -62,6 +62,15 @@ def test_a_rollback_that_did_not_help_is_no_recovery(later: Episode, expected: s
     assert outcome([DIVERGED, BACK, later]) == expected
 
 
+def test_what_a_rollback_undid_is_not_left_though_it_lasted_until_then() -> None:
+    lasted = replace(DIVERGED, recovered=False, end=210)
+    later = episode("loss_spike", 400, Severity.WARNING, attempt=1)
+    found = [lasted, BACK, later]
+    assert outcome_of(found, [READING], "", measured=True, last_attempt=1) == "recovered"
+    left = replace(later, severity=Severity.CRITICAL, kind="gradient_explosion", recovered=False)
+    assert outcome_of([lasted, BACK, left], [READING], "", measured=True, last_attempt=1) == "unstable"
+
+
 def test_trouble_that_passed_by_itself_is_no_recovery_of_ours() -> None:
     assert outcome([DIVERGED]) == "unstable"
 

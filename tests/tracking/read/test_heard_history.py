@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mlflow_stability.diagnosis.curves.curves import starts_of
 from mlflow_stability.tracking.read.recorded_history import with_metrics_of_the_script
 from mlflow_stability.vocabulary import Series, Signal
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
@@ -51,6 +54,32 @@ def test_one_that_goes_by_another_place_by_now_is_known_by_its_values() -> None:
 
 def test_one_that_was_never_heard_stands_for_itself() -> None:
     assert duplicates(recorded(loss=[3.0, 2.0]), val_loss=[0.5]) == {"val_loss": ""}
+
+
+def rolled_back() -> RunHistory:
+    """Recorded at each second, rolled back after the fourth."""
+    loss = metric("loss", Meaning("loss", known=True), [3.0, 2.0, 8.0, 9.0, 2.5, 2.0])
+    return replace(
+        recorded(),
+        metrics=(replace(loss, series=replace(loss.series, attempts=np.array([0, 0, 0, 0, 1, 1]))),),
+    )
+
+
+def test_what_the_script_logged_is_parted_where_the_training_was_rolled_back() -> None:
+    theirs = metric("my/error", meanings_of(["my/error"])["my/error"], [5.0, 4.0, 9.0, 9.5, 4.0, 3.0])
+    late = replace(theirs.series, times=theirs.series.times + 0.5)  # logged when the step was over
+    found = with_metrics_of_the_script(rolled_back(), [replace(theirs, series=late)])
+    assert found.metrics[-1].series.attempts.tolist() == [0, 0, 0, 0, 1, 1]
+    assert starts_of(found) == {0: 0, 1: 0}, "a rollback is no restart"
+
+
+def test_what_the_script_logged_stays_whole_where_no_time_says_when() -> None:
+    history = rolled_back()
+    (loss,) = history.metrics
+    untimed = replace(history, metrics=(replace(loss, series=replace(loss.series, times=np.zeros(6))),))
+    theirs = metric("my/error", meanings_of(["my/error"])["my/error"], [5.0, 4.0, 9.0])
+    found = with_metrics_of_the_script(untimed, [theirs])
+    assert found.metrics[-1].series.attempts.tolist() == [0, 0, 0]
 
 
 @given(st.lists(st.floats(0.1, 9.0), min_size=1, max_size=6), st.lists(st.floats(0.1, 9.0), max_size=3))
