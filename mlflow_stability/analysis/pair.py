@@ -23,7 +23,7 @@ from mlflow_stability.diagnosis.two_runs import (
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
-from mlflow_stability.vocabulary.result.comparison import Parting
+from mlflow_stability.vocabulary.result.comparison import FirstDifference
 from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
 from mlflow_stability.vocabulary.run.run_card import RunCard
 from mlflow_stability.vocabulary.run.run_history import RunHistory
@@ -33,7 +33,7 @@ from mlflow_stability.vocabulary.run.run_history import RunHistory
 class Pair:
     """What is known of two runs beside what their cards say."""
 
-    parting: Parting | None = None
+    parting: FirstDifference | None = None
     layers: tuple[LayersBeside, ...] = ()
     lacking: tuple[str, ...] = ()
     """What could not be laid beside each other, and why."""
@@ -43,14 +43,14 @@ def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None, curves: A
     """The two, in the order of the cards; nothing for any other number of them."""
     if len(cards) != 2 or not all(card.readable for card in cards):
         return Pair()
-    from mlflow_stability.diagnosis.two_runs import parting_of
+    from mlflow_stability.diagnosis.two_runs import first_difference_of
 
     first, second = cards
     rulers = rulers_of(first, second)
     try:
         one, courses = _read(first, tracking_uri, None if rulers is None else rulers[0], curves)
         other, theirs = _read(second, tracking_uri, None if rulers is None else rulers[1], curves)
-        parting = parting_of(one, other)
+        parting = first_difference_of(one, other)
         if rulers is None:
             return Pair(parting)
         names = (first.name or first.source, second.name or second.source)

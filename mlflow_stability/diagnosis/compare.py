@@ -13,7 +13,7 @@ from mlflow_stability.diagnosis.baseline_gate import gate_of
 from mlflow_stability.diagnosis.cohort import cohort_of, in_order_of_stability, spike_rate_of
 from mlflow_stability.diagnosis.parameters.parameter_difference import differences_of
 from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
-from mlflow_stability.vocabulary.result.comparison import Compared, Comparison, Parting
+from mlflow_stability.vocabulary.result.comparison import Compared, Comparison, FirstDifference
 from mlflow_stability.vocabulary.run.run_card import RunCard
 
 
@@ -21,7 +21,7 @@ def comparison_of(
     cards: Sequence[RunCard],
     *,
     baseline: RunCard | None = None,
-    parting: Parting | None = None,
+    parting: FirstDifference | None = None,
     layers: Sequence[LayersBeside] = (),
     asked: int | None = None,
     interrupted: bool = False,

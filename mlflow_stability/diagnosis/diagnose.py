@@ -42,8 +42,8 @@ from mlflow_stability.diagnosis.rules.scores import no_worse_than_sure
 from mlflow_stability.diagnosis.verdict import (
     in_words_of_the_log,
     limits_of,
+    loss_that_stopped,
     outcome_of,
-    silence_of,
     single_loss,
     verdict_of,
 )
@@ -73,7 +73,7 @@ def _concluded(history: RunHistory, detectors: Sequence[Detector] | None) -> Dia
     shown = sorted(drawn if resumed is None else joined(drawn), key=lambda curve: curve.part)[:MOST_CURVES]
     readings = tuple(reading for curve in shown if (reading := reading_of(curve)) is not None)
     measured = any(not curve.game for curve in (*curves.losses, *curves.validations))
-    silence = silence_of(history)
+    silence = loss_that_stopped(history)
     outcome = outcome_of(episodes, readings, history.outcome, measured=measured and not silence, last_attempt=resumed)
     episodes = with_lines(with_affected_layers(episodes, history, starts_of(history)), history, starts_of(history))
     episodes = with_fitting_remedies(with_causes(episodes, history, curves), history)

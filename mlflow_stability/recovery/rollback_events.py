@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 
-from mlflow_stability.recovery.decisions import Decision
+from mlflow_stability.recovery.rollback_decisions import Decision
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 ROLLBACK = "rollback"
@@ -29,11 +29,11 @@ def rollback_event(
     *,
     seconds: float,
     attempt: int,
-    returns: int,
+    rollbacks: int,
     time: float = 0.0,
     learning_rate: float = math.nan,
 ) -> Event:
-    """We went back. `attempt` is the one that ends with it, `returns` how often we went back, this time included.
+    """We went back. `attempt` is the one that ends with it, `rollbacks` how often we went back, this time included.
 
     `learning_rate`: that of the next step, where it is known.
     """
@@ -62,7 +62,7 @@ def rollback_event(
             "onset": float(decision.onset),
             "steps_lost": float(lost),
             "seconds": seconds,
-            "rollbacks": float(returns),
+            "rollbacks": float(rollbacks),
             **({"learning_rate_share": share} if share < 1 else {}),
             **({"learning_rate": learning_rate} if known else {}),
         },
@@ -87,7 +87,7 @@ def no_checkpoints_event(split: str, step: int) -> Event:
     )
 
 
-def not_restored_event(decision: Decision, step: int, why: str, *, returns: int, torn: str = "") -> Event:
+def not_restored_event(decision: Decision, step: int, why: str, *, rollbacks: int, torn: str = "") -> Event:
     """We wanted to go back and could not; `torn` says what is neither as it was nor as it should be, if anything is."""
     now = torn or f"Nothing was changed: weights, buffers and optimizer state are those of step {step}."
     return Event(
@@ -96,7 +96,7 @@ def not_restored_event(decision: Decision, step: int, why: str, *, returns: int,
         Severity.CRITICAL,
         f"Rollback from step {step} to step {decision.target} failed ({why}). {now} No further rollbacks; "
         f"broken steps are still skipped. Reason for the rollback: {decision.reason}",
-        evidence={"onset": float(decision.onset), "rollbacks": float(returns)},
+        evidence={"onset": float(decision.onset), "rollbacks": float(rollbacks)},
         remedies=(
             "Restart from a checkpoint with restore(model, optimizer, run_id=...).",
             "Build models and optimizers once, with the same ones in all processes.",
@@ -119,7 +119,7 @@ def give_up_event(
     step: int,
     *,
     attempt: int,
-    returns: int,
+    rollbacks: int,
     time: float = 0.0,
     ends: bool = False,
     remedies: tuple[str, ...] = IN_GENERAL,
@@ -133,7 +133,7 @@ def give_up_event(
         GIVE_UP,
         Severity.CRITICAL if decision.final else Severity.WARNING,
         f"No rollback at step {step}: {decision.reason}{after}",
-        evidence={"onset": float(decision.onset), "rollbacks": float(returns)},
+        evidence={"onset": float(decision.onset), "rollbacks": float(rollbacks)},
         remedies=remedies,
         attempt=attempt,
         time=time,

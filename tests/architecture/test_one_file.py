@@ -62,11 +62,11 @@ CAUSE = '''
 """Looks for the cause in the calendar."""
 
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not
 from mlflow_stability.diagnosis.causes.context import Surroundings
 
 
-def calendar_look(around: Surroundings) -> Look:
+def calendar_look(around: Surroundings) -> CheckResult:
     """Whether it was a Friday."""
     if around.history.params.get("day") != "Friday":
         return is_not("the calendar: no Friday")

@@ -9,7 +9,7 @@ from diagnosis.cards import card_of_loss, diverging, history_of_loss
 from diagnosis.histories import falling
 
 from mlflow_stability.diagnosis.compare import comparison_of
-from mlflow_stability.diagnosis.two_runs.first_difference import parting_of
+from mlflow_stability.diagnosis.two_runs.first_difference import first_difference_of
 from mlflow_stability.vocabulary.measured.layers_beside import BrokenAt, Farthest, LayersBeside
 from mlflow_stability.vocabulary.result.comparison import Comparison
 from mlflow_stability.vocabulary.run.run_card import RunCard
@@ -21,7 +21,7 @@ HOSTILE = "<script>alert('x')</script>| a_b *c* \x1b[31m =1+1"
 def two() -> Comparison:
     one, other = falling(600), diverging(seed=1)
     cards = [card_of_loss(one, "calm", lr=0.1, seed=1), card_of_loss(other, "wild", lr=3, seed=2)]
-    parting = parting_of(history_of_loss(one, "calm", seed=1), history_of_loss(other, "wild", seed=2))
+    parting = first_difference_of(history_of_loss(one, "calm", seed=1), history_of_loss(other, "wild", seed=2))
     return comparison_of(cards, baseline=cards[0], parting=parting)
 
 

@@ -11,7 +11,7 @@ from rich.console import Console
 
 from mlflow_stability.analysis.diagnose import diagnose
 from mlflow_stability.cli.commands.demo_trainings import train
-from mlflow_stability.cli.commands.demo_view import Story, show
+from mlflow_stability.cli.commands.demo_view import DemoOutcome, show
 from mlflow_stability.cli.kit.options import journal_root
 from mlflow_stability.cli.kit.output import present
 from mlflow_stability.cli.kit.terminal import notes_console
@@ -49,11 +49,11 @@ def command(steps: int) -> None:
     notes = notes_console()
     if notes.is_terminal:
         notes.print(f"Training a tiny GPT three times, {steps} steps each, for under a minute ...")
-    story = told(steps, notes)
-    present(lambda out: show(out, story))
+    outcome = told(steps, notes)
+    present(lambda out: show(out, outcome))
 
 
-def told(steps: int, notes: Console) -> Story:
+def told(steps: int, notes: Console) -> DemoOutcome:
     """Train, and read back what was recorded."""
     began = time.monotonic()
     trainings = train(steps, notes)
@@ -72,4 +72,4 @@ def told(steps: int, notes: Console) -> Story:
         page = run_page(run_id)
     journal = journal_root()
     left = journal if journal.is_dir() else None
-    return Story(trainings, troubles_in(steps), seconds, diagnosis, events, page, folder, left)
+    return DemoOutcome(trainings, troubles_in(steps), seconds, diagnosis, events, page, folder, left)

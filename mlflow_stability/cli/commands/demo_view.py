@@ -33,7 +33,7 @@ ACTS = ("rollback", "step_skipped")
 
 
 @dataclass(frozen=True, slots=True)
-class Story:
+class DemoOutcome:
     """Everything there is to show."""
 
     trainings: Trainings
@@ -49,17 +49,17 @@ class Story:
     """The journal folder, where it is still there."""
 
 
-def show(out: TerminalWriter, story: Story) -> None:
+def show(out: TerminalWriter, outcome: DemoOutcome) -> None:
     """All of it."""
     out.rule("mlflow-stability demo")
-    out.console.print(out.text(_what_was_done(story)))
-    out.section("Injected faults", _troubles(out, story.troubles))
-    _show_table(out, story)
-    for training in story.trainings.all:
+    out.console.print(out.text(_what_was_done(outcome)))
+    out.section("Injected faults", _troubles(out, outcome.troubles))
+    _show_table(out, outcome)
+    for training in outcome.trainings.all:
         _show_curve(out, training)
-    out.section("What the autopilot did", _acts(out, story))
-    show_gist(out, story.diagnosis, "Diagnosis (mlflow-stability diagnose)")
-    _show_way(out, story)
+    out.section("What the autopilot did", _acts(out, outcome))
+    show_gist(out, outcome.diagnosis, "Diagnosis (mlflow-stability diagnose)")
+    _show_way(out, outcome)
 
 
 def final_of(training: Training) -> float:
@@ -75,11 +75,11 @@ def dead_from(training: Training) -> int | None:
     return after if after <= len(training.losses) else None
 
 
-def _what_was_done(story: Story) -> str:
-    one = story.trainings.twin
+def _what_was_done(outcome: DemoOutcome) -> str:
+    one = outcome.trainings.twin
     return (
         f"A GPT of {one.parameters:,} parameters was trained three times side by side, with the same weights "
-        f"and the same batches: {len(one.losses)} steps each, {story.seconds:.0f} s in all. Two of them have "
+        f"and the same batches: {len(one.losses)} steps each, {outcome.seconds:.0f} s in all. Two of them have "
         "the same faults."
     )
 
@@ -90,21 +90,21 @@ def _troubles(out: TerminalWriter, troubles: Troubles) -> Iterator[tuple[Text, T
     yield out.text(f"step {troubles.empty}"), out.text("Empty batch: only padding, so the mean loss is 0 / 0 = NaN.")
 
 
-def _show_table(out: TerminalWriter, story: Story) -> None:
+def _show_table(out: TerminalWriter, outcome: DemoOutcome) -> None:
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("training", no_wrap=True)
     table.add_column("final loss", no_wrap=True, justify="right")
     table.add_column("result", overflow="fold")
-    became = (_of_the_twin(), _of_the_bare(story), _of_the_rescued(story))
-    for training, (said, style) in zip(story.trainings.all, became, strict=True):
+    became = (_of_the_twin(), _of_the_bare(outcome), _of_the_rescued(outcome))
+    for training, (said, style) in zip(outcome.trainings.all, became, strict=True):
         table.add_row(out.text(training.title), out.text(number_text(final_of(training))), out.text(said, style))
     out.console.print(Padding(table, (1, 0, 0, 0)))
-    out.console.print(out.text(_what_final_means(story), "dim"))
+    out.console.print(out.text(_what_final_means(outcome), "dim"))
 
 
-def _what_final_means(story: Story) -> str:
+def _what_final_means(outcome: DemoOutcome) -> str:
     """Two numbers are shown for the end of a loss: each has its name."""
-    count = last_part(np.array(story.trainings.twin.losses))
+    count = last_part(np.array(outcome.trainings.twin.losses))
     return f"Final loss: median of the last {count} steps. The diagnosis below gives the loss of the last step."
 
 
@@ -112,19 +112,19 @@ def _of_the_twin() -> tuple[str, str]:
     return "No problems.", "green"
 
 
-def _of_the_bare(story: Story) -> tuple[str, str]:
-    dead = dead_from(story.trainings.bare)
-    end = _end(story.trainings.bare, story.trainings.twin)
+def _of_the_bare(outcome: DemoOutcome) -> tuple[str, str]:
+    dead = dead_from(outcome.trainings.bare)
+    end = _end(outcome.trainings.bare, outcome.trainings.twin)
     return (f"Dead: {end}." if dead is not None else f"{end}."), "bold red"
 
 
-def _of_the_rescued(story: Story) -> tuple[str, str]:
-    back = [event for event in story.events if event.kind == "rollback"]
-    skipped = max((event.evidence.get("skipped_steps", 0.0) for event in story.events), default=0.0)
+def _of_the_rescued(outcome: DemoOutcome) -> tuple[str, str]:
+    back = [event for event in outcome.events if event.kind == "rollback"]
+    skipped = max((event.evidence.get("skipped_steps", 0.0) for event in outcome.events), default=0.0)
     lost = sum(event.evidence.get("steps_lost", 0.0) for event in back)
     done = [f"Rolled back {times(len(back))} ({counted(int(lost), 'step')} lost)"] if back else []
     done += [f"{counted(int(skipped), 'step')} skipped"] if skipped else []
-    end = _end(story.trainings.rescued, story.trainings.twin)
+    end = _end(outcome.trainings.rescued, outcome.trainings.twin)
     return ", ".join([*done, end[:1].lower() + end[1:] if done else end]) + ".", "green"
 
 
@@ -150,8 +150,8 @@ def _show_curve(out: TerminalWriter, training: Training) -> None:
         out.console.print(Text(line, "cyan", no_wrap=True))
 
 
-def _acts(out: TerminalWriter, story: Story) -> Iterator[tuple[Text, Text]]:
-    for event in story.events:
+def _acts(out: TerminalWriter, outcome: DemoOutcome) -> Iterator[tuple[Text, Text]]:
+    for event in outcome.events:
         if event.kind in ACTS:
             yield out.text(f"step {event.step}"), out.text(event.message)
 
@@ -178,15 +178,15 @@ def _left_on_disk(journal: Path | None) -> list[str]:
     ]
 
 
-def _show_way(out: TerminalWriter, story: Story) -> None:
+def _show_way(out: TerminalWriter, outcome: DemoOutcome) -> None:
     """How to go on; commands and addresses are never broken over lines, so that they can be copied."""
-    run_id = story.diagnosis.source
+    run_id = outcome.diagnosis.source
     ways = {
-        "Report": [_report(story.reports)],
+        "Report": [_report(outcome.reports)],
         "Full diagnosis": [f"mlflow-stability diagnose {run_id}"],
         "All steps, in Python": [f'mlflow_stability.load_run("{run_id}")'],
-        "Run in MLflow": [each for each in (story.page.command, story.page.url) if each],
-        "Left on disk": _left_on_disk(story.journal),
+        "Run in MLflow": [each for each in (outcome.page.command, outcome.page.url) if each],
+        "Left on disk": _left_on_disk(outcome.journal),
     }
     for title, lines in ((title, lines) for title, lines in ways.items() if lines):
         out.console.print(Padding(out.text(title, "bold"), (1, 0, 0, 0)))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter
 
-from mlflow_stability.courier.streams.run_summary import Story, events_in_words
+from mlflow_stability.courier.streams.run_summary import RunSummary, events_in_words
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.tracking.write.run_description import section_of
 from mlflow_stability.vocabulary.result.event import Severity
@@ -19,7 +19,7 @@ SHOWN = {"loss": "loss", "grad_norm": "gradient norm", "learning_rate": "learnin
 FOUND = frozenset({Severity.CRITICAL.name, Severity.WARNING.name})
 
 
-def live_description(story: Story, findings: Counter[str]) -> str:
+def live_description(story: RunSummary, findings: Counter[str]) -> str:
     """The section of a run that is being trained."""
     how = events_in_words(findings) if any(findings[each] for each in FOUND) else "healthy"
     back = f", rolled back {times(story.rollbacks)}" if story.rollbacks else ""
@@ -29,7 +29,7 @@ def live_description(story: Story, findings: Counter[str]) -> str:
     return section_of(f"running, step {story.last_step:,}{back}, {how}", [*said, figures(story)])
 
 
-def figures(story: Story) -> str:
+def figures(story: RunSummary) -> str:
     """The newest values: ``loss 0.53 · gradient norm 1.2 · 1 rollback``."""
     values = {words: story.value(quantity) for quantity, words in SHOWN.items()}
     said = [f"{words} {value:.4g}" for words, value in values.items() if value is not None]

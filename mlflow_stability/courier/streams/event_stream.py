@@ -16,7 +16,7 @@ from pathlib import Path
 from statistics import median
 
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.streams.run_summary import Story
+from mlflow_stability.courier.streams.run_summary import RunSummary
 from mlflow_stability.detectors.reported.endings import Stall
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.follower import JournalFollower
@@ -114,7 +114,7 @@ class EventStream:
     def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
         self.done = False
         self.hurried = False
-        self.story = Story(delivered.offset)
+        self.story = RunSummary(delivered.offset)
         self.concluded = False
         self.reached = 0
         """The place up to which the journal was heard."""

@@ -16,7 +16,7 @@ from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOL
 from mlflow_stability.vocabulary.text.phrases import counted
 
 
-class Story:
+class RunSummary:
     """Told record by record; steps are those that the run counts."""
 
     def __init__(self, offset: int) -> None:

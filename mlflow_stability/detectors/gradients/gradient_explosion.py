@@ -26,7 +26,7 @@ from mlflow_stability.vocabulary.text.phrases import sigmas
 class Norms:
     """What has been seen so far."""
 
-    gate: EpisodeFilter = field(default_factory=EpisodeFilter)
+    episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
     begun: Beginning = field(default_factory=Beginning)
     high: int = 0
     """For how many steps in a row the norm has stood high."""
@@ -114,8 +114,8 @@ class GradientExplosion(Detector):
             state.high = 0
             if point.finite:
                 state.begun.take(point.value)
-            if state.gate.said and point.finite:
-                state.gate.quiet(self.calm_steps)
+            if state.episode_filter.said and point.finite:
+                state.episode_filter.quiet(self.calm_steps)
             return state, None
         limit = self._exceeded(state, point)
         if limit is None:
@@ -123,7 +123,7 @@ class GradientExplosion(Detector):
         huge = point.value >= self.critical_norm and point.value >= point.center * self.critical_rise
         evidence = {"grad_norm": point.value, "level": point.center, "z": z, "limit": limit}
         severity = severity_of(self, evidence, Severity.CRITICAL if huge else Severity.WARNING)
-        if not state.gate.speaks(severity):
+        if not state.episode_filter.speaks(severity):
             return state, None
         row = f" for {state.high} steps in a row" if state.high >= self.row else ""
         return state, finding(

@@ -20,7 +20,7 @@ class LayerNorms:
     """What has been seen so far."""
 
     round: LayerRound = field(default_factory=LayerRound)
-    gate: EpisodeFilter = field(default_factory=EpisodeFilter)
+    episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
     begun: dict[str, Beginning] = field(default_factory=dict)
     """Of each layer."""
 
@@ -86,10 +86,10 @@ class LayerExplosion(Detector):
                 state.begun.setdefault(each.place, Beginning()).take(each.value)
         jumped = [each for each in layers if self._jumped(each) and state.begun[each.place].matters(each.value)]
         if not jumped:
-            if state.gate.said:
-                state.gate.quiet(self.calm_rounds)
+            if state.episode_filter.said:
+                state.episode_filter.quiet(self.calm_rounds)
             return state, None
-        if not state.gate.speaks(self.severities[-1]):
+        if not state.episode_filter.speaks(self.severities[-1]):
             return state, None
         worst = max(jumped, key=lambda each: each.value / each.center)
         others = f"; {len(jumped)} of {len(layers)} layers jumped together" if len(jumped) > 1 else ""

@@ -23,7 +23,7 @@ class Patterns:
     reading: CodeReading = field(default_factory=CodeReading)
     row: int = 0
     """In how many measurements in a row there have been too few codes."""
-    gate: EpisodeFilter = field(default_factory=EpisodeFilter)
+    episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,13 +75,13 @@ class SdrCollapse(Detector):
         share = reading.unique_share
         if not share < self.unique:
             state.row = 0
-            state.gate.quiet(1)
+            state.episode_filter.quiet(1)
             return state, None
         state.row += 1
         bits = reading.values.get("sdr_active_bits", 0.0)
         evidence = {"sdr_unique_ratio": share, "limit": self.unique, "active_bits": bits}
         severity = severity_of(self, evidence)
-        if state.row < self.rounds or not state.gate.speaks(severity):
+        if state.row < self.rounds or not state.episode_filter.speaks(severity):
             return state, None
         where = f" of {point.place}" if point.place else ""
         return state, finding(

@@ -31,7 +31,7 @@ from mlflow_stability.vocabulary.text.phrases import sigmas
 class Course:
     """What has been seen so far."""
 
-    gate: EpisodeFilter = field(default_factory=EpisodeFilter)
+    episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
     high: int = 0
     """The last steps as bits, the newest lowest: 1 for a loss that stood high."""
     beyond: deque[float] = field(default_factory=deque)
@@ -142,9 +142,9 @@ class Divergence(Detector):
         event = None
         if high and state.high.bit_count() >= self.high_steps:
             event = self._leap(state, point)
-        elif not high and state.gate.said and state.risen_from is None:
-            state.gate.quiet(self.calm_steps)
-        if state.onset is not None and not state.gate.said:
+        elif not high and state.episode_filter.said and state.risen_from is None:
+            state.episode_filter.quiet(self.calm_steps)
+        if state.onset is not None and not state.episode_filter.said:
             state.onset = None
         if not logarithmic or point.players:
             if state.slow.means:
@@ -172,7 +172,7 @@ class Divergence(Detector):
         if state.onset is not None:
             evidence["onset"] = float(state.onset)
         severity = severity_of(self, evidence)
-        if not state.gate.speaks(severity):
+        if not state.episode_filter.speaks(severity):
             return None
         state.onset = point.step - self.of_steps if state.onset is None else state.onset
         threshold = self.threshold if point.logarithmic else self.threshold_of_differences
@@ -214,7 +214,7 @@ class Divergence(Detector):
         evidence = {"loss": now, "level": then, "rise": share, **evidence}
         worst = Severity.CRITICAL if risen >= math.log(self.slow_critical_rise) else Severity.WARNING
         severity = severity_of(self, evidence, worst)
-        if not state.gate.speaks(severity):
+        if not state.episode_filter.speaks(severity):
             return None
         return finding(
             self,

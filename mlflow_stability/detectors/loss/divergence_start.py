@@ -35,7 +35,7 @@ class Start:
     """The first step of that row."""
     over: bool = False
     """Whether there is nothing to look at any more: the start is over."""
-    gate: EpisodeFilter = field(default_factory=EpisodeFilter)
+    episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +126,7 @@ class DivergenceStart(Detector):
             "onset": float(state.onset),
         }
         severity = severity_of(self, evidence)
-        if not state.gate.speaks(severity):
+        if not state.episode_filter.speaks(severity):
             return None
         return finding(
             self,

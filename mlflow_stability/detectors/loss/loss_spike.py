@@ -26,7 +26,7 @@ from mlflow_stability.vocabulary.text.phrases import sigmas
 class Spikes:
     """What has been seen so far."""
 
-    gate: EpisodeFilter = field(default_factory=EpisodeFilter)
+    episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
     restart: RateRestart = field(default_factory=RateRestart)
     begun: Beginning = field(default_factory=Beginning)
     waiting: Point | None = None
@@ -114,12 +114,12 @@ class LossSpike(Detector):
         if z < self.calm_below:
             if point.quantity == "loss" and point.finite:
                 state.begun.take(point.value)
-            if state.gate.said and point.finite and point.quantity == "loss":
-                state.gate.quiet(self.calm_steps)
+            if state.episode_filter.said and point.finite and point.quantity == "loss":
+                state.episode_filter.quiet(self.calm_steps)
             return state, None
         if point.quantity != "loss":
             return state, self._with_gradient(state, point)
-        state.waiting, state.gate.calm = None, 0
+        state.waiting, state.episode_filter.calm = None, 0
         if self.threshold_alone:
             return state, self._spike(state, point, None) if z >= self.threshold else None
         if state.restart.excuses(point.step):
@@ -166,7 +166,7 @@ class LossSpike(Detector):
             limit, also = self._together(point), f"; gradient norm {sigmas(gradient_z)} above its baseline"
         evidence["limit"] = limit
         severity = severity_of(self, evidence, Severity.CRITICAL if huge else Severity.WARNING)
-        if not state.gate.speaks(severity):
+        if not state.episode_filter.speaks(severity):
             return None
         return finding(
             self,

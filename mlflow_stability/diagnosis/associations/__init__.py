@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 from mlflow_stability.diagnosis.associations.association_tests import corrected, p_value_of
-from mlflow_stability.diagnosis.associations.associations import Found, associations_of
+from mlflow_stability.diagnosis.associations.associations import AssociationResult, associations_of
 from mlflow_stability.diagnosis.associations.confounding import rank_correlation
 
-__all__ = ["Found", "associations_of", "corrected", "p_value_of", "rank_correlation"]
+__all__ = ["AssociationResult", "associations_of", "corrected", "p_value_of", "rank_correlation"]

@@ -40,7 +40,7 @@ MOST = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class AssociationResult:
     """What was looked at, and what of it is associated with instability."""
 
     associations: tuple[Association, ...] = ()
@@ -70,14 +70,14 @@ class _Candidate:
         return self.by_run < UNLIKELY and self.by_setting < UNLIKELY_OF_SETTINGS
 
 
-def associations_of(cards: Sequence[RunCard]) -> Found:
+def associations_of(cards: Sequence[RunCard]) -> AssociationResult:
     """The parameters that are associated with instability."""
     judged = tuple(card for card in cards if card.unstable is not None)
     watched = watched_of(judged)
     features, left_out = features_of(judged)
     few = _too_few(len(judged), int(watched.troubled.sum()), len(features))
     if few:
-        return Found((), tuple(features), judged, undecided=True, cannot_tell=(few,))
+        return AssociationResult((), tuple(features), judged, undecided=True, cannot_tell=(few,))
     groups = put_together(features, len(np.unique(watched.settings)))
     by_setting = watched.repeated and len(groups) > 1  # with one alone, its values are the settings
     first = _candidates(groups, watched, [], by_setting)
@@ -87,7 +87,7 @@ def associations_of(cards: Sequence[RunCard]) -> Found:
     doubtful = _doubtful(rest, watched, taken)
     associations = tuple(each for each, _ in named)
     cannot_tell = (*doubtful, *left_out)
-    return Found(associations, tuple(features), judged, watched, bool(doubtful), warnings, cannot_tell)
+    return AssociationResult(associations, tuple(features), judged, watched, bool(doubtful), warnings, cannot_tell)
 
 
 def _too_few(runs: int, unstable: int, features: int) -> str:

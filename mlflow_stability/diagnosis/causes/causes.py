@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase, causes, checks_of, excluded, symptoms
-from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Check, Look, is_not, not_seen
+from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Check, CheckResult, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, surroundings_of
 from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR, said_of
 from mlflow_stability.diagnosis.curves.curves import RunCurves
@@ -65,7 +65,7 @@ class Looked:
     """An episode, and all that was looked at for it."""
 
     episode: Episode
-    looks: list[Look]
+    looks: list[CheckResult]
 
 
 def _cause_of(
@@ -145,14 +145,14 @@ def _led_to(earlier: Episode, later: Episode, reach: float) -> bool:
 
 def looks_at(
     episode: Episode, history: RunHistory, curves: RunCurves, attempts: RunAttempts | None = None
-) -> list[Look]:
+) -> list[CheckResult]:
     """All that is looked at for one episode."""
     around = surroundings_of(episode, history, curves, attempts)
     settings = settings_of(history)
     return [admitted(check.look(around), around, settings) for check in checks_of(episode.kind)]
 
 
-def admitted(look: Look, around: Surroundings, settings: RecordedSettings) -> Look:
+def admitted(look: CheckResult, around: Surroundings, settings: RecordedSettings) -> CheckResult:
     """A look's result, if what is known of the run allows it: no cause comes later than what it explains, and none is
     named that the recorded settings exclude.
     """

@@ -19,7 +19,7 @@ CERTAINTIES = ("certain", "likely", "possible")
 
 
 @dataclass(frozen=True, slots=True)
-class Look:
+class CheckResult:
     """The result; exactly one of the three is filled."""
 
     cause: Cause | None = None
@@ -57,7 +57,7 @@ class CauseDocumentation:
 class Check:
     """One place to look for causes."""
 
-    look: Callable[[Surroundings], Look]
+    look: Callable[[Surroundings], CheckResult]
     asked: Mapping[Symptom, int]
     """For which symptoms, and where among the others: of causes of the same certainty the first is believed."""
     finds: frozenset[str] = frozenset()
@@ -72,17 +72,17 @@ def is_it(
     certainty: str = "likely",
     place: str = "",
     remedies: tuple[str, ...] = (),
-) -> Look:
+) -> CheckResult:
     """This is the cause; ``since``: the step from which on its evidence is seen, None for what has none of its own."""
     said = tuple(each for each in evidence if each)
-    return Look(Cause(name, statement, said, certainty=certainty, place=place, since=since, remedies=remedies))
+    return CheckResult(Cause(name, statement, said, certainty=certainty, place=place, since=since, remedies=remedies))
 
 
-def is_not(sentence: str) -> Look:
+def is_not(sentence: str) -> CheckResult:
     """This was shown not to be it."""
-    return Look(ruled_out=sentence)
+    return CheckResult(ruled_out=sentence)
 
 
-def not_seen(sentence: str) -> Look:
+def not_seen(sentence: str) -> CheckResult:
     """Nobody can know."""
-    return Look(unseen=sentence)
+    return CheckResult(unseen=sentence)

@@ -14,12 +14,12 @@ from mlflow_stability.detectors.loss.overfitting import Overfitting
 from mlflow_stability.detectors.loss.plateau import Plateau
 from mlflow_stability.detectors.loss.repeated_data import RepeatedData
 from mlflow_stability.detectors.reported.endings import WAYS_TO_END
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.diagnosis.curves.chance_level import chance_of, classes_in
 
 
-def chance_look(around: Surroundings) -> Look:
+def chance_look(around: Surroundings) -> CheckResult:
     """Whether the model does no better than guessing."""
     last = around.episode.evidence.get("last", math.nan)
     named = classes_in(around.history.params)
@@ -38,7 +38,7 @@ def chance_look(around: Surroundings) -> Look:
     return is_not(f"chance level: loss {shown(last)} matches none of the usual numbers of classes")
 
 
-def memorising_look(around: Surroundings) -> Look:
+def memorising_look(around: Surroundings) -> CheckResult:
     """A validation loss that rises while the training loss falls is its own evidence."""
     evidence = around.episode.evidence
     best, last, step = evidence.get("best"), evidence.get("last"), evidence.get("best_step")
@@ -53,7 +53,7 @@ def memorising_look(around: Surroundings) -> Look:
     )
 
 
-def end_look(around: Surroundings) -> Look:
+def end_look(around: Surroundings) -> CheckResult:
     """How the process ended is known, not concluded."""
     detail = around.history.outcome_detail
     said = {
@@ -66,7 +66,7 @@ def end_look(around: Surroundings) -> Look:
     return is_it(name, said.get(around.episode.kind, around.episode.message), detail, since=None, certainty="certain")
 
 
-def repeated_data_look(around: Surroundings) -> Look:
+def repeated_data_look(around: Surroundings) -> CheckResult:
     """Whether one batch comes again and again: the loss lost its noise, and falls."""
     loss, episode = around.loss, around.episode
     if loss is None:
@@ -94,7 +94,7 @@ def repeated_data_look(around: Surroundings) -> Look:
     )
 
 
-def deaf_look(around: Surroundings) -> Look:
+def deaf_look(around: Surroundings) -> CheckResult:
     """Whether the loss lost its noise because the output does not depend on the input any more."""
     if around.loss is None or around.episode.kind != "repeated_data":
         return not_seen("constant output: no loss was logged")

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.gradients.gradient_vanishing import GradientVanishing
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import RECENT, Surroundings, norms_before, shown, split, usual_of
 from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer, last_layer_with_gradient
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
@@ -35,7 +35,7 @@ MOSTLY = 0.6
 """This share of the steps at least went up."""
 
 
-def accumulation_look(around: Surroundings) -> Look:
+def accumulation_look(around: Surroundings) -> CheckResult:
     """Whether gradients pile up because nothing clears them between steps."""
     loss, norm = around.loss, around.norm
     if loss is None or norm is None or not around.every_step or not np.array_equal(loss.steps, norm.steps):
@@ -100,7 +100,7 @@ FEWEST = 16
 """With fewer gradient norms before, nobody knows what is usual."""
 
 
-def explosion_look(around: Surroundings) -> Look:
+def explosion_look(around: Surroundings) -> CheckResult:
     """Whether the gradients exploded before the loss did."""
     if around.norm is None:
         return not_seen("gradient norm: not logged")
@@ -128,7 +128,7 @@ def explosion_look(around: Surroundings) -> Look:
     return is_not(f"gradient explosion: norm {shown(lowest)} to {shown(highest)} just before (baseline {shown(usual)})")
 
 
-def growth_look(around: Surroundings) -> Look:
+def growth_look(around: Surroundings) -> CheckResult:
     """Whether the gradient norm grew long before, too gradually to stand out just before."""
     grown = _growth(around)
     if grown is None:
@@ -151,7 +151,7 @@ def _growth(around: Surroundings) -> Episode | None:
     return next((each for each in found if each.start <= around.latest), None)
 
 
-def vanishing_look(around: Surroundings) -> Look:
+def vanishing_look(around: Surroundings) -> CheckResult:
     """Whether there was no gradient left to learn from."""
     lost = around.episode if around.episode.kind == "gradient_vanishing" and around.episode.place else None
     layer = None if lost is None else last_layer_with_gradient(around)

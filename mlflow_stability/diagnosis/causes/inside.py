@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mlflow_stability.detectors.engine.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.diagnosis.causes.weights import setting_look
 from mlflow_stability.diagnosis.curves.curves import Curve
@@ -136,7 +136,7 @@ SIGNS = (
 )
 
 
-def inside_look(around: Surroundings) -> Look:
+def inside_look(around: Surroundings) -> CheckResult:
     """What had gone wrong inside the model before it showed."""
     episode, seen = around.episode, False
     for sign in SIGNS:
@@ -175,7 +175,7 @@ def _curves(around: Surroundings, quantity: str) -> Sequence[Curve]:
     return found
 
 
-def _never_looked(around: Surroundings) -> Look | None:
+def _never_looked(around: Surroundings) -> CheckResult | None:
     """A layer all of whose heads looked at one place in every measurement so far."""
     layers: dict[str, list[float]] = {}
     for curve in around.of("attention_entropy"):
@@ -197,7 +197,7 @@ def _never_looked(around: Surroundings) -> Look | None:
     )
 
 
-def _right_after(around: Surroundings) -> Look | None:
+def _right_after(around: Surroundings) -> CheckResult | None:
     """What was as before in the last measurement before, and ill in the next, which lies nearer to the beginning.
 
     It went wrong somewhere between the two, so that it may have begun before the trouble did: possible, and no more.
@@ -239,7 +239,7 @@ class Ends:
 
 def _worst(
     sign: Sign, ends: Sequence[Ends | None], curves: Sequence[Curve], began: int | None = None
-) -> tuple[Look | None, int]:
+) -> tuple[CheckResult | None, int]:
     """The place where it is worst, if it is anywhere, and of how many places it is known; ``began``: before it did."""
     known = [(curve, pair) for curve, pair in zip(curves, ends, strict=True) if pair is not None]
     ill = [(curve, pair) for curve, pair in known if sign.ill(pair.first, pair.last)]

@@ -21,7 +21,7 @@ from mlflow_stability.detectors.engine.detector import Point
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import LEAST_RISE, RateRestart
 from mlflow_stability.detectors.optimizer.learning_rate_jump import LearningRateJump
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, Surroundings, shown
 from mlflow_stability.diagnosis.causes.step_size import lower_by, step_size_look
 from mlflow_stability.diagnosis.curves.curves import Curve, curves_of
@@ -106,7 +106,7 @@ ENDS = 5
 Values = NDArray[np.float64]
 
 
-def learning_rate_look(around: Surroundings) -> Look:
+def learning_rate_look(around: Surroundings) -> CheckResult:
     """What the learning rate did before something broke."""
     resumed = _since_the_resume(around)
     if resumed is not None:
@@ -124,7 +124,7 @@ def learning_rate_look(around: Surroundings) -> Look:
     return _risen(around, rate, values) or _too_high(around, rate, values) or _tolerated(around, rate, values)
 
 
-def rate_too_low_look(around: Surroundings) -> Look:
+def rate_too_low_look(around: Surroundings) -> CheckResult:
     """Whether nothing could move for want of a learning rate."""
     every = [rate for rate in around.rates if rate.finite.any()]
     if not every:
@@ -136,7 +136,7 @@ def rate_too_low_look(around: Surroundings) -> Look:
     return is_not(f"learning rate too low: it reached {shown(top)}")
 
 
-def rate_too_high_look(around: Surroundings) -> Look:
+def rate_too_high_look(around: Surroundings) -> CheckResult:
     """Whether nothing is learned because steps are too large, where the loss stands still from the beginning."""
     highest = _highest(around, around.latest)
     if highest is None or around.loss is None:
@@ -166,7 +166,7 @@ def _highest(around: Surroundings, step: int) -> tuple[Curve, Values] | None:
     return max(rates, key=lambda each: float(each[1].max()), default=None)
 
 
-def _since_the_resume(around: Surroundings) -> Look | None:
+def _since_the_resume(around: Surroundings) -> CheckResult | None:
     """Whether the learning rate was another one before the resume after which it began.
 
     A setting, which the resume should have kept, and no measurement: so it is compared across the resume.
@@ -192,7 +192,7 @@ def _since_the_resume(around: Surroundings) -> Look | None:
     return None
 
 
-def _jumped(around: Surroundings) -> Look | None:
+def _jumped(around: Surroundings) -> CheckResult | None:
     """Whether it jumped just before, as the detector of jumps defines it."""
     start = around.episode.start
     for rate in around.rates:
@@ -211,7 +211,7 @@ def _jumped(around: Surroundings) -> Look | None:
     return None
 
 
-def _risen(around: Surroundings, rate: Curve, values: Values) -> Look | None:
+def _risen(around: Surroundings, rate: Curve, values: Values) -> CheckResult | None:
     """Whether it was rising when it began, and higher than ever before."""
     now, finite = float(values[-1]), rate.steps[rate.finite]
     higher = _tolerated_later(around, rate, WENT_ON * now)
@@ -261,7 +261,7 @@ def _climb(values: Values) -> int:
     return int(fell[-1]) + 1 if len(fell) else 0
 
 
-def _too_high(around: Surroundings, rate: Curve, values: Values) -> Look | None:
+def _too_high(around: Surroundings, rate: Curve, values: Values) -> CheckResult | None:
     """Whether it was too high from the start, or for the optimizer."""
     episode, now, adam = around.episode, float(values[-1]), is_adam(around.history)
     top = float(rate.values[rate.finite].max())
@@ -303,7 +303,7 @@ def _too_high(around: Surroundings, rate: Curve, values: Values) -> Look | None:
     return None
 
 
-def _tolerated(around: Surroundings, rate: Curve, values: Values) -> Look:
+def _tolerated(around: Surroundings, rate: Curve, values: Values) -> CheckResult:
     """Whether the training had learned at such a rate: then it is not that; otherwise nobody knows."""
     said = f"learning rate: {_course(values)}"
     restart = restart_before(rate, around.episode.start)

@@ -15,7 +15,7 @@ from dataclasses import replace
 from math import isfinite
 
 from mlflow_stability.detectors.engine.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.diagnosis.causes.one_batch import sudden_look, unsound_before, value_at
 from mlflow_stability.vocabulary.result.event import Event
@@ -79,7 +79,7 @@ NAMES = {
 """What it is where that with which the operation was done was broken already."""
 
 
-def origin_look(around: Surroundings) -> Look:
+def origin_look(around: Surroundings) -> CheckResult:
     """Where the first number that is not finite was born."""
     origin = origin_near(around)
     if origin is None:
@@ -88,10 +88,10 @@ def origin_look(around: Surroundings) -> Look:
     exact = any(each.startswith(("operation.", "from.input")) for each in origin.evidence)
     if look.cause is None or not exact or look.cause.name == "damaged_weights":
         return look
-    return Look(replace(look.cause, remedies=origin.remedies))
+    return CheckResult(replace(look.cause, remedies=origin.remedies))
 
 
-def _of_its_source(around: Surroundings, origin: Event) -> Look:
+def _of_its_source(around: Surroundings, origin: Event) -> CheckResult:
     source = source_of(origin)
     sound = not unsound_before(around)
     evidence = _inputs(origin)
@@ -110,7 +110,7 @@ def _of_its_source(around: Surroundings, origin: Event) -> Look:
     return _of_the_forward_pass(around, origin, sound)
 
 
-def one_step_look(around: Surroundings) -> Look:
+def one_step_look(around: Surroundings) -> CheckResult:
     """Whether it was one batch out of a sound training, and if so, what in the model or the loss could not bear it."""
     batch, origin = sudden_look(around), origin_near(around)
     if origin is None:
@@ -122,11 +122,11 @@ def one_step_look(around: Surroundings) -> Look:
         return batch
     if born.name == "overflow":  # large numbers in, larger ones out: whether they were the batch's is not known
         evidence = (*batch.cause.evidence, said_of(origin.message))
-        return Look(replace(batch.cause, evidence=evidence, place=born.place, remedies=born.remedies))
-    return Look(replace(born, evidence=(*born.evidence, *batch.cause.evidence)))
+        return CheckResult(replace(batch.cause, evidence=evidence, place=born.place, remedies=born.remedies))
+    return CheckResult(replace(born, evidence=(*born.evidence, *batch.cause.evidence)))
 
 
-def hardware_look(around: Surroundings) -> Look:
+def hardware_look(around: Surroundings) -> CheckResult:
     """Whether the same batch gave finite numbers the second time."""
     looked = [each for each in around.said("broken_batch") if near(around, each)]
     if not looked or "finite_again" not in looked[0].evidence:
@@ -142,7 +142,7 @@ def hardware_look(around: Surroundings) -> Look:
     return is_not("hardware: the same batch was non-finite again when run a second time")
 
 
-def _of_the_forward_pass(around: Surroundings, origin: Event, sound: bool) -> Look:
+def _of_the_forward_pass(around: Surroundings, origin: Event, sound: bool) -> CheckResult:
     evidence = origin.evidence
     largest = max((abs(evidence[key]) for key in ("input.least", "input.greatest") if key in evidence), default=0.0)
     given = _modest_batch(around)

@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine.finding_type import Symptom
 from mlflow_stability.detectors.optimizer.loss_scale_collapse import LossScaleCollapse
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, norms_before, shown, usual_norm
 from mlflow_stability.diagnosis.causes.nan_origin import origin_near, overflowed, range_of, source_of
 from mlflow_stability.diagnosis.curves.curves import Curve
@@ -22,7 +22,7 @@ IN_A_ROW = 3
 """So many steps in a row that break do so whatever their batch is."""
 
 
-def overflow_look(around: Surroundings) -> Look:
+def overflow_look(around: Surroundings) -> CheckResult:
     """Whether something became infinite before anything became NaN."""
     origin = origin_near(around)
     if origin is not None:
@@ -47,7 +47,7 @@ def overflow_look(around: Surroundings) -> Look:
     return is_not(f"overflow: no infinity in {named or 'the logged values'} before the first NaN at step {start}")
 
 
-def _where_it_was_born(origin: Event) -> Look:
+def _where_it_was_born(origin: Event) -> CheckResult:
     """What the operation that made the first number that is not finite says of it."""
     if overflowed(origin):
         return not_seen("overflow: see the origin of the NaN")
@@ -59,7 +59,7 @@ def _where_it_was_born(origin: Event) -> Look:
     return not_seen("overflow: inputs of the operation are unknown")
 
 
-def gradient_first_look(around: Surroundings) -> Look:
+def gradient_first_look(around: Surroundings) -> CheckResult:
     """Whether the gradient norm was not finite while the loss still was."""
     if around.norm is None or around.loss is None:
         return not_seen("gradient norm: not logged" if around.norm is None else "loss: not logged")
@@ -106,7 +106,7 @@ def _row_of_broken(norm: Curve, first: int) -> int:
     return int(whole[0]) if len(whole) else len(values)
 
 
-def loss_scale_look(around: Surroundings) -> Look:
+def loss_scale_look(around: Surroundings) -> CheckResult:
     """Whether the loss scale was collapsing, as it does when gradients overflow in half precision again and again."""
     if around.scale is None:
         return not_seen("loss scale: not logged")
@@ -130,7 +130,7 @@ def loss_scale_look(around: Surroundings) -> Look:
     return is_not(f"loss scale: {shown(float(before[-1]))}, lowered {cuts} times in the {len(before)} points before")
 
 
-def _raised(around: Surroundings, before: NDArray[np.float64]) -> Look | None:
+def _raised(around: Surroundings, before: NDArray[np.float64]) -> CheckResult | None:
     """Whether the scale was raised again and again until gradients that were no larger than usual overflowed."""
     if around.scale is None or len(before) < 2:
         return None

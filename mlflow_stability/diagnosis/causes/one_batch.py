@@ -10,7 +10,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlflow_stability.detectors.engine.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import LOOKED_AT, Surroundings, norms_before, shown, usual_norm
 from mlflow_stability.diagnosis.curves.curves import Curve
 
@@ -30,7 +30,7 @@ AFTERWARDS = 3
 """So many steps after one that was skipped must be as usual to clear the weights."""
 
 
-def bad_batch_look(around: Surroundings) -> Look:
+def bad_batch_look(around: Surroundings) -> CheckResult:
     """Whether it was one batch: a spike of a step or a few that came back by itself, or a leap within one step."""
     episode, loss = around.episode, around.loss
     if loss is None:
@@ -66,7 +66,7 @@ def bad_batch_look(around: Surroundings) -> Look:
     return is_it("bad_batch", said, *evidence, since=episode.start)
 
 
-def sudden_look(around: Surroundings) -> Look:
+def sudden_look(around: Surroundings) -> CheckResult:
     """Whether it came out of a sound training within one step, and went with the batch."""
     loss, step = around.loss, around.episode.start
     if loss is None or loss.quantity == "val_loss":
@@ -86,7 +86,7 @@ def sudden_look(around: Surroundings) -> Look:
     return _cleared(around, usual, span)
 
 
-def _leap(around: Surroundings, value: float, usual: float, span: float) -> Look:
+def _leap(around: Surroundings, value: float, usual: float, span: float) -> CheckResult:
     step, norm = around.episode.start, around.norm
     evidence = [f"the step before was normal: {_of_the_step_before(around)}"]
     if norm is not None:
@@ -118,7 +118,7 @@ def _last_of_the_leap(around: Surroundings, usual: float, span: float) -> int:
     return int(loss.steps[place + width - 1]) if width > 1 and len(back) and float(back.max()) < span else step
 
 
-def _cleared(around: Surroundings, usual: float, span: float) -> Look:
+def _cleared(around: Surroundings, usual: float, span: float) -> CheckResult:
     """Whether the step was skipped and the weights were found sound by the batches after it."""
     step, loss = around.episode.start, around.loss
     if loss is None or not any(each.step == step for each in around.said("step_skipped")):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlflow_stability.detectors.engine.finding_type import Symptom
-from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, Look, is_it, is_not, not_seen
+from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
@@ -28,7 +28,7 @@ IN_A_ROW = 3
 """So many batches in a row that all break are not bad batches."""
 
 
-def decay_look(around: Surroundings) -> Look:
+def decay_look(around: Surroundings) -> CheckResult:
     """Whether the weights shrank away under a weight decay."""
     norms = next((each for each in around.of("param_norm") if not each.place), None)
     if norms is None or len(norms.steps) < 2:
@@ -57,7 +57,7 @@ def decay_look(around: Surroundings) -> Look:
     return is_not(f"weight decay: weight norm {shown(then)} before, {shown(now)} after")
 
 
-def setting_look(around: Surroundings) -> Look:
+def setting_look(around: Surroundings) -> CheckResult:
     """Whether a setting of the training was changed just before."""
     changes = _changes(around)
     if around.history.events is None:
@@ -75,7 +75,7 @@ def setting_look(around: Surroundings) -> Look:
     )
 
 
-def damage_look(around: Surroundings) -> Look:
+def damage_look(around: Surroundings) -> CheckResult:
     """Whether every batch breaks on weights that had worked until the step before."""
     loss, start = around.loss, around.episode.start
     if loss is None or not around.every_step:
@@ -105,7 +105,7 @@ def damage_look(around: Surroundings) -> Look:
     )
 
 
-def overwritten_look(around: Surroundings) -> Look:
+def overwritten_look(around: Surroundings) -> CheckResult:
     """Whether the weights jumped by more than the optimizer can change them."""
     start = around.episode.start
     jumps, seen = [], ""

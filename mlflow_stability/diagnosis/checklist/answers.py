@@ -14,7 +14,7 @@ import numpy as np
 from mlflow_stability.detectors.catalog import DETECTORS
 from mlflow_stability.detectors.engine.gradient_flow import BAND, gradient_flow
 from mlflow_stability.diagnosis.causes.context import shown
-from mlflow_stability.diagnosis.checklist.question import Answer, Case, Found
+from mlflow_stability.diagnosis.checklist.question import Answer, AnswerFunction, Case
 from mlflow_stability.diagnosis.curves.curves import Curve
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
@@ -30,35 +30,35 @@ HEALTHY_FLOW = 0.9
 """Share of layers in the band below which gradients do not flow."""
 
 
-def found(*kinds: str) -> Answer:
+def found(*kinds: str) -> AnswerFunction:
     """Whether the run has a finding of these types; those before the trouble come first."""
     needed = {name for each in DETECTORS if each.kind in kinds for name in each.quantities} - EVERY_RUN_HAS
 
-    def answer(case: Case) -> Found:
+    def answer(case: Case) -> Answer:
         mine = sorted(of_kinds(case, *kinds), key=lambda each: (each.start > case.around.episode.end, -each.severity))
         if mine:
             others = f" {counted(len(mine) - 1, 'more finding')} of this sort." if len(mine) > 1 else ""
             said = capitalised(mine[0].message)
-            return Found(f"{said}{others}", "bad" if mine[0].severity >= Severity.WARNING else "unknown")
+            return Answer(f"{said}{others}", "bad" if mine[0].severity >= Severity.WARNING else "unknown")
         measured = any(metric.meaning.quantity in needed for metric in case.around.history.metrics)
         if needed and not measured:
-            return Found(f"No data: {_listed(needed)} not logged.", "unknown")
-        return Found(f"No finding of {_listed(kinds)}.", "ok")
+            return Answer(f"No data: {_listed(needed)} not logged.", "unknown")
+        return Answer(f"No finding of {_listed(kinds)}.", "ok")
 
     return answer
 
 
-def change(quantity: str, noun: str, *, rise: float = inf, fall: float = 0.0) -> Answer:
+def change(quantity: str, noun: str, *, rise: float = inf, fall: float = 0.0) -> AnswerFunction:
     """How a metric changed when the trouble began; bad where it rose or fell by these factors."""
 
-    def answer(case: Case) -> Found:
+    def answer(case: Case) -> Answer:
         courses = [each for curve in case.around.of(quantity) if (each := _course(case, curve)) is not None]
         if not courses:
-            return Found(f"No data: {noun} not logged.", "unknown")
+            return Answer(f"No data: {noun} not logged.", "unknown")
         worst = max(courses, key=lambda each: each.severity(rise, fall))
         bad = [each for each in courses if each.is_bad(rise, fall)]
         others = f" {len(bad) - 1} more changed as much." if len(bad) > 1 else ""
-        return Found(f"{worst.said(noun)}{others}", "bad" if bad else "ok")
+        return Answer(f"{worst.said(noun)}{others}", "bad" if bad else "ok")
 
     return answer
 
@@ -111,122 +111,122 @@ def _course(case: Case, curve: Curve) -> _Course | None:
     return _Course(curve.place, before, float(curve.values[at]), int(curve.steps[at]))
 
 
-def setting(names: str, noun: str) -> Answer:
+def setting(names: str, noun: str) -> AnswerFunction:
     """What was set, without a judgement of it; ``names``: a pattern for the last part of the parameter's key."""
     pattern = re.compile(names, re.IGNORECASE)
 
-    def answer(case: Case) -> Found:
+    def answer(case: Case) -> Answer:
         params = case.around.history.params
         said = [(key, value) for key, value in params.items() if pattern.fullmatch(re.split(r"[./]", key)[-1])]
         if not said:
-            return Found(f"No data: {noun} not recorded.", "unknown")
+            return Answer(f"No data: {noun} not recorded.", "unknown")
         told = ", ".join(f"{re.split(r'[./]', key)[-1]} = {value}" for key, value in said[:4])
-        return Found(f"{told}.", "unknown")
+        return Answer(f"{told}.", "unknown")
 
     return answer
 
 
-def reported(noun: str, *kinds: str) -> Answer:
+def reported(noun: str, *kinds: str) -> AnswerFunction:
     """What the recording reported of itself beside findings."""
 
-    def answer(case: Case) -> Found:
+    def answer(case: Case) -> Answer:
         if case.around.history.events is None:
-            return Found(f"No data: a log does not record {noun}.", "unknown")
+            return Answer(f"No data: a log does not record {noun}.", "unknown")
         said = case.around.said(*kinds)
         near = min(said, key=lambda each: abs(each.step - case.around.episode.start), default=None)
         if near is None:
-            return Found(f"No {noun} recorded.", "ok")
+            return Answer(f"No {noun} recorded.", "ok")
         others = f" {len(said) - 1} more." if len(said) > 1 else ""
-        return Found(f"{capitalised(near.message)}{others}", "bad")
+        return Answer(f"{capitalised(near.message)}{others}", "bad")
 
     return answer
 
 
-def by_hand(_case: Case) -> Found:
+def by_hand(_case: Case) -> Answer:
     """What only a look by hand shows."""
-    return Found("No data: a run does not show this.", "unknown")
+    return Answer("No data: a run does not show this.", "unknown")
 
 
-def flow(case: Case) -> Found:
+def flow(case: Case) -> Answer:
     """The gradient flow at the trouble: the share of layers with a healthy gradient norm."""
     courses = [_course(case, each) for each in case.around.of("grad_norm") if not of_the_whole(each.place)]
     norms = {each.place: each.at for each in courses if each is not None}
     if len(norms) < 2:
-        return Found("No data: gradient norms of layers not logged.", "unknown")
+        return Answer("No data: gradient norms of layers not logged.", "unknown")
     score = gradient_flow(norms.values())
     least = min(norms, key=norms.__getitem__)
     said = (
         f"Gradient flow {score:.0%}: {round(score * len(norms))} of {len(norms)} layers within a factor of {BAND:g} of "
         f"the median norm; smallest: {least} {shown(norms[least])}."
     )
-    return Found(said, "ok" if score >= HEALTHY_FLOW else "bad")
+    return Answer(said, "ok" if score >= HEALTHY_FLOW else "bad")
 
 
-def clipping(case: Case) -> Found:
+def clipping(case: Case) -> Answer:
     """Whether gradients are clipped, and at which norm."""
     limit = settings_of(case.around.history).max_norm
     if limit is not None:
         share = case.around.of("clip_fraction")
         clipped = f" {share[0].values[share[0].finite].mean():.0%} of the steps were clipped." if share else ""
-        return Found(f"Yes, at a norm of {shown(limit)}.{clipped}", "ok")
+        return Answer(f"Yes, at a norm of {shown(limit)}.{clipped}", "ok")
     if "no clipping" in case.around.history.tags.get("stability.grad_norm", ""):
-        return Found("Gradients were not clipped.", "bad")
-    return Found("No data: clipping not recorded.", "unknown")
+        return Answer("Gradients were not clipped.", "bad")
+    return Answer("No data: clipping not recorded.", "unknown")
 
 
-def warm_up(case: Case) -> Found:
+def warm_up(case: Case) -> Answer:
     """How the learning rate began."""
     rates = [each for each in case.around.rates if each.finite.any()]
     if not rates:
-        return Found("No data: the learning rate was not logged.", "unknown")
+        return Answer("No data: the learning rate was not logged.", "unknown")
     began = case.around.episode.start if case.around.episode.kind else int(rates[0].steps[-1]) + 1
     known = rates[0].finite & ((rates[0].steps < began) | (rates[0].steps == rates[0].steps[0]))
     values, steps = rates[0].values[known], rates[0].steps[known]
     if not len(values):
-        return Found("No data: the learning rate was not logged before it.", "unknown")
+        return Answer("No data: the learning rate was not logged before it.", "unknown")
     highest = int(np.argmax(values >= 0.99 * values.max()))
     if highest:
         said = f"It rose from {shown(float(values[0]))} to {shown(float(values.max()))} by step {int(steps[highest])}."
-        return Found(said, "ok")
+        return Answer(said, "ok")
     said = f"No warm-up: the rate was at its highest, {shown(float(values.max()))}, from step {int(steps[0])} on."
-    return Found(said, "bad" if case.around.is_early and case.around.episode.kind else "ok")
+    return Answer(said, "bad" if case.around.is_early and case.around.episode.kind else "ok")
 
 
-def rate_left(case: Case) -> Found:
+def rate_left(case: Case) -> Answer:
     """How much of its highest value the learning rate had when it began."""
     rates = [each.values[each.finite] for each in case.around.rates if each.finite.any()]
     if not rates:
-        return Found("No data: the learning rate was not logged.", "unknown")
+        return Answer("No data: the learning rate was not logged.", "unknown")
     highest = float(max(each.max() for each in rates))
     ours = [case.around.before(each) for each in case.around.rates]
     now = max((float(each[-1]) for each in ours if len(each)), default=float(rates[0][0]))
     share = now / highest if highest > 0 else 0.0
     said = f"It was {shown(now)}, {share:.2%} of its highest value {shown(highest)}."
-    return Found(said, "bad" if share < 0.01 else "ok")
+    return Answer(said, "bad" if share < 0.01 else "ok")
 
 
-def gap(case: Case) -> Found:
+def gap(case: Case) -> Answer:
     """How far the validation loss is above the training loss at the end."""
     read = {"val_loss": case.around.of("val_loss"), "loss": case.around.of("loss")}
     ends = {name: [each.values[each.finite] for each in curves if each.finite.any()] for name, curves in read.items()}
     if not ends["val_loss"] or not ends["loss"]:
-        return Found("No data: training and validation loss were not both logged.", "unknown")
+        return Answer("No data: training and validation loss were not both logged.", "unknown")
     val, train = float(ends["val_loss"][0][-1]), float(np.median(ends["loss"][0][-MOST_POINTS:]))
     first = float(ends["val_loss"][0][0]) - float(np.median(ends["loss"][0][:MOST_POINTS]))
     said = f"Validation {shown(val)}, training {shown(train)} at the end: a gap of {shown(val - train)}"
     wide = val - train > max(0.0, first) and val > 2 * train > 0
-    return Found(f"{said}; at the start {shown(first)}.", "bad" if wide else "ok")
+    return Answer(f"{said}; at the start {shown(first)}.", "bad" if wide else "ok")
 
 
-def spikes(case: Case) -> Found:
+def spikes(case: Case) -> Answer:
     """How often the loss spiked, and whether at even distances."""
     steps = [each.start for each in of_kinds(case, "loss_spike")]
     if len(steps) < 2:
-        return Found("It happened once." if steps else "No loss spike.", "unknown" if steps else "ok")
+        return Answer("It happened once." if steps else "No loss spike.", "unknown" if steps else "ok")
     apart = np.diff(steps)
     even = len(apart) > 1 and float(apart.max() - apart.min()) <= 0.1 * float(apart.mean())
     pace = f", every {float(apart.mean()):.0f} steps" if even else ""
-    return Found(f"{len(steps)} loss spikes{pace}, first at step {steps[0]}.", "bad")
+    return Answer(f"{len(steps)} loss spikes{pace}, first at step {steps[0]}.", "bad")
 
 
 def of_kinds(case: Case, *kinds: str) -> list[Episode]:

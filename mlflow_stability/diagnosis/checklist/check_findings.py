@@ -7,13 +7,13 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_stability.diagnosis.causes.check import Look
+from mlflow_stability.diagnosis.causes.check import CheckResult
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.diagnosis.causes.gradient import explosion_look, vanishing_look
 from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_look, rate_too_low_look
 from mlflow_stability.diagnosis.causes.numeric import loss_scale_look, overflow_look
 from mlflow_stability.diagnosis.checklist.batch_findings import birth_said, inputs_said, overflow_said
-from mlflow_stability.diagnosis.checklist.question import Case, Found, State
+from mlflow_stability.diagnosis.checklist.question import Answer, Case, State
 from mlflow_stability.diagnosis.curves.chance_level import chance_of
 from mlflow_stability.diagnosis.curves.curves import decoded
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
@@ -29,67 +29,67 @@ AT_FIRST = 5
 """So many points, first ones and last ones, tell it."""
 
 
-def locate(case: Case) -> Found:
+def locate(case: Case) -> Answer:
     """Where the first non-finite value appeared."""
     bad = _of(case.diagnosis, *NON_FINITE)
     if bad:
         seen = f"First seen in {bad[0].metric or 'the loss'}{_at(bad[0])} at step {bad[0].start}."
-        return Found(f"{seen} {birth_said(case.around)}".rstrip(), "bad")
-    return Found(*_finite(case.around))
+        return Answer(f"{seen} {birth_said(case.around)}".rstrip(), "bad")
+    return Answer(*_finite(case.around))
 
 
-def inputs(case: Case) -> Found:
+def inputs(case: Case) -> Answer:
     """Whether the batch was finite."""
     looked = inputs_said(case.around)
     if looked is not None:
-        return Found(looked[0], "ok" if looked[1] else "bad")
+        return Answer(looked[0], "ok" if looked[1] else "bad")
     said = f"No data: the inputs of step {case.around.episode.start} were not recorded."
-    return Found(said, "unknown")
+    return Answer(said, "unknown")
 
 
-def overflow(case: Case) -> Found:
+def overflow(case: Case) -> Answer:
     """Whether numbers overflowed first."""
     if not _of(case.diagnosis, *NON_FINITE):
-        return Found(*_finite(case.around))
+        return Answer(*_finite(case.around))
     born = overflow_said(case.around)
     if born is not None:
-        return Found(born[0], "bad" if born[1] else "ok")
+        return Answer(born[0], "bad" if born[1] else "ok")
     return _answer(overflow_look(case.around))
 
 
-def data(case: Case) -> Found:
+def data(case: Case) -> Answer:
     """Whether the loss spiked."""
     loss = case.around.whole_loss
     if loss is None:
-        return Found("No data: no loss was logged.", "unknown")
+        return Answer("No data: no loss was logged.", "unknown")
     spikes = [each for each in _of(case.diagnosis, "loss_spike") if each.severity >= Severity.WARNING]
     if spikes:
         listed = ", ".join(str(each.start) for each in spikes[:5]) + (", ..." if len(spikes) > 5 else "")
-        return Found(f"{len(spikes)} spike{'s' if len(spikes) > 1 else ''} of the loss, at step {listed}.", "bad")
-    return Found(f"No spike among the {len(loss.values)} points of {loss.name}.", "ok")
+        return Answer(f"{len(spikes)} spike{'s' if len(spikes) > 1 else ''} of the loss, at step {listed}.", "bad")
+    return Answer(f"No spike among the {len(loss.values)} points of {loss.name}.", "ok")
 
 
-def labels(case: Case) -> Found:
+def labels(case: Case) -> Answer:
     """Whether the loss left chance level."""
     if case.around.whole_loss is None or not case.around.whole_loss.finite.any():
-        return Found("No data: no loss was logged.", "unknown")
+        return Answer("No data: no loss was logged.", "unknown")
     values = case.around.whole_loss.values[case.around.whole_loss.finite]
     last = float(np.median(values[-max(1, len(values) // 10) :]))
     stuck = _of(case.diagnosis, "plateau")
     classes = chance_of(last) if last > 0 else 0
     if stuck:
         among = f", chance level for {classes} classes" if classes else ""
-        return Found(f"The loss stayed at {shown(last)}{among}.", "bad")
+        return Answer(f"The loss stayed at {shown(last)}{among}.", "bad")
     state: State = "ok" if last < values[0] else "unknown"
-    return Found(f"The loss changed from {shown(float(values[0]))} to {shown(last)}.", state)
+    return Answer(f"The loss changed from {shown(float(values[0]))} to {shown(last)}.", state)
 
 
-def gradients(case: Case) -> Found:
+def gradients(case: Case) -> Answer:
     """Whether gradients exploded or vanished."""
     seen = _of(case.diagnosis, "gradient_explosion", "gradient_vanishing")
     trouble = [each for each in seen if each.severity >= Severity.WARNING]
     if trouble:
-        return Found(trouble[0].message, "bad")
+        return Answer(trouble[0].message, "bad")
     look = vanishing_look(case.around)
     # The gradients of a training that has learned are small: that is no trouble of its own.
     lost = look.cause is not None and not _learned(case)
@@ -106,64 +106,64 @@ def _learned(case: Case) -> bool:
     return len(values) >= AT_FIRST and float(np.median(values[-AT_FIRST:])) < FALLEN * float(np.median(first))
 
 
-def learning_rate(case: Case) -> Found:
+def learning_rate(case: Case) -> Answer:
     """Whether the learning rate is a cause."""
     if case.around.episode.kind == "":
         rates = [rate.values[rate.finite] for rate in case.around.rates if rate.finite.any()]
         if not rates:
-            return Found("No data: the learning rate was not logged.", "unknown")
+            return Answer("No data: the learning rate was not logged.", "unknown")
         every = np.concatenate(rates)
-        return Found(f"Between {shown(float(every.min()))} and {shown(float(every.max()))}.", "ok")
+        return Answer(f"Between {shown(float(every.min()))} and {shown(float(every.max()))}.", "ok")
     low = rate_too_low_look(case.around)
     return _answer(low if low.cause is not None else learning_rate_look(case.around))
 
 
-def numerics(case: Case) -> Found:
+def numerics(case: Case) -> Answer:
     """Whether values were finite and the loss scale steady."""
     bad = _of(case.diagnosis, *NON_FINITE)
     if bad:
-        return Found(bad[0].message, "bad")
+        return Answer(bad[0].message, "bad")
     look = loss_scale_look(case.around)
     if look.cause is not None:
         return _answer(look)
     finding, state = _finite(case.around)
     scale = f" {sentence(look.ruled_out)}" if look.ruled_out else ""
-    return Found(finding + scale, state)
+    return Answer(finding + scale, state)
 
 
-def validation(case: Case) -> Found:
+def validation(case: Case) -> Answer:
     """Whether validation follows the training."""
     over = _of(case.diagnosis, "overfitting")
     if over:
-        return Found(over[0].message, "bad")
+        return Answer(over[0].message, "bad")
     validated = [
         each for each in case.diagnosis.curves if "val" in each.metric.lower() or "eval" in each.metric.lower()
     ]
     if not validated:
-        return Found("No data: no validation loss was logged.", "unknown")
+        return Answer("No data: no validation loss was logged.", "unknown")
     first = validated[0]
     best = f"{first.metric} was best, {shown(first.best)}, at step {first.best_step}"
-    return Found(f"{best}, and {shown(first.last)} at the end.", "ok")
+    return Answer(f"{best}, and {shown(first.last)} at the end.", "ok")
 
 
-def end(case: Case) -> Found:
+def end(case: Case) -> Answer:
     """How the process ended."""
     if not case.diagnosis.ended:
-        return Found("No data: the end of the process was not recorded.", "unknown")
+        return Answer("No data: the end of the process was not recorded.", "unknown")
     detail = f": {case.around.history.outcome_detail}" if case.around.history.outcome_detail else ""
     state: State = "ok" if case.diagnosis.ended in ("finished", "stopped", "running") else "bad"
-    return Found(f"{process_ended(case.diagnosis.ended)}{detail}.", state)
+    return Answer(f"{process_ended(case.diagnosis.ended)}{detail}.", state)
 
 
-def memory(case: Case) -> Found:
+def memory(case: Case) -> Answer:
     """Whether memory grew."""
     for metric in case.around.history.metrics:
         if "memory" in metric.meaning.quantity and len(metric.series) > 1:
             values = decoded(metric.series.values)
             grown = float(values[-1]) > 1.5 * float(values[0]) > 0
             said = f"{metric.name} changed from {shown(float(values[0]))} to {shown(float(values[-1]))}."
-            return Found(said, "bad" if grown else "ok")
-    return Found("No data: memory was not logged.", "unknown")
+            return Answer(said, "bad" if grown else "ok")
+    return Answer("No data: memory was not logged.", "unknown")
 
 
 def _of(diagnosis: Diagnosis, *kinds: str) -> list[Episode]:
@@ -184,7 +184,7 @@ def _finite(around: Surroundings) -> tuple[str, State]:
     return f"All {len(loss.values)} points of {loss.name} are finite.", "ok"
 
 
-def _answer(look: Look) -> Found:
+def _answer(look: CheckResult) -> Answer:
     if look.cause is not None:
-        return Found(look.cause.statement, "bad")
-    return Found(sentence(look.ruled_out or look.unseen), "ok" if look.ruled_out else "unknown")
+        return Answer(look.cause.statement, "bad")
+    return Answer(sentence(look.ruled_out or look.unseen), "ok" if look.ruled_out else "unknown")

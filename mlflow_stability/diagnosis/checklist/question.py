@@ -13,7 +13,7 @@ State = Literal["ok", "bad", "unknown"]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class Answer:
     """The answer to one question."""
 
     finding: str
@@ -28,7 +28,7 @@ class Case:
     diagnosis: Diagnosis
 
 
-Answer = Callable[[Case], Found]
+AnswerFunction = Callable[[Case], Answer]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,5 +38,5 @@ class Question:
     ask: str
     how: str
     """How to check it by hand."""
-    answer: Answer
+    answer: AnswerFunction
     """What a run shows of it."""

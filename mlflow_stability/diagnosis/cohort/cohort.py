@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mlflow_stability.diagnosis.associations import Found, associations_of
+from mlflow_stability.diagnosis.associations import AssociationResult, associations_of
 from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import sensitivity_of
 from mlflow_stability.diagnosis.cohort.seed_groups import FEWEST, groups_of_seeds, seed_groups_of, stopped_early
 from mlflow_stability.diagnosis.cohort.survival import survival_of
@@ -49,7 +49,7 @@ def cohort_of(cards: Sequence[RunCard]) -> Cohort | None:
     )
 
 
-def _tree(found: Found) -> Tree | None:
+def _tree(found: AssociationResult) -> Tree | None:
     """Over what is named; where nothing is, over everything, so as to say that it is no better than guessing."""
     named = {name for each in found.associations for name in each.params}
     asked = [each for each in found.features if each.name in named or not named]
@@ -60,7 +60,9 @@ def _tree(found: Found) -> Tree | None:
     return tree_of(asked, found.watched)
 
 
-def _parts(cards: Sequence[RunCard], groups: Sequence[SeedGroup], found: Found) -> Mapping[str, Sequence[RunCard]]:
+def _parts(
+    cards: Sequence[RunCard], groups: Sequence[SeedGroup], found: AssociationResult
+) -> Mapping[str, Sequence[RunCard]]:
     """By which parts time to divergence is looked at: repetitions where there are enough, else what was named first."""
     big = [group for group in groups if len(group.sources) >= FEWEST]
     if len(big) >= 2:
@@ -93,7 +95,7 @@ def _halves(feature: Feature, judged: Sequence[RunCard]) -> Mapping[str, Sequenc
     return {label: [card for card, is_in in zip(judged, side, strict=True) if is_in] for label, side in sides.items()}
 
 
-def _plots(found: Found) -> tuple[ParamPlot, ...]:
+def _plots(found: AssociationResult) -> tuple[ParamPlot, ...]:
     """Those that are named first, then the others: first what people choose."""
     named = [name for each in found.associations for name in each.params]
     order = sorted(found.features, key=lambda each: named.index(each.name) if each.name in named else len(named))

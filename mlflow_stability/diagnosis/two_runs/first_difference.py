@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 from mlflow_stability.diagnosis.cohort import main_curve
 from mlflow_stability.diagnosis.curves.levels import noise_of, scaled
 from mlflow_stability.diagnosis.parameters.seeds import seeds_of
-from mlflow_stability.vocabulary.result.comparison import Parting
+from mlflow_stability.vocabulary.result.comparison import FirstDifference
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 FEWEST = 8
@@ -44,14 +44,14 @@ class _Pair:
     other: NDArray[np.float64]
 
 
-def parting_of(first: RunHistory, second: RunHistory) -> Parting:
+def first_difference_of(first: RunHistory, second: RunHistory) -> FirstDifference:
     """Where these two part."""
     one, other = main_curve(first), main_curve(second)
     same_seed = _same_seed(first, second)
     if one is None or other is None:
         which = " and ".join(each.name for each, curve in ((first, one), (second, other)) if curve is None)
         said = f"No loss curve in {which}."
-        return Parting(first.source, second.source, "", same_seed=same_seed, sentence=said)
+        return FirstDifference(first.source, second.source, "", same_seed=same_seed, sentence=said)
     metric = one.name if one.name == other.name else f"{one.name} and {other.name}"
     steps, of_one, of_other = np.intersect1d(one.steps, other.steps, return_indices=True)
     pair = _Pair(steps, one.values[of_one], other.values[of_other])
@@ -61,7 +61,7 @@ def parting_of(first: RunHistory, second: RunHistory) -> Parting:
     said = _sentence(pair, metric, same_seed, identical, differs, parts, _wide(gap, first, second), meets)
     if len(steps):
         said += _ends((first, second), (int(one.steps[-1]), int(other.steps[-1])))
-    return Parting(
+    return FirstDifference(
         first.source, second.source, metric, len(steps), same_seed, identical, differs, parts, gap, meets, said
     )
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_stability.diagnosis.verdict.coverage import limits_of, silence_of, single_loss
+from mlflow_stability.diagnosis.verdict.coverage import limits_of, loss_that_stopped, single_loss
 from mlflow_stability.diagnosis.verdict.final_loss import final_loss, last_part
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed, noun_of
 from mlflow_stability.diagnosis.verdict.step_units import in_words_of_the_log
@@ -15,9 +15,9 @@ __all__ = [
     "last_part",
     "limits_of",
     "listed",
+    "loss_that_stopped",
     "noun_of",
     "outcome_of",
-    "silence_of",
     "single_loss",
     "training_outcome",
     "verdict_of",

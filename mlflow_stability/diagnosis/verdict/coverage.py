@@ -26,7 +26,7 @@ BESIDE = 0.5
 """A metric is logged beside the loss if it has a value at this share of the loss's steps."""
 
 
-def silence_of(history: RunHistory) -> str:
+def loss_that_stopped(history: RunHistory) -> str:
     """That the loss is missing at the end."""
     losses = [each for each in history.of("loss") if len(each.series)]
     if not losses:
@@ -84,7 +84,7 @@ def limits_of(history: RunHistory, curves: RunCurves) -> tuple[str, ...]:
                 "progress; it is judged for non-finite values"
                 + ("." if all(curve.valued for curve in losses if curve.game) else " and for a tenfold rise.")
             )
-    silence = silence_of(history)
+    silence = loss_that_stopped(history)
     if silence:
         found.append(f"The end of the training: {silence}.")
     validations = max((len(curve.values) for curve in curves.validations), default=0)

@@ -37,7 +37,7 @@ class StoredCheckpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class ChosenCheckpoint:
     """The checkpoint to use, and what has to be said about the choice."""
 
     checkpoint: StoredCheckpoint
@@ -79,7 +79,7 @@ def _damage_of_file(folder: Path, name: str, expected: int, sha256: str) -> str:
     return ""
 
 
-def find(directory: Path, which: Which = "last_good") -> Found:
+def find(directory: Path, which: Which = "last_good") -> ChosenCheckpoint:
     """The checkpoint that was asked for, or the next older one that is whole."""
     stored = listing(directory)
     if not stored:
@@ -90,7 +90,7 @@ def find(directory: Path, which: Which = "last_good") -> Found:
         if not damage:
             passed = [other for other in stored if other.meta is None and other.step > each.step]
             known = [f"{other.folder.name} is damaged ({damage_of(other)})" for other in reversed(passed)]
-            return Found(each, _messages(list(dict.fromkeys(damaged + known)), each, which))
+            return ChosenCheckpoint(each, _messages(list(dict.fromkeys(damaged + known)), each, which))
         damaged.append(f"{each.folder.name} is damaged ({damage})")
     if not damaged:
         steps = ", ".join(str(each.step) for each in stored)

@@ -19,7 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import STATE
-from mlflow_stability.recovery.checkpoints.checkpoint_reader import Found, Which, find
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import ChosenCheckpoint, Which, find
 from mlflow_stability.recovery.checkpoints.sharded_state import read_rank, read_sharded
 from mlflow_stability.recovery.checkpoints.state_file import read_state
 from mlflow_stability.recovery.state.part_discovery import find_parts
@@ -130,7 +130,7 @@ def _place() -> tuple[int, int]:
     return distributed.get_rank(), distributed.get_world_size()
 
 
-def _found(directory: Path | str | None, run_id: str | None, which: Which, fetch: Fetch | None) -> Found:
+def _found(directory: Path | str | None, run_id: str | None, which: Which, fetch: Fetch | None) -> ChosenCheckpoint:
     """The checkpoint: of the local directory first, then of what can be fetched of the run."""
     fetched = fetch if run_id is not None else None
     if directory is not None:

@@ -18,7 +18,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.recovery.decisions import Decision
+from mlflow_stability.recovery.rollback_decisions import Decision
 from mlflow_stability.recovery.skipping import values_before_step
 from mlflow_stability.recovery.stop_conditions import Stop, StopCondition
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext

@@ -21,7 +21,7 @@ from torch import Tensor
 from mlflow_stability.errors import StabilityError, TrainingDiverged
 from mlflow_stability.probes.ranks.presence import Presence
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, LOST
-from mlflow_stability.recovery.decisions import Decision
+from mlflow_stability.recovery.rollback_decisions import Decision
 
 FIELDS = 10
 MOST_CONDITIONS = 1000

@@ -20,8 +20,8 @@ from torch.nn import Module
 from mlflow_stability.detectors.catalog import of_instability
 from mlflow_stability.detectors.engine.finding_type import Instability
 from mlflow_stability.errors import TrainingDiverged
-from mlflow_stability.recovery.decisions import Decision, GoodState, Past, Situation, decide
 from mlflow_stability.recovery.easing import EasingPlan, held_rates, reset_momentum
+from mlflow_stability.recovery.rollback_decisions import Decision, GoodState, RollbackHistory, Situation, decide
 from mlflow_stability.recovery.rollback_events import (
     give_up_event,
     not_restored_event,
@@ -79,7 +79,7 @@ class RollbackController:
         self._modifier = modifier
         self._snapshots = snapshots
         self._emit = emit
-        self._past = Past()
+        self._past = RollbackHistory()
         self._return: _Return | None = None
         """The one that is being made."""
         self.stale = StaleGraphs()
@@ -92,9 +92,9 @@ class RollbackController:
         return self._policy.on_give_up == "raise"
 
     @property
-    def returns(self) -> int:
+    def rollbacks(self) -> int:
         """How many times the training was rolled back."""
-        return len(self._past.returns)
+        return len(self._past.rollbacks)
 
     def orders_after(self, outcome: StepOutcome, known: KnownParts) -> Orders:
         """Decide what to do after a step, and tell of it where we give up."""
@@ -196,7 +196,7 @@ class RollbackController:
             step,
             seconds=time.perf_counter() - done.began,
             attempt=attempt,
-            returns=max(self.returns, attempt),
+            rollbacks=max(self.rollbacks, attempt),
             learning_rate=done.easing.first_rate(optimizers[0]) if optimizers else math.nan,
         )
 
@@ -210,7 +210,7 @@ class RollbackController:
         if not torn and not all_whole:
             torn = "Another process of this training could not restore its previous state."
         self._past = dataclasses.replace(self._past, gave_up=True)
-        return not_restored_event(decision, step, why, returns=self.returns, torn=torn)
+        return not_restored_event(decision, step, why, rollbacks=self.rollbacks, torn=torn)
 
     def _easing(self, decision: Decision, step: int, parts: TrainingParts) -> EasingPlan:
         lasting = min(decision.lasting_share, self._modifier.lasting)
@@ -225,14 +225,14 @@ class RollbackController:
         )
 
     def _give_up(self, decision: Decision, step: int, orders: Orders, overflowed_in_half: bool) -> None:
-        ends = decision.final and (self.ends_training or (self._policy.on_give_up is None and decision.in_vain))
+        ends = decision.final and (self.ends_training or (self._policy.on_give_up is None and decision.had_no_effect))
         origin = self.origin if self.origin is not None and self.origin.step >= decision.onset else None
         remedies = what_to_change(origin, overflowed_in_half=overflowed_in_half)
-        told = give_up_event(decision, step, attempt=0, returns=self.returns, ends=ends, remedies=remedies)
+        told = give_up_event(decision, step, attempt=0, rollbacks=self.rollbacks, ends=ends, remedies=remedies)
         self._emit(told)
         if self._snapshots.untracked is not None and self._snapshots.untracked.step == decision.target:
-            in_vain = self._past.returns[-1].to
-            reason = f"The rollback to step {in_vain} did not help; restored the weights from before that rollback."
+            abandoned = self._past.rollbacks[-1].to
+            reason = f"The rollback to step {abandoned} did not help; restored the weights from before that rollback."
             orders.rollback = Decision("rollback", reason, decision.onset, target=decision.target, easing_steps=1)
         if ends:
             said = " ".join((decision.reason, *remedies, OR_GO_ON))

@@ -44,7 +44,7 @@ class Difference:
 
 
 @dataclass(frozen=True, slots=True)
-class Parting:
+class FirstDifference:
     """Where two runs part."""
 
     first: str
@@ -110,7 +110,7 @@ class Comparison(ShownAsPage):
     """One sentence about all of them."""
     differences: tuple[Difference, ...] = ()
     """Parameters and tags that are not the same in all runs."""
-    parting: Parting | None = None
+    parting: FirstDifference | None = None
     """Where two runs part; None for more than two."""
     layers: tuple[LayersBeside, ...] = ()
     """Of two runs, in their order: what both have by layer, or by attention head."""

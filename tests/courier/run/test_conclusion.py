@@ -14,7 +14,7 @@ from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.run import run_tags
 from mlflow_stability.courier.run.conclusion import conclusion_of
 from mlflow_stability.courier.run.description import live_description
-from mlflow_stability.courier.streams.run_summary import Story
+from mlflow_stability.courier.streams.run_summary import RunSummary
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.tag_names import READ_BY_PEOPLE
 from mlflow_stability.vocabulary import Closing, Event, Severity, StepReading
@@ -94,7 +94,7 @@ def test_a_killed_process_does_not_hide_what_became_of_its_training(root: Path, 
 
 
 def test_while_it_trains_the_description_tells_step_state_and_newest_values() -> None:
-    story = Story(0)
+    story = RunSummary(0)
     story.hear(StepReading(4200, SIGNALS, (0.5, 1.25, 0.01, 1.0), 0, 1.0))
     assert live_description(story, Counter()).splitlines()[:3] == [
         "### Training stability: running, step 4,200, healthy",

@@ -10,7 +10,7 @@ from diagnosis.histories import falling, metric_of, run_named, run_of
 
 from mlflow_stability.detectors.catalog import named
 from mlflow_stability.detectors.panel import replay
-from mlflow_stability.diagnosis.causes.check import Look
+from mlflow_stability.diagnosis.causes.check import CheckResult
 from mlflow_stability.diagnosis.causes.context import surroundings_of
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in, learning_rate_look
 from mlflow_stability.diagnosis.curves.curves import curves_of, run_curves
@@ -36,7 +36,7 @@ def warm_restarts(period: int = 100, top: float = 1e-3) -> Rates:
     return 1e-5 + (top - 1e-5) * 0.5 * (1 + np.cos(np.pi * (np.arange(COUNT) % period) / period))
 
 
-def looked(history: RunHistory, start: int, kind: str = "divergence") -> Look:
+def looked(history: RunHistory, start: int, kind: str = "divergence") -> CheckResult:
     episode = Episode(kind, Severity.CRITICAL, start, start, COUNT - 1, "", recovered=False, metric="loss")
     return learning_rate_look(surroundings_of(episode, history, run_curves(history)))
 

@@ -7,14 +7,14 @@ from diagnosis.histories import falling, metric_of, run_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_stability.diagnosis.two_runs.first_difference import parting_of
+from mlflow_stability.diagnosis.two_runs.first_difference import first_difference_of
 
 
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10**6), st.integers(20, 1500), st.sampled_from([0.005, 0.02, 0.1, 0.3]))
 def test_two_runs_that_differ_by_noise_alone_do_not_part(seed: int, count: int, noise: float) -> None:
     one, other = (falling(count, seed=2 * seed + each, noise=noise) for each in (0, 1))
-    assert parting_of(history_of_loss(one), history_of_loss(other, "b")).parts_at is None
+    assert first_difference_of(history_of_loss(one), history_of_loss(other, "b")).parts_at is None
 
 
 @pytest.mark.parametrize("jump", [1.1, 1.5, 3.0])
@@ -22,7 +22,7 @@ def test_two_runs_that_differ_by_noise_alone_do_not_part(seed: int, count: int, 
 def test_a_lasting_difference_is_dated_to_a_few_steps(jump: float, seed: int) -> None:
     one, other = falling(2000, seed=2 * seed, noise=0.01), falling(2000, seed=2 * seed + 1, noise=0.01)
     other[800:] *= jump
-    found = parting_of(history_of_loss(one), history_of_loss(other, "b"))
+    found = first_difference_of(history_of_loss(one), history_of_loss(other, "b"))
     assert found.parts_at == pytest.approx(800, abs=5)
     assert found.gap == pytest.approx(jump - 1, rel=0.1)
     assert found.meets_at is None
@@ -32,7 +32,7 @@ def test_runs_that_are_equal_to_the_last_digit_say_so_up_to_the_step_where_they_
     one = falling(1000)
     other = one.copy()
     other[600:] = falling(1000, seed=1)[600:]
-    found = parting_of(history_of_loss(one, seed=1), history_of_loss(other, "b", seed=1))
+    found = first_difference_of(history_of_loss(one, seed=1), history_of_loss(other, "b", seed=1))
     assert (found.identical_until, found.differs_at, found.parts_at) == (599, 600, None)
     assert found.same_seed
     assert "With the same seed" in found.sentence
@@ -43,7 +43,7 @@ def test_a_spike_of_one_step_is_where_they_part_and_the_next_is_where_they_meet(
     one = falling(1000)
     other = one.copy()
     other[500] *= 5
-    found = parting_of(history_of_loss(one), history_of_loss(other, "b"))
+    found = first_difference_of(history_of_loss(one), history_of_loss(other, "b"))
     assert (found.parts_at, found.meets_at) == (500, 501)
     assert found.gap == pytest.approx(4.0)
 
@@ -51,7 +51,7 @@ def test_a_spike_of_one_step_is_where_they_part_and_the_next_is_where_they_meet(
 def test_they_are_together_again_where_they_are_and_not_where_they_are_less_apart() -> None:
     one, other = falling(1000, seed=1, noise=0.3), falling(1000, seed=2, noise=0.3)
     other[400:] *= 1 + 20 * np.exp(-np.arange(600) / 60)
-    found = parting_of(history_of_loss(one), history_of_loss(other, "b"))
+    found = first_difference_of(history_of_loss(one), history_of_loss(other, "b"))
     assert found.parts_at == pytest.approx(400, abs=3)
     assert found.meets_at is not None
     assert found.meets_at < 800
@@ -60,42 +60,45 @@ def test_they_are_together_again_where_they_are_and_not_where_they_are_less_apar
 
 def test_what_is_said_of_them_begins_without_a_change_of_the_metrics_name() -> None:
     losses = falling(100)
-    assert parting_of(history_of_loss(losses), history_of_loss(losses, "b")).sentence.startswith("train_loss ")
-    other = parting_of(history_of_loss(losses), history_of_loss(2 * losses, "b"))
+    assert first_difference_of(history_of_loss(losses), history_of_loss(losses, "b")).sentence.startswith("train_loss ")
+    other = first_difference_of(history_of_loss(losses), history_of_loss(2 * losses, "b"))
     assert other.sentence.startswith("train_loss differs from step")
 
 
 @pytest.mark.parametrize(("factor", "said"), [(5.0, "5.0 times"), (120_280.0, "120,280 times"), (2e9, "2.0e+09 times")])
 def test_how_many_times_one_is_the_other_can_be_read(factor: float, said: str) -> None:
     losses = falling(100)
-    assert f"{said} a." in parting_of(history_of_loss(losses), history_of_loss(factor * losses, "b")).sentence
+    assert f"{said} a." in first_difference_of(history_of_loss(losses), history_of_loss(factor * losses, "b")).sentence
 
 
 def test_one_that_becomes_nan_parts_there() -> None:
     one, other = falling(1000), falling(1000)
     other[700:] = np.nan
-    assert parting_of(history_of_loss(one), history_of_loss(other, "b")).parts_at == 700
+    assert first_difference_of(history_of_loss(one), history_of_loss(other, "b")).parts_at == 700
 
 
 def test_the_same_run_twice_never_parts() -> None:
-    found = parting_of(history_of_loss(falling(100)), history_of_loss(falling(100), "b"))
+    found = first_difference_of(history_of_loss(falling(100)), history_of_loss(falling(100), "b"))
     assert found.differs_at is found.parts_at is None
     assert "identical at all 100" in found.sentence
 
 
 def test_of_runs_of_unequal_length_it_is_said_where_each_ends() -> None:
     losses = falling(400)
-    found = parting_of(history_of_loss(losses[:130], "short"), history_of_loss(losses, "long"))
+    found = first_difference_of(history_of_loss(losses[:130], "short"), history_of_loss(losses, "long"))
     assert "short ends at step 129, long at step 399." in found.sentence
-    assert "ends" not in parting_of(history_of_loss(losses[:-1]), history_of_loss(losses, "b")).sentence
-    alike = parting_of(history_of_loss(losses[:130]), history_of_loss(losses))
+    assert "ends" not in first_difference_of(history_of_loss(losses[:-1]), history_of_loss(losses, "b")).sentence
+    alike = first_difference_of(history_of_loss(losses[:130]), history_of_loss(losses))
     assert "the first ends at step 129, the second at step 399." in alike.sentence
 
 
 def test_runs_without_a_common_step_or_a_loss_say_so() -> None:
     late = run_of(metric_of("train_loss", falling(50), steps=np.arange(1000, 1050)))
-    assert "no step in common" in parting_of(history_of_loss(falling(50)), late).sentence
-    assert "No loss curve" in parting_of(history_of_loss(falling(50)), run_of(metric_of("speed", [1, 2, 3]))).sentence
+    assert "no step in common" in first_difference_of(history_of_loss(falling(50)), late).sentence
+    assert (
+        "No loss curve"
+        in first_difference_of(history_of_loss(falling(50)), run_of(metric_of("speed", [1, 2, 3]))).sentence
+    )
 
 
 @pytest.mark.parametrize(
@@ -110,12 +113,12 @@ def test_runs_without_a_common_step_or_a_loss_say_so() -> None:
 def test_a_first_step_that_both_have_alike_is_never_said_to_differ(alike: int, said: str) -> None:
     one, other = (run_of(metric_of("loss", falling(100, seed=seed), steps=np.arange(1, 101))) for seed in (0, 1))
     other.metrics[0].series.values[:alike] = one.metrics[0].series.values[:alike]
-    found = parting_of(one, other)
+    found = first_difference_of(one, other)
     assert said in found.sentence
     assert found.differs_at == alike + 1
 
 
 def test_too_few_common_steps_are_called_too_few() -> None:
-    found = parting_of(history_of_loss([3.0, 2.0, 1.0]), history_of_loss([9.0, 8.0, 7.0], "b"))
+    found = first_difference_of(history_of_loss([3.0, 2.0, 1.0]), history_of_loss([9.0, 8.0, 7.0], "b"))
     assert found.parts_at is None
     assert "too few" in found.sentence

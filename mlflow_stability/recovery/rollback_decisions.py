@@ -49,7 +49,7 @@ class Situation:
 
 
 @dataclass(frozen=True, slots=True)
-class Return:
+class PastRollback:
     """One time that we went back."""
 
     at: int
@@ -65,10 +65,10 @@ class Return:
 
 
 @dataclass(frozen=True, slots=True)
-class Past:
+class RollbackHistory:
     """What was done so far."""
 
-    returns: tuple[Return, ...] = ()
+    rollbacks: tuple[PastRollback, ...] = ()
     unanswered: int = 0
     """How many times in a row there was nothing to go back to."""
     waiting: int | None = None
@@ -103,7 +103,7 @@ class Decision:
     """The share of the learning rate that stays for the rest of the training."""
     final: bool = False
     """Of giving up: whether there is no going back from now on; else only this trouble is not answered."""
-    in_vain: bool = False
+    had_no_effect: bool = False
     """Of giving up: whether going back was tried and did not help, or there was nothing to be tried."""
 
 
@@ -122,7 +122,7 @@ class _Trouble:
     """One broken step that was taken: it says itself where it began, and does not speak against the learning rate."""
 
 
-def decide(policy: RollbackPolicy, past: Past, situation: Situation) -> tuple[Past, Decision]:
+def decide(policy: RollbackPolicy, past: RollbackHistory, situation: Situation) -> tuple[RollbackHistory, Decision]:
     """Decide what to do after this step."""
     if past.gave_up or not policy.rollback:
         return past, Decision()
@@ -130,7 +130,7 @@ def decide(policy: RollbackPolicy, past: Past, situation: Situation) -> tuple[Pa
     trouble = _trouble(policy, past, situation)
     if trouble is None:
         return past, Decision()
-    last = past.returns[-1] if past.returns else None
+    last = past.rollbacks[-1] if past.rollbacks else None
     if last is not None and not trouble.urgent and situation.step < last.at + policy.recovery_patience:
         if past.waiting is None:
             past = replace(past, waiting=trouble.onset, why_waiting=trouble.reason)
@@ -146,26 +146,26 @@ def decide(policy: RollbackPolicy, past: Past, situation: Situation) -> tuple[Pa
     if spent and not hopeless and (first := _last_resort(policy, past, situation, trouble)) is not None:
         target, spent = first, False
     if hopeless or spent:
-        why = f"{len(past.returns)} rollbacks did not help; the cause is still there."
+        why = f"{len(past.rollbacks)} rollbacks did not help; the cause is still there."
         if past.share < 1:
             why = f"Rolling back to the initial weights did not help, even at {past.share:g} times the learning rate."
         if hopeless:
             why = "The restored state failed at its first step: the cause is not in the weights."
         reason = f"{trouble.reason} {why}"
         left = last.at if hopeless and last is not None and last.skipped else -1
-        given_up = Decision("give_up", reason, trouble.onset, target=left, final=True, in_vain=True)
+        given_up = Decision("give_up", reason, trouble.onset, target=left, final=True, had_no_effect=True)
         return replace(past, gave_up=True), given_up
     if target is None:
         unanswered = past.unanswered + 1
         final = unanswered > policy.max_rollbacks
         reason = f"{trouble.reason} No good state from before step {trouble.onset} is available."
         past = replace(past, unanswered=unanswered, gave_up=final)
-        return past, Decision("give_up", reason, trouble.onset, final=final, in_vain=trouble.skipped)
-    returns = (*past.returns, Return(situation.step, target, level, again, trouble.skipped))
+        return past, Decision("give_up", reason, trouble.onset, final=final, had_no_effect=trouble.skipped)
+    returns = (*past.rollbacks, PastRollback(situation.step, target, level, again, trouble.skipped))
     # The same trouble again: what was known of the level still holds.
     limit = _limit(trouble.event, situation, target) or (past.limit if level or again else None)
     share = _lasting_share(policy, past, trouble, level, target in proven)
-    past = replace(past, returns=returns, unanswered=0, limit=limit, losses=(), share=share)
+    past = replace(past, rollbacks=returns, unanswered=0, limit=limit, losses=(), share=share)
     return past, Decision(
         "rollback",
         trouble.reason,
@@ -178,7 +178,7 @@ def decide(policy: RollbackPolicy, past: Past, situation: Situation) -> tuple[Pa
     )
 
 
-def _trouble(policy: RollbackPolicy, past: Past, now: Situation) -> _Trouble | None:
+def _trouble(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> _Trouble | None:
     """The worst that is wrong, if anything is."""
     if not now.weights_finite:
         onset = now.step - now.skips_in_a_row
@@ -199,17 +199,17 @@ def _trouble(policy: RollbackPolicy, past: Past, now: Situation) -> _Trouble | N
         mean = sum(past.losses) / len(past.losses)
         if mean > past.limit:
             reason = f"Diverged again after the rollback: mean loss of {len(past.losses)} steps is {mean:.4g}."
-            return _Trouble(past.returns[-1].at + 1, reason, may_repeat=not past.returns[-1].again)
+            return _Trouble(past.rollbacks[-1].at + 1, reason, may_repeat=not past.rollbacks[-1].again)
     if past.waiting is not None:
         return _Trouble(past.waiting, past.why_waiting)
     return None
 
 
-def _with_loss(policy: RollbackPolicy, past: Past, now: Situation) -> Past:
+def _with_loss(policy: RollbackPolicy, past: RollbackHistory, now: Situation) -> RollbackHistory:
     """What was done, with the loss of this step, while it is watched whether the restored state holds."""
     if past.limit is None:
         return past
-    if now.step > past.returns[-1].at + WATCHED:
+    if now.step > past.rollbacks[-1].at + WATCHED:
         return replace(past, limit=None, losses=())
     if not math.isfinite(now.loss) or not policy.recovery_patience:
         return past
@@ -224,18 +224,18 @@ def _limit(event: Event | None, now: Situation, target: int) -> float | None:
     return limit if math.isfinite(limit) and risen > level else None
 
 
-def _level(policy: RollbackPolicy, past: Past, trouble: _Trouble) -> int:
-    if not past.returns or trouble.onset > past.returns[-1].at + policy.same_trouble_within:
+def _level(policy: RollbackPolicy, past: RollbackHistory, trouble: _Trouble) -> int:
+    if not past.rollbacks or trouble.onset > past.rollbacks[-1].at + policy.same_trouble_within:
         return 0
-    return past.returns[-1].level + 1
+    return past.rollbacks[-1].level + 1
 
 
-def _spent(policy: RollbackPolicy, past: Past, step: int) -> bool:
+def _spent(policy: RollbackPolicy, past: RollbackHistory, step: int) -> bool:
     """Whether we went back as often as the policy allows."""
-    if len(past.returns) >= policy.max_rollbacks_in_all:
+    if len(past.rollbacks) >= policy.max_rollbacks_in_all:
         return True
     recent, until = 0, step
-    for each in reversed(past.returns):
+    for each in reversed(past.rollbacks):
         if until - each.at > policy.forgiven_after:
             break
         recent, until = recent + 1, each.at
@@ -243,7 +243,7 @@ def _spent(policy: RollbackPolicy, past: Past, step: int) -> bool:
 
 
 def _target(
-    policy: RollbackPolicy, past: Past, good: Sequence[GoodState], trouble: _Trouble, rewind: int
+    policy: RollbackPolicy, past: RollbackHistory, good: Sequence[GoodState], trouble: _Trouble, rewind: int
 ) -> int | None:
     """The step of the state to go back to; the oldest from before the onset where none is old enough."""
     before = [each for each in good if each.step < trouble.onset and not _abandoned(past, each.step)]
@@ -253,7 +253,7 @@ def _target(
         return None
     enough = [each for each in before if each.step <= trouble.onset - max(rewind, 1)]
     if _level(policy, past, trouble):
-        last = past.returns[-1]
+        last = past.rollbacks[-1]
         # What was healthy again since then will do; the state that led here once, and its successors, will not.
         enough = [each for each in enough if each.step > last.at] or [each for each in enough if each.step < last.to]
     if not enough:
@@ -263,7 +263,7 @@ def _target(
     return max(each.step for each in enough)
 
 
-def _lasting_share(policy: RollbackPolicy, past: Past, trouble: _Trouble, level: int, proven: bool) -> float:
+def _lasting_share(policy: RollbackPolicy, past: RollbackHistory, trouble: _Trouble, level: int, proven: bool) -> float:
     """The share of the learning rate from now on: smaller with each return to the initial weights, and after one with
     each time that the trouble repeats.
     """
@@ -274,20 +274,20 @@ def _lasting_share(policy: RollbackPolicy, past: Past, trouble: _Trouble, level:
     return past.share * policy.initial_factor * max(policy.initial_factor**2, 1.0 / max(1.0, change))
 
 
-def _last_resort(policy: RollbackPolicy, past: Past, now: Situation, trouble: _Trouble) -> int | None:
+def _last_resort(policy: RollbackPolicy, past: RollbackHistory, now: Situation, trouble: _Trouble) -> int | None:
     """The initial weights, where all else did not help and they were not tried yet."""
-    if len(past.returns) >= policy.max_rollbacks_in_all:
+    if len(past.rollbacks) >= policy.max_rollbacks_in_all:
         return None
     return next(
         (
             each.step
             for each in now.good
-            if each.initial and each.step < trouble.onset and all(one.to != each.step for one in past.returns)
+            if each.initial and each.step < trouble.onset and all(one.to != each.step for one in past.rollbacks)
         ),
         None,
     )
 
 
-def _abandoned(past: Past, step: int) -> bool:
+def _abandoned(past: RollbackHistory, step: int) -> bool:
     """Whether a state of this step belongs to a course that was left by going back to before it."""
-    return any(each.to < step <= each.at for each in past.returns)
+    return any(each.to < step <= each.at for each in past.rollbacks)

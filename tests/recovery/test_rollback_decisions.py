@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.recovery.decisions import Decision, GoodState, Past, Situation, decide
+from mlflow_stability.recovery.rollback_decisions import Decision, GoodState, RollbackHistory, Situation, decide
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
@@ -22,51 +22,51 @@ def states(*steps: int) -> tuple[GoodState, ...]:
 
 
 def test_all_being_well_nothing_is_done() -> None:
-    past, decision = decide(POLICY, Past(), Situation(100, good=states(50)))
+    past, decision = decide(POLICY, RollbackHistory(), Situation(100, good=states(50)))
     assert decision == Decision()
-    assert past == Past()
+    assert past == RollbackHistory()
 
 
 def test_a_divergence_leads_to_the_newest_state_that_is_old_enough() -> None:
     situation = Situation(500, (divergence(500, onset=480),), good=states(300, 400, 470, 485))
-    past, decision = decide(POLICY, Past(), situation)
+    past, decision = decide(POLICY, RollbackHistory(), situation)
     assert (decision.action, decision.onset, decision.target) == ("rollback", 480, 400)
     assert (decision.easing_factor, decision.easing_steps) == (0.5, 200)
     assert "step 500" in decision.reason
-    assert [(each.at, each.to) for each in past.returns] == [(500, 400)]
+    assert [(each.at, each.to) for each in past.rollbacks] == [(500, 400)]
 
 
 def test_the_onset_lies_before_the_finding_where_the_finding_does_not_say() -> None:
-    _, decision = decide(POLICY, Past(), Situation(500, (divergence(500),), good=states(450)))
+    _, decision = decide(POLICY, RollbackHistory(), Situation(500, (divergence(500),), good=states(450)))
     assert decision.onset == 484
 
 
 def test_a_state_from_after_the_onset_is_never_gone_back_to() -> None:
     situation = Situation(500, (divergence(500, onset=480),), good=states(480, 490))
-    _, decision = decide(POLICY, Past(), situation)
+    _, decision = decide(POLICY, RollbackHistory(), situation)
     assert decision.action == "give_up"
     assert not decision.final
 
 
 def test_where_none_is_old_enough_the_oldest_from_before_the_onset_must_do() -> None:
     situation = Situation(500, (divergence(500, onset=480),), good=states(460, 470))
-    assert decide(POLICY, Past(), situation)[1].target == 460
+    assert decide(POLICY, RollbackHistory(), situation)[1].target == 460
 
 
 def test_the_best_state_is_the_one_of_the_lowest_loss() -> None:
     good = (GoodState(300, 1.0), GoodState(350, 2.0), GoodState(475, 0.1))
     situation = Situation(500, (divergence(500, onset=480),), good=good)
-    assert decide(RollbackPolicy(select="best"), Past(), situation)[1].target == 300
+    assert decide(RollbackPolicy(select="best"), RollbackHistory(), situation)[1].target == 300
 
 
 @pytest.mark.parametrize("event", [divergence(500, Severity.WARNING), Event(500, "loss_spike", Severity.CRITICAL, "")])
 def test_a_mild_or_another_finding_leads_nowhere(event: Event) -> None:
-    assert decide(POLICY, Past(), Situation(500, (event,), good=states(300)))[1] == Decision()
+    assert decide(POLICY, RollbackHistory(), Situation(500, (event,), good=states(300)))[1] == Decision()
 
 
 def test_repeated_trouble_rewinds_further_and_eases_more() -> None:
     good = states(100, 200, 300, 400)
-    past = Past()
+    past = RollbackHistory()
     targets, factors = [], []
     for step in (500, 540, 580):
         past, decision = decide(POLICY, past, Situation(step, (divergence(step, onset=step - 20),), good=good))
@@ -84,13 +84,13 @@ def test_repeated_trouble_rewinds_further_and_eases_more() -> None:
 
 
 def test_states_of_a_course_that_was_left_are_not_gone_back_to() -> None:
-    past, _ = decide(POLICY, Past(), Situation(500, (divergence(500, onset=480),), good=states(400)))
+    past, _ = decide(POLICY, RollbackHistory(), Situation(500, (divergence(500, onset=480),), good=states(400)))
     late = Situation(2000, (divergence(2000),), good=states(400, 450))
     assert decide(POLICY, past, late)[1].target == 400
 
 
 def test_a_state_that_was_healthy_since_then_saves_what_was_learnt_since() -> None:
-    past, _ = decide(POLICY, Past(), Situation(500, (divergence(500, onset=480),), good=states(300, 400)))
+    past, _ = decide(POLICY, RollbackHistory(), Situation(500, (divergence(500, onset=480),), good=states(300, 400)))
     again = Situation(900, (divergence(900, onset=890),), good=states(300, 400, 600, 700, 850))
     assert decide(POLICY, past, again)[1].target == 700  # 80 steps before, for it is the second time
 
@@ -106,35 +106,35 @@ def test_a_state_that_was_healthy_since_then_saves_what_was_learnt_since() -> No
 def test_broken_weights_steps_and_rows_of_skips_lead_back_at_once(
     situation: Situation, onset: int, target: int
 ) -> None:
-    _, decision = decide(POLICY, Past(), situation)
+    _, decision = decide(POLICY, RollbackHistory(), situation)
     assert (decision.action, decision.onset, decision.target) == ("rollback", onset, target)
 
 
 def test_where_a_good_state_breaks_at_its_first_step_going_back_further_is_not_tried() -> None:
-    past, _ = decide(POLICY, Past(), Situation(300, skips_in_a_row=25, good=states(100, 200)))
+    past, _ = decide(POLICY, RollbackHistory(), Situation(300, skips_in_a_row=25, good=states(100, 200)))
     past, decision = decide(POLICY, past, Situation(325, skips_in_a_row=25, good=states(100, 200)))
     assert (decision.action, decision.final) == ("give_up", True)
     assert "not in the weights" in decision.reason
 
 
 def test_weights_that_were_left_in_vain_are_named_when_it_gives_up() -> None:
-    past, _ = decide(POLICY, Past(), Situation(300, skips_in_a_row=25, good=states(100, 200)))
+    past, _ = decide(POLICY, RollbackHistory(), Situation(300, skips_in_a_row=25, good=states(100, 200)))
     _, decision = decide(POLICY, past, Situation(325, skips_in_a_row=25, good=states(100, 200)))
     assert decision.target == 300
 
 
 def test_weights_that_were_left_because_they_diverged_are_not_wanted_back() -> None:
-    past, _ = decide(POLICY, Past(), Situation(300, (divergence(300, onset=290),), good=states(100, 200)))
+    past, _ = decide(POLICY, RollbackHistory(), Situation(300, (divergence(300, onset=290),), good=states(100, 200)))
     _, decision = decide(POLICY, past, Situation(325, skips_in_a_row=25, good=states(100, 200)))
     assert (decision.action, decision.final, decision.target) == ("give_up", True, -1)
 
 
 def test_few_skips_lead_nowhere() -> None:
-    assert decide(POLICY, Past(), Situation(300, skips_in_a_row=24, good=states(100)))[1] == Decision()
+    assert decide(POLICY, RollbackHistory(), Situation(300, skips_in_a_row=24, good=states(100)))[1] == Decision()
 
 
 def test_a_finding_right_after_going_back_waits_until_the_state_has_settled() -> None:
-    past, _ = decide(POLICY, Past(), Situation(500, (divergence(500),), good=states(300, 400)))
+    past, _ = decide(POLICY, RollbackHistory(), Situation(500, (divergence(500),), good=states(300, 400)))
     past, decision = decide(POLICY, past, Situation(505, (divergence(505),), good=states(300, 400)))
     assert decision == Decision()
     past, decision = decide(POLICY, past, Situation(509, good=states(300, 400)))
@@ -146,7 +146,7 @@ def test_a_finding_right_after_going_back_waits_until_the_state_has_settled() ->
 def after_a_return(losses: list[float]) -> Decision:
     event = divergence(500, loss=4.0, level=2.0)
     good = (GoodState(300, 2.5), GoodState(400, 2.2))
-    past, decision = decide(POLICY, Past(), Situation(500, (event,), 4.0, good=good))
+    past, decision = decide(POLICY, RollbackHistory(), Situation(500, (event,), 4.0, good=good))
     for step, loss in enumerate(losses, 501):
         past, decision = decide(POLICY, past, Situation(step, loss=loss, good=good))
         if decision.action != "nothing":
@@ -162,7 +162,9 @@ def test_a_restored_state_that_does_not_hold_is_trouble_though_detectors_begin_a
 
 def test_a_state_that_does_not_hold_is_tried_once_more_and_then_an_older_one() -> None:
     good = (GoodState(200, 2.5), GoodState(300, 2.5), GoodState(400, 2.2))
-    past, decision = decide(POLICY, Past(), Situation(500, (divergence(500, loss=4.0, level=2.0),), 4.0, good=good))
+    past, decision = decide(
+        POLICY, RollbackHistory(), Situation(500, (divergence(500, loss=4.0, level=2.0),), 4.0, good=good)
+    )
     decisions = [decision]
     for step in range(501, 600):
         past, decision = decide(POLICY, past, Situation(step, loss=3.8, good=good))
@@ -178,7 +180,7 @@ def test_a_restored_state_that_holds_is_left_alone(losses: list[float]) -> None:
 
 
 def test_with_nothing_to_go_back_to_one_trouble_is_given_up_and_the_next_may_be_answered() -> None:
-    past, decision = decide(POLICY, Past(), Situation(30, (divergence(30),)))
+    past, decision = decide(POLICY, RollbackHistory(), Situation(30, (divergence(30),)))
     assert (decision.action, decision.final) == ("give_up", False)
     assert "No good state" in decision.reason
     assert decide(POLICY, past, Situation(900, (divergence(900),), good=states(500)))[1].action == "rollback"
@@ -186,12 +188,12 @@ def test_with_nothing_to_go_back_to_one_trouble_is_given_up_and_the_next_may_be_
 
 def test_a_policy_without_rollback_never_goes_back() -> None:
     situation = Situation(300, (divergence(300),), weights_finite=False, good=states(100))
-    assert decide(RollbackPolicy(rollback=False), Past(), situation)[1] == Decision()
+    assert decide(RollbackPolicy(rollback=False), RollbackHistory(), situation)[1] == Decision()
 
 
 def hopeless(policy: RollbackPolicy, healthy: int, trouble: Callable[[int], Situation]) -> list[Decision]:
     """A training that breaks again so many steps after each return, whatever is done."""
-    past, decisions, step = Past(), [], 1000
+    past, decisions, step = RollbackHistory(), [], 1000
     for _ in range(100):
         situation = trouble(step)
         past, decision = decide(policy, past, situation)
@@ -232,8 +234,8 @@ def test_a_learning_rate_that_is_simply_too_high_ends_with_giving_up(
     assert len(back) <= (most if healthy <= policy.forgiven_after else policy.max_rollbacks_in_all)
 
 
-def left(past: Past, step: int) -> bool:
-    return any(each.to < step <= each.at for each in past.returns)
+def left(past: RollbackHistory, step: int) -> bool:
+    return any(each.to < step <= each.at for each in past.rollbacks)
 
 
 SITUATIONS = st.lists(
@@ -254,7 +256,7 @@ def test_whatever_happens_returns_are_bounded_and_lead_to_states_from_before_the
     told: list[tuple[int, bool, bool, int, list[int], int]], rewind: int, select: str
 ) -> None:
     policy = RollbackPolicy(rewind=rewind, select=select)  # type: ignore[arg-type]
-    past, step, last = Past(), 0, None
+    past, step, last = RollbackHistory(), 0, None
     for apart, diverges, finite, skips, good, back in told:
         step += apart
         events = (divergence(step, onset=step - back),) if diverges else ()
@@ -269,8 +271,8 @@ def test_whatever_happens_returns_are_bounded_and_lead_to_states_from_before_the
             if last is not None and decision.onset <= last.at + policy.same_trouble_within:
                 older = [each for each in known if each < min(last.to, decision.onset) and not left(before, each)]
                 assert decision.target > last.at or decision.target < last.to or not older
-            last = past.returns[-1]
-    assert len(past.returns) <= policy.max_rollbacks_in_all
+            last = past.rollbacks[-1]
+    assert len(past.rollbacks) <= policy.max_rollbacks_in_all
 
 
 INITIAL = GoodState(0, float("nan"), initial=True)
@@ -281,7 +283,7 @@ def at_the_start(step: int, update_ratio: float = 0.5) -> Situation:
 
 
 def test_trouble_from_the_first_steps_on_leads_to_the_initial_weights_with_smaller_steps_for_good() -> None:
-    past, decision = decide(POLICY, Past(), at_the_start(5))
+    past, decision = decide(POLICY, RollbackHistory(), at_the_start(5))
     assert (decision.action, decision.target) == ("rollback", 0)
     assert decision.lasting_share == pytest.approx(0.1)
     past, decision = decide(POLICY, past, at_the_start(40))
@@ -289,23 +291,23 @@ def test_trouble_from_the_first_steps_on_leads_to_the_initial_weights_with_small
     past, decision = decide(POLICY, past, at_the_start(80))
     assert decision.lasting_share == pytest.approx(0.001)
     _, decision = decide(POLICY, past, at_the_start(120))
-    assert (decision.action, decision.final, decision.in_vain) == ("give_up", True, True)
+    assert (decision.action, decision.final, decision.had_no_effect) == ("give_up", True, True)
     assert "even at 0.001 times the learning rate" in decision.reason
 
 
 def test_a_step_that_changed_the_weights_by_many_times_their_norm_was_too_large_by_as_much() -> None:
-    assert decide(POLICY, Past(), at_the_start(5, 5.0))[1].lasting_share == pytest.approx(0.02)
-    assert decide(POLICY, Past(), at_the_start(5, 1e30))[1].lasting_share == pytest.approx(0.001)
-    assert decide(POLICY, Past(), at_the_start(5, float("nan")))[1].lasting_share == pytest.approx(0.1)
+    assert decide(POLICY, RollbackHistory(), at_the_start(5, 5.0))[1].lasting_share == pytest.approx(0.02)
+    assert decide(POLICY, RollbackHistory(), at_the_start(5, 1e30))[1].lasting_share == pytest.approx(0.001)
+    assert decide(POLICY, RollbackHistory(), at_the_start(5, float("nan")))[1].lasting_share == pytest.approx(0.1)
 
 
 def test_one_broken_step_does_not_speak_against_the_learning_rate() -> None:
-    _, decision = decide(POLICY, Past(), Situation(10, broken_step_taken=True, good=(INITIAL,)))
+    _, decision = decide(POLICY, RollbackHistory(), Situation(10, broken_step_taken=True, good=(INITIAL,)))
     assert (decision.target, decision.lasting_share) == (0, 1.0)
 
 
 def test_what_is_learnt_of_the_learning_rate_holds_for_later_returns_to_proven_states() -> None:
-    past, _ = decide(POLICY, Past(), at_the_start(5))
+    past, _ = decide(POLICY, RollbackHistory(), at_the_start(5))
     later = Situation(5000, (divergence(5000, onset=4990),), good=(INITIAL, *states(4000, 4900)))
     past, decision = decide(POLICY, past, later)
     assert (decision.target, decision.lasting_share) == (4900, pytest.approx(0.1))
@@ -314,7 +316,7 @@ def test_what_is_learnt_of_the_learning_rate_holds_for_later_returns_to_proven_s
 
 
 def test_the_initial_weights_are_tried_before_giving_up_where_nothing_else_helped() -> None:
-    past, good = Past(), (INITIAL, *states(50))
+    past, good = RollbackHistory(), (INITIAL, *states(50))
     targets = []
     for step in (100, 200, 300, 400):
         past, decision = decide(POLICY, past, Situation(step, (divergence(step, onset=step - 5),), good=good))
@@ -324,9 +326,9 @@ def test_the_initial_weights_are_tried_before_giving_up_where_nothing_else_helpe
 
 
 def test_where_no_step_was_taken_the_initial_weights_are_still_there() -> None:
-    past = Past()
+    past = RollbackHistory()
     for skips in (25, 50, 75):
         past, decision = decide(POLICY, past, Situation(skips, skips_in_a_row=skips, good=(INITIAL,)))
         assert (decision.action, decision.final) == ("give_up", False)
     _, decision = decide(POLICY, past, Situation(100, skips_in_a_row=100, good=(INITIAL,)))
-    assert (decision.action, decision.final, decision.in_vain) == ("give_up", True, True)
+    assert (decision.action, decision.final, decision.had_no_effect) == ("give_up", True, True)
