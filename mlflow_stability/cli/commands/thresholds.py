@@ -13,6 +13,7 @@ from mlflow_stability.detectors.catalog import DETECTORS, ON_REQUEST, name_of
 from mlflow_stability.detectors.engine.finding_type import FindingType
 from mlflow_stability.detectors.kind_documentation import Threshold, documentation_of
 from mlflow_stability.diagnosis.rules.registry import RULES
+from mlflow_stability.manual.rule_constants import rule_constants
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 
 
@@ -21,10 +22,11 @@ from mlflow_stability.reports.terminal_kit import TerminalWriter
 def command(kind: str | None) -> None:
     """Print every threshold with its default and its meaning.
 
-    KIND is the type of a finding, such as loss_spike; without it, the thresholds of all types are printed. Detectors
-    judge step by step; rules judge whole curves afterwards.
+    KIND is the type of a finding, such as loss_spike; without it, the thresholds of all types are printed, and the
+    numbers by which curves are read, causes are told and rollbacks are decided. Detectors judge step by step; rules
+    judge whole curves afterwards.
     """
-    present(lambda out: _print(out, [each for each in _every() if kind in (None, each[1].kind)]))
+    present(lambda out: _print(out, kind))
 
 
 def _every() -> Iterator[tuple[str, type[FindingType]]]:
@@ -35,10 +37,11 @@ def _every() -> Iterator[tuple[str, type[FindingType]]]:
         yield from ((f"{kind}, in whole curves ({each.__name__})", each) for each in RULES if each.kind == kind)
 
 
-def _print(out: TerminalWriter, judgements: list[tuple[str, type[FindingType]]]) -> None:
+def _print(out: TerminalWriter, kind: str | None) -> None:
+    judged = [(title, documentation_of(each).thresholds) for title, each in _every() if kind in (None, each.kind)]
+    sections = [*judged, *(rule_constants() if kind is None else ())]
     shown = 0
-    for title, each in judgements:
-        thresholds = documentation_of(each).thresholds
+    for title, thresholds in sections:
         out.section(title, ((_value(out, one), out.text(one.meaning)) for one in thresholds), space=shown > 0)
         shown += bool(thresholds)
     if not shown:

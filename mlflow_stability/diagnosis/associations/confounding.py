@@ -17,6 +17,7 @@ from mlflow_stability.diagnosis.parameters.features import Feature
 NEARLY = 0.9
 """From this rank correlation on two numbers are warned about."""
 MOST_WARNINGS = 5
+"""So many warnings are told."""
 
 
 def put_together(features: Sequence[Feature], settings: int) -> list[list[Feature]]:

@@ -23,6 +23,7 @@ from mlflow_stability.vocabulary.text.phrases import counted
 FEWEST_RUNS = 3
 """Fewer are compared one by one."""
 MOST_PLOTS = 6
+"""So many parameters are drawn."""
 
 
 def cohort_of(cards: Sequence[RunCard]) -> Cohort | None:

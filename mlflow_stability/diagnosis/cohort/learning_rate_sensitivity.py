@@ -28,6 +28,7 @@ from mlflow_stability.vocabulary.run.run_card import RunCard
 Rated = tuple[float, RunCard]
 """A run with its learning rate."""
 FEWEST_RATES = 3
+"""A sensitivity is told of so many learning rates."""
 
 
 def sweeps_of(known: Sequence[Rated], name: str) -> list[list[Rated]]:

@@ -11,7 +11,9 @@ from mlflow_stability.vocabulary.result.comparison import Rate
 from mlflow_stability.vocabulary.run.run_card import RunCard
 
 PER = 10_000
+"""Spikes are counted in so many steps."""
 CONFIDENCE = 0.95
+"""Of the interval of the rate."""
 
 
 def spike_rate_of(card: RunCard) -> Rate | None:

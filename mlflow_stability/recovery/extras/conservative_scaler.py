@@ -8,8 +8,11 @@ from torch.amp import GradScaler
 from mlflow_stability.vocabulary.argument import with_known_names
 
 INIT_SCALE = 2.0**10
+"""The first scale; torch begins with 2**16, and skips the first steps of many models."""
 GROWTH_FACTOR = 1.5
+"""By which the scale grows; torch doubles it."""
 GROWTH_INTERVAL = 200
+"""After so many steps in a row without an overflow the scale grows; torch waits for 2000."""
 
 
 @with_known_names

@@ -12,6 +12,7 @@ from bisect import bisect_left, insort
 from collections import deque
 
 REMEMBERED = 256
+"""So many of the last norms are remembered."""
 LEAST = 50
 """With fewer norms nothing is known of the training's own, and nothing is limited."""
 OF_THE_LARGEST = 10.0
