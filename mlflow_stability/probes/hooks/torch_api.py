@@ -91,6 +91,7 @@ _NORM = "the gradient norm before clipping"
 _LIMIT = "the gradient clipping threshold"
 _COMMUNICATION = "the communication time of DistributedDataParallel"
 _SHARDED = "the communication time of fully_shard"
+_FLAT = "the communication time of FullyShardedDataParallel"
 _COMPILED = "measurements inside forward passes where torch's compiler is loaded"
 
 SYMBOLS: dict[str, Symbol] = {
@@ -158,6 +159,8 @@ SYMBOLS: dict[str, Symbol] = {
     "fsdp_reduce_scatter": Symbol(
         "torch.distributed.fsdp._fully_shard._fsdp_collectives:DefaultReduceScatter.__call__", _SHARDED
     ),
+    "fsdp1_gathers": Symbol("torch.distributed.fsdp._flat_param:dist", _FLAT),
+    "fsdp1_reductions": Symbol("torch.distributed.fsdp._runtime_utils:dist", _FLAT),
     "default_store": Symbol("torch.distributed.distributed_c10d:_get_default_store", "comparison of ranks"),
     # of copies
     "flatten_dense_tensors": Symbol("torch._C:_nn.flatten_dense_tensors", _SLOWER, _side_by_side),

@@ -1,11 +1,11 @@
-"""Measures how long the processes of a training exchange parameters and gradients, under DDP and FSDP2.
+"""Measures how long the processes of a training exchange parameters and gradients, under DDP, FSDP2 and FSDP1.
 
 In: the models that train. Out: seconds of a step. Guarantees: nothing is waited for. DistributedDataParallel times its
-exchange by itself, in its first ten steps and in each hundredth one: its numbers are read. The collectives of FSDP2 are
+exchange by itself, in its first ten steps and in each hundredth one: its numbers are read. The collectives of FSDP are
 timed in one step of a hundred: on an accelerator by events in the stream that they are in, elsewhere by the clock. Of
 a script's own collectives nothing is told, and their time is part of forward and backward passes.
 
-`communication_time` is from the first to the last exchange under DDP, and the sum of all collectives under FSDP2;
+`communication_time` is from the first to the last exchange under DDP, and the sum of all collectives under FSDP;
 `communication_exposed_time` is what of the former no computation hides.
 """
 
@@ -30,7 +30,7 @@ from mlflow_stability.vocabulary.measured.signal_type import SignalType
 SIGNALS = (
     SignalType(
         "communication_time",
-        "time of a step in exchanges between ranks, under DDP and FSDP2; every 100 steps",
+        "time of a step in exchanges between ranks, under DDP and FSDP; every 100 steps",
         "timing",
         unit="s",
     ),
@@ -52,34 +52,40 @@ WHOLE, EXPOSED = QUANTITIES = ("communication_time", "communication_exposed_time
 _SECONDS = 1e-9
 """Of a nanosecond."""
 _COLLECTIVES = ("fsdp_all_gather", "fsdp_reduce_scatter")
+"""Of FSDP2: methods."""
+_MODULES = ("fsdp1_gathers", "fsdp1_reductions")
+"""Of FSDP1: what its own modules know torch.distributed by."""
+_NAMES = ("all_gather", "reduce_scatter", "all_reduce")
+"""What the names of collectives begin with there."""
 MOST_TIMED = 4096
 """So many collectives of a step are timed."""
 
 
 class CollectiveTimer:
-    """Times the collectives of FSDP2 from `begin` to `end`."""
+    """Times the collectives of FSDP from `begin` to `end`."""
 
     def __init__(self, guard: Guard, part: str) -> None:
         self._mark: Callable[[tuple[Any, ...]], Any] = guard(part, _moment)
         self._spans: list[tuple[Any, Any]] = []
-        self._replaced: list[tuple[Any, Callable[..., Any]]] = []
+        self._replaced: list[tuple[Any, str, Any]] = []
 
     def begin(self) -> None:
         """Time all collectives from now on."""
         self.end()
         self._spans.clear()
-        for name in _COLLECTIVES:
-            owner = torch_api.owner_of(name)
-            if owner is not None:
-                collective = owner[0]
-                self._replaced.append((collective, collective.__call__))
-                collective.__call__ = self._timed(collective.__call__)
+        for name in (*_COLLECTIVES, *_MODULES):
+            found = torch_api.owner_of(name)
+            if found is not None:
+                owner, attribute = found
+                original = getattr(owner, attribute)
+                self._replaced.append((owner, attribute, original))
+                timed = _TimedModule(original, self._timed) if name in _MODULES else self._timed(original)
+                setattr(owner, attribute, timed)
 
     def end(self) -> None:
         """Leave torch as it was."""
         while self._replaced:
-            collective, original = self._replaced.pop()
-            collective.__call__ = original
+            setattr(*self._replaced.pop())
 
     def take(self) -> float | None:
         """Seconds of all that were timed; None where there were none, or the device is not that far."""
@@ -102,6 +108,18 @@ class CollectiveTimer:
             return work
 
         return collective
+
+
+class _TimedModule:
+    """torch.distributed as one other module sees it, with its collectives timed."""
+
+    def __init__(self, module: Any, timed: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._module = module
+        self._timed = timed
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._module, name)
+        return self._timed(found) if name.startswith(_NAMES) and callable(found) else found
 
 
 def _moment(given: tuple[Any, ...]) -> Any:
@@ -169,5 +187,9 @@ class Communication(BaseProbe):
 
 
 def _is_sharded(model: Module) -> bool:
-    """Whether a module in it was given to `fully_shard`."""
-    return any(kind.__name__ == "FSDPModule" for each in model.modules() for kind in type(each).__mro__)
+    """Whether a module in it was given to `fully_shard` or `FullyShardedDataParallel`."""
+    return any(
+        kind.__name__ in ("FSDPModule", "FullyShardedDataParallel")
+        for each in model.modules()
+        for kind in type(each).__mro__
+    )
