@@ -34,7 +34,9 @@ def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
         outcome = "cannot_tell"
         others = Counter(each.kind for each in bad)
         listed = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in others.items())
-        verdict = f"Cannot tell: no {' or '.join(sorted(kinds))} found; findings of other kinds: {listed}."
+        mild = f"{' and '.join(sorted({each.kind for each in kept}))} found at INFO alone"
+        found = mild if kept else f"no {' or '.join(sorted(kinds))} found"
+        verdict = f"Cannot tell: {found}; findings of other kinds: {listed}."
     remedies = remedies_of(kept, cause, outcome)
     return replace(diagnosis, episodes=kept, outcome=outcome, verdict=verdict, cause=cause, remedies=remedies)
 

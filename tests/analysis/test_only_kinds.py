@@ -1,11 +1,13 @@
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 from analysis.logs import diverging, ending_in_nan, falling, write_log
 
 from mlflow_stability.analysis.diagnose import diagnose
 from mlflow_stability.analysis.only_kinds import only_kinds
+from mlflow_stability.vocabulary.result.event import Severity
 
 
 def test_without_kinds_everything_stands() -> None:
@@ -34,3 +36,12 @@ def test_what_is_kept_has_the_verdict_that_it_would_have_alone() -> None:
 
 def test_a_run_without_trouble_stays_healthy() -> None:
     assert only_kinds(diagnose(write_log(Path("a.jsonl"), falling())), ("divergence",)).outcome == "healthy"
+
+
+def test_what_is_found_at_info_alone_is_not_said_to_be_missing() -> None:
+    losses = diverging()
+    whole = diagnose(write_log(Path("a.jsonl"), losses))
+    mild = replace(whole.episodes[0], kind="rollback", severity=Severity.INFO)
+    narrowed = only_kinds(replace(whole, episodes=(*whole.episodes, mild)), ("rollback",))
+    assert narrowed.episodes == (mild,)
+    assert narrowed.verdict.startswith("Cannot tell: rollback found at INFO alone; findings of other kinds: ")

@@ -41,6 +41,8 @@ class Course:
     begun: Beginning = field(default_factory=Beginning)
     slow: SlowRise = field(default_factory=SlowRise)
     restart: RateRestart = field(default_factory=RateRestart)
+    signed: bool = False
+    """Whether the loss has been negative: it can be, also where it is positive for long."""
     risen_from: float | None = None
     """The level, as a logarithm, that the loss was found to have risen from slowly and has not come back to."""
 
@@ -61,8 +63,8 @@ class Divergence(Detector):
     lengthen the warm-up; clip gradients.
 
     When it is wrong: harder data from some step on (a curriculum, a new mixture), or a loss term that is switched on.
-    The 200 steps after a learning-rate restart are ignored. Losses that can be negative are judged by jumps only, at
-    twice the threshold. In adversarial training, such as a GAN, one loss rises as the other model learns: there only
+    The 200 steps after a learning-rate restart are ignored. Losses that have been negative are judged by jumps only,
+    at twice the threshold. In adversarial training, such as a GAN, one loss rises as the other model learns: there only
     losses at 10 times their baseline count.
 
     Reference: OPT-175B (arXiv:2205.01068, 2.5); Page, Continuous inspection schemes, Biometrika 41 (1954)
@@ -131,8 +133,10 @@ class Divergence(Detector):
         if state.restart.excuses(point.step):
             state.high, state.slow, state.risen_from = 0, SlowRise(judged=state.slow.judged), None
             return None
-        logarithmic = point.logarithmic
-        beyond = self._beyond(point)
+        state.signed = state.signed or point.value < 0
+        logarithmic = point.logarithmic and not state.signed
+        threshold = self.threshold if logarithmic else self.threshold_of_differences
+        beyond = self._beyond(point, threshold)
         high = beyond >= 1 and state.begun.matters(point.value, point.center)
         state.high = ((state.high << 1) | bool(high)) & ((1 << self.of_steps) - 1)
         if high:
@@ -141,7 +145,7 @@ class Divergence(Detector):
                 state.beyond.popleft()
         event = None
         if high and state.high.bit_count() >= self.high_steps:
-            event = self._leap(state, point)
+            event = self._leap(state, point, threshold)
         elif not high and state.episode_filter.said and state.risen_from is None:
             state.episode_filter.quiet(self.calm_steps)
         if state.onset is not None and not state.episode_filter.said:
@@ -154,18 +158,18 @@ class Divergence(Detector):
             event = event or slow
         return event
 
-    def _beyond(self, point: Point) -> float:
+    def _beyond(self, point: Point, threshold: float) -> float:
         """By how many times all that sensitivity moves could be higher with this loss still high; below 1 it is not."""
+        beyond, center = point.z / threshold, point.center
         if not point.logarithmic:
-            return point.z / self.threshold_of_differences
-        beyond, center = point.z / self.threshold, point.center
+            return beyond
         if point.players:
             return beyond if point.value >= center * self.smallest_rise_of_players else 0.0
         if not beyond >= 1 or self.smallest_rise <= 1 or center <= 0:
             return beyond
         return min(beyond, math.log(point.value / center) / math.log(self.smallest_rise))
 
-    def _leap(self, state: Course, point: Point) -> Event | None:
+    def _leap(self, state: Course, point: Point, threshold: float) -> Event | None:
         many = state.high.bit_count()
         evidence = {"loss": point.value, "level": point.center, "z": point.z, "high_steps": float(many)}
         evidence[SCORE] = sorted(state.beyond)[-self.high_steps]
@@ -175,7 +179,6 @@ class Divergence(Detector):
         if not state.episode_filter.speaks(severity):
             return None
         state.onset = point.step - self.of_steps if state.onset is None else state.onset
-        threshold = self.threshold if point.logarithmic else self.threshold_of_differences
         return finding(
             self,
             point,

@@ -162,3 +162,18 @@ def test_a_player_whose_loss_blows_up_has_diverged() -> None:
     blown = 0.7 * np.exp(noise(1, 1000, 0.1)) * np.where(steps < 500, 1.0, 30.0)
     (event,) = taking_turns(1.4 * np.exp(noise(2, 1000, 0.1)), blown)
     assert (event.place, event.severity) == ("track_1", Severity.CRITICAL)
+
+
+@pytest.mark.parametrize("seed", [1, 5, 13, 27])
+def test_a_loss_that_has_been_negative_may_wander_while_it_is_positive(seed: int) -> None:
+    assert found(np.cumsum(np.random.default_rng(seed).normal(size=2000) * 0.1)) == []
+
+
+def test_a_loss_that_has_been_negative_may_still_diverge() -> None:
+    loss = 1 + noise(3, 1000, 0.05)
+    loss[:10] = -0.5
+    loss[800:] += 2
+    (event,) = found(loss)
+    assert event.severity is Severity.CRITICAL
+    assert event.step < 820
+    assert "(8σ)" in event.message
