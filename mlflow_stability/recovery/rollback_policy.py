@@ -113,6 +113,21 @@ class RollbackPolicy:
     reset_momentum: bool = field(default=False, metadata=yes_or_no())
     """Set first moments to zero after a rollback."""
 
+    reset_at_spike: bool = field(default=False, metadata=yes_or_no())
+    """At a loss spike or a gradient explosion, set both moments of Adam and its step count to zero, as SPAM does. A
+    cosine warm-up of the learning rate follows. Not in a skipped step, nor while the learning rate is reduced."""
+    reset_warm_up: int = field(default=150, metadata=whole_number(1))
+    """Number of steps of that warm-up, from a hundredth of the learning rate on."""
+    cut_learning_rate: float | None = field(default=None, metadata=number(above=0, below=1, optional=True))
+    """Learning rate factor for the rest of the training, from the first broken step on, such as 0.1. None: no cut."""
+    act_ahead: Literal["checkpoint", "ease"] | None = field(
+        default=None, metadata=one_of("checkpoint", "ease", optional=True)
+    )
+    """Experimental: what to do at the finding `divergence_ahead`, which this switches on. "checkpoint": write a
+    checkpoint now; "ease": also reduce the learning rate as after a rollback. None: nothing."""
+
+    largest_scale: float | None = field(default=None, metadata=number(above=0, optional=True))
+    """Highest loss scale of a `GradScaler`, from its third step on. None: no limit."""
     cut_after_skips: int = field(default=5, metadata=whole_number(1))
     """Number of consecutive skipped steps after which the loss scale is lowered."""
     cut_factor: float = field(default=0.1, metadata=number(above=0, most=1))

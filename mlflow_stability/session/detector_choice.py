@@ -9,6 +9,7 @@ from mlflow_stability.detectors.catalog import default_detectors, named
 from mlflow_stability.detectors.engine.detector import Detector
 from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
 from mlflow_stability.detectors.loss.divergence import DivergenceClassic
+from mlflow_stability.detectors.loss.divergence_ahead import DivergenceAhead
 from mlflow_stability.detectors.thresholds import as_asked
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.settings import Settings
@@ -25,6 +26,9 @@ def chosen_detectors(settings: Settings) -> tuple[Detector, ...]:
         detectors = as_asked(usual, *how)
     else:
         detectors = tuple(one for each in asked for one in _one(each, *how))
+    ahead = DivergenceAhead.kind
+    if getattr(settings.rollback, "act_ahead", None) is not None and all(each.kind != ahead for each in detectors):
+        detectors = (*detectors, *as_asked(named([ahead]), *how))
     if settings.divergence_threshold is None:
         return detectors
     own = DivergenceClassic(settings.divergence_threshold, settings.consecutive_divergence_steps)

@@ -45,6 +45,14 @@ class Preset:
         return {**{IN_POLICY[name]: each for name, each in self.settings.items() if name in IN_POLICY}, **self.policy}
 
 
+_ON_REQUEST: Mapping[str, Any] = {
+    "reset_at_spike": False,
+    "cut_learning_rate": None,
+    "largest_scale": None,
+    "act_ahead": None,
+}
+"""Options that change healthy steps after an alarm: no preset switches them on."""
+
 PRESETS: Mapping[str, Preset] = {
     each.name: each
     for each in (
@@ -65,7 +73,14 @@ PRESETS: Mapping[str, Preset] = {
                 "max_checkpoints": 10,
                 "capture_batch": True,
             },
-            {"snapshot_every": 100, "snapshot_share": 0.01, "rewind": 40, "onset_lag": 16, "on_give_up": None},
+            {
+                "snapshot_every": 100,
+                "snapshot_share": 0.01,
+                "rewind": 40,
+                "onset_lag": 16,
+                "on_give_up": None,
+                **_ON_REQUEST,
+            },
             adam_rms_every_step=True,
         ),
         Preset(
@@ -85,7 +100,14 @@ PRESETS: Mapping[str, Preset] = {
                 "max_checkpoints": 5,
                 "capture_batch": True,
             },
-            {"snapshot_every": 100, "snapshot_share": 0.01, "rewind": 100, "onset_lag": 32, "on_give_up": None},
+            {
+                "snapshot_every": 100,
+                "snapshot_share": 0.01,
+                "rewind": 100,
+                "onset_lag": 32,
+                "on_give_up": None,
+                **_ON_REQUEST,
+            },
         ),
         Preset(
             "debugging",
@@ -104,7 +126,14 @@ PRESETS: Mapping[str, Preset] = {
                 "max_checkpoints": 20,
                 "capture_batch": "upload",
             },
-            {"snapshot_every": 20, "snapshot_share": 0.1, "rewind": 40, "onset_lag": 16, "on_give_up": "raise"},
+            {
+                "snapshot_every": 20,
+                "snapshot_share": 0.1,
+                "rewind": 40,
+                "onset_lag": 16,
+                "on_give_up": "raise",
+                **_ON_REQUEST,
+            },
             adam_rms_every_step=True,
         ),
     )

@@ -36,6 +36,30 @@ class Rollback(FindingType):
 
 
 @dataclass(frozen=True, slots=True)
+class SmallerSteps(FindingType):
+    """The autopilot made the next steps smaller without a rollback.
+
+    What it sees: every action of the options `reset_at_spike`, `cut_learning_rate` and `act_ahead` of `RollbackPolicy`,
+    with its factor and its number of steps. None of them is on by default.
+
+    Why it matters: the learning rate that is used is below the one that the schedule shows.
+
+    What to try: compare the loss with a run without the option; fix the cause that the diagnosis names.
+
+    When it is wrong: a false alarm makes steps smaller, too.
+
+    Reference: Huang et al., SPAM (arXiv:2501.06842)
+    """
+
+    kind = "smaller_steps"
+    noun = "smaller steps"
+    plural = "times of smaller steps"
+    order = 1055
+    severities = (Severity.INFO,)
+    remedies = ("Compare the loss with a run without the option.", "Fix the cause.")
+
+
+@dataclass(frozen=True, slots=True)
 class GiveUp(FindingType):
     """The autopilot stopped rolling back.
 

@@ -42,11 +42,18 @@ class EasingPlan:
     """For each optimizer, by identity, what the learning rate of each group is held down to; None: that one is free."""
     hold_doubles_in: int = 500
     """In how many steps what is held down doubles."""
+    linear: bool = False
+    """Whether half a cosine is the share itself, as SPAM warms up (arXiv 2501.06842); else its logarithm."""
+    clips: bool = True
+    """Whether gradients may be clipped meanwhile."""
 
     def share(self, step: int) -> float:
         """The share of the learning rate at a step: from `factor` to 1, smoothly at both ends."""
         done = (step - self.start) / self.steps
-        return 1.0 if done >= 1 else math.pow(self.factor, (1 + math.cos(math.pi * max(done, 0.0))) / 2)
+        if done >= 1:
+            return 1.0
+        left = (1 + math.cos(math.pi * max(done, 0.0))) / 2
+        return 1 - (1 - self.factor) * left if self.linear else math.pow(self.factor, left)
 
     def first_rate(self, optimizer: Optimizer) -> float:
         """The learning rate of the optimizer's first group in the first step; NaN where only a device knows it."""
@@ -75,6 +82,11 @@ class Easing:
         self.plan = plan
         self._held = {number: list(rates) for number, rates in plan.held.items()}
         self._written: MutableMapping[Optimizer, dict[int, _Written]] = WeakIdKeyDictionary()
+
+    @property
+    def held(self) -> dict[int, tuple[float | None, ...]]:
+        """What is still held down, as `EasingPlan.held`."""
+        return {number: tuple(rates) for number, rates in self._held.items()}
 
     def is_over(self, step: int) -> bool:
         """Whether nothing is left to ease."""
@@ -212,4 +224,29 @@ def reset_momentum(optimizer: Optimizer) -> int:
             if isinstance(moment, Tensor):
                 moment.data.zero_()
                 count += 1
+    return count
+
+
+SECOND_MOMENTS = ("exp_avg_sq", "max_exp_avg_sq", "exp_inf")
+
+
+def reset_moments(optimizer: Optimizer) -> int:
+    """Set both moments of Adam to zero, and its count of steps, as SPAM does; gives how many tensors of moments.
+
+    Of an optimizer without second moments, the first ones are set to zero, and nothing else.
+    """
+    count = reset_momentum(optimizer)
+    for state in optimizer.state.values():
+        second = [each for name in SECOND_MOMENTS if isinstance(each := state.get(name), Tensor)]
+        for each in second:
+            each.data.zero_()
+        count += len(second)
+        steps = state.get("step")
+        if second and isinstance(steps, Tensor):
+            steps.data.zero_()  # else the bias of moments that begin at zero is not corrected
+        elif second and steps is not None:
+            state["step"] = 0
+        product = state.get("mu_product")  # of NAdam: by it its first moment is corrected
+        if isinstance(product, Tensor):
+            product.data.fill_(1.0)
     return count

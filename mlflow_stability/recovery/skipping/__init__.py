@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from mlflow_stability.recovery.skipping.gradient_limit import GradientLimit
-from mlflow_stability.recovery.skipping.skip_count import SkipCount, calm_loss_scaler, cut_loss_scale
+from mlflow_stability.recovery.skipping.skip_count import SkipCount, calm_loss_scaler, cap_loss_scale, cut_loss_scale
 from mlflow_stability.recovery.skipping.step_check import local_part
 from mlflow_stability.recovery.skipping.step_guard import StepGuard, Verdict, Vote
 from mlflow_stability.recovery.skipping.step_undo import BufferUndo, PutBack, copy_bookkeeping
@@ -18,6 +18,7 @@ __all__ = [
     "Verdict",
     "Vote",
     "calm_loss_scaler",
+    "cap_loss_scale",
     "copy_bookkeeping",
     "cut_loss_scale",
     "local_part",

@@ -162,6 +162,23 @@ def cut_loss_scale(scaler: Any, factor: float, smallest: float) -> None:
         tracker.zero_()
 
 
+def cap_loss_scale(scaler: Any, largest: float) -> None:
+    """Keep the scale of a loss scaler at or below a limit, on its device, without waiting.
+
+    Where its next growth would exceed the limit, the steps since the last growth are counted anew. Only between the end
+    of a step and the next `scale`.
+    """
+    scale, tracker = getattr(scaler, "_scale", None), getattr(scaler, "_growth_tracker", None)
+    if scale is None or tracker is None:
+        return
+    growth = scaler.get_growth_factor()
+    if scaler.get_growth_interval() == 1:  # it grows at each step, right after this
+        scale.clamp_(max=largest / growth)
+        return
+    scale.clamp_(max=largest)
+    tracker.mul_((scale * growth <= largest).to(tracker.dtype))
+
+
 def calm_loss_scaler(scaler: Any) -> None:
     """Let a loss scaler grow as seldom and as little as a conservative one, and fall at least by half."""
     scaler.set_growth_interval(max(scaler.get_growth_interval(), GROWTH_INTERVAL))

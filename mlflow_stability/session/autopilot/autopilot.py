@@ -19,12 +19,13 @@ from torch.optim import Optimizer
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.rollback_decisions import Decision
-from mlflow_stability.recovery.skipping import values_before_step
+from mlflow_stability.recovery.skipping import cap_loss_scale, values_before_step
 from mlflow_stability.recovery.stop_conditions import Stop, StopCondition
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig, AutopilotContext
 from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsensus, stop_named
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, RollbackExecutor
 from mlflow_stability.session.autopilot.snapshot_manager import KnownParts, SnapshotManager
+from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
 from mlflow_stability.session.autopilot.step_evaluator import StepEvaluator
 from mlflow_stability.session.autopilot.step_modifier import StepFacts, StepModifier
 from mlflow_stability.session.recording import Recording, ScriptMetric
@@ -89,9 +90,17 @@ class Autopilot:
         )
         self._controller = RollbackController(plan.policy, self._modifier, self._snapshots, self._emit)
         guard, self._batches = context.guard, context.batches
+        adjustment = StepAdjustment(plan.policy, self._modifier, self._emit)
         self._evaluator = StepEvaluator(
-            plan, self._modifier, self._controller, context.batches, self._emit, recording is not None
+            plan,
+            self._modifier,
+            self._controller,
+            context.batches,
+            self._emit,
+            recording is not None,
+            adjustment if adjustment.is_asked_for else None,
         )
+        self._largest_scale = plan.policy.largest_scale
         self._best = BestValue(plan.policy.best_by, plan.policy.best_mode)
         if recording is not None and (plan.stop_on or plan.policy.best_by is not None):
             recording.listener = self.on_heard
@@ -116,6 +125,8 @@ class Autopilot:
         self._prove = guard("snapshots", self._snapshots.prove)
         self._decide = guard("decisions", self._decided)
         self._settle_scale = guard("the loss scale", self._evaluator.settle_scale)
+        self._cap_scale = guard("the loss scale", cap_loss_scale)
+        self._adjust = guard("smaller steps", adjustment.carry_out)
         self._tell_of_silence = guard("agreement of processes", self._silence)
         self._look_for_stale = guard("rollback", self._controller.stale.is_stale)
 
@@ -189,6 +200,8 @@ class Autopilot:
         self._is_whole = is_whole
         if capture_over or self._captures == 1:
             self._carry_out(late=False)
+        if capture_over and self._largest_scale is not None and self._scaler is not None:
+            self._cap_scale(self._scaler, self._largest_scale)
 
     def capture_ended(self) -> None:
         """Runs before the reading of a capture is asked for."""
@@ -351,7 +364,10 @@ class Autopilot:
             raise orders.ending
         if orders.rollback is not None:
             self._roll_back(orders.rollback)
-        elif self._keeps and not late:
+            return
+        if orders.cut or orders.reset or orders.ahead:
+            self._adjust(orders, self.step, self._parts.alive(), self.checkpoint_now)
+        if self._keeps and not late:
             self._snapshot(orders)
 
     def _keep_state(self, orders: Orders) -> None:

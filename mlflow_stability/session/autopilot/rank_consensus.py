@@ -23,7 +23,7 @@ from mlflow_stability.probes.ranks.presence import Presence
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, LOST
 from mlflow_stability.recovery.rollback_decisions import Decision
 
-FIELDS = 10
+FIELDS = 13
 MOST_CONDITIONS = 1000
 """Which condition is met on which rank is one number, so that the largest of all ranks is that of one of them."""
 NOT_ON_ALL = (
@@ -47,6 +47,12 @@ class Orders:
     """What the training is to be ended with."""
     stop: int = 0
     """Which condition is met before this step, as `stop_number` has it; then all ranks skip it and end."""
+    reset: bool = False
+    """Reset the moments of the optimizers, and warm up."""
+    cut: bool = False
+    """Cut the learning rate for the rest of the training."""
+    ahead: bool = False
+    """A divergence may follow: write a checkpoint, and ease if that was asked for."""
 
     def joined(self, later: Orders) -> Orders:
         """Both, where a second step was read before the orders for the first were carried out."""
@@ -55,6 +61,9 @@ class Orders:
             self.trouble or later.trouble,
             rollback=self.rollback or later.rollback,
             ending=self.ending or later.ending,
+            reset=self.reset or later.reset,
+            cut=self.cut or later.cut,
+            ahead=self.ahead or later.ahead,
         )
 
     def as_numbers(self, step: int) -> list[float]:
@@ -67,12 +76,13 @@ class Orders:
         if back is not None:
             where = [1.0 + step - back.target, back.easing_factor, back.easing_steps, back.lasting_share]
         flags = [self.healthy, self.trouble, self.snapshot, self.checkpoint, self.ending is not None]
-        return [*map(float, flags), *map(float, where), float(self.stop)]
+        adjusts = map(float, (self.reset, self.cut, self.ahead))
+        return [*map(float, flags), *map(float, where), float(self.stop), *adjusts]
 
     @classmethod
     def from_numbers(cls, numbers: list[float], step: int) -> Orders:
         """Read them where they arrive."""
-        healthy, trouble, snapshot, checkpoint, ends, back, factor, steps, lasting, stop = numbers
+        healthy, trouble, snapshot, checkpoint, ends, back, factor, steps, lasting, stop, *adjusts = numbers
         decision = None
         if back > 0:
             target = step - (round(back) - 1)
@@ -80,7 +90,8 @@ class Orders:
                 "rollback", target=target, easing_factor=factor, easing_steps=round(steps), lasting_share=lasting
             )
         ending = TrainingDiverged("Training stopped by its first process.") if ends > 0 else None
-        return cls(healthy > 0, trouble > 0, snapshot > 0, checkpoint > 0, decision, ending, round(stop))
+        flags = healthy > 0, trouble > 0, snapshot > 0, checkpoint > 0
+        return cls(*flags, decision, ending, round(stop), *(each > 0 for each in adjusts))
 
 
 def stop_number(rank: int, condition: int) -> int:

@@ -20,6 +20,7 @@ from mlflow_stability.session.autopilot.autopilot_config import AutopilotConfig
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.autopilot.rollback_controller import RollbackController, StepOutcome
 from mlflow_stability.session.autopilot.snapshot_manager import KnownParts
+from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
 from mlflow_stability.session.autopilot.step_modifier import ReadStep, StepFacts, StepModifier, read_step
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.broken_batch.spike_batches import SPIKES
@@ -38,6 +39,7 @@ class StepEvaluator:
         batches: BatchReport | None,
         emit: Callable[[Event], None],
         decides: bool,
+        adjustment: StepAdjustment | None = None,
     ) -> None:
         self._plan = plan
         self._modifier = modifier
@@ -46,6 +48,7 @@ class StepEvaluator:
         self._emit = emit
         self._decides = decides
         """Whether this process decides; of several that train together only one does."""
+        self._adjustment = adjustment
         self._skips = SkipCount(plan.policy)
         self._skipped_before: dict[str, float] = {}
         self._cut = self._calm = False
@@ -83,6 +86,8 @@ class StepEvaluator:
         stop = facts.stop or self.stop_heard or self.stop_rules.after_step(reading, skipped=seen.skipped_by == "scaler")
         if stop is not None and not facts.stopped_together:
             orders.ending = self.stopped(replace(stop, step=reading.step))
+        if self._adjustment is not None:
+            self._adjustment.decide(outcome, orders)
         return orders
 
     def hear(self, reading: StepReading) -> None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import MutableMapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 from torch import Tensor
@@ -100,7 +100,7 @@ class StepModifier:
             gradients = gradients_of(optimizer)
             if self._adaptive is not None:
                 self._adaptive.before_step(optimizer, gradients, norm)
-            if self.is_easing(facts.step) and self._policy.easing_clip is not None:
+            if self._is_clipping(facts.step) and self._policy.easing_clip is not None:
                 self._easing_clip(facts.place, self._policy.easing_clip).before_step(gradients, norm)
         if self.easing is not None:
             self.easing.before_step(optimizer, facts.step)
@@ -121,7 +121,7 @@ class StepModifier:
         """Learn from a step that was read: its norm, and the one that its optimizers were given."""
         self._limit(facts.place).step(norm, skipped=skipped_by == "guard")
         clip = self._policy.easing_clip
-        if clip is not None and not skipped_by and not self.is_easing(facts.step) and math.isfinite(given):
+        if clip is not None and not skipped_by and not self._is_clipping(facts.step) and math.isfinite(given):
             self._easing_clip(facts.place, clip).take(given)
         if self.easing is not None and self.easing.is_over(facts.step):
             self.easing = None
@@ -135,6 +135,21 @@ class StepModifier:
         """Whether a training is being eased back in at this step, or held at smaller steps for its rest."""
         return self.easing is not None and not self.easing.is_over(step)
 
+    def ease_in(self, start: int, factor: float, steps: int, *, linear: bool = False) -> bool:
+        """Reduce the learning rate for some steps, gradients as they are; False where it is reduced already."""
+        old = self.easing
+        if old is not None and start < old.plan.start + old.plan.steps:
+            return False
+        held, clips = ({}, False) if old is None else (old.held, old.plan.clips)
+        self.easing = Easing(EasingPlan(start, factor, steps, self.lasting, held, linear=linear, clips=clips))
+        return True
+
+    def cut(self, start: int, share: float) -> None:
+        """Hold the learning rate at a share for the rest of the training."""
+        old, lasting = self.easing, min(share, self.lasting)
+        plan = EasingPlan(start, 1.0, 1, clips=False) if old is None else replace(old.plan, held=old.held)
+        self.easing = Easing(replace(plan, lasting=lasting))
+
     def rolled_back(self, plan: EasingPlan) -> None:
         """The training was rolled back: norms are learnt anew, and it is eased back in."""
         for limit in self._limits.values():
@@ -142,6 +157,10 @@ class StepModifier:
         if self._adaptive is not None:
             self._adaptive.forget()
         self.easing = Easing(plan) if plan.factor < 1 or plan.held or plan.lasting < 1 else None
+
+    def _is_clipping(self, step: int) -> bool:
+        """Whether gradients may be clipped because the training is eased back in."""
+        return self.easing is not None and self.easing.plan.clips and not self.easing.is_over(step)
 
     def _take_note(
         self, verdict: Verdict, optimizer: Optimizer, capture: StepCapture, facts: StepFacts, still_open: bool

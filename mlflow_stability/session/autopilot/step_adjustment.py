@@ -1,0 +1,102 @@
+"""Smaller steps on request: moments reset at a spike, a learning rate that is cut or eased.
+
+In: each step that was read. Out: orders, and between two steps what they say, with an event. Guarantees: nothing of it
+unless an option of the policy asks for it; scheduler and script see only their own learning rates; tensors of the
+optimizer keep their addresses.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.detectors.loss.divergence_ahead import DivergenceAhead
+from mlflow_stability.detectors.loss.loss_spike import LossSpike
+from mlflow_stability.detectors.reported.autopilot import SmallerSteps
+from mlflow_stability.recovery.easing import reset_moments
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.session.autopilot.rank_consensus import Orders
+from mlflow_stability.session.autopilot.rollback_controller import StepOutcome
+from mlflow_stability.session.autopilot.step_modifier import StepModifier
+from mlflow_stability.vocabulary.result.event import Event, Severity
+
+SPIKES = (LossSpike.kind, GradientExplosion.kind)
+WARM_UP_FROM = 0.01
+"""The share of the learning rate at which the warm-up after a reset begins, as published (arXiv 2501.06842)."""
+
+
+class StepAdjustment:
+    """What the options of one training ask for."""
+
+    def __init__(self, policy: RollbackPolicy, modifier: StepModifier, emit: Callable[[Event], None]) -> None:
+        self._policy = policy
+        self._modifier = modifier
+        self._emit = emit
+        self._was_cut = False
+        self.is_asked_for = bool(policy.reset_at_spike or policy.cut_learning_rate or policy.act_ahead)
+        """Whether any of these options is on."""
+
+    def decide(self, outcome: StepOutcome, orders: Orders) -> None:
+        """Add to the orders what a step asks for; a rollback does all of this better."""
+        policy = self._policy
+        if orders.rollback is not None or orders.ending is not None:
+            return
+        kinds = {each.kind for each in outcome.events if each.severity >= Severity.WARNING}
+        orders.reset = policy.reset_at_spike and not outcome.skipped_by and not kinds.isdisjoint(SPIKES)
+        broken = outcome.skipped_by == "guard" or outcome.broken_taken
+        orders.cut = policy.cut_learning_rate is not None and broken and not self._was_cut and not outcome.asked_for
+        self._was_cut = self._was_cut or orders.cut
+        orders.ahead = policy.act_ahead is not None and any(
+            each.kind == DivergenceAhead.kind for each in outcome.events
+        )
+
+    def carry_out(self, orders: Orders, step: int, parts: TrainingParts | None, write: Callable[[], bool]) -> None:
+        """Do it after a step; `write` writes a checkpoint, and says whether it could."""
+        if orders.cut:
+            self._cut(step)
+        if orders.reset and parts is not None:
+            self._reset(step, parts)
+        if orders.ahead:
+            self._act_ahead(step, write)
+
+    def _cut(self, step: int) -> None:
+        share = self._policy.cut_learning_rate
+        assert share is not None
+        self._modifier.cut(step + 1, share)
+        self._say(
+            step,
+            f"Learning rate limited to {share:g} times its scheduled value for the rest of the training, after the "
+            f"first broken step (cut_learning_rate={share:g}).",
+            {"factor": share},
+        )
+
+    def _reset(self, step: int, parts: TrainingParts) -> None:
+        steps = self._policy.reset_warm_up
+        if not self._modifier.ease_in(step + 1, WARM_UP_FROM, steps, linear=True):
+            return  # it is reduced already, by an earlier reset or a rollback
+        count = sum(reset_moments(each) for each in parts.optimizers)
+        self._say(
+            step,
+            f"Reset {count} tensors of optimizer moments after a spike, behind step {step}. Learning rate starts at "
+            f"{WARM_UP_FROM:g} times its scheduled value and returns to it over {steps} steps (reset_at_spike=True).",
+            {"factor": WARM_UP_FROM, "steps": float(steps), "tensors": float(count)},
+        )
+
+    def _act_ahead(self, step: int, write: Callable[[], bool]) -> None:
+        policy = self._policy
+        done, numbers = [], {}
+        if write():
+            done.append(f"Wrote a checkpoint of step {step}.")
+        factor, steps = policy.easing_factor, policy.easing_steps
+        if policy.act_ahead == "ease" and self._modifier.ease_in(step + 1, factor, steps):
+            done.append(
+                f"Learning rate starts at {factor:g} times its scheduled value and returns to it over {steps} steps."
+            )
+            numbers = {"factor": factor, "steps": float(steps)}
+        if done:
+            self._say(step, " ".join((*done, f"A divergence may follow (act_ahead={policy.act_ahead!r}).")), numbers)
+
+    def _say(self, step: int, message: str, evidence: dict[str, float]) -> None:
+        told = Event(step, SmallerSteps.kind, Severity.INFO, message, evidence=evidence, remedies=SmallerSteps.remedies)
+        self._emit(told)
