@@ -25,6 +25,7 @@ from mlflow_stability.vocabulary.argument import (
 from mlflow_stability.vocabulary.presets import PRESETS
 from mlflow_stability.vocabulary.result.event import Severity
 
+ActAhead = Literal["checkpoint", "ease"]
 GiveUp = Literal["continue", "raise"]
 
 
@@ -120,9 +121,7 @@ class RollbackPolicy:
     """Number of steps of that warm-up, from a hundredth of the learning rate on."""
     cut_learning_rate: float | None = field(default=None, metadata=number(above=0, below=1, optional=True))
     """Learning rate factor for the rest of the training, from the first broken step on, such as 0.1. None: no cut."""
-    act_ahead: Literal["checkpoint", "ease"] | None = field(
-        default=None, metadata=one_of("checkpoint", "ease", optional=True)
-    )
+    act_ahead: ActAhead | None = field(default=None, metadata=one_of("checkpoint", "ease", optional=True))
     """Experimental: what to do at the finding `divergence_ahead`, which this switches on. "checkpoint": write a
     checkpoint now; "ease": also reduce the learning rate as after a rollback. None: nothing."""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from torch.optim import AdamW
 
 from mlflow_stability import RollbackPolicy
 from mlflow_stability.recovery.easing import EasingPlan
+from mlflow_stability.recovery.rollback_policy import ActAhead
 
 STEPS, STRANGE, RATE, WARM_UP = 240, 150, 1e-3, 40
 BeforeStep = Callable[[int, AdamW], float]
@@ -50,7 +52,7 @@ def train(times: dict[int, float], by_hand: BeforeStep | None = None) -> tuple[l
     return [each.detach().clone() for each in model.parameters()], seen, optimizer
 
 
-def flown(folder: Path, times: dict[int, float], **options: object) -> tuple[Flown, list[Tensor]]:
+def flown(folder: Path, times: dict[int, float], **options: Any) -> tuple[Flown, list[Tensor]]:
     policy = RollbackPolicy(rollback=False, skip_gradients_above=None, **options)
     with flying(folder, rollback=policy) as flight:
         weights, seen, _ = train(times)
@@ -86,7 +88,7 @@ def test_a_spike_resets_the_moments_and_a_warm_up_follows(tmp_path: Path) -> Non
     ],
 )
 def test_nothing_changes_without_the_option_or_its_reason(
-    times: dict[int, float], options: dict[str, object], tmp_path: Path
+    times: dict[int, float], options: dict[str, Any], tmp_path: Path
 ) -> None:
     flight, weights = flown(tmp_path, times, **options)
     assert not flight.events("smaller_steps")
@@ -117,7 +119,7 @@ def creeping(*, times: float = 1.02) -> list[Tensor]:
 
 
 @pytest.mark.parametrize("act", ["checkpoint", "ease"])
-def test_an_early_sign_of_divergence_writes_a_checkpoint_and_may_ease(act: str, tmp_path: Path) -> None:
+def test_an_early_sign_of_divergence_writes_a_checkpoint_and_may_ease(act: ActAhead, tmp_path: Path) -> None:
     policy = RollbackPolicy(rollback=False, act_ahead=act)
     with flying(tmp_path, rollback=policy) as flight:
         weights = creeping()
