@@ -3,7 +3,8 @@
 Which trouble is the argument: `nan` in the batch of the last rank alone, `jump` of the learning rate, `fail`: the
 guard of the last rank breaks down; `lost` and `half`: the learning rate jumps, and the last rank cannot go back, or
 breaks off half-way; `asked`: the last rank asks to skip a step, and all to go back; `stop`: a loss that `stop_on` has,
-on all ranks or with `stop-last` on the last one, and with `bare` without anything else of the autopilot.
+on all ranks or with `stop-last` on the last one, and with `bare` without anything else of the autopilot. `smaller`: a
+spike, and later a NaN in the batch of the last rank, with options that make steps smaller.
 """
 
 from __future__ import annotations
@@ -24,12 +25,15 @@ from mlflow_stability.session.autopilot.autopilot import Autopilot
 STEPS = 260
 TROUBLE = 150
 POLICY = RollbackPolicy(snapshot_every=20, snapshot_share=1.0, healthy_after=10, rewind=20, easing_steps=40)
+SMALLER = RollbackPolicy(
+    rollback=False, skip_gradients_above=None, reset_at_spike=True, reset_warm_up=20, cut_learning_rate=0.1
+)
 
 
 def main(trouble: str, folder: Path) -> None:
     stop_on = ("grad_norm>1e9", "loss>50") if "stop" in trouble else ()
     mlflow_stability.autolog(
-        rollback="bare" not in trouble and POLICY,
+        rollback=SMALLER if trouble == "smaller" else "bare" not in trouble and POLICY,
         journal_dir=folder,
         stop_on=stop_on,
         strict=trouble not in ("fail", "lost", "half"),
@@ -54,7 +58,7 @@ def train(trouble: str, rank: int) -> None:
     for step in range(1, STEPS + 1):
         inputs = torch.randn(16, 8, generator=dice)
         targets = inputs[:, :1].sin() + 0.1 * torch.randn(16, 1, generator=dice)
-        if trouble == "nan" and step == TROUBLE and rank:
+        if step == {"nan": TROUBLE, "smaller": TROUBLE + 50}.get(trouble) and rank:
             inputs[0, 0] = math.nan
         if trouble in ("jump", "lost", "half"):
             optimizer.param_groups[0]["lr"] = 3.0 if TROUBLE <= step < TROUBLE + 15 else 0.01
@@ -63,6 +67,7 @@ def train(trouble: str, rank: int) -> None:
         if trouble == "asked":
             ask(step, rank)
         huge = "stop" in trouble and step == TROUBLE and (rank or "last" not in trouble)
+        huge = huge or (trouble == "smaller" and step == TROUBLE)
         loss = nn.functional.mse_loss(model(inputs), targets) * (1e5 if huge else 1)
         loss.backward()
         try:

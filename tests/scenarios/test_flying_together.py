@@ -49,6 +49,15 @@ def test_a_nan_on_one_rank_is_skipped_on_both(sqlite_uri: str, tmp_path: Path) -
     assert list(record["skipped_steps"])[-1] == 1
 
 
+def test_smaller_steps_are_those_of_both(sqlite_uri: str, tmp_path: Path) -> None:
+    first, second = both("smaller", sqlite_uri, tmp_path)
+    assert weights(first) == weights(second)
+    (run,) = MlflowClient(sqlite_uri).search_runs(["0"])
+    diagnosis = mlflow_stability.diagnose(run.info.run_id, tracking_uri=sqlite_uri)
+    told = [each.message for each in diagnosis.episodes if each.kind == "smaller_steps"]
+    assert [each.split()[0] for each in told] == ["Reset", "Learning"]
+
+
 def test_a_return_is_one_for_both(sqlite_uri: str, tmp_path: Path) -> None:
     ranks = [each.communicate(timeout=120) for each in started("jump", sqlite_uri, tmp_path)]
     first, second = (numbers(printed) for printed, _ in ranks)

@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import pytest
 import torch
 from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam
@@ -7,7 +9,7 @@ from torch.optim import SGD, Adam, Adamax, AdamW, NAdam, Optimizer, RAdam
 from mlflow_stability import SPAMAdam
 from mlflow_stability.recovery.easing import EasingPlan, reset_moments
 
-MAKERS = {
+MAKERS: dict[str, Callable[[list[torch.nn.Parameter]], Optimizer]] = {
     "Adam": lambda weights: Adam(weights, lr=0.01, amsgrad=True),
     "AdamW": lambda weights: AdamW(weights, lr=0.01),
     "fused AdamW": lambda weights: AdamW(weights, lr=0.01, fused=True),
