@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_stability.detectors.reported.endings import WAYS_TO_END
+from mlflow_stability.detectors.reported import WAYS_TO_END
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.milestone import Closing
 from mlflow_stability.vocabulary.run.outcome import process_ended

@@ -107,7 +107,7 @@ def _has_no_store(tracking_uri: str | None) -> bool:
 
 
 def _runs_in(store: Path) -> list[FoundRun]:
-    from mlflow_stability.importers.files.mlflow_files import meta_of
+    from mlflow_stability.importers.files import meta_of
 
     found = []
     for file in store.glob("*/*/meta.yaml"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.detectors.thresholds import detectors_with
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import number, one_of

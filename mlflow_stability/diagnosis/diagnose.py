@@ -13,7 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.diagnosis.advice import remedies_of, with_fitting_remedies
 from mlflow_stability.diagnosis.causes.causes import deciding_cause, with_causes
 from mlflow_stability.diagnosis.curves.curve_shape import reading_of

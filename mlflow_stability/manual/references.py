@@ -14,8 +14,7 @@ from pathlib import Path
 from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, documentation, name_of
 from mlflow_stability.detectors.kind_documentation import FindingDocumentation
 from mlflow_stability.diagnosis.causes.catalog import causes as every_cause
-from mlflow_stability.diagnosis.rules.registry import RULES
-from mlflow_stability.diagnosis.rules.rule import Rule
+from mlflow_stability.diagnosis.rules import RULES, Rule
 from mlflow_stability.manual.false_alarms import false_alarms_of
 from mlflow_stability.vocabulary.result.event import Severity
 

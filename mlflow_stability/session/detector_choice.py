@@ -6,7 +6,7 @@ from dataclasses import is_dataclass, replace
 from typing import cast
 
 from mlflow_stability.detectors.catalog import default_detectors, named
-from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
 from mlflow_stability.detectors.loss.divergence import DivergenceClassic
 from mlflow_stability.detectors.loss.divergence_ahead import DivergenceAhead

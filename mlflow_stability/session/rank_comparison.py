@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from mlflow_stability.detectors.reported.ranks import RankNonfinite, Straggler
+from mlflow_stability.detectors.reported import RankNonfinite, Straggler
 from mlflow_stability.probes.ranks.rank_numbers import EVERY
 from mlflow_stability.probes.ranks.rank_row import RankTable
 from mlflow_stability.session.recording import Recording

@@ -12,7 +12,7 @@ from dataclasses import replace
 from mlflow_stability.analysis.asked_for import asked_for
 from mlflow_stability.analysis.diagnose import concluded, histories_of, in_place
 from mlflow_stability.detectors.catalog import built
-from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
 from mlflow_stability.vocabulary.run.run_card import RunCard, text_of

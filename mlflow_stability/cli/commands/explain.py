@@ -19,8 +19,7 @@ from mlflow_stability.detectors.catalog import KINDS, documentation
 from mlflow_stability.detectors.kind_documentation import FindingDocumentation
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation
-from mlflow_stability.diagnosis.rules.registry import RULES
-from mlflow_stability.diagnosis.rules.rule import Rule
+from mlflow_stability.diagnosis.rules import RULES, Rule
 from mlflow_stability.reports.terminal_kit import TerminalWriter
 
 Rows = Iterator[tuple[Text, Text]]

@@ -12,7 +12,7 @@ from rich.text import Text
 from mlflow_stability.cli.commands.demo_trainings import train_shown
 from mlflow_stability.cli.kit.output import present
 from mlflow_stability.cli.kit.terminal import notes_console
-from mlflow_stability.demo.failures.catalog import SIMULATIONS, known_simulation
+from mlflow_stability.demo.failures import SIMULATIONS, known_simulation
 from mlflow_stability.demo.processes import Training
 from mlflow_stability.demo.simulate import Simulation, simulations, trained
 from mlflow_stability.errors import TORCH_IS_MISSING, StabilityError

@@ -24,9 +24,7 @@ from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_c
 from mlflow_stability.courier.clean_up import clean_up, size_of
 from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.many_journals import deliver_many, waiting_bytes
-from mlflow_stability.courier.process.claim import holder_lives
-from mlflow_stability.courier.process.environment import ask_for_short_requests
-from mlflow_stability.courier.process.training_process import process_of
+from mlflow_stability.courier.process import ask_for_short_requests, holder_lives, process_of
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.recording import opening_if_readable
 from mlflow_stability.courier.session_delivery import DeliveryReport

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from mlflow_stability.cli.watch.watched_run import QUANTITIES, WatchedRun
-from mlflow_stability.courier.process.training_process import process_of
+from mlflow_stability.courier.process import process_of
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.recording import opening_if_readable
 from mlflow_stability.errors import RunNotFoundError, TrackingError

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.analysis.diagnose import concluded, in_place
 from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse
-from mlflow_stability.detectors.reported.representations import RepresentationSummary
+from mlflow_stability.detectors.reported import RepresentationSummary
 from mlflow_stability.diagnosis.cohort.run_summary import run_card_of
 from mlflow_stability.diagnosis.verdict import training_outcome
 from mlflow_stability.reports.escape import markdown

@@ -17,7 +17,7 @@ from statistics import median
 
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.streams.run_summary import RunSummary
-from mlflow_stability.detectors.reported.endings import Stall
+from mlflow_stability.detectors.reported import Stall
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL

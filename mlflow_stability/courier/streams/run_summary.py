@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from dataclasses import asdict
 from pathlib import Path
 
-from mlflow_stability.detectors.reported.autopilot import Rollback
+from mlflow_stability.detectors.reported import Rollback
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event, Severity

@@ -1,1 +1,32 @@
 """What detectors are built from."""
+
+from __future__ import annotations
+
+from mlflow_stability.detectors.engine.adversarial import RISE, take_turns
+from mlflow_stability.detectors.engine.chance import FEW, MANY, stays_at_chance
+from mlflow_stability.detectors.engine.detector import Detector, Point
+from mlflow_stability.detectors.engine.finding_type import FindingType, Instability, Moves, Symptom
+from mlflow_stability.detectors.engine.gradient_flow import BAND
+from mlflow_stability.detectors.engine.learning_rate_restart import LEAST_RISE, RateRestart
+from mlflow_stability.detectors.engine.loss_fall import FIRST, LITTLE, began_at, least_that_matters
+
+__all__ = [
+    "BAND",
+    "FEW",
+    "FIRST",
+    "LEAST_RISE",
+    "LITTLE",
+    "MANY",
+    "RISE",
+    "Detector",
+    "FindingType",
+    "Instability",
+    "Moves",
+    "Point",
+    "RateRestart",
+    "Symptom",
+    "began_at",
+    "least_that_matters",
+    "stays_at_chance",
+    "take_turns",
+]

@@ -1,1 +1,32 @@
 """Findings that are reported, not detected: their names, meanings and remedies."""
+
+from __future__ import annotations
+
+from mlflow_stability.detectors.reported.autopilot import EarlyStopping, GiveUp, Rollback, SpikeBatch
+from mlflow_stability.detectors.reported.endings import WAYS_TO_END, Stall
+from mlflow_stability.detectors.reported.ranks import RankNonfinite, Straggler
+from mlflow_stability.detectors.reported.representations import RepresentationSummary
+from mlflow_stability.detectors.reported.setup import (
+    BatchDiscarded,
+    ConfigurationChanged,
+    EvaluationMode,
+    ModelLint,
+    NotMeasured,
+)
+
+__all__ = [
+    "WAYS_TO_END",
+    "BatchDiscarded",
+    "ConfigurationChanged",
+    "EarlyStopping",
+    "EvaluationMode",
+    "GiveUp",
+    "ModelLint",
+    "NotMeasured",
+    "RankNonfinite",
+    "RepresentationSummary",
+    "Rollback",
+    "SpikeBatch",
+    "Stall",
+    "Straggler",
+]

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase, causes, checks_of, excluded, symptoms
 from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Check, CheckResult, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, surroundings_of

@@ -9,7 +9,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.context import Surroundings
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
 from mlflow_stability.vocabulary.result.cause import Cause

@@ -9,11 +9,11 @@ import math
 
 import numpy as np
 
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.detectors.loss.overfitting import Overfitting
 from mlflow_stability.detectors.loss.plateau import Plateau
 from mlflow_stability.detectors.loss.repeated_data import RepeatedData
-from mlflow_stability.detectors.reported.endings import WAYS_TO_END
+from mlflow_stability.detectors.reported import WAYS_TO_END
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.diagnosis.curves.chance_level import chance_of, classes_in

@@ -17,9 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine.detector import Point
-from mlflow_stability.detectors.engine.finding_type import Symptom
-from mlflow_stability.detectors.engine.learning_rate_restart import LEAST_RISE, RateRestart
+from mlflow_stability.detectors.engine import LEAST_RISE, Point, RateRestart, Symptom
 from mlflow_stability.detectors.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, Surroundings, shown

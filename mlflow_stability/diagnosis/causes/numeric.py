@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.detectors.optimizer.loss_scale_collapse import LossScaleCollapse
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, norms_before, shown, usual_norm

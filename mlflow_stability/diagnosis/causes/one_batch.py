@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import LOOKED_AT, Surroundings, norms_before, shown, usual_norm
 from mlflow_stability.diagnosis.curves.curves import Curve

@@ -18,7 +18,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.diagnosis.curves.curves import Curve

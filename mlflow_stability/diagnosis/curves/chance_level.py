@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping
 
-from mlflow_stability.detectors.engine.chance import FEW, MANY
+from mlflow_stability.detectors.engine import FEW, MANY
 
 TOLERANCE, OF_MANY = 0.012, 0.004
 """How far a loss may be from the cost of guessing among few classes, or as many as a setting names, and among many."""

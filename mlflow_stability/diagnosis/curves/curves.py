@@ -14,8 +14,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine.adversarial import take_turns
-from mlflow_stability.detectors.engine.loss_fall import FIRST, LITTLE, began_at, least_that_matters
+from mlflow_stability.detectors.engine import FIRST, LITTLE, began_at, least_that_matters, take_turns
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
 

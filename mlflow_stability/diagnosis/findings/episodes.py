@@ -11,7 +11,7 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Event

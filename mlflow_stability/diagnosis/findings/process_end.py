@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from mlflow_stability.detectors.reported.endings import WAYS_TO_END
+from mlflow_stability.detectors.reported import WAYS_TO_END
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
 from mlflow_stability.vocabulary.run.outcome import process_ended

@@ -13,7 +13,7 @@ from itertools import pairwise
 import numpy as np
 
 from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.detectors.panel import Panel
 from mlflow_stability.diagnosis.curves.curves import RunCurves, decoded, starts_of
 from mlflow_stability.diagnosis.findings.usual_units import in_usual_units

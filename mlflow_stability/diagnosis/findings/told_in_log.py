@@ -17,8 +17,7 @@ import numpy as np
 from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.detectors.optimizer.step_skipped import StepSkipped
-from mlflow_stability.detectors.reported.autopilot import Rollback
-from mlflow_stability.detectors.reported.endings import WAYS_TO_END
+from mlflow_stability.detectors.reported import WAYS_TO_END, Rollback
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.episodes import NEIGHBOURS
 from mlflow_stability.diagnosis.rules.skipped_end import SkippedEndRule

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine.finding_type import Moves
+from mlflow_stability.detectors.engine import Moves
 from mlflow_stability.detectors.loss.overfitting import Overfitting
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of

@@ -10,9 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine.chance import stays_at_chance
-from mlflow_stability.detectors.engine.detector import Detector
-from mlflow_stability.detectors.engine.finding_type import Moves
+from mlflow_stability.detectors.engine import Detector, Moves, stays_at_chance
 from mlflow_stability.detectors.loss.overfitting import Overfitting
 from mlflow_stability.detectors.sensitivity import only_moved
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves

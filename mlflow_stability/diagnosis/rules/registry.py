@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from mlflow_stability.detectors.catalog import SEEN_FROM_OUTSIDE
-from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.loss.loss_spike import LossSpike
 from mlflow_stability.detectors.sensitivity import factor_of, moved, only_moved

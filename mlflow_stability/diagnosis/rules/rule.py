@@ -11,8 +11,7 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import ClassVar
 
-from mlflow_stability.detectors.engine.detector import Detector
-from mlflow_stability.detectors.engine.finding_type import FindingType
+from mlflow_stability.detectors.engine import Detector, FindingType
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.vocabulary.result.episode import Episode
 

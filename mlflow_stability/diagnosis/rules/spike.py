@@ -10,8 +10,7 @@ from typing import ClassVar
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.engine.detector import Detector
-from mlflow_stability.detectors.engine.finding_type import Moves
+from mlflow_stability.detectors.engine import Detector, Moves
 from mlflow_stability.detectors.loss.loss_spike import LossSpike
 from mlflow_stability.diagnosis.curves.bumps import bumps_of
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from mlflow_stability.detectors.reported.autopilot import GiveUp, Rollback
+from mlflow_stability.detectors.reported import GiveUp, Rollback
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import said_of
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed

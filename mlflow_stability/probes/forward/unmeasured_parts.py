@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.detectors.reported.setup import NotMeasured
+from mlflow_stability.detectors.reported import NotMeasured
 from mlflow_stability.probes.objects.model_discovery import parameters_in
 from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, world_size
 from mlflow_stability.vocabulary.result.event import Event, Severity

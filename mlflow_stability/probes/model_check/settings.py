@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.detectors.reported.setup import ModelLint
+from mlflow_stability.detectors.reported import ModelLint
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.vocabulary.result.event import Event, Severity

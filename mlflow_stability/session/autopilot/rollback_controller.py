@@ -18,7 +18,7 @@ import torch
 from torch.nn import Module
 
 from mlflow_stability.detectors.catalog import of_instability
-from mlflow_stability.detectors.engine.finding_type import Instability
+from mlflow_stability.detectors.engine import Instability
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.recovery.easing import EasingPlan, held_rates, reset_momentum
 from mlflow_stability.recovery.rollback_decisions import Decision, GoodState, RollbackHistory, Situation, decide

@@ -17,7 +17,7 @@ from typing import Any
 from torch.nn import Module
 from torch.optim import Optimizer
 
-from mlflow_stability.detectors.reported.autopilot import SpikeBatch
+from mlflow_stability.detectors.reported import SpikeBatch
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.objects.model_discovery import models_of
 from mlflow_stability.probes.objects.module_names import names_of_modules

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from mlflow_stability.detectors.catalog import of_instability
-from mlflow_stability.detectors.engine.finding_type import Instability
+from mlflow_stability.detectors.engine import Instability
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 GAP = 100

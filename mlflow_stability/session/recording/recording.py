@@ -13,9 +13,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from mlflow_stability.detectors.engine.detector import Detector
+from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.detectors.panel import Panel
-from mlflow_stability.detectors.reported.setup import BatchDiscarded, NotMeasured
+from mlflow_stability.detectors.reported import BatchDiscarded, NotMeasured
 from mlflow_stability.journal.attention_maps import write_attention_map
 from mlflow_stability.journal.layer_tables import write_layer_table
 from mlflow_stability.journal.writer import JournalWriter

@@ -10,7 +10,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
-from mlflow_stability.detectors.reported.representations import RepresentationSummary
+from mlflow_stability.detectors.reported import RepresentationSummary
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.event import Event, Severity

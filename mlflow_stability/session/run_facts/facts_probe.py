@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mlflow_stability.detectors.reported.setup import NotMeasured
+from mlflow_stability.detectors.reported import NotMeasured
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.objects.model_discovery import covering, living, outermost, places_of
 from mlflow_stability.probes.performance.batch_shape import batch_shape, batch_words, plain_batch
