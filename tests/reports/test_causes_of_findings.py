@@ -25,7 +25,7 @@ def test_each_finding_has_its_cause_beside_it_and_the_deciding_one_a_section(
     assert text.count(BATCH) == 1
     assert text.count(DECIDING) == 1
     assert text.index(DECIDING) < text.index("What to do") < text.index(BATCH)
-    assert "Explains the nan_detected at step 960." in text
+    assert "Explains the NaN at step 960." in text
     for said in (
         "Likely cause",
         "Ruled out",

@@ -1,18 +1,18 @@
 """Calls the user's functions with alerts, in the training process, on one daemon thread.
 
 In: events and readings, from the thread that trains. Out: calls of functions with an `AlertMessage`. Guarantees: the
-training never waits: what finds the queue full is dropped and counted; an exception of a function is reported once and
-ends nothing.
+training never waits, and does not wake the thread for what was measured: it looks by itself four times a second. What
+finds no room is dropped and counted; an exception of a function is reported once and ends nothing.
 """
 
 from __future__ import annotations
 
 import os
-import queue
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 from mlflow_stability.alerts.alert import Alert
 from mlflow_stability.alerts.message import AlertMessage, RunLink
@@ -20,7 +20,7 @@ from mlflow_stability.alerts.router import AlertRouter
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.result.event import Event
 
-MOST_WAITING = 1000
+MOST_WAITING = 4000
 _LOOK_EVERY = 0.25
 
 
@@ -34,6 +34,16 @@ class _Callee:
         self.failed = False
 
 
+@dataclass(slots=True)
+class _Waiting:
+    """What the thread has not looked at yet."""
+
+    told: deque[Event | StepReading] = field(default_factory=deque)
+    look: threading.Event = field(default_factory=threading.Event)
+    over: bool = False
+    """Whether nothing more comes."""
+
+
 class CallbackAlerts:
     """The functions among the alerts of a session."""
 
@@ -42,11 +52,11 @@ class CallbackAlerts:
         self._looks_at_steps = any(each.router.looks_at_steps for each in self._callees)
         self._run = run
         self._warn = warn
-        self._queue: queue.Queue[Event | StepReading | None] = queue.Queue(MOST_WAITING)
+        self._waiting = _Waiting()
         self._thread: threading.Thread | None = None
         self._pid = 0
         self.dropped = 0
-        """Events and readings that found the queue full."""
+        """Events and readings that found no room."""
 
     def tell(self, event: Event) -> None:
         """Pass an event on; never waits."""
@@ -62,38 +72,32 @@ class CallbackAlerts:
         """Send what waits, for at most so many seconds."""
         thread, self._thread = self._thread, None
         if thread is not None and self._pid == os.getpid():
-            until = time.monotonic() + seconds
-            while time.monotonic() < until:
-                try:
-                    self._queue.put_nowait(None)
-                    break
-                except queue.Full:
-                    time.sleep(0.01)
-            thread.join(max(0.0, until - time.monotonic()))
+            self._waiting.over = True
+            self._waiting.look.set()
+            thread.join(seconds)
 
     def _put(self, what: Event | StepReading) -> None:
-        if self._thread is None or self._pid != os.getpid():  # a fork has the queue, but not the thread
+        if self._thread is None or self._pid != os.getpid():  # a fork has what waits, but not the thread
             self._pid = os.getpid()
-            self._queue = queue.Queue(MOST_WAITING)
+            self._waiting = _Waiting()
             self._thread = threading.Thread(
-                target=self._work, args=(self._queue,), name="mlflow-stability alerts", daemon=True
+                target=self._work, args=(self._waiting,), name="mlflow-stability alerts", daemon=True
             )
             self._thread.start()
-        try:
-            self._queue.put_nowait(what)
-        except queue.Full:
+        if len(self._waiting.told) >= MOST_WAITING:
             self.dropped += 1
+            return
+        self._waiting.told.append(what)
+        if isinstance(what, Event):  # waking a thread at every step costs more than the step's measurement
+            self._waiting.look.set()
 
-    def _work(self, waiting: queue.Queue[Event | StepReading | None]) -> None:
+    def _work(self, waiting: _Waiting) -> None:
         over = False
         while not over:
-            taken: list[Event | StepReading] = []
-            try:
-                what = waiting.get(timeout=_LOOK_EVERY)
-                over = what is None
-                taken += [] if what is None else [what]
-            except queue.Empty:
-                over = False
+            waiting.look.wait(_LOOK_EVERY)
+            waiting.look.clear()
+            over = waiting.over
+            taken = [waiting.told.popleft() for _ in range(len(waiting.told))]
             now = time.time()
             for each in self._callees:
                 for one in taken:

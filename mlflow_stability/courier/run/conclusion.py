@@ -7,10 +7,12 @@ gives; torch is not loaded; what reads and judges is loaded here, and not before
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 
 from mlflow_stability.analysis.diagnose import concluded, in_place
+from mlflow_stability.courier.streams.run_summary import events_in_words
 from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse
 from mlflow_stability.detectors.reported import RepresentationSummary
 from mlflow_stability.diagnosis.cohort.run_summary import run_card_of
@@ -110,6 +112,7 @@ def _tags(history: RunHistory, diagnosis: Diagnosis, card: RunCard) -> dict[str,
         tag_names.VERDICT: training_outcome(diagnosis),
         tag_names.OUTCOME: _verdict(diagnosis)[:LONGEST_TAG],
         tag_names.CAUSE: card.cause,
+        tag_names.FINDINGS: events_in_words(Counter(each.severity.name for each in diagnosis.episodes)),
         tag_names.FIRST_ISSUE_STEP: "" if card.onset is None else str(card.onset),
         tag_names.ROLLBACKS: str(_rollbacks(history)),
         tag_names.SKIPPED_STEPS: str(card.skipped),

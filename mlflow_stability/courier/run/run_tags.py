@@ -44,6 +44,8 @@ class RunTags:
         self._described = ""
         self._sent_at = 0.0
         self._described_at = float("-inf")
+        self._concluded: dict[str, str] = {}
+        """The tags of the outcome, as soon as it is known."""
         self._others = {n: tag for n, tag in recordings_in(writer.tags()).items() if n != number}
 
     def due(self) -> bool:
@@ -68,11 +70,12 @@ class RunTags:
                 "ended_detail": closing.detail,
             }
         )
-        self._send({**self._tags(story, "ended"), tag_names.ENDED: closing.outcome})
+        self._send({**self._tags(story, "ended"), tag_names.ENDED: closing.outcome, **self._concluded})
 
     def conclude(self, tags: Mapping[str, str], description: str) -> None:
         """Set the tags and the description of the outcome."""
-        self._send(dict(tags))
+        self._concluded = dict(tags)
+        self._send(self._concluded)
         self.describe(description)
 
     def describe(self, description: str) -> None:

@@ -6,6 +6,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase
+from mlflow_stability.diagnosis.verdict import noun_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result.cause import Cause
@@ -132,7 +133,7 @@ def explained(diagnosis: Diagnosis) -> str:
     cause = diagnosis.cause
     several = sum(each.severity > Severity.INFO for each in diagnosis.episodes) > 1
     return (
-        f"{cause.kind} at {diagnosis.unit} {cause.step:,}"
+        f"{noun_of(cause.kind).removeprefix('a ').removeprefix('an ')} at {diagnosis.unit} {cause.step:,}"
         if cause is not None and cause.step is not None and several
         else ""
     )

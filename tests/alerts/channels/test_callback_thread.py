@@ -62,9 +62,18 @@ def test_a_function_that_hangs_never_makes_the_training_wait() -> None:
     alerts.close(0.2)
     assert time.perf_counter() - began < 1
     release.set()
-    alerts._queue.get()  # room for the word that ends the thread
-    alerts._queue.put(None)
     thread.join(30)
+    assert not thread.is_alive()
+
+
+def test_what_is_measured_reaches_a_function_without_waking_its_thread() -> None:
+    got: list[AlertMessage] = []
+    alerts = alerts_to(got.append, rules=("loss>5",))
+    for step in range(1, 51):
+        alerts.see(StepReading(step, (Signal("loss"),), (float(step),), 0, 0.0))
+        assert not alerts._waiting.look.is_set()
+    alerts.close(5)
+    assert [each.first_step for each in got] == [6]
 
 
 def test_a_function_that_raises_is_reported_once_and_called_again() -> None:
