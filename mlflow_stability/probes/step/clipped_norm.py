@@ -29,24 +29,21 @@ class ClippedNorm:
         """The version of each gradient right after it was clipped, by its identity: none is kept alive."""
         self._norm: float | None = None
         """By which it was clipped: a script may have put norms of several processes together."""
-        self._times = 0
-        """How often the script has clipped since it took a norm."""
+        self.times = 0
+        """How often the script has clipped since it took a norm; zero again with each norm."""
         self.is_on = True
         """Whether norms may be worked out: not where steps are skipped for them, nor where one was found to differ."""
         self._left = 0
         """So many norms may be worked out before the next is measured."""
-        self._expected: float | None = None
+        self.expected: float | None = None
         """What was worked out for the one that is being measured."""
-
-    def norm_taken(self) -> None:
-        """Runs when the script took a norm: it clips after that."""
-        self._times, self._versions, self._expected = 0, {}, None
 
     def clipped(self, parameters: object, norm: object) -> None:
         """Runs when the script has clipped the gradients of these parameters, by a norm that it gives."""
-        self._times += 1
+        self.times += 1
         self._norm = value_on_host(norm) if isinstance(norm, Tensor) else None
-        if self.is_on and self._times == 1 and type(parameters) is list:
+        self._versions = {}
+        if self.times == 1 and type(parameters) is list:
             gradients = [each.grad for each in parameters if each.grad is not None]
             if gradients and not gradients[0].is_inference():
                 self._versions = {id(each): each._version for each in gradients}
@@ -54,7 +51,7 @@ class ClippedNorm:
     def of(self, capture: StepCapture, gradients: Sequence[Tensor]) -> float | None:
         """The norm of the gradients that an optimizer is about to use; None where it has to be measured."""
         limit = capture.limits.get("max_norm")
-        if not self.is_on or self._times != 1 or limit is None or len(capture.limits) > 1 or len(capture.clips) != 1:
+        if self.times != 1 or limit is None or len(capture.limits) > 1 or len(capture.clips) != 1:
             return None
         clip = capture.clips[0]
         if clip.order != 2.0 or clip.scale is not None or self._norm is None or self._norm != clip.norm:
@@ -67,14 +64,12 @@ class ClippedNorm:
         self._left -= 1
         if self._left >= 0:
             return worked_out
-        self._expected = worked_out
+        self.expected = worked_out
         return None
 
-    def compared(self, norm: Tensor | None) -> Tensor | None:
-        """A norm that was measured, as it is: what is worked out must be the same."""
-        expected, self._expected = self._expected, None
-        if expected is not None:
-            found = None if norm is None else value_on_host(norm)
-            self.is_on = found is not None and isclose(found, expected, rel_tol=ALIKE)
-            self._left = MEASURED_EVERY - 1
-        return norm
+    def compare(self, measured: Tensor | float | None) -> None:
+        """Runs when a norm was measured for which one is expected: where it is another, all are measured."""
+        expected, self.expected = self.expected, None
+        found = value_on_host(measured) if isinstance(measured, Tensor) else measured
+        self.is_on = found is not None and expected is not None and isclose(found, expected, rel_tol=ALIKE)
+        self._left = MEASURED_EVERY - 1

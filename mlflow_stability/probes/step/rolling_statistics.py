@@ -257,7 +257,8 @@ def _mean_square(off: Sequence[float]) -> float:
 def _slope(off: Sequence[float]) -> float:
     """Of the straight line through values one step apart, from their offsets."""
     count = len(off)
-    return sum(map(mul, _places(count), off)) / (count * (count**2 - 1) / 12)
+    total: float = sum(map(mul, _places(count), off))
+    return total / (count * (count**2 - 1) / 12)
 
 
 @lru_cache(maxsize=1)  # nearly always of a hundred

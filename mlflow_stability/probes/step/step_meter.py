@@ -211,13 +211,14 @@ class StepMeter:
             scaled = capture.scaler is not None and not capture.unscaled
             scale = capture.scaler._scale.clone() if scaled else None
             capture.clips.append(Clip(taken(whole), float(order), frozenset(map(id, gradients)), scale))
-            self._clipped_norm.norm_taken()
+            self._clipped_norm.times = 0
 
     def clipped(self, kind: str, limit: Any, parameters: Any = None, norm: Any = None) -> None:
         """Runs after the script clipped gradients; no limit is fetched from a device, and an infinite one is none."""
         if not self._capture.stepped and isinstance(limit, int | float) and math.isfinite(limit):
             self._capture.limits[kind] = float(limit)
-            self._clipped_norm.clipped(parameters, norm)
+            if self._clipped_norm.is_on:
+                self._clipped_norm.clipped(parameters, norm)
 
     def scaled(self, scaler: Any, original: Any, result: Any) -> None:
         """Runs after a loss scaler multiplied a loss."""
@@ -488,8 +489,11 @@ class StepMeter:
 
     def _norm(self, gradients: Sequence[Tensor], grad_scale: Tensor | None) -> None:
         capture = self._capture
-        worked_out = self._clipped_norm.of(capture, gradients) if capture.clips and grad_scale is None else None
-        norm = self._clipped_norm.compared(total_norm(gradients)) if worked_out is None else worked_out
+        clipped = self._clipped_norm
+        worked_out = clipped.of(capture, gradients) if clipped.is_on and capture.clips and grad_scale is None else None
+        norm = total_norm(gradients) if worked_out is None else worked_out
+        if clipped.expected is not None:
+            clipped.compare(norm)
         if norm is not None:
             capture.norms.append(norm if grad_scale is None else norm / grad_scale)
             if capture.clips:
