@@ -136,10 +136,15 @@ class RankWatch:
         """Runs right after it."""
         self._after(optimizer, skipped)
 
-    def capture_ended(self) -> LocalShare:
+    def capture_ended(self, capture: StepCapture) -> LocalShare:
         """What was measured of the capture that is over."""
         self._collect()
         share, self._share = self._share, LocalShare()
+        if capture.norm_of_all is not None:
+            if len(share.squares) == 1 and not share.partial:  # the processes have told each other before the step
+                share.needs_norm, share.squares = False, []
+            else:
+                capture.norm_of_all = None
         self._step_ended = time.perf_counter()
         return share
 
@@ -249,6 +254,8 @@ class RankWatch:
             self._share.squares.append(found.squares)
             if found.partial is not None:
                 self._share.partial.append(found.partial)
+            elif len(self._share.squares) == 1:
+                capture.squares_here = found.squares
 
     def _before_step(self, optimizer: Optimizer, unscale: Tensor | None) -> None:
         norms = self._norms

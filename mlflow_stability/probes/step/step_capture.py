@@ -65,6 +65,8 @@ class StepCapture:
     """With which limits gradients were clipped: ``max_norm``, ``clip_value``."""
     norms: list[Tensor | float] = field(default_factory=list)
     """What the optimizers were given."""
+    squares_here: Tensor | None = None
+    """Of the gradients of its first optimizer, the share of this process in their squares, where a model is split."""
     norm_of_all: float | None = None
     """Of all gradients of a split model, as its processes together know it."""
     gradients: set[int] = field(default_factory=set)

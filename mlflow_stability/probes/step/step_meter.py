@@ -467,7 +467,7 @@ class StepMeter:
         self, capture: StepCapture, scalars: Sequence[Tensor | float], rows: Sequence[Tensor], read: Reader
     ) -> None:
         """The reading waits for what the other processes have measured of it."""
-        ranks, share, step = self._ranks, self._ranks.capture_ended(), self._scheduler.step
+        ranks, share, step = self._ranks, self._ranks.capture_ended(capture), self._scheduler.step
 
         def read_here(values: Sequence[float], lines: list[list[float]]) -> None:
             mine, own = values[: len(scalars)], lines[: len(rows)]
@@ -475,7 +475,7 @@ class StepMeter:
 
             def read_together(table: RankTable | None) -> None:
                 if table is not None:
-                    capture.norm_of_all = table.norm
+                    capture.norm_of_all = capture.norm_of_all if table.norm is None else table.norm
                     capture.blocks = [*capture.blocks, *ranks.blocks(table, capture.place, step)]
                 read(mine, own)
                 if table is not None:

@@ -173,6 +173,7 @@ class Autopilot:
             self._batches.let_loss_go()
         if votes:
             self._receive(facts, ends_vote=False)
+            capture.norm_of_all = self._consensus.norm
         self._shape(optimizer, facts, norm)
         self._rates.update(facts.rates)
 

@@ -9,6 +9,8 @@ any more.
 from __future__ import annotations
 
 import contextlib
+import math
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import timedelta
@@ -21,11 +23,16 @@ from torch import Tensor
 from mlflow_stability.errors import StabilityError, TrainingDiverged
 from mlflow_stability.probes.ranks.presence import Presence
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, LOST
+from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.rollback_decisions import Decision
 
 FIELDS = 13
 MOST_CONDITIONS = 1000
 """Which condition is met on which rank is one number, so that the largest of all ranks is that of one of them."""
+NOT_TOLD = -1.0
+"""The row has a place for each process's share of the squares: the largest number there is that share."""
+NOT_A_NUMBER = sys.float_info.max
+"""Stands for NaN there, which has no place in an order."""
 NOT_ON_ALL = (
     "all ranks must skip, snapshot and roll back together, and autolog() was called on some of them only: call it on "
     "every rank"
@@ -116,16 +123,21 @@ class RankVote:
         self._capture: object = None
         self._numbers = [0.0] * FIELDS
         self._received: list[float] | None = None
+        self._size, self._rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
+        self._squares: Tensor | None = None
+        self.norm: float | None = None
+        """Of all gradients of a split model, in the capture that was voted on last; None where it was not told."""
         self.is_over = False
         """Whether this capture was settled before anybody looked at its gradients: nobody guards."""
         self.somebody_off = False
         """Whether the guard of a process has failed."""
 
-    def begins(self, capture: object) -> bool:
+    def begins(self, capture: StepCapture) -> bool:
         """Whether this is the first optimizer step of a capture."""
         if capture is self._capture:
             return False
         self._capture, self._received, self.is_over = capture, None, False
+        self._squares, self.norm = capture.squares_here, None
         self._numbers = [0.0] * FIELDS
         return True
 
@@ -141,7 +153,8 @@ class RankVote:
         """Exchange the flag, and with the first one of a capture the orders."""
         if self.somebody_off or self.paused or self.is_over:
             return flag
-        return flag.new_full((), self._exchange(flag.item(), is_off=False))
+        # The host has waited for the flag: the squares are there too, and the norm needs no exchange of its own.
+        return flag.new_full((), self._exchange(flag.item(), is_off=False, squares=self._squares))
 
     def received(self, is_off: bool, step: int) -> Orders:
         """The orders of this capture; sends now where nothing was asked about its gradients."""
@@ -178,18 +191,25 @@ class RankVote:
         """What counts captures has failed here: let the others know with one last row, and wait for nobody."""
         if not self.silent and not self.paused:
             self.silent, self.somebody_off = "this process measures no more", True
-            row = torch.tensor([0.0, 1.0, 1.0, *[0.0] * FIELDS], dtype=torch.float64)
+            row = torch.tensor([0.0, 1.0, 1.0, *[0.0] * FIELDS, *[NOT_TOLD] * self._size], dtype=torch.float64)
             with contextlib.suppress(RuntimeError, ValueError):
                 torch.distributed.all_reduce(row, torch.distributed.ReduceOp.MAX, group=self._group, async_op=True)
 
-    def _exchange(self, flag: float, is_off: bool) -> float:
+    def _exchange(self, flag: float, is_off: bool, squares: Tensor | None = None) -> float:
         first = self._received is None
         numbers = self._numbers if first else [0.0] * FIELDS
-        row = torch.tensor([flag, float(is_off), 0.0, *numbers], dtype=torch.float64)
+        shares = [NOT_TOLD] * self._size
+        if squares is not None and first:
+            share = squares.item()
+            shares[self._rank] = NOT_A_NUMBER if math.isnan(share) else share
+        row = torch.tensor([flag, float(is_off), 0.0, *numbers, *shares], dtype=torch.float64)
         if not self._reduce(row, torch.distributed.ReduceOp.MAX):
             self._received = [0.0] * FIELDS
             return flag
         broken, somebody_off, gone, *numbers = row.tolist()
+        shares, numbers = numbers[FIELDS:], numbers[:FIELDS]
+        if first and min(shares) > NOT_TOLD:
+            self.norm = math.nan if NOT_A_NUMBER in shares else math.sqrt(math.fsum(shares))
         self.somebody_off = self.somebody_off or somebody_off > 0
         if gone > 0:
             self.silent = "mlflow-stability was switched off in another process of this training"
@@ -238,6 +258,11 @@ class RankConsensus:
         """Why other processes are not heard any more; empty while they are."""
         return "" if self._vote is None else self._vote.silent
 
+    @property
+    def norm(self) -> float | None:
+        """Of all gradients of a split model, as the last vote has told it; None where nobody asked."""
+        return None if self._vote is None else self._vote.norm
+
     def pause(self, begin: bool) -> None:
         """Ask nobody for a while: some may have run out of batches."""
         if self._vote is not None:
@@ -265,7 +290,7 @@ class RankConsensus:
         self._orders, self._to_send, self.has_orders = Orders(), Orders(), False
 
     def announce(
-        self, capture: object, step: int, due: Callable[[], tuple[bool, bool]], stop: int | None = None
+        self, capture: StepCapture, step: int, due: Callable[[], tuple[bool, bool]], stop: int | None = None
     ) -> bool:
         """Runs before the vote of a capture; False where there is none, or it is over.
 
