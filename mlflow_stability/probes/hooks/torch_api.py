@@ -161,6 +161,7 @@ SYMBOLS: dict[str, Symbol] = {
     ),
     "fsdp1_gathers": Symbol("torch.distributed.fsdp._flat_param:dist", _FLAT),
     "fsdp1_reductions": Symbol("torch.distributed.fsdp._runtime_utils:dist", _FLAT),
+    "fsdp_clip_grad_norm_": Symbol("torch.distributed.fsdp:FullyShardedDataParallel.clip_grad_norm_", _NORM),
     "default_store": Symbol("torch.distributed.distributed_c10d:_get_default_store", "comparison of ranks"),
     # of copies
     "flatten_dense_tensors": Symbol("torch._C:_nn.flatten_dense_tensors", _SLOWER, _side_by_side),

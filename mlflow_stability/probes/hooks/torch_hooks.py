@@ -98,7 +98,9 @@ class TorchWatch:
         self._has_nested = True
         """Whether a step within a step was seen since the last one that is in none."""
         self._signs = guard("unseen training", on_signs)
-        self._in_backward = False
+        self._in_backward = self._watches_fsdp = False
+        self._norms_taken = 0
+        """How many norms the script took of gradients."""
         self._backward = guard("step hooks", meter.backward)
         self._backward_over = guard("step hooks", meter.backward_ended)
         self._backward_failed = guard("step hooks", meter.backward_failed)
@@ -137,6 +139,7 @@ class TorchWatch:
             ("join_ends", partial(self._around_join, False)),
         ):
             self._patch(name, around)
+        self._watch_fsdp()
 
     @property
     def is_installed(self) -> bool:
@@ -146,7 +149,14 @@ class TorchWatch:
     def remove(self) -> None:
         """Leave torch as it was."""
         self._handles.remove()
+        self._watches_fsdp = False
         self._look_away()
+
+    def _watch_fsdp(self) -> None:
+        """Watch how the first version of FSDP clips, once the script has loaded it."""
+        if not self._watches_fsdp and "torch.distributed.fsdp" in sys.modules:
+            self._watches_fsdp = True
+            self._patch("fsdp_clip_grad_norm_", self._around_fsdp_clip)
 
     def _patch(self, symbol: str, around: Callable[..., Any]) -> None:
         """Put `around` in the place of a function of torch, where it is called by the training that is watched."""
@@ -187,6 +197,7 @@ class TorchWatch:
         original(optimizer, *args, **kwargs)  # by whichever thread: it need not be the one that trains
         if not torch.compiler.is_compiling():
             self._made(optimizer)
+            self._watch_fsdp()
             self._counts.optimizers += 1
             if not self._counts.steps:
                 self._signs()
@@ -237,6 +248,17 @@ class TorchWatch:
         norm = original(tensors, *args[1:], **kwargs)
         order = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
         self._clip(tensors, order, norm)
+        self._norms_taken += 1
+        return norm
+
+    def _around_fsdp_clip(self, original: Callable[..., Any], model: Any, *args: Any, **kwargs: Any) -> Any:
+        """The norm of all ranks is what it returns; a model that it does not shard it hands to `nn.utils`."""
+        before = self._norms_taken
+        norm = original(model, *args, **kwargs)
+        if self._norms_taken == before:
+            order = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
+            self._clip([each.grad for each in model.parameters() if each.grad is not None], order, norm)
+            self._clipped("max_norm", args[0] if args else kwargs.get("max_norm"))
         return norm
 
     def _around_clip(self, limit: str, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:

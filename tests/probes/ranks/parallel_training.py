@@ -160,7 +160,10 @@ def train(way: str, folder: Path, options: dict[str, Any]) -> None:
         optimizer.zero_grad()
         loss.backward()
         if options.get("clip"):
-            nn.utils.clip_grad_norm_(model.parameters(), options["clip"])
+            if isinstance(model, FullyShardedDataParallel):
+                model.clip_grad_norm_(options["clip"])
+            else:
+                nn.utils.clip_grad_norm_(model.parameters(), options["clip"])
         gathered = [_whole(each.grad) for each in model.parameters() if each.grad is not None]
         optimizer.step()
         if step <= 4:  # a real step takes longer than the answer of the others, on which nobody waits
