@@ -166,7 +166,7 @@ class NanOrigin(FindingType):
     severities = (Severity.INFO,)
     remedies = (
         "Keep the inputs of this operation within its range.",
-        "Inspect the saved batch.",
+        "Open the saved batch.",
     )
 
 
