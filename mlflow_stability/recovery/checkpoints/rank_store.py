@@ -86,7 +86,9 @@ class RankStore:
             place = Path(said[0][1])
             unseen = [not each for each in self._ranks.gathered(place.is_dir())]
             if any(unseen):
-                return self._refused(f"{_ranks_where(unseen)} cannot see {place.parent}: use a shared file system")
+                if self._ranks.is_first:
+                    raise OSError(f"{_ranks_where(unseen)} cannot see {place.parent}: use a shared file system")
+                return None
             layouts = self._layouts()
             write_shards(shards_of(copy, layouts, self._ranks.is_first), place, self._ranks.group)
             listed = self._ranks.gathered(self._own_files(place))
@@ -136,10 +138,6 @@ class RankStore:
             raise OSError(trouble)
         if len(steps) > 1:
             raise OSError(f"processes are at different steps: {', '.join(map(str, sorted(steps)))}")
-
-    def _refused(self, why: str) -> None:
-        if self._ranks.is_first:
-            raise OSError(why)
 
     def _own_files(self, folder: Path) -> list[tuple[str, int, str]] | str:
         """What this process has written, with sizes and hashes, or why it cannot be read back."""

@@ -8,6 +8,7 @@ process and runs no code of the file; a tensor comes back bit for bit, whoever h
 from __future__ import annotations
 
 import dataclasses
+import importlib
 import pickle
 import warnings
 from collections.abc import Callable, Mapping
@@ -74,8 +75,7 @@ def write_shards(shards: dict[str, Tensor], folder: Path, group: Any) -> None:
 
     `group`: None for the one process of a training that is split all the same.
     """
-    from torch.distributed import checkpoint  # takes a while to load, and few need it
-
+    checkpoint = _torch_checkpoints()
     writer = checkpoint.FileSystemWriter(folder)
     try:
         checkpoint.save(shards, storage_writer=writer, process_group=group)
@@ -85,8 +85,7 @@ def write_shards(shards: dict[str, Tensor], folder: Path, group: Any) -> None:
 
 def read_sharded(folder: Path, copy: StateCopy, parts: TrainingParts) -> StateCopy:
     """The state in a folder, as far as this process is to hold it; `copy`: what all processes shared, from its file."""
-    from torch.distributed import checkpoint
-
+    checkpoint = _torch_checkpoints()
     layouts = _wanted_layouts(copy, parts)
     shards: dict[str, Tensor] = {}
 
@@ -202,23 +201,25 @@ class _Unpickler(pickle.Unpickler):
 
 
 def _attribute(module: str, name: str) -> Any:
-    import importlib
-
     return getattr(importlib.import_module(module), name, None)
 
 
+def _torch_checkpoints() -> Any:
+    """What torch has for sharded checkpoints: it takes a while to load, and few need it."""
+    return importlib.import_module("torch.distributed.checkpoint")
+
+
 def _reader(folder: Path) -> Any:
-    from torch.distributed.checkpoint import FileSystemReader
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
     from torch.distributed.checkpoint.metadata import Metadata, StorageMeta
 
     with (folder / METADATA).open("rb") as file:
         metadata: Metadata = _Unpickler(cast("IO[bytes]", file)).load()
+    storage = metadata.storage_meta = getattr(metadata, "storage_meta", None) or StorageMeta()
 
     class SafeReader(FileSystemReader):
         def read_metadata(self, *_: Any, **__: Any) -> Metadata:
-            if getattr(metadata, "storage_meta", None) is None:
-                metadata.storage_meta = StorageMeta()
-            metadata.storage_meta.load_id = self.load_id
+            storage.load_id = self.load_id
             return metadata
 
     return SafeReader(folder)

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint
 from torch import nn
+from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
@@ -48,11 +48,11 @@ def main(folder: Path) -> None:
     attempt(20 + rank)
     dist.barrier()
     if rank == 1:
-        write = torch.distributed.checkpoint.FileSystemWriter.write_data
-        torch.distributed.checkpoint.FileSystemWriter.write_data = full_disk  # type: ignore[method-assign]
+        write = FileSystemWriter.write_data
+        FileSystemWriter.write_data = full_disk  # type: ignore[method-assign,assignment]
     attempt(30)
     if rank == 1:
-        torch.distributed.checkpoint.FileSystemWriter.write_data = write  # type: ignore[method-assign]
+        FileSystemWriter.write_data = write  # type: ignore[method-assign]
     attempt(40)
     dist.barrier()
     if rank == 1:
