@@ -12,10 +12,13 @@ from mlflow_stability import PUBLIC
 from mlflow_stability.cli.commands.manual import all_pages
 
 ROOT = Path(__file__).parent
+STYLE = "assets/manual.css"
+"""Names are never broken in the middle: on a narrow screen tables scroll instead."""
 
 
 def on_config(config: Any) -> Any:
-    """The order of the pages."""
+    """The order of the pages, and their style."""
+    config.extra_css = [STYLE]
     config.nav = [{"mlflow-stability": "index.md"}] + [{page.title: f"{page.name}.md"} for page in all_pages()]
     return config
 
@@ -23,6 +26,7 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """The pages that no file holds."""
     files.append(File.generated(config, "index.md", content=_home()))
+    files.append(File.generated(config, STYLE, content="td code { word-break: normal; overflow-wrap: normal; }\n"))
     for page in all_pages():
         if page.name == "python_api":
             files.append(File.generated(config, "python_api.md", content=_public_names()))
