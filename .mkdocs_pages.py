@@ -26,7 +26,7 @@ def on_config(config: Any) -> Any:
 def on_files(files: Files, config: Any) -> Files:
     """The pages that no file holds."""
     files.append(File.generated(config, "index.md", content=_home()))
-    files.append(File.generated(config, STYLE, content="td code { word-break: normal; overflow-wrap: normal; }\n"))
+    files.append(File.generated(config, STYLE, content=".md-typeset td code {word-break: normal}\n"))
     for page in all_pages():
         if page.name == "python_api":
             files.append(File.generated(config, "python_api.md", content=_public_names()))
