@@ -130,21 +130,31 @@ def verdict_of(
 def _not_rescued(deciding: Episode, episodes: Sequence[Episode]) -> str:
     """What decides the outcome, with the rollbacks that did not help against it, or not yet."""
     rollbacks = [each for each in episodes if each.kind == Rollback.kind]
+    message = _to_the_end(deciding)
     if not rollbacks:
-        return deciding.message
+        return message
     back = _back(episodes)
     was = f"The training was {back.removesuffix(',')}"
     answered = any(each.attempt >= deciding.attempt and each.end >= deciding.start for each in rollbacks)
     if deciding.kind not in KINDS_THAT_DECIDE["diverged"] or not answered:
-        return f"{deciding.message} {was}."
+        return f"{message} {was}."
     last, best = deciding.evidence.get("last"), deciding.evidence.get("best", 0.0)
     if last is None or best <= 0:
-        return f"{deciding.message} {was}; the loss has not come down again."
+        return f"{message} {was}; the loss has not come down again."
     after = f"{listed([deciding.kind])} at step {deciding.start}"
     return (
         f"{back} after {after}, but {deciding.metric or 'loss'} has not come down again: it ended at {last:.4g}, "
         f"{factor(last / best)} times its best level of {best:.4g}."
     )
+
+
+def _to_the_end(deciding: Episode) -> str:
+    """Its sentence; of what stayed non-finite also until when, which the step where it began does not say."""
+    first, _, more = deciding.message.partition(". ")
+    stayed = deciding.kind in NON_FINITE and deciding.recovered is False and deciding.end > deciding.start
+    if not stayed or "afterwards" in first:
+        return deciding.message
+    return f"{first.rstrip('.')}; not finite again up to step {deciding.end}. {more}".rstrip()
 
 
 def _rescued(episodes: Sequence[Episode]) -> bool:
