@@ -68,5 +68,6 @@ def _number(node: ast.expr) -> float | None:
         left, right = _number(node.left), _number(node.right)
         compute: Any = _OPERATORS[type(node.op)]
         return None if left is None or right is None else float(compute(left, right))
-    value = node.value if isinstance(node, ast.Constant) else None
-    return value if isinstance(value, int | float) and not isinstance(value, bool) else None
+    if isinstance(node, ast.Constant) and isinstance(node.value, int | float) and not isinstance(node.value, bool):
+        return node.value
+    return None
