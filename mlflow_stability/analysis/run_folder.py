@@ -33,8 +33,11 @@ def run_folder(run_id: str, tracking_uri: str | None = None) -> Path | None:
 def store_folder(tracking_uri: str | None = None) -> Path | None:
     """The folder of a store of files; None where runs live in a database or on a server."""
     said = tracking_uri or os.environ.get("MLFLOW_TRACKING_URI")
-    store = Path(DEFAULT) if not said else _folder_of(said)
-    return store if store is not None and store.is_dir() else None
+    if said:
+        store = _folder_of(said)
+        return store if store is not None and store.is_dir() else None
+    # MLflow's default database keeps artifacts in a folder of this name: one of runs has a file about each.
+    return Path(DEFAULT) if any(Path(DEFAULT).glob("*/*/meta.yaml")) else None
 
 
 def _folder_of(uri: str) -> Path | None:

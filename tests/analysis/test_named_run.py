@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import pytest
@@ -85,6 +86,18 @@ def test_a_store_of_files_is_searched_without_mlflow(tmp_path: Path) -> None:
     assert run_called("old") == "ab" * 16
     assert run_called("cdc") == "cd" * 16
     assert last_runs() == ["cd" * 16]
+
+
+def test_runs_of_the_default_database_are_found_beside_their_artifacts(
+    template_database: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("mlflow.tracking._tracking_service.utils._tracking_uri", None)
+    shutil.copy(template_database, tmp_path / "mlflow.db")
+    assert MlflowClient().tracking_uri == f"sqlite:///{tmp_path / 'mlflow.db'}"
+    run = store_run(MlflowClient().tracking_uri, falling(), name="mine")
+    (tmp_path / "mlruns" / "0" / run / "artifacts").mkdir(parents=True)
+    assert last_runs() == [run]
+    assert run_id_of("mine") == run
 
 
 def test_a_path_that_is_not_there_asks_no_store(uri: str) -> None:
