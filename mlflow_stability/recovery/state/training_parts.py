@@ -7,6 +7,7 @@ model gets the memory back; other processes are not asked.
 
 from __future__ import annotations
 
+import sys
 import weakref
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from mlflow_stability.probes.objects.model_discovery import living
 from mlflow_stability.recovery.state.host_copy import local_part
 
 
@@ -74,16 +76,28 @@ _SPLITTING = ("FullyShardedDataParallel", "ZeroRedundancyOptimizer")
 """Kinds of modules and optimizers that split what they hold without saying so of their tensors."""
 
 
+def stage_of_pipeline(parts: TrainingParts) -> str:
+    """The kind of pipeline stage that these models are; their parameters' names may be those of other stages too."""
+    stages = sys.modules.get("torch.distributed.pipelining.stage")
+    if stages is None:
+        return ""
+    modules = {id(each) for model in parts.models for each in Module.modules(model)}
+    (found,) = living(stages._PipelineStageBase)
+    return next((type(each).__name__ for each in found if id(vars(each).get("submod")) in modules), "")
+
+
 def holds_shards(parts: TrainingParts) -> bool:
     """Whether all that is split over processes are sharded parameters, each of which knows its part of the whole."""
     modules = [each for model in parts.models for each in Module.modules(model)]
-    if any(type(each).__name__ in _SPLITTING for each in (*parts.optimizers, *modules)):
+    if stage_of_pipeline(parts) or any(type(each).__name__ in _SPLITTING for each in (*parts.optimizers, *modules)):
         return False
     return any(local_part(each) is not each for model in parts.models for each in Module.parameters(model))
 
 
 def what_splits(parts: TrainingParts) -> str:
     """``FSDP``-like modules, sharded parameters, or optimizers that share their state out among processes."""
+    if stage := stage_of_pipeline(parts):
+        return stage
     for optimizer in parts.optimizers:
         if type(optimizer).__name__ in _SPLITTING:
             return type(optimizer).__name__
