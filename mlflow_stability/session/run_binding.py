@@ -49,7 +49,11 @@ from mlflow_stability.vocabulary.run.milestone import Closing, Opening
 from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 from mlflow_stability.vocabulary.settings import Settings
 
-JOIN_WAIT = 10.0
+RUN_ID_WAIT = 10.0
+"""For so long whoever asks for the id of a run waits for the run to be made."""
+JOIN_WAIT = 30.0
+"""For so long a metric that the script logs without a run waits for ours: on a busy machine the process that makes it
+needs more than ten seconds for its imports, and a second run would split what was recorded."""
 _LAYER_METRICS: dict[bool | str, Literal["", "blocks", "parameters"]] = {
     False: "",
     True: "blocks",
@@ -194,7 +198,7 @@ class RunBinding:
         """The run's id, for who can wait for it: the courier makes the run."""
         return self._own_run_id() if self._own else self._run_id
 
-    def _own_run_id(self, wait: float = JOIN_WAIT) -> str | None:
+    def _own_run_id(self, wait: float = RUN_ID_WAIT) -> str | None:
         """The id of the run that the courier started for us."""
         if self._own and self._run_id is None and self._folder is not None and self._recording_link is not None:
             self._run_id = self._recording_link.run_id(self._folder, wait)
@@ -206,7 +210,7 @@ class RunBinding:
         if opening is None or opening.pid != os.getpid() or not (self._own or self._ours):
             return None
         same = _address(opening.directory) == self._recording_address and experiment_id() == opening.experiment_id
-        return (self._own_run_id() or self._run_id) if same else None
+        return (self._own_run_id(JOIN_WAIT) or self._run_id) if same else None
 
     def cell_ended(self, closing: Closing) -> int:
         """End the recording of a run of ours with a notebook's cell; gives how many steps it has.
