@@ -188,7 +188,10 @@ CAUSES = (
         "The loss function produced the first non-finite value.",
         "The non-finite step was run again, and the inputs of the loss were finite.",
         "Labels or logits that are invalid for any loss function.",
-        ("Check the labels, and logarithms, roots and divisions in the loss function.",),
+        (
+            "Check the labels, and logarithms, roots and divisions in the loss function.",
+            "Run the loss on the batch of this step alone, and look at each of its terms.",
+        ),
         helped_by_smaller_updates=False,
     ),
     CauseDocumentation(

@@ -48,7 +48,8 @@ SIGNALS = (
     ),
     SignalType(
         "learning_rate",
-        "learning rate of the first parameter group; further ones are `learning_rate@group_1`, …",
+        "learning rate of the first parameter group, as the script set it: while a training is eased back in after a "
+        "rollback, its steps use a share of it; further groups are `learning_rate@group_1`, …",
         "optimizer",
         interval="every step",
         exported="llm_learning_rate",
