@@ -16,9 +16,11 @@ from mlflow_stability.vocabulary import Closing, Event, Severity
 
 
 def train_until(training: Training, ended: float, first: int = 1) -> None:
-    """Twenty steps, a tenth of a second each, of which the last ended then."""
+    """Twenty steps of a falling loss, a tenth of a second each, of which the last ended then."""
     for number in range(20):
-        training.journal.append(replace(reading(first + number), time=ended - (19 - number) / 10))
+        measured = reading(first + number)
+        values = (1 / measured.step, *measured.values[1:])
+        training.journal.append(replace(measured, values=values, time=ended - (19 - number) / 10))
 
 
 def stalls(run_id: str, uri: str) -> list[Event]:
