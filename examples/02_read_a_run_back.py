@@ -3,6 +3,7 @@
     python examples/02_read_a_run_back.py
 
 Trains inside a run of the script's own, waits until everything is delivered, and reads it back as a DataFrame.
+The batch of the spike is kept in `.mlflow-stability/batches`.
 """
 
 import logging

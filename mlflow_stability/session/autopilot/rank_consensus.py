@@ -76,7 +76,8 @@ class Orders:
     def as_numbers(self, step: int) -> list[float]:
         """As they travel between processes; steps are counted backwards from `step`, for each process counts its own.
 
-        The reason stays with the one who decides, for only that one records.
+        The reason stays with the one who decides, for only that one records. The condition to stop on comes last: each
+        process may write it there.
         """
         back = self.rollback
         where = [0.0, 1.0, 0.0, 1.0]
@@ -84,12 +85,12 @@ class Orders:
             where = [1.0 + step - back.target, back.easing_factor, back.easing_steps, back.lasting_share]
         flags = [self.healthy, self.trouble, self.snapshot, self.checkpoint, self.ending is not None]
         adjusts = map(float, (self.reset, self.cut, self.ahead))
-        return [*map(float, flags), *map(float, where), float(self.stop), *adjusts]
+        return [*map(float, flags), *map(float, where), *adjusts, float(self.stop)]
 
     @classmethod
     def from_numbers(cls, numbers: list[float], step: int) -> Orders:
         """Read them where they arrive."""
-        healthy, trouble, snapshot, checkpoint, ends, back, factor, steps, lasting, stop, *adjusts = numbers
+        healthy, trouble, snapshot, checkpoint, ends, back, factor, steps, lasting, *adjusts, stop = numbers
         decision = None
         if back > 0:
             target = step - (round(back) - 1)

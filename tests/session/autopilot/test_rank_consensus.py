@@ -39,6 +39,14 @@ def test_of_conditions_met_on_several_ranks_the_largest_number_is_one_of_them(me
     assert stop_named(heard.stop) in met
 
 
+def test_a_condition_stands_where_each_process_writes_it_whatever_else_is_ordered() -> None:
+    numbers = Orders(stop=7, reset=True, cut=True, ahead=True).as_numbers(3)
+    assert len(numbers) == FIELDS
+    assert numbers[-1] == 7
+    heard = Orders.from_numbers([*[0.0] * (FIELDS - 1), 7.0], 3)
+    assert heard == Orders(stop=7)
+
+
 def test_an_order_to_go_back_is_not_lost_when_a_healthy_step_is_read_after_it() -> None:
     back = Decision("rollback", target=3)
     both = Orders(trouble=True, rollback=back).joined(Orders(healthy=True))
