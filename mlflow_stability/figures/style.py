@@ -103,7 +103,7 @@ def entitle(figure: Figure, title: str, facts: str, name: str = "", left: float 
     room = _SUBTITLE - len(facts) - (3 if facts else 0)
     subtitle = " · ".join(filter(None, [shown(facts), shown(name, room) if room >= _LEAST_NAME else ""]))
     figure.text(left, 1 - 0.12 / height, shown(title, 80), ha="left", va="top", fontsize=TITLE_SIZE, fontweight="bold")
-    first, *rest = wrap(subtitle, _SUBTITLE) or [""]
+    first, *rest = wrap(subtitle, _SUBTITLE, break_on_hyphens=False) or [""]
     lines = "\n".join([first, shown(" ".join(rest), _SUBTITLE)]).rstrip()
     figure.text(left, 1 - 0.38 / height, lines, ha="left", va="top", fontsize=TEXT_SIZE, color=FAINT)
 

@@ -104,7 +104,7 @@ def test_what_happened_beside_numbers_is_in_the_run(root, sqlite_uri):
     (run_id,) = deliver_session(training.folder).run_ids
     reader = RunReader(run_id, sqlite_uri)
     assert [each for _, each in reader.said()][1:-1] == said
-    assert reader.tags["stability.findings"] == "1 critical"
+    assert reader.tags["stability.findings"] == "2 critical"  # and a loss that has risen all the time
     kept = bookkeeping(run_id, sqlite_uri)
     assert kept["last_finding"] == "inf_detected at step 55: grad_norm is inf"
     assert kept["notes"] == {"degraded": "layer probe"}

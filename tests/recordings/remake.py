@@ -103,6 +103,8 @@ def put_away(run: Path, name: str) -> None:
         kept = {name: fact for name, fact in json.loads(facts.read_text()).items() if name not in PERSONAL_FACTS}
         facts.write_text(json.dumps(kept, indent=1) + "\n")
     shutil.rmtree(place / "artifacts" / "stability" / "checkpoints", ignore_errors=True)
+    for story in place.glob("artifacts/stability/data/recording-*.json"):
+        story.write_text(story.read_text().replace(str(run.parents[2]), ""))
     for events in place.glob("artifacts/stability/**/events/*.jsonl"):
         text = re.sub(r'"(host|directory|tracking_uri)": "[^"]*"', r'"\1": ""', events.read_text())
         lines = text.replace(run.name, name).replace(str(run.parents[2]), "").splitlines(keepends=True)

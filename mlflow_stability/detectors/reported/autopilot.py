@@ -52,8 +52,8 @@ class SmallerSteps(FindingType):
     """
 
     kind = "smaller_steps"
-    noun = "smaller steps"
-    plural = "times of smaller steps"
+    noun = "a phase of smaller steps"
+    plural = "phases of smaller steps"
     order = 1055
     severities = (Severity.INFO,)
     remedies = ("Compare the loss with a run without the option.", "Fix the cause.")

@@ -154,7 +154,7 @@ def _to_the_end(deciding: Episode) -> str:
     stayed = deciding.kind in NON_FINITE and deciding.recovered is False and deciding.end > deciding.start
     if not stayed or "afterwards" in first:
         return deciding.message
-    return f"{first.rstrip('.')}; not finite again up to step {deciding.end}. {more}".rstrip()
+    return f"{first.rstrip('.')}; non-finite up to step {deciding.end}. {more}".rstrip()
 
 
 def _rescued(episodes: Sequence[Episode]) -> bool:

@@ -85,7 +85,8 @@ class CollectiveTimer:
     def end(self) -> None:
         """Leave torch as it was."""
         while self._replaced:
-            setattr(*self._replaced.pop())
+            owner, name, original = self._replaced.pop()
+            setattr(owner, name, original)
 
     def take(self) -> float | None:
         """Seconds of all that were timed; None where there were none, or the device is not that far."""

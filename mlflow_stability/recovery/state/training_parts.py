@@ -82,7 +82,7 @@ def stage_of_pipeline(parts: TrainingParts) -> str:
     if stages is None:
         return ""
     modules = {id(each) for model in parts.models for each in Module.modules(model)}
-    (found,) = living(stages._PipelineStageBase)
+    (found,) = living(stages.PipelineStage.__base__)  # also stages that are made from a traced model
     return next((type(each).__name__ for each in found if id(vars(each).get("submod")) in modules), "")
 
 

@@ -54,7 +54,7 @@ def test_a_broken_run_says_what_when_and_what_next_though_its_process_finished(r
     description = tags["mlflow.note.content"]
     assert description.startswith(
         "Second try, *smaller* model.\n\n### Training stability: broken\n\n"
-        "Loss is NaN at step 50; last finite value 0.0408; not finite again up to step 60."
+        "Loss is NaN at step 50; last finite value 0.0408; non-finite up to step 60."
     )
     shown = description.splitlines()[:8]  # of its own text two, and five of ours that MLflow shows unfolded
     assert any(line.startswith("**What to do:** ") for line in shown)

@@ -20,6 +20,12 @@ from mlflow_stability.probes.tensors.gradient_norm import is_split
 from mlflow_stability.vocabulary import Severity
 
 
+@pytest.fixture(autouse=True, scope="module")
+def only_objects_of_this_file_are_looked_at() -> None:
+    """Not here, where it is asked whether anything is frozen."""
+    gc.unfreeze()
+
+
 @pytest.fixture
 def alone(tmp_path: Path) -> Iterator[None]:
     """A group of one process."""
