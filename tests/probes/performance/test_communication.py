@@ -48,12 +48,20 @@ def test_without_ddp_nothing_is_told() -> None:
 
 
 def sharded(rank: int, file: Path, told: Any, version: int) -> None:
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
+    time_sharded(rank, told, version)
+    # A process that ends while another still talks to it, or whose model holds on to the group, may abort at its exit.
+    dist.barrier()
+    gc.collect()
+    dist.destroy_process_group()
+
+
+def time_sharded(rank: int, told: Any, version: int) -> None:
     from torch.distributed.fsdp import FullyShardedDataParallel, _flat_param, fully_shard
     from torch.distributed.fsdp._fully_shard._fsdp_collectives import DefaultAllGather
 
-    torch.set_num_threads(1)
     original = DefaultAllGather.__call__, _flat_param.dist  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", init_method=f"file://{file}", rank=rank, world_size=2)
     model: nn.Module = nn.Sequential(nn.Linear(8, 8), nn.Linear(8, 8))
     if version == 2:
         fully_shard(model, mesh=dist.device_mesh.init_device_mesh("cpu", (2,)))
@@ -75,11 +83,6 @@ def sharded(rank: int, file: Path, told: Any, version: int) -> None:
                 assert 0 < seconds < longest
                 told.append((rank, step))
         assert probe.next_due(step) > step
-    # A process that ends while another still talks to it, or whose model holds on to the group, may abort at its exit.
-    dist.barrier()
-    del model, probe
-    gc.collect()
-    dist.destroy_process_group()
 
 
 @pytest.mark.slow
