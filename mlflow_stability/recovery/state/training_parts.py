@@ -79,7 +79,7 @@ _SPLITTING = ("FullyShardedDataParallel", "ZeroRedundancyOptimizer")
 def stage_of_pipeline(parts: TrainingParts) -> str:
     """The kind of pipeline stage that these models are; their parameters' names may be those of other stages too."""
     stages = sys.modules.get("torch.distributed.pipelining.stage")
-    if stages is None:
+    if stages is None or not torch.distributed.is_initialized():
         return ""
     modules = {id(each) for model in parts.models for each in Module.modules(model)}
     (found,) = living(stages.PipelineStage.__base__)  # also stages that are made from a traced model
