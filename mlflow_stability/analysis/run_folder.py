@@ -1,12 +1,8 @@
-"""Finds the folder of a run where runs are kept as files.
+"""Finds the folder of a run where runs are kept as files, and our full record in it.
 
-In: a run id, and where runs live as far as that was said. Out: the folder, or None where runs live in a database or on
-a server. Guarantees: MLflow is not needed, which by itself no longer opens such stores.
-
-Finds our full record in the folder of a run, wherever that folder was copied to.
-
-In: the history of a run in MLflow's file layout. Out: the same from its full record, where there is one. Promised:
-neither MLflow nor torch is loaded.
+In: a run id, and where runs live as far as that was said; or the history of a run in MLflow's file layout. Out: the
+folder, or None where runs live in a database or on a server; the history from the full record, wherever the folder was
+copied to. Guarantees: neither MLflow nor torch is loaded; MLflow by itself no longer opens such stores.
 """
 
 from __future__ import annotations
