@@ -1,6 +1,6 @@
 """Narrows a diagnosis down to some kinds of findings.
 
-In: a `Diagnosis` and the kinds that were asked for. Out: one that says nothing that rests on other kinds. Promised:
+In: a `Diagnosis` and the kinds that were asked for. Out: one that says nothing that rests on other kinds. Guarantees:
 where nothing above INFO is hidden, the run's verdict stands; a run whose trouble is hidden is never called healthy.
 """
 

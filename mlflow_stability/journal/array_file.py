@@ -1,8 +1,8 @@
 """Keeps a few arrays in one file of a recording.
 
-In: arrays by name, and where they go. Out: an `.npz`, mode 0600 in a folder of 0700; and what was made of it. Promised:
-a file is there whole or not at all; a full disk leaves no litter and raises nothing; what is read is what was written,
-and nothing in a file is ever executed.
+In: arrays by name, and where they go. Out: an `.npz`, mode 0600 in a folder of 0700; and what was made of it.
+Guarantees: a file is there whole or not at all; a full disk leaves no litter and raises nothing; what is read is what
+was written, and nothing in a file is ever executed.
 """
 
 from __future__ import annotations

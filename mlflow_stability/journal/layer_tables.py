@@ -1,9 +1,9 @@
 """Keeps the tables of layers beside a journal, one file each, for they are too large for its lines.
 
 In: a `LayerTable` and the folder of a recording. Out: `layers/<step>-<what>.npz` in it, or `<step>-<what>-full.npz`
-where it has histograms, mode 0600 in 0700; a second training in that step has `…-2.npz`; and the table back. Promised:
-a file is there whole or not at all; a full disk leaves no litter and raises nothing; what is read is what was written,
-and nothing in a file is ever executed.
+where it has histograms, mode 0600 in 0700; a second training in that step has `…-2.npz`; and the table back.
+Guarantees: a file is there whole or not at all; a full disk leaves no litter and raises nothing; what is read is what
+was written, and nothing in a file is ever executed.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """Names why each finding came about, as far as the run shows it.
 
 In: the episodes of a run and its history. Out: the episodes, each with its likeliest cause, what speaks for it, what
-was ruled out and what could not be checked; or without one, and a sentence about what would have to be known. Promised:
-never a guess.
+was ruled out and what could not be checked; or without one, and a sentence about what would have to be known.
+Guarantees: never a guess.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """How far each point of a curve stands above its neighbours, and how far points stand out by chance.
 
 In: a curve on the scale that is judged. Out: for each point its height over the higher of the medians on its two sides,
-so that neither a falling curve nor a lasting step makes a jump, and that height in deviations of the noise. Promised:
+so that neither a falling curve nor a lasting step makes a jump, and that height in deviations of the noise. Guarantees:
 the first point has none, for nothing came before it.
 """
 

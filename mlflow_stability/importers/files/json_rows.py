@@ -1,6 +1,6 @@
 """Reads rows of values that are written as JSON objects or as Python prints its dictionaries.
 
-In: an object, or a line that holds one, perhaps behind a logger's prefix (fairseq). Out: a `LogLine`. Promised:
+In: an object, or a line that holds one, perhaps behind a logger's prefix (fairseq). Out: a `LogLine`. Guarantees:
 numbers written as text are numbers; ``NaN``, ``Infinity`` and Python's ``nan`` are values; ``null`` was not logged;
 objects inside objects become names with slashes; lists, texts and truth values are no metrics.
 

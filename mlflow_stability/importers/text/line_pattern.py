@@ -1,6 +1,6 @@
 """Recognises lines that look like one that was understood before, many times faster than understanding them anew.
 
-In: a line, and where in it its names and numbers stand. Out: a pattern: the same line with other numbers. Promised:
+In: a line, and where in it its names and numbers stand. Out: a pattern: the same line with other numbers. Guarantees:
 what a pattern reads from a line is what `pair_line` would have read from it.
 """
 

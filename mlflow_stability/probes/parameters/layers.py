@@ -1,6 +1,6 @@
 """Knows which parameter of an optimizer belongs to which module, so that numbers can be given by layer.
 
-In: an optimizer. Out: its trainable parameters and, for each, its layer: the module that owns it directly. Promised:
+In: an optimizer. Out: its trainable parameters and, for each, its layer: the module that owns it directly. Guarantees:
 models are searched for only when an optimizer or its parameters are new; neither models nor parameters are kept alive.
 Parameters that are split over processes are left out: a part of a norm is not the norm.
 """

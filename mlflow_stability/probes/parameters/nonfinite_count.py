@@ -1,6 +1,6 @@
 """Counts the values that are not finite in each layer's gradients: where a broken step comes from.
 
-In: an optimizer whose gradients are known to hold some. Out: ``grad_nonfinite_count`` of every layer. Promised:
+In: an optimizer whose gradients are known to hold some. Out: ``grad_nonfinite_count`` of every layer. Guarantees:
 asked for only then, it costs nothing in health; copies never take more than the budget.
 """
 

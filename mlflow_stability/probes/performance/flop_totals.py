@@ -1,6 +1,6 @@
 """Knows how many operations a training has done, from a few of its own forward passes in which they were counted.
 
-In: forward passes of training as they begin and end. Out: their operations, forward and backward together. Promised:
+In: forward passes of training as they begin and end. Out: their operations, forward and backward together. Guarantees:
 nothing is run twice, and nothing is run in another way: the operations of a forward pass are counted as they go by,
 once for each new shape of a batch, a few of them at most. Shapes beyond are taken in proportion to the nearest one in
 size. What cannot be counted in passing is not counted, and `reason` says why.

@@ -1,7 +1,7 @@
 """Counts the steps of trainings side by side as one: the two halves of a GAN make one step an iteration.
 
 In: which track each capture belongs to, in order. Out: whether it begins a step or belongs to the current one.
-Promised: a track has at most one capture in a step, so that its own steps only rise; a training alone begins a step
+Guarantees: a track has at most one capture in a step, so that its own steps only rise; a training alone begins a step
 with each capture. The steps are those of the track that steps most often: five captures of a critic for one of its
 generator are five steps.
 

@@ -1,8 +1,8 @@
 """Finds what belongs to a training, from its optimizers alone.
 
-In: the optimizers that are about to step, and the loss scaler of the capture. Out: the parts of the training. Promised:
-one walk over Python's objects, nothing of the script is called; what is found too much would only cost memory, so
-averaged copies are taken only where type, names and shapes leave no doubt.
+In: the optimizers that are about to step, and the loss scaler of the capture. Out: the parts of the training.
+Guarantees: one walk over Python's objects, nothing of the script is called; what is found too much would only cost
+memory, so averaged copies are taken only where type, names and shapes leave no doubt.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Decides who holds the batches of a recording, and what happens where no guard skips what is broken.
 
-In: settings, a recording. Out: its batch report, and who looks at a broken step that is taken all the same. Promised:
+In: settings, a recording. Out: its batch report, and who looks at a broken step that is taken all the same. Guarantees:
 without the guard only the first broken step is looked at, for after it the weights are broken; and only on the host,
 where the norm of the gradients is known before the step. On an accelerator nobody waits for it, and nothing is held.
 """

@@ -1,8 +1,8 @@
 """What a metric is, from its name alone.
 
-In: the names under which a script logged its metrics. Out: the quantity of ours that each stands for, if any. Promised:
-every name gets a meaning, whatever it holds; two metrics share quantity and place only if one is a duplicate of the
-other.
+In: the names under which a script logged its metrics. Out: the quantity of ours that each stands for, if any.
+Guarantees: every name gets a meaning, whatever it holds; two metrics share quantity and place only if one is a
+duplicate of the other.
 """
 
 from __future__ import annotations
