@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import replace
 
 import numpy as np
@@ -167,7 +168,13 @@ def test_no_history_whatever_breaks_a_diagnosis_and_the_same_gives_the_same(
 def test_a_noisy_loss_is_told_by_its_course_and_not_by_its_first_and_last_value() -> None:
     noise = np.exp(np.random.default_rng(1).normal(0, 0.15, 500))
     verdict = diagnosis_of(run_named(loss=np.linspace(4, 2, 500) * noise)).verdict
-    assert verdict.startswith("Healthy: loss (noisy) fell by ")
+    assert verdict == "Healthy: loss (noisy) fell from about 3.89 to 2.16 in 500 steps; no warnings."
+
+
+def test_a_noisy_loss_that_fell_in_its_first_steps_fell_from_where_it_began() -> None:
+    noise = np.exp(np.random.default_rng(1).normal(0, 0.15, 400))
+    verdict = diagnosis_of(run_named(loss=(0.056 + np.exp(-np.arange(400) / 8)) * noise)).verdict
+    assert re.match(r"Healthy: loss \(noisy\) fell from about (0\.[89]|1)\d* to 0\.05\d+ in 400 steps", verdict)
 
 
 def test_steps_that_could_not_be_recorded_are_named_as_not_judged() -> None:

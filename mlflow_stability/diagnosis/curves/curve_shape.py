@@ -2,10 +2,6 @@
 
 In: one curve. Out: where it began and ended, its trend, stability, pattern, shape and health, where its decay would
 end, and how spiky it was. Guarantees: a word that cannot be told is empty, a number that cannot be told is None.
-
-Says where a falling curve would end, if it goes on as it did.
-
-In: a curve as levels. Out: the asymptote of the exponential or power law that fits it best; None unless the fit holds.
 """
 
 from __future__ import annotations
@@ -14,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.curves.curves import Curve
-from mlflow_stability.diagnosis.curves.levels import Levels, levels_of
+from mlflow_stability.diagnosis.curves.levels import Levels, levels_of, noise_of
 from mlflow_stability.vocabulary.result.diagnosis import CurveReading
 
 FEWEST_TO_EXTRAPOLATE = 12
@@ -30,7 +26,7 @@ POWERS = np.linspace(0.2, 1.5, 14)
 
 
 def fitted_end(steps: NDArray[np.int64], levels: NDArray[np.float64]) -> float | None:
-    """The level that the decay approaches."""
+    """Where a falling curve would end: the asymptote of the decay that fits it best; None unless the fit holds."""
     if len(levels) < FEWEST_TO_EXTRAPOLATE or steps[-1] <= steps[0] or not np.isfinite(levels).all():
         return None
     if np.abs(levels).max() > 1e100:
@@ -56,11 +52,15 @@ def fitted_end(steps: NDArray[np.int64], levels: NDArray[np.float64]) -> float |
 FEWEST = 8
 """A shorter curve is not described."""
 STRONG, STEADY, MARGINAL = 0.20, 0.05, 0.01
-"""A fall by more than so much from the first to the last tenth; a rise by more than the last is a rise."""
+"""A fall by more than so much from the first level to the last; a rise by more than the last is a rise."""
 SMOOTH, NOISY = 0.05, 0.20
 """The volatility of the last tenth up to which a curve is smooth, and up to which it is noisy."""
 LEFT_AT_ONCE, LUCKY = 3.0, 4.0
-"""A first tenth at so many times the first value, by so many deviations of a point, was left at once."""
+"""A first level at so many times the first value, by so many deviations of a point, was left at once."""
+SHORTEST_HALF, SURE = 3, 3.0
+"""A beginning of which each half has so many points is no level where its halves are so many deviations apart."""
+MEDIAN_DEVIATION = 1.2533
+"""The standard deviation of a median of many normal values, as a multiple of that of their mean."""
 OSCILLATION = 0.05
 """The least relative amplitude of an oscillation."""
 ONE_FREQUENCY = 0.3
@@ -83,7 +83,8 @@ def reading_of(curve: Curve) -> CurveReading | None:
     levels = levels_of(curve)
     described = len(values) >= FEWEST and levels is not None
     start = _start(values, levels)
-    change = _change(values, start) if described else None
+    end = float(np.median(_tenths(values)[1]))
+    change = (end - start) / abs(start) if described and start else None
     volatility = _volatility(values) if described else None
     trend = _trend(change)
     health = _health(curve, values)
@@ -104,6 +105,8 @@ def reading_of(curve: Curve) -> CurveReading | None:
         pattern=_pattern(values, levels) if described and levels is not None else "",
         shape=_shape(levels, trend, health, start) if described and levels is not None else "",
         health=health,
+        first_level=start if described else None,
+        last_level=end if described else None,
         expected_final=fitted_end(levels.steps, np.exp(levels.x)) if levels and levels.logarithmic else None,
         spike_score=spike_score(values),
     )
@@ -115,17 +118,30 @@ def _tenths(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[n
 
 
 def _start(values: NDArray[np.float64], levels: Levels | None) -> float:
-    """The level where the curve began: of its first tenth, or its first value where it left that at once, upwards."""
-    level, first = float(np.median(_tenths(values)[0])), float(values[0])
+    """The level where the curve began: of its first tenth, or of the part of it before the curve left that level."""
+    first = float(values[0])
+    level = float(np.median(values[: _level_points(values, levels)]))
     if levels is None or not levels.logarithmic or not 0 < LEFT_AT_ONCE * first <= level:
         return level
     one = levels.noise * np.sqrt(levels.size)  # the noise of a single point: a lucky first value is no level
     return first if np.log(level / first) > LUCKY * one else level
 
 
-def _change(values: NDArray[np.float64], first: float) -> float | None:
-    last = float(np.median(_tenths(values)[1]))
-    return (last - first) / abs(first) if first else None
+def _level_points(values: NDArray[np.float64], levels: Levels | None) -> int:
+    """How many points are at the level where the curve began: its first tenth, halved while its halves differ."""
+    count = len(_tenths(values)[0])
+    if levels is None:
+        return count
+    x = levels.raw_x
+    own = noise_of(x[:count])
+    one = own if np.isfinite(own) else levels.noise * np.sqrt(levels.size)
+    while count >= 2 * SHORTEST_HALF:
+        half = count // 2
+        apart = abs(float(np.median(x[:half]) - np.median(x[half:count])))
+        if apart <= SURE * MEDIAN_DEVIATION * one * np.sqrt(2 / half):
+            break
+        count = half
+    return count
 
 
 def _trend(change: float | None) -> str:

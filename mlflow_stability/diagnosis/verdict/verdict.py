@@ -120,7 +120,7 @@ def verdict_of(
         where = f"at step {first}" if all(each.start == first for each in bad) else f"from step {first} on"
         return f"Unstable: {listed(each.kind for each in bad)} {where}; {course}.{_born(episodes)}"
     if outcome == RECOVERED:
-        last = "" if main is None or f"{main.last:.4g}" in course else f"; last value {main.last:.4g}"
+        last = f"; last value {main.last:.4g}" if main is not None and _is_noisy(main) else ""
         return f"Recovered: {_back(episodes)} after {_worst_of(bad)}; {course}{last}.{_born(episodes)}"
     others = len(bad) - 1
     more = f" {others} more finding{'s' if others > 1 else ''} of at least WARNING." if others else ""
@@ -207,19 +207,23 @@ def _course(reading: CurveReading | None, bad: Sequence[Episode], silence: str) 
     ends_in_it = any(
         each.metric == reading.metric and not each.recovered and each.end >= reading.last_step for each in bad
     )
-    moved, last = _moved(reading), f"{reading.last:.4g}"
-    return f"{moved}; last value {last}" if ends_in_it and last not in moved else moved
+    return f"{_moved(reading)}; last value {reading.last:.4g}" if ends_in_it and _is_noisy(reading) else _moved(reading)
+
+
+def _is_noisy(reading: CurveReading) -> bool:
+    return reading.first_level is not None and (reading.volatility or 0.0) > LOUD
 
 
 def _moved(reading: CurveReading) -> str:
     span = reading.last_step - reading.first_step
     steps = span + (reading.first_step == 1 or reading.points > span)  # each step has a point, the first one too
-    loud = reading.volatility is not None and reading.volatility > LOUD
-    if reading.change is not None and loud and reading.best > 0:
-        moved = "fell" if reading.change < 0 else "rose"
-        return f"{reading.metric} (noisy) {moved} by {abs(reading.change):.1%} in {steps:,} steps"
-    moved = "fell" if reading.last < reading.first else "rose" if reading.last > reading.first else "stayed"
-    return f"{reading.metric} {moved} from {reading.first:.4g} to {reading.last:.4g} in {steps:,} steps"
+    name, about, first, last = reading.metric, "", f"{reading.first:.4g}", f"{reading.last:.4g}"
+    if _is_noisy(reading):
+        name, about = f"{name} (noisy)", "about "
+        first, last = f"{reading.first_level:.3g}", f"{reading.last_level:.3g}"
+    if first == last:
+        return f"{name} stayed at {about}{last} for {steps:,} steps"
+    return f"{name} {'fell' if float(last) < float(first) else 'rose'} from {about}{first} to {last} in {steps:,} steps"
 
 
 def _too_little(reading: CurveReading | None, points: int) -> str:

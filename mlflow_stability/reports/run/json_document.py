@@ -138,6 +138,8 @@ def _curve(reading: CurveReading) -> dict[str, Any]:
         "best_step": int(reading.best_step),
         "trend": reading.trend,
         "change": number(reading.change),
+        "first_level": number(reading.first_level),
+        "last_level": number(reading.last_level),
         "stability": reading.stability,
         "volatility": number(reading.volatility),
         "pattern": reading.pattern,

@@ -30,7 +30,11 @@ class CurveReading:
     trend: str = ""
     """``strong``, ``steady``, ``marginal``, ``flat``, ``rising``."""
     change: float | None = None
-    """From the first to the last tenth, as a share of the first: -0.62 is a loss that lost 62 %."""
+    """From the first level to the last, as a share of the first: -0.62 is a loss that lost 62 %."""
+    first_level: float | None = None
+    """Median of the first tenth, or of the part of it before the curve left that level."""
+    last_level: float | None = None
+    """Median of the last tenth."""
     stability: str = ""
     """``smooth``, ``noisy``, ``very noisy``."""
     volatility: float | None = None

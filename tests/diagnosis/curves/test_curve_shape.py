@@ -38,10 +38,23 @@ def read(values: object) -> CurveReading:
         (0.1, "rising"),
     ],
 )
-def test_the_trend_is_the_change_from_the_first_tenth_to_the_last(change: float, word: str) -> None:
+def test_the_trend_is_the_change_from_the_first_level_to_the_last(change: float, word: str) -> None:
     reading = read(np.r_[np.full(50, 2.0), np.full(50, 2.0 * (1 + change))])
     assert reading.trend == word
     assert reading.change == pytest.approx(change)
+
+
+def test_a_curve_that_fell_within_its_first_tenth_began_where_it_left() -> None:
+    noise = np.exp(np.random.default_rng(0).normal(0, 0.1, 1000))
+    reading = read((0.05 + np.exp(-np.arange(1000) / 10)) * noise)
+    assert reading.first_level == pytest.approx(0.9, abs=0.15)
+    assert reading.last_level == pytest.approx(0.05, rel=0.05)
+    assert (reading.trend, reading.shape) == ("strong", "decay")
+
+
+def test_noise_alone_leaves_the_first_level_to_the_whole_tenth() -> None:
+    values = np.exp(np.random.default_rng(0).normal(0, 0.3, 1000))
+    assert read(values).first_level == np.median(values[:100])
 
 
 def test_a_curve_that_left_its_start_upwards_at_once_has_risen_though_it_fell_afterwards() -> None:

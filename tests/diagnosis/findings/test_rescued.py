@@ -37,9 +37,16 @@ def test_a_training_that_was_rolled_back_and_trained_on_has_recovered() -> None:
 
 
 def test_a_noisy_loss_has_its_last_value_beside_its_course() -> None:
-    noisy = replace(READING, volatility=0.2, change=-0.5)
+    noisy = replace(READING, volatility=0.2, change=-0.5, first_level=1.96, last_level=1.04)
     said = verdict_of("recovered", [DIVERGED, BACK], [noisy], 500)
-    assert said.endswith("; loss (noisy) fell by 50.0% in 500 steps; last value 1.")
+    assert said.endswith("; loss (noisy) fell from about 1.96 to 1.04 in 500 steps; last value 1.")
+
+
+def test_a_noisy_loss_that_did_not_move_stayed_where_it_was() -> None:
+    noisy = replace(READING, volatility=0.2, change=0.001, first_level=2.0, last_level=2.002)
+    assert (
+        verdict_of("healthy", [], [noisy], 500) == "Healthy: loss (noisy) stayed at about 2 for 500 steps; no warnings."
+    )
 
 
 def test_it_is_said_how_often() -> None:
