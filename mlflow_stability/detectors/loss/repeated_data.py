@@ -1,19 +1,23 @@
-"""Says when the loss has lost its noise, as it does when every step sees the same batch."""
+"""Says when the loss has lost its noise: every step sees the same batch, or the output no longer depends on it."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from collections import deque
+from dataclasses import dataclass, field, replace
+from statistics import median
 
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
-from mlflow_stability.detectors.engine.finding_type import Symptom
+from mlflow_stability.detectors.engine.finding_type import FindingType, Symptom
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 _MEMORY = 1 / 128
 """The share that a new value has in what is usual."""
 _LONGEST_LEAP = 4.0
 """A bend counts as so many usual ones at most."""
+_BEFORE = 100
+"""So many losses before the smooth ones say how high the loss was."""
 
 
 @dataclass(slots=True)
@@ -38,6 +42,37 @@ class Roughness:
     rough: int = 0
     """For how many it has not."""
     said: bool = False
+    levels: deque[float] = field(default_factory=lambda: deque(maxlen=_BEFORE))
+    """The logarithms of the last losses that were not smooth."""
+
+
+@dataclass(frozen=True, slots=True)
+class ConstantOutput(FindingType):
+    """The loss rose and lost its noise: the output no longer seems to depend on the input.
+
+    What it sees: what `repeated_data` sees, where the loss ends above what was usual before: by more than 1.5 times the
+    usual difference between two changes, counted from the median of 100 losses. A batch that is repeated is learned, so
+    that its loss falls.
+
+    Why it matters: the model has lost what it had learned, and gives the same answer to every input.
+
+    What to try: see whether weights, activations or sparse codes collapsed before it; compare the outputs for two
+    batches; restart from a checkpoint before it.
+
+    When it is wrong: one hard batch that is repeated, and not learned.
+
+    Reference: Karpathy, A recipe for training neural networks (https://karpathy.github.io/2019/04/25/recipe/)
+    """
+
+    kind = "constant_output"
+    noun = "a constant output"
+    plural = "constant outputs"
+    symptom = Symptom.REPEATED_DATA
+    order = 131
+    remedies = (
+        "Compare the outputs of the model for two batches.",
+        "Check weight decay, dead units and collapsed representations.",
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,15 +80,15 @@ class RepeatedData(Detector):
     """The loss has lost its noise: every step seems to use the same batch.
 
     What it sees: 16 steps in a row whose changes differ from each other by less than a quarter of the usual difference,
-    with few turning points. Before, the loss went up and down from batch to batch. Exact repetitions, as in rounded
-    values, and losses at or below zero are not judged. Other logs are not judged, since their points may be means over
-    many steps. The finding ends after 16 noisy steps.
+    with few turning points. Before, the loss went up and down from batch to batch. Where it rose meanwhile, the finding
+    is a `constant_output`. Exact repetitions, as in rounded values, and losses at or below zero are not judged. Other
+    logs are not judged, since their points may be means over many steps. The finding ends after 16 noisy steps.
 
     Why it matters: the input no longer changes, and the model memorises one batch while the loss looks better and
-    better. Or the output no longer depends on the input.
+    better.
 
     What to try: check the data loader: a worker that hangs, an iterator created anew in every step, a sampler without
-    shuffling. Compare two batches. Check that the output depends on the input.
+    shuffling. Compare two batches. If the loss does not fall, check that the output depends on the input.
 
     When it is wrong: a change from small batches to the whole data set. With dropout nothing is found: the loss stays
     noisy even on one batch. No finding in 117 healthy trainings of 39 kinds (136,000 losses).
@@ -72,6 +107,8 @@ class RepeatedData(Detector):
 
     most_turns: int = 4
     """Maximum number of turning points in the smooth steps: noise that is only smaller turns in two of three steps."""
+    risen: float = 1.5
+    """Usual differences above the median of 100 losses from which the output, and not the batch, is constant."""
     noisiest: float = 0.2
     """Usual difference, as a share of the loss, above which nothing is reported: a very noisy loss has settled."""
 
@@ -112,11 +149,12 @@ class RepeatedData(Detector):
             if state.row < self.row or state.said:
                 return state, None  # what is smooth does not change what is usual
             if state.turned <= self.most_turns:
-                return state, self._smooth(state, point)
+                return state, self._smooth(state, point, level)
             # It goes up and down as before, only less: that is its noise now.
             state.bend, state.row, state.turned, state.bends = state.bends / state.row, 0, 0, 0.0
             return state, None
         state.row, state.turned, state.bends, state.rough = 0, 0, 0.0, state.rough + 1
+        state.levels.append(level)
         if state.rough >= self.row:
             state.said = False
         memory = max(_MEMORY, 1 / (state.seen - 2))
@@ -125,9 +163,10 @@ class RepeatedData(Detector):
         state.turns += memory * (turned - state.turns)
         return state, None
 
-    def _smooth(self, state: Roughness, point: Point) -> Event:
+    def _smooth(self, state: Roughness, point: Point, level: float) -> Event:
         state.said = True
-        return finding(
+        before = median(state.levels)
+        event = finding(
             self,
             point,
             Severity.WARNING,
@@ -135,3 +174,9 @@ class RepeatedData(Detector):
             f"{self.share * state.bend:.1%} of the loss; {state.bend:.1%} was usual from batch to batch.",
             {"loss": point.value, "usual": state.bend, "steps": float(state.row)},
         )
+        if level <= before + self.risen * state.bend:
+            return event
+        rose = f"{event.message[:-1]}; it rose from a median of {math.exp(before):.4g} to {point.value:.4g}."
+        evidence = {**event.evidence, "before": math.exp(before)}
+        of = ConstantOutput
+        return replace(event, kind=of.kind, message=rose, evidence=evidence, remedies=of.remedies)

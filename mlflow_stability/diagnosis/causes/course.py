@@ -1,6 +1,5 @@
-"""Looks for the cause in the course of the run: a level of guessing, a fit that is too good, the end of the process.
-
-Looks for the cause in what the loader gives: the same batch again and again.
+"""Looks for the cause in the course of the run: a level of guessing, a fit that is too good, the end of the process,
+the same batch again and again.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ import numpy as np
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.detectors.loss.overfitting import Overfitting
 from mlflow_stability.detectors.loss.plateau import Plateau
-from mlflow_stability.detectors.loss.repeated_data import RepeatedData
+from mlflow_stability.detectors.loss.repeated_data import ConstantOutput, RepeatedData
 from mlflow_stability.detectors.reported import WAYS_TO_END
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
@@ -96,11 +95,14 @@ def repeated_data_look(around: Surroundings) -> CheckResult:
 
 def deaf_look(around: Surroundings) -> CheckResult:
     """Whether the loss lost its noise because the output does not depend on the input any more."""
-    if around.loss is None or around.episode.kind != "repeated_data":
+    if around.loss is None or around.episode.kind not in (RepeatedData.kind, ConstantOutput.kind):
         return not_seen("constant output: no loss was logged")
+    evidence = around.episode.evidence
+    rose = around.episode.kind == ConstantOutput.kind and {"loss", "before"} <= evidence.keys()
+    how = f"and rose from {shown(evidence['before'])} to {shown(evidence['loss'])}" if rose else "without falling"
     return is_it(
         "constant_output",
-        "The loss lost its noise without falling: the output probably no longer depends on the input.",
+        f"The loss lost its noise {how}: the output probably no longer depends on the input.",
         since=around.episode.start,
         certainty="possible",
     )
@@ -133,9 +135,9 @@ CAUSES = (
     CauseDocumentation(
         "constant_output",
         "The output no longer depends on the input.",
-        "The loss lost its noise without falling.",
+        "The loss lost its noise without falling, and no collapse or vanishing gradient explains it.",
         "A data set whose batches are nearly identical.",
-        ("Check that the output of the model depends on its input.",),
+        ConstantOutput.remedies,
     ),
     CauseDocumentation(
         "out_of_memory",

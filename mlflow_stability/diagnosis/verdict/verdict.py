@@ -211,7 +211,7 @@ def _course(reading: CurveReading | None, bad: Sequence[Episode], silence: str) 
 
 
 def _is_noisy(reading: CurveReading) -> bool:
-    return reading.first_level is not None and (reading.volatility or 0.0) > LOUD
+    return reading.first_level is not None and reading.best > 0 and (reading.volatility or 0.0) > LOUD
 
 
 def _moved(reading: CurveReading) -> str:

@@ -17,6 +17,23 @@ def test_a_loss_that_goes_smooth_is_found_within_twenty_steps() -> None:
     assert event.severity is Severity.WARNING
 
 
+def test_a_loss_that_rose_before_it_went_smooth_is_a_constant_output() -> None:
+    collapsed = usual.copy()
+    collapsed[400:410] = np.linspace(1.3, 2.0, 10)
+    collapsed[410:] = 2.0 + 0.03 * np.exp(-0.05 * np.arange(190))
+    (event,) = judged("repeated_data", loss=collapsed)
+    assert event.kind == "constant_output"
+    assert event.severity is Severity.WARNING
+    assert "rose from a median of 1." in event.message
+    assert event.evidence["before"] < 1.8 < event.evidence["loss"]
+
+
+def test_a_batch_that_is_repeated_is_not_a_constant_output_before_it_is_learned() -> None:
+    stuck = usual.copy()
+    stuck[400:] = 1.05 * usual[300:400].mean() * np.exp(-1e-3 * np.arange(1, 201))
+    assert [each.kind for each in judged("repeated_data", loss=stuck)] == ["repeated_data"]
+
+
 def test_it_is_said_again_after_the_noise_has_come_back() -> None:
     stuck = usual.copy()
     stuck[300:340] = stuck[500:540] = 1.3 - 1e-4 * np.arange(40)
