@@ -3,12 +3,18 @@
 In: tensors. Out: their copies, their size, and whether all of them are finite; free memory, in a container too.
 Guarantees: bit for bit, strides included; on an accelerator copies are started without waiting, and read only once
 they arrived; version counters stay.
+
+An accelerator that has streams makes most of a large copy beside the training: the tensors are copied on the device
+first, in the stream of the training, and those copies go to the host in a stream of their own. The training may change
+its tensors at once, and by whatever means; it waits for no transfer. What does not fit the budget of device memory is
+transferred in the stream of the training.
 """
 
 from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +22,20 @@ import torch
 from torch import Tensor
 
 from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.tensors.flat_copies import copy_budget
 
 _Key = tuple[Any, ...]
+_Pair = tuple[Tensor, Tensor]
+"""What is copied, and where it goes."""
+SMALLEST_STAGED = 2**20
+"""Bytes; less than this is transferred faster than a second stream is told of it."""
+WITH_STREAMS = frozenset({"cuda", "xpu"})
 
 
 class HostCopies:
     """Copies of tensors, found again by the tensor that they were made of."""
 
-    def __init__(self, tensors: Iterable[Tensor]) -> None:
+    def __init__(self, tensors: Iterable[Tensor], device_budget: int | None = None) -> None:
         self.nbytes = 0
         """How much memory they take."""
         self._copies: dict[_Key, Tensor] = {}
@@ -31,8 +43,12 @@ class HostCopies:
             pairs = self._allocated(_by_storage(tensors))
             devices = {source.device for source, _ in pairs if source.device.type != "cpu"}
             self._began = [_event(each) for each in devices]
-            if pairs:
-                torch_api.foreach_copy_([copy for _, copy in pairs], [source for source, _ in pairs], non_blocking=True)
+            self._beside = []
+            """Marks in the streams beside those of the training."""
+            for device in devices:
+                pairs, arrived = _copy_beside(pairs, device, device_budget)
+                self._beside += arrived
+            _copy_all(pairs)
             self._arrived = [_event(each) for each in devices]
 
     def of(self, tensor: Tensor) -> Tensor:
@@ -45,15 +61,15 @@ class HostCopies:
 
     def have_arrived(self) -> bool:
         """Whether they can be read without waiting."""
-        return all(each.query() for each in self._arrived)
+        return all(each.query() for each in (*self._arrived, *self._beside))
 
     def wait(self) -> None:
         """Wait until they can be read."""
-        for each in self._arrived:
+        for each in (*self._arrived, *self._beside):
             each.synchronize()
 
     def device_seconds(self) -> float:
-        """How long the slowest device was busy with them; 0 on the CPU, and while they are on their way."""
+        """How long they held up the slowest device's training; 0 on the CPU, and while they are on their way."""
         if not self._arrived or not self.have_arrived():
             return 0.0
         times = (began.elapsed_time(arrived) for began, arrived in zip(self._began, self._arrived, strict=True))
@@ -146,6 +162,44 @@ def _event(device: torch.device) -> Any:
     made = torch.get_device_module(device).Event(enable_timing=True)
     made.record(torch.accelerator.current_stream(device))
     return made
+
+
+def _copy_all(pairs: Sequence[_Pair]) -> None:
+    if pairs:
+        torch_api.foreach_copy_([copy for _, copy in pairs], [source for source, _ in pairs], non_blocking=True)
+
+
+def _copy_beside(pairs: list[_Pair], device: torch.device, budget: int | None) -> tuple[list[_Pair], list[Any]]:
+    """Start copying what can be copied beside this device's training; gives the other pairs, and a mark to wait for."""
+    if device.type not in WITH_STREAMS:
+        return pairs, []
+    room = copy_budget(device) if budget is None else budget
+    chosen, others = [], []
+    for pair in pairs:
+        fits = pair[0].device == device and pair[0].nbytes <= room
+        (chosen if fits else others).append(pair)
+        room -= pair[0].nbytes * fits
+    if sum(source.nbytes for source, _ in chosen) < SMALLEST_STAGED:
+        return pairs, []
+    try:
+        staged = [torch.empty_like(source) for source, _ in chosen]
+    except torch.OutOfMemoryError:
+        return pairs, []
+    _copy_all([(source, stage) for (source, _), stage in zip(chosen, staged, strict=True)])
+    beside = _stream_beside(device)
+    beside.wait_stream(torch.accelerator.current_stream(device))
+    with torch.get_device_module(device).stream(beside):
+        _copy_all([(stage, copy) for (_, copy), stage in zip(chosen, staged, strict=True)])
+    for stage in staged:  # given back when this function ends: nobody may get its memory before the transfer is over
+        stage.record_stream(beside)
+    arrived = torch.get_device_module(device).Event()
+    arrived.record(beside)
+    return others, [arrived]
+
+
+@cache
+def _stream_beside(device: torch.device) -> Any:
+    return torch.get_device_module(device).Stream(device)
 
 
 _MEMORY = Path("/proc/meminfo")

@@ -144,15 +144,15 @@ def bytes_of_state(parts: TrainingParts) -> int:
     return sum(bytes_of(each) for each in found)
 
 
-def copy_state(parts: TrainingParts, step: int) -> StateCopy:
-    """Copy everything as it is now."""
+def copy_state(parts: TrainingParts, step: int, device_budget: int | None = None) -> StateCopy:
+    """Copy everything as it is now; `device_budget`: how many bytes of a device this may take for a moment."""
     began = time.perf_counter()
     named = [each for each in named_tensors(parts) if not each.is_average]
     names = {id(each.tensor): each.name for each in named}
     live = {each.name: each.tensor for each in named}
     states = [optimizer_state(each, names) for each in parts.optimizers]
     moments = {f"optimizer_{n}/{path}": tensor for n, each in enumerate(states) for path, tensor in each.tensors()}
-    copies = HostCopies([*live.values(), *moments.values()])
+    copies = HostCopies([*live.values(), *moments.values()], device_budget)
     check = FiniteCheck({**live, **moments}, copies, [each.name for each in named if each.is_buffer])
     later, averages, average_check = _later_state(parts)
     return StateCopy(
@@ -191,7 +191,7 @@ def _later_state(parts: TrainingParts) -> tuple[LaterState, HostCopies, FiniteCh
     scaler = None if parts.scaler is None or not parts.scaler.is_enabled() else scaler_state(parts.scaler)
     found: list[Tensor] = list(live.values())
     replaced((groups, schedulers, scaler), found.append)
-    copies = HostCopies(found)
+    copies = HostCopies(found, 0)  # the budget is the other tensors', which may still be on their way
     state = LaterState(
         averaged={name: copies.of(tensor) for name, tensor in live.items()},
         hyper_parameters=replaced(groups, copies.of),

@@ -87,6 +87,7 @@ class Autopilot:
             self._consensus.is_alone,
             plan.extra_state,
             context.checkpoint_ranks,
+            plan.memory_budget,
         )
         self._controller = RollbackController(plan.policy, self._modifier, self._snapshots, self._emit)
         guard, self._batches = context.guard, context.batches

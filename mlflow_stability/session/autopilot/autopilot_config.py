@@ -34,6 +34,8 @@ class AutopilotConfig:
     capture_batch: bool = True
     extra_state: Mapping[str, Any] = field(default_factory=dict)
     """Objects of the script whose state goes into each checkpoint."""
+    memory_budget: int | None = None
+    """How many bytes of a device a snapshot may take for a moment."""
 
     @property
     def keeps(self) -> bool:
@@ -50,6 +52,7 @@ def autopilot_config_of(settings: Settings) -> AutopilotConfig:
         settings.adaptive_clip,
         bool(settings.capture_batch) and policy.guard is True,
         settings.extra_state,
+        settings.memory_budget,
     )
 
 

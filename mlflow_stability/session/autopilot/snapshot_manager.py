@@ -66,8 +66,10 @@ class SnapshotManager:
         alone: bool = True,
         extra: Mapping[str, Any] = MappingProxyType({}),
         ranks: CheckpointRanks | None = None,
+        device_budget: int | None = None,
     ) -> None:
         self._policy = policy
+        self._device_budget = device_budget
         self._alone = alone
         """Whether no other process trains with this one: only the first writes to the disk, and all must go back."""
         self._open_directory = open_directory
@@ -108,7 +110,7 @@ class SnapshotManager:
     def take_initial(self, parts: TrainingParts, step: int) -> None:
         """Copy the state as it is before the first step: the last resort."""
         if self._policy.rollback and self.ring.has_room_for_initial(bytes_of_state(parts)):
-            self.ring.add_initial(copy_state(parts, step))
+            self.ring.add_initial(copy_state(parts, step, self._device_budget))
 
     @property
     def has_incomplete(self) -> bool:
@@ -149,7 +151,7 @@ class SnapshotManager:
         value: float | None = None,
     ) -> None:
         """Copy the state as it is right after a step."""
-        copy = self._with_extra(copy_state(parts, step))
+        copy = self._with_extra(copy_state(parts, step, self._device_budget))
         if disk and self.writes_together:  # now, for between a forward and a backward pass FSDP2 shows whole parameters
             self._layouts = layouts_of(parts)
         self._nbytes = copy.nbytes
@@ -224,7 +226,7 @@ class SnapshotManager:
         self.untracked = None
         if free_memory() > ROOM * bytes_of_state(parts):
             with contextlib.suppress(MemoryError, RuntimeError):  # torch has its own words for it; it is no condition
-                self.untracked = copy_state(parts, step)
+                self.untracked = copy_state(parts, step, self._device_budget)
 
     def state_of(self, step: int, parts: TrainingParts) -> StateCopy:
         """The state of a step, from memory or else from the disk; nobody else reads it now."""
