@@ -20,11 +20,14 @@ from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError
 from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.tracking.in_process.active_run import without_autologging
-from mlflow_stability.vocabulary.argument import with_known_names
+from mlflow_stability.vocabulary.argument import shown, with_known_names
 from mlflow_stability.vocabulary.result.comparison import Comparison
 from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
 from mlflow_stability.vocabulary.run.run_card import RunCard
 from mlflow_stability.vocabulary.run.run_history import RunHead
+
+MOST_RUNS = 1000
+"""Of an experiment, unless more are asked for: comparing so many takes minutes."""
 
 
 class NoneReadError(RunNotFoundError):
@@ -46,6 +49,7 @@ def compare(
     *,
     experiment: str | None = None,
     filter: str | None = None,  # noqa: A002 - what MLflow's own functions and commands call it
+    max_runs: int = MOST_RUNS,
     baseline: str | os.PathLike[str] | None = None,
     tracking_uri: str | None = None,
     loss: str | None = None,
@@ -61,6 +65,7 @@ def compare(
 
     Takes ids of MLflow runs, anybody's, and paths of training logs; or all runs of an `experiment` (its name or id),
     those that meet a `filter` in MLflow's syntax: ``"params.lr = '0.1' and attributes.status = 'FINISHED'"``.
+    Of more than `max_runs` such runs the newest are compared, and the comparison says so.
 
     `baseline` is the run that all others must not be worse than. `loss` and `val_loss` name the metrics to judge, where
     the choice made here is not what is wanted; every run must have them. `detectors` judge instead of the usual ones;
@@ -76,7 +81,7 @@ def compare(
     baseline = None if baseline is None else source_text(baseline, "baseline")
     curves = asked_curves(loss, val_loss)
     sources = _different(_in_full(each, tracking_uri) for each in source_texts(run_ids, "run_ids"))
-    heads = _asked(sources, experiment, filter, tracking_uri)
+    heads, notes = _asked(sources, experiment, filter, tracking_uri, max_runs)
     sources += heads
     if baseline is not None:
         baseline = _baseline_in_full(baseline, sources, tracking_uri)
@@ -92,7 +97,7 @@ def compare(
         made = make_cards(sources, heads, HowToRead(tracking_uri, detectors, dask, remember, curves), progress)
     except KeyboardInterrupt:  # before a single one was read
         made = Made((), interrupted=True)
-    found = _concluded(made, len(sources), baseline, tracking_uri, curves)
+    found = _concluded(made, len(sources), baseline, tracking_uri, curves, notes)
     if found.unread and not found.cards and not found.interrupted:
         raise NoneReadError(found)
     return found
@@ -107,7 +112,12 @@ def _different(asked: Iterable[str]) -> list[str]:
 
 
 def _concluded(
-    made: Made, asked: int, baseline: str | None, tracking_uri: str | None, curves: AskedCurves
+    made: Made,
+    asked: int,
+    baseline: str | None,
+    tracking_uri: str | None,
+    curves: AskedCurves,
+    notes: Sequence[str] = (),
 ) -> Comparison:
     from mlflow_stability.diagnosis.cohort import in_order_of_stability
     from mlflow_stability.diagnosis.compare import comparison_of
@@ -128,23 +138,33 @@ def _concluded(
             layers=pair.layers,
             asked=max(asked, len(made.cards)),
             interrupted=interrupted,
-            notes=(*unread, *pair.lacking),
+            notes=(*notes, *unread, *pair.lacking),
         )
 
 
 def _asked(
-    sources: Sequence[str], experiment: str | None, condition: str | None, tracking_uri: str | None
-) -> dict[str, RunHead]:
-    """The runs of the experiment that was asked for, by their ids."""
+    sources: Sequence[str], experiment: str | None, condition: str | None, tracking_uri: str | None, most: int
+) -> tuple[dict[str, RunHead], tuple[str, ...]]:
+    """The runs of the experiment that was asked for, by their ids; and whether there are more."""
+    if not isinstance(most, int) or most < 1:
+        raise SettingsError(f"max_runs must be a whole number of at least 1; got {shown(most)}.")
     if experiment is None:
         if condition:
             raise SettingsError("filter needs an experiment: give its name or id.")
-        return {}
+        return {}, ()
     if sources:
         raise SettingsError("Give run ids or an experiment, not both.")
     from mlflow_stability.tracking.read.run_search import runs_of_experiment
 
-    return {head.run_id: head for head in runs_of_experiment(experiment, condition or "", tracking_uri)}
+    found = runs_of_experiment(experiment, condition or "", tracking_uri, most + 1)
+    heads = {head.run_id: head for head in found[:most]}
+    if len(found) <= most:
+        return heads, ()
+    note = (
+        f"Older runs of experiment {experiment!r}: the newest {most:,} were compared. Raise --max-runs (max_runs=), or "
+        "choose runs with --filter (filter=)."
+    )
+    return heads, (note,)
 
 
 def _heads(sources: Sequence[str], known: dict[str, RunHead], tracking_uri: str | None) -> dict[str, RunHead]:

@@ -65,6 +65,17 @@ def test_an_experiment_is_searched_by_name_and_by_mlflows_filters(sqlite_uri: st
     assert found.params["lr"] == "1"
 
 
+def test_of_many_runs_the_newest_are_compared_and_the_others_named(sqlite_uri: str) -> None:
+    experiment = MlflowClient(tracking_uri=sqlite_uri).create_experiment("sweep")
+    made = [store_run(sqlite_uri, falling(number), experiment=experiment, lr=number) for number in range(1, 5)]
+    found = compare(experiment="sweep", max_runs=2, tracking_uri=sqlite_uri)
+    assert {card.source for card in found.cards} == set(made[2:])
+    assert found.notes[0].startswith("Older runs of experiment 'sweep': the newest 2 were compared. Raise --max-runs")
+    assert not any("Older" in note for note in compare(experiment="sweep", max_runs=4, tracking_uri=sqlite_uri).notes)
+    with pytest.raises(SettingsError, match="at least 1; got 0"):
+        compare(experiment="sweep", max_runs=0, tracking_uri=sqlite_uri)
+
+
 @pytest.mark.parametrize(
     ("asked", "said"),
     [

@@ -8,7 +8,7 @@ from pathlib import Path
 import click
 from rich.text import Text
 
-from mlflow_stability.analysis.compare import NoneReadError, compare
+from mlflow_stability.analysis.compare import MOST_RUNS, NoneReadError, compare
 from mlflow_stability.analysis.named_run import run_id_of
 from mlflow_stability.cli.kit.options import (
     curve_options,
@@ -36,6 +36,14 @@ FOUND = 1
 @click.option("--last", type=click.IntRange(1), metavar="N", help="Compare the N runs that were started last.")
 @click.option("--experiment", metavar="NAME", help="Compare all runs of this experiment (name or id).")
 @click.option("--filter", "condition", metavar="FILTER", help="Only runs that match, e.g. \"params.lr = '0.1'\".")
+@click.option(
+    "--max-runs",
+    type=click.IntRange(1),
+    default=MOST_RUNS,
+    show_default=True,
+    metavar="N",
+    help="Of more runs in the experiment, compare the N newest.",
+)
 @click.option("--baseline", metavar="RUN", help="Baseline run: exit code 1 if any other is worse.")
 @click.option("--verbose", "-v", is_flag=True, help="Show everything: all runs, causes, parameters and groups.")
 @curve_options
@@ -52,6 +60,7 @@ def command(
     last: int | None,
     experiment: str | None,
     condition: str | None,
+    max_runs: int,
     baseline: str | None,
     verbose: bool,
     loss: str | None,
@@ -88,6 +97,7 @@ def command(
                 sources,
                 experiment=experiment,
                 filter=condition,
+                max_runs=max_runs,
                 baseline=baseline,
                 tracking_uri=tracking_uri,
                 loss=loss,

@@ -11,9 +11,9 @@ import re
 from mlflow import MlflowClient
 from mlflow.entities import Run, ViewType
 
+from mlflow_stability.tracking.read.run_search import searched_runs
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import store_trouble
-from mlflow_stability.tracking.write.run_report import COMPARISON_TAG
 from mlflow_stability.vocabulary.run.found_run import FoundRun
 
 MOST = 50
@@ -37,18 +37,12 @@ def newest_runs(count: int, tracking_uri: str | None = None) -> list[FoundRun]:
 
 def _search(client: MlflowClient, condition: str, most: int = MOST) -> list[FoundRun]:
     names = _experiments(client)
-    found: list[FoundRun] = []
-    token: str | None = None
-    while names and len(found) < most:
-        with store_trouble("search the runs of all experiments"):
-            page = client.search_runs(
-                list(names), condition, ViewType.ACTIVE_ONLY, MOST, ["attributes.start_time DESC"], token
-            )
-        found += [_found(run, names) for run in page if COMPARISON_TAG not in run.data.tags]
-        token = page.token
-        if not token:
-            break
-    return found[:most]
+    if not names:
+        return []
+    return [
+        _found(run, names)
+        for run in searched_runs(client, list(names), condition, "search the runs of all experiments", most)
+    ]
 
 
 def _experiments(client: MlflowClient) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Finds the runs of an experiment, and looks at runs without reading their metrics.
 
-In: the name or id of an experiment and a filter in MLflow's syntax; or run ids. Out: a `RunHead` each, the newest
-first. Guarantees: all of them, however many pages the store gives them in; what cannot be found is told in one
-sentence; reports that we put into an experiment ourselves are no runs of it.
+In: the name or id of an experiment, a filter in MLflow's syntax, and how many runs are wanted; or run ids. Out: a
+`RunHead` each, the newest first. Guarantees: as many as are wanted, however many pages the store gives them in, and no
+page more; what cannot be found is told in one sentence; reports that we put into an experiment are no runs of it.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import hashlib
 import json
 import re
 import time
+from collections.abc import Iterator, Sequence
 
 from mlflow import MlflowClient
 from mlflow.entities import Experiment, Run, ViewType
@@ -27,29 +28,48 @@ PAGE, LARGEST_PAGE = 50, 1000
 """Runs that are asked for at first and at most: each comes with all of its parameters, tags and last values."""
 QUICK_PAGE = 3.0
 """Seconds; after a page that took less, twice as many runs are asked for: for each page a server sorts all runs."""
+LARGEST_STORE = 1 << 62
+"""More runs than any store has."""
 _ID = re.compile(r"[0-9]{1,18}")
 _OVER = frozenset({"FINISHED", "FAILED", "KILLED"})
 
 
-def runs_of_experiment(experiment: str, condition: str = "", tracking_uri: str | None = None) -> list[RunHead]:
-    """All runs of an experiment that meet a condition such as ``params.lr = '0.1' and metrics.loss < 3``."""
+def runs_of_experiment(
+    experiment: str, condition: str = "", tracking_uri: str | None = None, most: int | None = None
+) -> list[RunHead]:
+    """The newest `most` runs of an experiment, or all, that meet a condition such as ``params.lr = '0.1'``."""
     client = answering_client(tracking_uri)
     found = _experiment(client, experiment)
-    heads: list[RunHead] = []
+    runs = searched_runs(client, [found.experiment_id], condition, f"search the runs of experiment {experiment}", most)
+    return [_head(run, client) for run in runs]
+
+
+def searched_runs(
+    client: MlflowClient, experiments: Sequence[str], condition: str, what: str, most: int | None = None
+) -> Iterator[Run]:
+    """Runs that are asked for page by page, the newest first; no page is asked for that is not needed."""
     token: str | None = None
-    size = PAGE
-    while True:
+    size, left = PAGE, LARGEST_STORE if most is None else most
+    while left > 0:
         began = time.monotonic()
-        with store_trouble(f"search the runs of experiment {experiment}"):
+        with store_trouble(what):
             page = client.search_runs(
-                [found.experiment_id], condition, ViewType.ACTIVE_ONLY, size, ["attributes.start_time DESC"], token
+                list(experiments),
+                condition,
+                ViewType.ACTIVE_ONLY,
+                min(size, left + 1),  # one may be a report of ours
+                ["attributes.start_time DESC"],
+                token,
             )
         if time.monotonic() - began < QUICK_PAGE:
             size = min(2 * size, LARGEST_PAGE)
-        heads.extend(_head(run, client) for run in page if COMPARISON_TAG not in run.data.tags)
+        for run in page:
+            if left > 0 and COMPARISON_TAG not in run.data.tags:
+                left -= 1
+                yield run
         token = page.token
         if not token:
-            return heads
+            return
 
 
 def head_of(run_id: str, tracking_uri: str | None = None) -> RunHead:

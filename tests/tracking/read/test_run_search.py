@@ -9,6 +9,7 @@ import pytest
 from analysis.logs import falling
 from analysis.stored_runs import store_run
 from mlflow import MlflowClient
+from servers.troubled_server import TroubledServer
 
 from mlflow_stability.errors import RunNotFoundError, TrackingError
 from mlflow_stability.tracking.read import run_search
@@ -102,3 +103,14 @@ def test_an_experiment_that_is_not_there_is_said_with_those_that_are(sqlite_uri:
 def test_a_server_that_is_away_is_said_within_seconds() -> None:
     with pytest.raises(TrackingError, match="does not answer"):
         runs_of_experiment("Default", tracking_uri="http://127.0.0.1:9")
+
+
+def test_no_page_is_asked_for_that_is_not_needed(
+    troubled_server: TroubledServer, rest_server: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_search, "PAGE", 2)
+    experiment = MlflowClient(tracking_uri=rest_server).create_experiment("many")
+    made = [store_run(rest_server, [1.0], experiment=experiment) for _ in range(9)]
+    found = runs_of_experiment("many", tracking_uri=troubled_server.url, most=3)
+    assert [head.run_id for head in found] == made[:-4:-1]
+    assert sum(path.endswith("/runs/search") for path in troubled_server.requests) == 2
