@@ -22,8 +22,8 @@ sys.path[:0] = [str(Path(__file__).parents[1]), str(Path(__file__).parents[2])]
 from diagnosis.histories import falling, metric_of, run_of  # noqa: E402
 
 from mlflow_stability.diagnosis.associations.associations import associations_of  # noqa: E402
-from mlflow_stability.diagnosis.cohort.run_summary import run_card_of  # noqa: E402
 from mlflow_stability.diagnosis.diagnose import diagnosis_of  # noqa: E402
+from mlflow_stability.diagnosis.run_card import run_card_of  # noqa: E402
 from mlflow_stability.vocabulary.run.run_card import RunCard  # noqa: E402
 
 STEPS = 400

@@ -13,8 +13,8 @@ from scenarios.watching import batches, tiny_model
 
 from mlflow_stability.cli.commands.demo_view import final_of
 from mlflow_stability.demo.processes import Training
-from mlflow_stability.diagnosis.cohort.run_summary import run_card_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
+from mlflow_stability.diagnosis.run_card import run_card_of
 from mlflow_stability.diagnosis.verdict.final_loss import final_loss
 
 BROKEN = 30

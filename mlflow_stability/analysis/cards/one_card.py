@@ -47,7 +47,7 @@ def texts_at(
 
 
 def _card(history: RunHistory, detectors: Sequence[Detector] | None, curves: AskedCurves | None) -> RunCard:
-    from mlflow_stability.diagnosis.cohort import run_card_of
+    from mlflow_stability.diagnosis.run_card import run_card_of
 
     try:
         history = in_place(history, curves)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from mlflow_stability.diagnosis.cohort.cohort import cohort_of
-from mlflow_stability.diagnosis.cohort.run_summary import main_curve, run_card_of
 from mlflow_stability.diagnosis.cohort.seed_groups import same_but_the_seed
 from mlflow_stability.diagnosis.cohort.spike_rate import chance_of_more, spike_rate_of
 from mlflow_stability.diagnosis.cohort.stability_order import in_order_of_stability
@@ -12,8 +11,6 @@ __all__ = [
     "chance_of_more",
     "cohort_of",
     "in_order_of_stability",
-    "main_curve",
-    "run_card_of",
     "same_but_the_seed",
     "spike_rate_of",
 ]
