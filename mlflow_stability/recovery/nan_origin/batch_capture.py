@@ -177,7 +177,7 @@ class BatchCapture(ForwardObserver):
                 batch.outputs = (outputs.detach(),)
                 batch.bytes += size
                 if node is not None:
-                    outputs.register_hook(_Catch(batch, 0))  # type: ignore[no-untyped-call]
+                    node.register_prehook(_Catch(batch, 0, outputs.output_nr))
             if node is not None:
                 batch.nodes = ((node.name(), node._sequence_nr()),)
             return
@@ -193,7 +193,7 @@ class BatchCapture(ForwardObserver):
             held[number] = output.detach()
             batch.bytes += sizes[number]
             if output.grad_fn is not None:
-                output.register_hook(_Catch(batch, number))  # type: ignore[no-untyped-call]
+                output.grad_fn.register_prehook(_Catch(batch, number, output.output_nr))
         batch.nodes = tuple([(each.name(), each._sequence_nr()) for one in found if (each := one.grad_fn) is not None])
         batch.outputs, batch.ended = tuple(held), True
 
@@ -229,17 +229,19 @@ class BatchCapture(ForwardObserver):
 
 
 class _Catch:
-    """Takes note of the gradient that comes back to an output."""
+    """Takes note of the gradient that comes back to an output.
 
-    __slots__ = ("_batch", "_number")
-    __torch_unserializable__ = True  # an output that the script saves is saved without it, and without a warning
+    A hook of the node and not of the tensor: it takes half as long to put on, and stays out of what the script saves.
+    """
 
-    def __init__(self, batch: CapturedBatch, number: int) -> None:
-        self._batch, self._number = weakref.ref(batch), number
+    __slots__ = ("_at", "_batch", "_number")
 
-    def __call__(self, gradient: Tensor) -> None:
-        batch = self._batch()
-        if batch is not None:
+    def __init__(self, batch: CapturedBatch, number: int, at: int) -> None:
+        self._batch, self._number, self._at = weakref.ref(batch), number, at
+
+    def __call__(self, gradients: tuple[Tensor | None, ...]) -> None:
+        batch, gradient = self._batch(), gradients[self._at]
+        if batch is not None and gradient is not None:
             batch.gradients.setdefault(self._number, []).append(gradient.detach())
 
 
