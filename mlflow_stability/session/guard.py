@@ -22,6 +22,7 @@ from mlflow_stability.errors import TorchLacksError, TrainingDiverged
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.script_errors import raised_by_script
 from mlflow_stability.probes.hooks.thread_state import ThreadState, noted, put_right
+from mlflow_stability.probes.hooks.uncompiled import uncompiled
 
 OnFailure = Callable[[str, Exception], None]
 
@@ -98,7 +99,7 @@ class PartGuard:
             finally:
                 del failure, raised  # they hold this frame, which would hold them, and all that was in it
 
-        return guarded
+        return uncompiled(guarded)
 
     def begin_anew(self) -> None:
         """Another training begins: what failed in the one before may work in this one."""

@@ -16,6 +16,7 @@ from torch.utils.hooks import RemovableHandle
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.training_thread import TrainingThread, is_cuda_used
+from mlflow_stability.probes.hooks.uncompiled import uncompiled_itself
 
 Around = Callable[..., Any]
 """``around(original, *args, **kwargs)``: what runs in the place of the original."""
@@ -54,6 +55,8 @@ class HookHandles:
                 return around(original, *args, **kwargs)
             return original(*args, **kwargs)
 
+        uncompiled_itself(patched)
+        uncompiled_itself(around)
         self.replace(owner, name, patched)
 
     def patch_symbol(self, name: str, around: Around, thread: TrainingThread | None = None) -> None:

@@ -1,7 +1,8 @@
 """Installs and removes all hooks and patches in torch.
 
 In: a guard and a meter. Out: calls to the meter. Guarantees: `remove` restores everything; a patched function returns
-and raises what the original does; inside a compiled region there are no hooks of this package.
+and raises what the original does; compiled code contains no hook of this package, and calls those of its optimizer
+steps.
 
 Nested optimizer steps (``super().step()``, SAM, an optimizer in a closure) are detected from the call stack. A
 counter would stay wrong after a step that ends in an exception, because such a step runs no hook at its end.
@@ -28,6 +29,7 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.closures import takes_closure, watched_closure
 from mlflow_stability.probes.hooks.hook_handles import HookHandles
 from mlflow_stability.probes.hooks.training_thread import TrainingThread, is_cuda_used
+from mlflow_stability.probes.hooks.uncompiled import uncompiled_hook
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.probes.step.step_meter import StepMeter
 
@@ -162,6 +164,7 @@ class TorchWatch:
         """Put `around` in the place of a function of torch, where it is called by the training that is watched."""
         self._handles.patch_symbol(symbol, around, self._thread)
 
+    @uncompiled_hook
     def _before_step(self, optimizer: Optimizer, args: Any, kwargs: Any) -> Any:
         thread = self._thread
         if (is_compiling() or get_ident() != thread.ident or is_cuda_used()) and thread.trains_elsewhere():
@@ -185,6 +188,7 @@ class TorchWatch:
             return args, {**kwargs, "closure": wrapped}
         return (args[0], wrapped, *args[2:]), kwargs
 
+    @uncompiled_hook
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
         thread = self._thread
         if (is_compiling() or get_ident() != thread.ident or is_cuda_used()) and thread.trains_elsewhere():

@@ -11,6 +11,8 @@ from collections.abc import Callable
 
 import torch
 
+from mlflow_stability.probes.hooks.uncompiled import uncompiled
+
 is_cuda_used: Callable[[], bool] = torch.cuda.is_initialized
 """Whether there can be a stream that is captured."""
 
@@ -25,6 +27,7 @@ class TrainingThread:
         self._on_foreign = on_foreign
         self._said = False
 
+    @uncompiled
     def trains_elsewhere(self) -> bool:
         """Whether what happens now is compiled or captured, to be run later without us, or in another's thread."""
         if torch.compiler.is_compiling():

@@ -1,9 +1,9 @@
-"""A loop written by hand."""
+"""A loop written by hand: plain, and compiled."""
 
 from __future__ import annotations
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 from trainers.script import STEPS, Script, Trainer, norm_of
 
 
@@ -27,4 +27,30 @@ def raw(script: Script) -> None:
     script.end(model)
 
 
-TRAINERS = [Trainer("raw", raw)]
+def compiled(script: Script, *, whole: bool) -> None:
+    """`torch.compile` of all that a step does, or of the optimizer's step alone."""
+    script.autolog()
+    model = model_of()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+    update = optimizer.step if whole else torch.compile(optimizer.step)
+
+    def train(inputs: Tensor) -> Tensor:
+        optimizer.zero_grad()
+        loss = nn.functional.mse_loss(model(inputs), torch.ones(8, 1))
+        loss.backward()
+        update()
+        return loss
+
+    train = torch.compile(train) if whole else train
+    for step in range(STEPS):
+        script.step(model)
+        loss = train(script.batch(torch.randn(8, 6), step))
+        script.note(loss, norm_of(model.parameters()))
+    script.end(model)
+
+
+TRAINERS = [
+    Trainer("raw", raw),
+    Trainer("compiled train step", lambda script: compiled(script, whole=True)),
+    Trainer("compiled optimizer", lambda script: compiled(script, whole=False)),
+]
