@@ -28,6 +28,8 @@ JUST_BEFORE = 50
 """So many logged points before the first bad one are just before it."""
 EARLY = 0.05
 """An episode within this share of the run began early."""
+UNSURE = 3
+"""By so many points a divergence may seem to begin too early."""
 EARLY_IN_IT = 1 / 3
 """What is measured in this first share of a plateau came with it."""
 
@@ -59,9 +61,21 @@ class Surroundings:
 
     @property
     def latest(self) -> int:
-        """The last step at which what explains it may begin: its own first; a plateau has none that is sharp."""
+        """The last step at which what explains it may begin: mostly its own first.
+
+        A plateau has no sharp beginning. Noise can make a divergence seem to begin a few points early: where its loss
+        comes back to its usual level, it has not begun yet.
+        """
         start, end = self.episode.start, self.episode.end
-        return int(start + EARLY_IN_IT * (end - start)) if self.episode.kind == "plateau" else start
+        if self.episode.kind == "plateau":
+            return int(start + EARLY_IN_IT * (end - start))
+        if self.episode.kind != "divergence" or self.loss is None:
+            return start
+        at = int(np.searchsorted(self.loss.steps, start, side="left"))
+        before = self.before(self.loss)
+        usual = float(np.median(before)) if len(before) else -np.inf
+        back = np.flatnonzero(self.loss.values[at : at + UNSURE + 1] <= usual)
+        return int(self.loss.steps[at + back[-1]]) if len(back) else start
 
     @property
     def every_step(self) -> bool:

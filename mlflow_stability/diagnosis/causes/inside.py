@@ -9,12 +9,14 @@ it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from mlflow_stability.detectors.engine import Symptom
+from mlflow_stability.detectors.inside.attention_collapse import AttentionCollapse
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import Surroundings, shown
 from mlflow_stability.diagnosis.causes.weights import setting_look
@@ -26,6 +28,8 @@ STANDS_STILL = ("plateau", "divergence", "gradient_vanishing")
 """... in all heads of a layer, and where nothing is learned, that is no habit of theirs."""
 SAME_WEIGHTS = 0.1
 """Weights whose norm changed by less than this share did not diverge: codes that became alike did so first."""
+HALF_OF_HEADS = AttentionCollapse().heads
+"""So many heads of a layer, as a share."""
 OF_INPUTS = "sdr_input_ratio"
 """The share of inputs that differ."""
 
@@ -48,6 +52,8 @@ class Sign:
     """Whether it counts only from before the step of the trouble: in that very step it comes of the trouble itself."""
     through_weights: bool = False
     """Whether a divergence does this through the weights only, so that where these are as before it came first."""
+    of_heads: bool = False
+    """Whether single heads do this by design, so that it counts in half of the heads of a layer."""
 
 
 SIGNS = (
@@ -64,6 +70,7 @@ SIGNS = (
         "The attention of {place} collapsed: its entropy fell from {first} to {last} of its maximum.",
         lambda first, last: last < 0.05 and first > 0.1,
         lambda first, last: first - last,
+        of_heads=True,
     ),
     Sign(
         "sdr_unique_ratio",
@@ -243,6 +250,9 @@ def _worst(
     """The place where it is worst, if it is anywhere, and of how many places it is known; ``began``: before it did."""
     known = [(curve, pair) for curve, pair in zip(curves, ends, strict=True) if pair is not None]
     ill = [(curve, pair) for curve, pair in known if sign.ill(pair.first, pair.last)]
+    if sign.of_heads:
+        heads, together = (Counter(_layer(curve) for curve, _ in each) for each in (known, ill))
+        ill = [each for each in ill if together[_layer(each[0])] >= HALF_OF_HEADS * heads[_layer(each[0])]]
     if not ill:
         return None, len(known)
     curve, worst = max(ill, key=lambda each: sign.far(each[1].first, each[1].last))
@@ -259,6 +269,11 @@ def _worst(
         place=curve.place,
     )
     return look, len(known)
+
+
+def _layer(curve: Curve) -> str:
+    """The layer of a head; what is no head is a layer itself."""
+    return curve.place.partition(".head_")[0]
 
 
 def _next_if_nearer(curve: Curve, start: int) -> int | None:
@@ -301,8 +316,8 @@ CAUSES = (
     CauseDocumentation(
         "attention_collapse",
         "The attention of a layer collapsed to a single position.",
-        "Its entropy fell from above 10 % to below 5 % of its maximum.",
-        "Heads that attend to one position by design.",
+        "In at least half of its heads, the entropy fell from above 10 % to below 5 % of its maximum.",
+        "Layers whose heads attend to one position by design.",
         ("Normalise queries and keys, or clip them.", "Lower the learning rate by a factor of 2 to 5."),
     ),
     CauseDocumentation(

@@ -194,7 +194,7 @@ def _jumped(around: Surroundings) -> CheckResult | None:
     """Whether it jumped just before, as the detector of jumps defines it."""
     start = around.episode.start
     for rate in around.rates:
-        near = [each for each in jumps_in(rate) if around.first_before(rate) <= each.step <= start]
+        near = [each for each in jumps_in(rate) if around.first_before(rate) <= each.step <= around.latest]
         if near:
             jump = near[-1]
             earlier, factor = start - jump.step, jump.after / jump.before

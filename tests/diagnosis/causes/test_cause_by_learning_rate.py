@@ -49,6 +49,17 @@ def test_a_rate_that_rises_until_the_training_breaks_is_the_cause() -> None:
     assert not any("learning rate" in each for each in found.cause.ruled_out)
 
 
+@pytest.mark.parametrize(("back", "named"), [(True, True), (False, False)])
+def test_a_divergence_that_noise_made_begin_early_is_put_down_to_the_jump_right_after(back: bool, named: bool) -> None:
+    losses, rates = diverging_from(303), np.where(np.arange(COUNT) < 301, 1e-3, 0.1)
+    losses[300] *= 1.2
+    losses[301:] *= 1.0 if back else 1.2
+    cause = looked(run_named(loss=losses, learning_rate=rates), 300).cause
+    assert (cause is not None and cause.name == "learning_rate_jump") == named
+    if cause is not None:
+        assert cause.statement == "The learning rate jumped from 0.001 to 0.1 at step 301."
+
+
 @pytest.mark.parametrize("after", [1.5, 10.0])
 def test_a_rate_that_went_on_rising_behind_the_break_is_not_cleared_by_that(after: float) -> None:
     rising = np.concatenate([np.linspace(0.02, 0.034, 300), np.linspace(0.034, 0.034 * after, 100)])

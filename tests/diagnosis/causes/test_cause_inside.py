@@ -58,6 +58,20 @@ def test_what_went_wrong_inside_before_it_showed_is_named_with_its_place(
     assert cause.evidence == ("1 of 2 measured places show it",)
 
 
+def heads(*last: float) -> list[Metric]:
+    return [
+        measured("attention_entropy", f"blocks.1.head_{head}", [0.9, 0.8, 0.6, 0.4, value])
+        for head, value in enumerate(last)
+    ]
+
+
+def test_single_heads_that_look_at_one_place_are_no_cause_and_half_of_a_layer_is() -> None:
+    assert diagnosis_of(with_signals(*heads(0.03, 0.4, 0.5, 0.4))).cause is None
+    cause = named(with_signals(*heads(0.03, 0.4, 0.02, 0.4)))
+    assert (cause.name, cause.place) == ("attention_collapse", "blocks.1.head_2")
+    assert cause.evidence == ("2 of 4 measured places show it",)
+
+
 def test_an_optimizer_that_lags_in_the_very_step_of_the_trouble_is_no_cause_of_it() -> None:
     start = min(each.start for each in diagnosis_of(with_signals()).episodes)
 
