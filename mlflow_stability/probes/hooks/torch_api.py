@@ -76,12 +76,6 @@ class _NoMode:
         need("TorchDispatchMode")
 
 
-class _NoFrameAction:
-    """In the place of what torch's compiler does with a function."""
-
-    SKIP = DEFAULT = None
-
-
 _FOREACH = (
     *("add_", "addcdiv_", "addcmul_", "clamp_min_", "copy_", "div_", "lerp_", "maximum_", "minimum", "mul", "mul_"),
     *("neg", "norm", "reciprocal_", "sqrt", "sqrt_", "sub_", "zero_"),
@@ -178,11 +172,9 @@ SYMBOLS: dict[str, Symbol] = {
     ),
     # of compilers; dynamo is never loaded for it
     "set_eval_frame": Symbol("torch._dynamo.eval_frame:set_eval_frame", _COMPILED),
-    "set_code_exec_strategy": Symbol(
-        "torch._C._dynamo.eval_frame:set_code_exec_strategy", _COMPILED_STEP, lambda _code, _strategy: None
-    ),
-    "FrameExecStrategy": Symbol("torch._C._dynamo.eval_frame:_FrameExecStrategy", _COMPILED_STEP, lambda *_: None),
-    "FrameAction": Symbol("torch._C._dynamo.eval_frame:_FrameAction", _COMPILED_STEP, _NoFrameAction),
+    "set_code_exec_strategy": Symbol("torch._C._dynamo.eval_frame:set_code_exec_strategy", _COMPILED_STEP),
+    "FrameExecStrategy": Symbol("torch._C._dynamo.eval_frame:_FrameExecStrategy", _COMPILED_STEP),
+    "FrameAction": Symbol("torch._C._dynamo.eval_frame:_FrameAction", _COMPILED_STEP),
     "compile": Symbol("torch:compile", _COMPILED),
     "dynamo_optimize": Symbol("torch._dynamo:optimize", _COMPILED),
     "make_traced_module": Symbol("torch.jit._trace:make_module", _COMPILED),

@@ -17,9 +17,12 @@ from mlflow_stability.probes.hooks import torch_api
 F = TypeVar("F", bound=Callable[..., Any])
 
 
+_NEEDED = ("set_code_exec_strategy", "FrameExecStrategy", "FrameAction")
+
+
 def uncompiled(function: F) -> F:
     """Never compile this function, nor anything that it calls."""
-    _skip(function, torch_api.FrameAction.SKIP)
+    _skip(function, "SKIP")
     return function
 
 
@@ -33,10 +36,11 @@ def uncompiled_itself(function: Callable[..., Any]) -> None:
     """Never compile this function alone: what it calls may be the script's."""
     while isinstance(function, partial):
         function = function.func
-    _skip(getattr(function, "__func__", function), torch_api.FrameAction.DEFAULT)
+    _skip(getattr(function, "__func__", function), "DEFAULT")
 
 
-def _skip(function: Callable[..., Any], callees: Any) -> None:
-    if isinstance(function, FunctionType):
-        strategy = torch_api.FrameExecStrategy(torch_api.FrameAction.SKIP, callees)
+def _skip(function: Callable[..., Any], callees: str) -> None:
+    if isinstance(function, FunctionType) and torch_api.has(*_NEEDED):
+        action = torch_api.FrameAction
+        strategy = torch_api.FrameExecStrategy(action.SKIP, getattr(action, callees))
         torch_api.set_code_exec_strategy(function.__code__, strategy)

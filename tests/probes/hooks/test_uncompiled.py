@@ -58,8 +58,8 @@ def trained(kind: Callable[[nn.Module, AdamW], Callable[[Batch], Tensor]]) -> tu
     return rows, nn.utils.parameters_to_vector(model.parameters()).detach(), graphs
 
 
-@pytest.mark.slow
 # torch's compiler asks the loss, which is no leaf, for its gradient.
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:The .grad attribute of a Tensor that is not a leaf")
 @pytest.mark.parametrize("kind", [whole_step, only_optimizer])
 def test_a_compiled_step_is_recorded_and_compiled_as_it_is_without_us(
