@@ -15,6 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from io import StringIO
 from typing import Any
+from urllib.parse import parse_qs
 
 from mlflow_stability.alerts.alert import INSTALL
 from mlflow_stability.alerts.channels.channel import ChannelError
@@ -28,6 +29,9 @@ _US = "mlflow-stability"
 _SHORTEST_SECRET = 4
 _KEYS = {"NotifyPagerDuty": "dedup", "NotifyOpsgenie": "alias", "NotifyJira": "alias"}
 """By apprise's name of a service, where it takes the key by which the service knows an alert again."""
+_PRIORITIES = {Severity.INFO: 5, Severity.WARNING: 3, Severity.CRITICAL: 1}
+"""P1 is the highest; apprise sends P3 whatever the severity is."""
+_WITH_PRIORITY = ("NotifyOpsgenie", "NotifyJira")
 
 
 class AppriseChannel:
@@ -49,6 +53,8 @@ class AppriseChannel:
         self._key = _KEYS.get(type(service).__name__, "")
         if not hasattr(service, self._key) or getattr(service, self._key):  # an older apprise; or the user has set one
             self._key = ""
+        said = "priority" in parse_qs(url.partition("?")[2])
+        self._has_priority = type(service).__name__ in _WITH_PRIORITY and hasattr(service, "priority") and not said
         pagerduty = type(service).__name__ == "NotifyPagerDuty"
         tokens = service.template_tokens if pagerduty else {}
         self._names = {each for each in ("source", "component") if each in tokens and _is_default(service, each)}
@@ -72,6 +78,8 @@ class AppriseChannel:
         """Give a service that has fields for it which alert this is, and what it is about."""
         if self._key:
             setattr(self._service, self._key, message.key)
+        if self._has_priority:
+            self._service.priority = _PRIORITIES[message.severity]
         run = message.run
         about = {"source": socket.gethostname(), "component": (run.name or run.run_id) if run is not None else _US}
         for name in self._names:

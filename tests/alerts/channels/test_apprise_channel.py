@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 
 import pytest
-from apprise.plugins import discord, pagerduty, slack
+from apprise.plugins import discord, jira, opsgenie, pagerduty, slack
 from servers.alert_services import ChatServer, MailServer, text_of
 from servers.mlflow_server import free_port
 
@@ -35,6 +35,8 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Iterator[ChatServer]:
     with ChatServer() as running:
         monkeypatch.setattr(slack.NotifySlack, "webhook_url", f"http://{running.address}/services")
         monkeypatch.setattr(discord.NotifyDiscord, "notify_url", f"http://{running.address}/api/webhooks")
+        monkeypatch.setitem(opsgenie.OPSGENIE_API_LOOKUP, "us", f"http://{running.address}/v2/alerts")
+        monkeypatch.setitem(jira.JIRA_API_LOOKUP, "us", f"http://{running.address}/v2/alerts")
         monkeypatch.setitem(pagerduty.PAGERDUTY_API_LOOKUP, "us", f"http://{running.address}/v2/enqueue")
         yield running
 
@@ -93,6 +95,23 @@ def test_what_a_url_says_of_an_incident_stays(server: ChatServer) -> None:
     payload = body["payload"]
     assert isinstance(payload, dict)
     assert (payload["source"], payload["component"]) == ("cluster-7", "trainer")
+
+
+@pytest.mark.parametrize("service", ["opsgenie", "jira"])
+@pytest.mark.parametrize(
+    ("severity", "asked", "priority"),
+    [
+        (Severity.CRITICAL, "", "P1"),
+        (Severity.WARNING, "", "P3"),
+        (Severity.CRITICAL, "?priority=p4", "P4"),
+        (Severity.CRITICAL, "?priority=normal", "P3"),
+    ],
+)
+def test_an_alert_has_the_priority_of_its_severity_unless_the_url_has_one(
+    server: ChatServer, service: str, severity: Severity, asked: str, priority: str
+) -> None:
+    AppriseChannel(f"{service}://a1b2c3d4-e5f6-7890-abcd-ef1234567890{asked}").send(replace(MESSAGE, severity=severity))
+    assert [request.body["priority"] for request in server.taken] == [priority]
 
 
 def test_a_webhook_gets_json_once(server: ChatServer) -> None:
