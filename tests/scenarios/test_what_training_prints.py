@@ -13,7 +13,7 @@ import pytest
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 
 SCRIPT = """
-import os, signal, sys, time
+import os, signal, sys
 import torch
 from torch import nn
 import mlflow_stability
@@ -26,8 +26,6 @@ optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
 for step in range(700 if trouble == "rollback" else 400):  # the loss has come down again at the end
     if trouble in ("rollback", "divergence"):
         optimizer.param_groups[0]["lr"] = 3.0 if 300 <= step < 330 else 1e-2
-    if "slow" in sys.argv and 300 <= step < 314:
-        time.sleep(0.35)
     inputs = torch.randn(32, 8)
     if trouble == "nan" and step == 200:
         inputs[3, 2] = float("nan")
@@ -97,19 +95,6 @@ def test_a_rollback_is_one_line_with_all_that_led_to_it(tmp_path: Path) -> None:
     assert "Learning rate now 0.005: it starts at 0.5 times its scheduled value" in back
     assert verdict.startswith("Recovered: rolled back to step ")
     assert "Likely cause: the learning rate jumped from 0.01 to 3 at step 301" in verdict
-
-
-def test_a_rollback_that_comes_late_in_slow_steps_is_short_where_its_reason_was_said_before(tmp_path: Path) -> None:
-    *signs, back = findings(printed(tmp_path, "rollback", "slow"))
-    kinds = [line.split(": ")[0] for line in signs]  # each 2 s after it was seen: how many, the machine's speed decides
-    assert kinds
-    assert set(kinds) <= {"gradient_explosion", "learning_rate_jump", "loss_spike", "step_skipped", "divergence"}
-    assert len(set(kinds)) == len(kinds)
-    rolled_back = r"Rolled back from step \d+ to step \d+ \(\d+ steps? lost\)"
-    short = rf"{rolled_back} after the \w+ at step \d+( and the divergence at step \d+)?\. Learning rate now 0\.005\."
-    if not re.fullmatch(short, back):
-        assert "divergence" not in kinds
-        assert re.match(rf"{rolled_back}: loss .* above its baseline", back), back
 
 
 def test_a_divergence_that_nobody_stops_is_said_as_it_gets_worse(tmp_path: Path) -> None:

@@ -1,0 +1,101 @@
+"""A rollback that comes later than the finding before it was said, by a clock that the training is given."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import mlflow_stability
+from mlflow_stability.recovery.rollback_policy import RollbackPolicy
+from mlflow_stability.session.output import training_output
+
+ALIKE = RollbackPolicy(snapshot_every=50, snapshot_share=1.0)
+"""Snapshots at the same steps on every machine."""
+
+
+class GivenClock:
+    """Stands for `time` and `Timer`: it is as late as the test says, and calls who waits for that."""
+
+    def __init__(self) -> None:
+        self._now = 0.0
+        self._waiting: list[tuple[float, GivenTimer]] = []
+
+    def monotonic(self) -> float:
+        return self._now
+
+    def advance(self, seconds: float) -> None:
+        self._now += seconds
+        due = [timer for at, timer in self._waiting if at <= self._now]
+        self._waiting = [each for each in self._waiting if each[1] not in due]
+        for timer in due:
+            timer.call()
+
+    def timer(self, seconds: float, call: Callable[[], None]) -> GivenTimer:
+        return GivenTimer(self, seconds, call)
+
+    def wait_for(self, timer: GivenTimer) -> None:
+        self._waiting.append((self._now + timer.seconds, timer))
+
+    def forget(self, timer: GivenTimer) -> None:
+        self._waiting = [each for each in self._waiting if each[1] is not timer]
+
+
+class GivenTimer:
+    def __init__(self, clock: GivenClock, seconds: float, call: Callable[[], None]) -> None:
+        self.seconds, self.call, self._clock = seconds, call, clock
+        self.daemon = False
+
+    def start(self) -> None:
+        self._clock.wait_for(self)
+
+    def cancel(self) -> None:
+        self._clock.forget(self)
+
+
+def printed(
+    seconds_a_step: float, folder: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> list[str]:
+    """What is said of a learning rate that is 300 times too high from step 301 on."""
+    clock = GivenClock()
+    monkeypatch.setattr(training_output, "time", clock)
+    monkeypatch.setattr(training_output, "Timer", clock.timer)
+    mlflow_stability.autolog(rollback=ALIKE, offline=True, journal_dir=folder, strict=True)
+    try:
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+        optimizer = torch.optim.SGD(model.parameters(), lr=1e-2, momentum=0.9)
+        for step in range(360):
+            optimizer.param_groups[0]["lr"] = 3.0 if 300 <= step < 330 else 1e-2
+            clock.advance(seconds_a_step)
+            inputs = torch.randn(32, 8)
+            loss = nn.functional.mse_loss(model(inputs), inputs[:, :1].sin())
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    finally:
+        mlflow_stability.autolog(disable=True)
+    return [line for line in caplog.messages if not line.startswith("Recorded offline")]
+
+
+@pytest.mark.parametrize("seconds_a_step", [0.2, 1.0])
+def test_a_rollback_after_its_first_sign_was_said_is_short_and_names_both(
+    seconds_a_step: float, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    sign, back = printed(seconds_a_step, tmp_path, monkeypatch, caplog)
+    assert sign.startswith("gradient_explosion: gradient norm 2.198 at step 302, 13 times its baseline of 0.1644;")
+    assert back == (
+        "Rolled back from step 314 to step 251 (63 steps lost) after the gradient_explosion at step 302 and the "
+        "divergence at step 314. Learning rate now 0.005."
+    )
+
+
+def test_a_rollback_within_two_seconds_of_its_first_sign_is_one_line_in_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    (line,) = printed(0.15, tmp_path, monkeypatch, caplog)
+    assert line.startswith("Rolled back from step 314 to step 251 (63 steps lost): loss 1.087e+09 at step 314, ")
+    assert " Learning rate now 0.005: it starts at 0.5 times its scheduled value" in line
