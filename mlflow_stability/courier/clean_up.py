@@ -15,7 +15,7 @@ from pathlib import Path
 
 from mlflow_stability.courier.process.claim import holder_lives, was_delivered
 from mlflow_stability.courier.process.training_process import process_of
-from mlflow_stability.courier.recording import opening_if_readable
+from mlflow_stability.journal.follower import opening_if_readable
 from mlflow_stability.journal.layout import (
     OUTLIVE,
     RELEASED,

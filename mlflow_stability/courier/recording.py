@@ -18,12 +18,11 @@ from mlflow_stability.courier.outlets import OutletPlan, Outlets, TrainingState
 from mlflow_stability.courier.process.training_process import TrainingProcess
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.streams.stream import Patience
-from mlflow_stability.errors import JournalError, StabilityError
-from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.errors import StabilityError
+from mlflow_stability.journal.follower import opening_if_readable, opening_of
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.store.address import tracking_uri_for
 from mlflow_stability.tracking.store.run_page import run_page
-from mlflow_stability.vocabulary.run.milestone import Opening
 
 NO_OUTLETS = OutletPlan()
 
@@ -164,23 +163,6 @@ class Recording:
             return
         self.gone = True
         shutil.rmtree(self.folder, ignore_errors=True)
-
-
-def opening_if_readable(folder: Path) -> Opening | None:
-    """The same, for those who can do without."""
-    try:
-        return opening_of(folder)
-    except JournalError:
-        return None
-
-
-def opening_of(folder: Path) -> Opening | None:
-    """The first record of a recording; None where it is not written yet."""
-    try:
-        first = JournalFollower(folder / JOURNAL).read(1)
-    except OSError as error:
-        raise JournalError(f"The journal in {folder} cannot be read: {error}") from error
-    return first[0].record if first and isinstance(first[0].record, Opening) else None
 
 
 def _link(run_id: str, uri: str) -> RunLink:

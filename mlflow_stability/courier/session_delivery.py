@@ -17,7 +17,8 @@ from mlflow_stability.courier.outlets import outlet_plan
 from mlflow_stability.courier.process.claim import Claim
 from mlflow_stability.courier.process.training_process import TrainingProcess, process_of
 from mlflow_stability.courier.progress import CourierStatus, StatusPage
-from mlflow_stability.courier.recording import NO_OUTLETS, Recording, opening_if_readable
+from mlflow_stability.courier.recording import NO_OUTLETS, Recording
+from mlflow_stability.journal.follower import opening_if_readable
 from mlflow_stability.journal.layout import RELEASED, flush_asked, recording_folders, remove_empty_root
 from mlflow_stability.vocabulary.run.milestone import Opening
 

@@ -22,6 +22,7 @@ from mlflow_stability.journal.record import (
     decode_step,
     unframe,
 )
+from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.run.milestone import Opening
 
@@ -98,3 +99,20 @@ def read_journal(path: Path) -> list[Record]:
     while entries := follower.read():
         records.extend(entry.record for entry in entries)
     return records
+
+
+def opening_if_readable(folder: Path) -> Opening | None:
+    """The first record of a recording, for those who can do without."""
+    try:
+        return opening_of(folder)
+    except JournalError:
+        return None
+
+
+def opening_of(folder: Path) -> Opening | None:
+    """The first record of a recording; None where it is not written yet."""
+    try:
+        first = JournalFollower(folder / JOURNAL).read(1)
+    except OSError as error:
+        raise JournalError(f"The journal in {folder} cannot be read: {error}") from error
+    return first[0].record if first and isinstance(first[0].record, Opening) else None

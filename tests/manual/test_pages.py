@@ -170,3 +170,9 @@ def test_the_oldest_torch_is_the_same_everywhere() -> None:
     assert f"PyTorch {OLDEST_TORCH} or later" in TEXTS["limits"]
     assert f"PyTorch {OLDEST_TORCH} or later" in README
     assert f"torch>={OLDEST_TORCH}" in (ROOT / "pyproject.toml").read_text(encoding="utf-8")
+
+
+def test_the_oldest_mlflow_is_the_same_everywhere() -> None:
+    (oldest,) = re.findall(r'"mlflow>=([\d.]+)"', (ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    for text in (TEXTS["limits"], TEXTS["getting_started"], README):
+        assert f"MLflow {oldest} or later" in text

@@ -26,9 +26,9 @@ from mlflow_stability.courier.deliver import deliver_session
 from mlflow_stability.courier.many_journals import deliver_many, waiting_bytes
 from mlflow_stability.courier.process import ask_for_short_requests, holder_lives, process_of
 from mlflow_stability.courier.progress import read_page
-from mlflow_stability.courier.recording import opening_if_readable
 from mlflow_stability.courier.session_delivery import DeliveryReport
 from mlflow_stability.errors import JournalError, SettingsError, TrackingError
+from mlflow_stability.journal.follower import opening_if_readable
 from mlflow_stability.journal.layout import (
     RELEASED,
     STATUS,

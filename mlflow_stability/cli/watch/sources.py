@@ -13,9 +13,8 @@ from typing import Protocol
 from mlflow_stability.cli.watch.watched_run import QUANTITIES, WatchedRun
 from mlflow_stability.courier.process import process_of
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.recording import opening_if_readable
 from mlflow_stability.errors import RunNotFoundError, TrackingError
-from mlflow_stability.journal.follower import JournalFollower
+from mlflow_stability.journal.follower import JournalFollower, opening_if_readable
 from mlflow_stability.journal.layout import recording_folders, session_folders
 from mlflow_stability.journal.writer import NAME as JOURNAL
 

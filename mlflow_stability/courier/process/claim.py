@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mlflow_stability.courier.process.training_process import process_of
 from mlflow_stability.courier.progress import read_page
-from mlflow_stability.courier.recording import opening_if_readable
+from mlflow_stability.journal.follower import opening_if_readable
 from mlflow_stability.journal.layout import COURIER, STATUS, recording_folders, session_folders
 from mlflow_stability.journal.process_identity import Life, identity_from, identity_in_link, life_of, own_identity
 from mlflow_stability.journal.writer import NAME as JOURNAL

@@ -7,7 +7,6 @@ some artifact stores delete nothing and say nothing.
 
 from __future__ import annotations
 
-import inspect
 import tempfile
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -79,7 +78,5 @@ class RunCheckpoints:
         """MLflow's client deletes no artifacts; the store behind it does."""
         if self._store is None:
             uri = self._client.get_run(self.run_id).info.artifact_uri
-            known = inspect.signature(get_artifact_repository).parameters
-            options = {"tracking_uri": self._client.tracking_uri} if "tracking_uri" in known else {}
-            self._store = get_artifact_repository(uri, **options)
+            self._store = get_artifact_repository(uri, tracking_uri=self._client.tracking_uri)
         return self._store

@@ -21,6 +21,7 @@ _LONGEST = 90
 """Letters of a name: MLflow's files are named by key, step, time and a number of 36 letters, and have 255."""
 # `<key>+step+<step>+timestamp+<milliseconds>+<uuid>+compressed.webp`, in older versions with % between them: the small
 # picture, which MLflow sends last. https://github.com/mlflow/mlflow/issues/21085
+# A / in a key is ~ there, in older versions #.
 _FILE = re.compile(r"(?P<key>.+)[+%]step[+%](?P<step>\d+)[+%]timestamp[+%](?P<time>\d+)[+%][^+%]*[+%]compressed\.webp")
 
 
@@ -46,12 +47,11 @@ class RunImages:
 
     def steps(self, section: str) -> set[int]:
         """The steps for which there is a picture under a section: `stability/attention`."""
-        head = _as_in_names(f"{section}/")
-        return {step for key, step, _ in self._known() if key.startswith(head)}
+        return {step for key, step, _ in self._known() if key.startswith(f"{section}/")}
 
     def holds(self, key: str, step: int, time: float) -> bool:
         """Whether the picture of this moment is there."""
-        return (_as_in_names(key), step, round(time * 1000)) in self._known()
+        return (key, step, round(time * 1000)) in self._known()
 
     def log(self, file: Path, key: str, step: int, time: float) -> None:
         """Put a picture there, unless it is there."""
@@ -60,19 +60,15 @@ class RunImages:
         milliseconds = round(time * 1000)
         with store_trouble(f"log the image {key}"):
             image = mlflow.Image(str(file))
-            self._client.log_image(
-                self.run_id, image, key=key, step=step, timestamp=milliseconds, synchronous=True
-            )  # fmt: skip
-        self._known().add((_as_in_names(key), step, milliseconds))
+            self._client.log_image(self.run_id, image, key=key, step=step, timestamp=milliseconds, synchronous=True)
+        self._known().add((key, step, milliseconds))
 
     def _known(self) -> set[tuple[str, int, int]]:
         if self._there is None:
             with store_trouble(f"list the images of run {self.run_id}"):
                 listed = self._client.list_artifacts(self.run_id, _FOLDER)
             names = (_FILE.fullmatch(PurePosixPath(each.path).name) for each in listed)
-            self._there = {(name["key"], int(name["step"]), int(name["time"])) for name in names if name}
+            self._there = {
+                (re.sub("[~#]", "/", name["key"]), int(name["step"]), int(name["time"])) for name in names if name
+            }
         return self._there
-
-
-def _as_in_names(key: str) -> str:
-    return key.replace("/", "~")
