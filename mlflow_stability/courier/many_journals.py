@@ -1,21 +1,29 @@
 """Delivers the journals of many trainings: sessions below a folder, several at once.
 
 In: folders of sessions. Out: a report of each, as it ends. Guarantees: what `deliver_session` guarantees for each; one
-that fails stops no other; after an interruption the next call goes on where this one stopped.
+that fails stops no other; when this process ends, or nobody waits any more, no process that it started goes on; the
+next call continues where this one stopped.
 """
 
 from __future__ import annotations
 
 import multiprocessing
+import os
+import signal
+import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 from mlflow_stability.courier.deliver import deliver_session
+from mlflow_stability.courier.process.claim import was_delivered
 from mlflow_stability.courier.process.environment import ask_for_short_requests
+from mlflow_stability.courier.process.training_process import process_of
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import DeliveryReport
-from mlflow_stability.journal.layout import STATUS
+from mlflow_stability.journal.follower import opening_if_readable
+from mlflow_stability.journal.layout import RELEASED, STATUS, recording_folders
 
 LOOK = 0.5
 """Seconds between two looks at how far the deliveries are."""
@@ -27,7 +35,8 @@ def deliver_many(
     """Deliver these sessions, `jobs` at once, in processes of their own; a report as each ends, None at each look."""
     # Not by fork: this process has connections to the store, and threads of the terminal.
     fresh = multiprocessing.get_context("spawn")
-    pool = ProcessPoolExecutor(min(jobs, len(sessions)), fresh, ask_for_short_requests)
+    nobody_writes, lifeline = fresh.Pipe(duplex=False)
+    pool = ProcessPoolExecutor(min(jobs, len(sessions)), fresh, _begin_worker, (nobody_writes,))
     try:
         running: dict[Future[DeliveryReport], Path] = {
             pool.submit(deliver_session, each, tracking_uri, linger): each for each in sessions
@@ -40,8 +49,31 @@ def deliver_many(
                 yield DeliveryReport(folder, remaining=1, error=str(error)) if error is not None else each.result()
             if not done:
                 yield None
+        pool.shutdown()
     finally:
+        lifeline.close()
         pool.shutdown(cancel_futures=True)
+
+
+def _begin_worker(lifeline: Connection) -> None:
+    """Runs first in each process that delivers."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the process that asks, which then lets this one go
+    threading.Thread(target=_end_with, args=(lifeline,), name="mlflow-stability-lifeline", daemon=True).start()
+    ask_for_short_requests()
+
+
+def _end_with(lifeline: Connection) -> None:
+    """End this process when the one at the other end has closed it, or is gone; a courier may end at any moment."""
+    lifeline.poll(None)
+    os._exit(1)
+
+
+def waits_for_its_process(session: Path) -> bool:
+    """Whether all of a session has arrived, and it is kept for a process that cannot be asked whether it has ended."""
+    if not was_delivered(session) or (session / RELEASED).exists():
+        return False
+    opening = next(filter(None, map(opening_if_readable, recording_folders(session))), None)
+    return not process_of(session, opening).has_ended()
 
 
 def waiting_bytes(session: Path, size: int) -> int:

@@ -9,7 +9,9 @@ and asks nobody but the files and this machine's list of processes.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,7 +25,7 @@ from mlflow_stability.cli.kit.quantities import Age, Size
 from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
 from mlflow_stability.courier.clean_up import clean_up, size_of
 from mlflow_stability.courier.deliver import deliver_session
-from mlflow_stability.courier.many_journals import deliver_many, waiting_bytes
+from mlflow_stability.courier.many_journals import deliver_many, waiting_bytes, waits_for_its_process
 from mlflow_stability.courier.process import ask_for_short_requests, holder_lives, process_of
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.courier.session_delivery import DeliveryReport
@@ -41,6 +43,7 @@ from mlflow_stability.journal.layout import (
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.store.address import is_sqlite, same_store, strip_credentials
 from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.settings import JOURNAL_FOLDER
 
 JOBS = 4
 """Sessions that are delivered at once: most of the time each of them waits for the server."""
@@ -152,17 +155,23 @@ def command(
     --older-than and --max-size never remove what was not delivered, nor what a running training needs.
     """
     place = journal or journal_root()
-    sessions = sessions_in(place)
+    with notes_console().status(f"Looking for journals in {place} ..."):
+        sessions = sessions_in(place)
     if context.get_parameter_source("tracking_uri") is click.core.ParameterSource.COMMANDLINE and tracking_uri:
         _must_be_the_same_store(sessions, tracking_uri)
     ask_for_short_requests()
     out = result_console()
-    errors, known = [], {each.folder: each for each in sessions}
-    for report in _reports(sessions, tracking_uri, wait, jobs or _usual_jobs(sessions, tracking_uri)):
-        for line in report_lines(known[report.session], report):
+    names, known = _names(sessions, place), {each.folder: each for each in sessions}
+    reports: list[DeliveryReport] = []
+    waiting = [each for each in sessions if not waits_for_its_process(each.folder)]
+    began = time.monotonic()
+    for report in _reports(waiting, tracking_uri, wait, jobs or _usual_jobs(waiting, tracking_uri), out):
+        reports.append(report)
+        for line in _report_lines(names[report.session], known[report.session], report):
             out.print(line, soft_wrap=True)
-        if report.error and report.remaining:
-            errors.append(report.error)
+    for line in _summary_lines(known, reports, len(sessions) - len(waiting), time.monotonic() - began):
+        out.print(line, soft_wrap=True)
+    errors = [each.error for each in reports if each.error and each.remaining]
     if not sessions:
         why = f"{place} keeps checkpoints and batches alone" if is_done(place) else f"there is no journal in {place}"
         out.print(f"Nothing to deliver: {why}.", soft_wrap=True)
@@ -189,26 +198,46 @@ def _usual_jobs(sessions: list[SessionState], tracking_uri: str | None) -> int:
 
 
 def _reports(
-    sessions: list[SessionState], tracking_uri: str | None, wait: float, jobs: int
+    sessions: list[SessionState], tracking_uri: str | None, wait: float, jobs: int, out: Console
 ) -> Iterator[DeliveryReport]:
     """The outcome of each session: one after another in this process, or several at once."""
-    if min(jobs, len(sessions)) <= 1:
-        for session in sessions:
-            with _progress(notes_console(), session.folder.name, session.size) as show:
-                yield deliver_session(session.folder, tracking_uri, wait, lambda report: show(report.waiting_bytes))
-        return
-    waiting = {each.folder: each.size for each in sessions}
-    with _progress(notes_console(), f"{len(sessions)} sessions", sum(waiting.values())) as show:
-        for report in deliver_many([each.folder for each in sessions], tracking_uri, wait, jobs):
-            if report is not None:
-                waiting[report.session] = report.waiting_bytes
+    left = {each.folder: each.size for each in sessions}
+    # Where the results go to a terminal, the bar stays below them.
+    with _progress(out if out.is_terminal else notes_console(), sum(left.values())) as show:
+
+        def shown() -> None:
+            done = len(sessions) - len(left)
+            name = sessions[0].folder.name if len(sessions) == 1 else f"{done} of {len(sessions)} sessions"
+            show(name, sum(min(size, waiting_bytes(folder, size)) for folder, size in left.items()))
+
+        if min(jobs, len(sessions)) <= 1:
+            for session in sessions:
+                report = deliver_session(session.folder, tracking_uri, wait, lambda _: shown())
+                left.pop(report.session)
                 yield report
-            show(sum(min(size, waiting_bytes(folder, size)) for folder, size in waiting.items()))
+        else:
+            for each in deliver_many([each.folder for each in sessions], tracking_uri, wait, jobs):
+                if each is not None:
+                    left.pop(each.session)
+                    yield each
+                shown()
 
 
-def report_lines(session: SessionState, report: DeliveryReport) -> Iterator[str]:
+def _names(sessions: list[SessionState], place: Path) -> dict[Path, str]:
+    """What each session is called: where its journal is, if there are several journals."""
+    roots = Counter(each.folder.parent for each in sessions)
+    if len(roots) < 2:
+        return {each.folder: each.folder.name for each in sessions}
+    names = {}
+    for session in sessions:
+        root = session.folder.parent
+        named = (root.parent if root.name == JOURNAL_FOLDER else root).relative_to(place)
+        names[session.folder] = str(named if roots[root] == 1 else named / session.folder.name)
+    return names
+
+
+def _report_lines(name: str, session: SessionState, report: DeliveryReport) -> Iterator[str]:
     """The result of one session's delivery, a line for each fact."""
-    name = session.folder.name
     if report.busy:
         yield f"{name}: skipped: its courier is delivering it."
         return
@@ -216,11 +245,6 @@ def report_lines(session: SessionState, report: DeliveryReport) -> Iterator[str]
     if report.delivered or not report.remaining:
         count = f"{report.delivered} recording{'' if report.delivered == 1 else 's'}"
         yield f"{name}: delivered {count} ({megabytes(session.size)}) to {runs}."
-    if report.kept_for:
-        yield (
-            f"{name}: its journal is kept: {report.kept_for} cannot be asked from here whether it has ended. Run "
-            "`mlflow-stability sync` there, or delete the folder when it has."
-        )
     if report.remaining:
         why = (
             "the training is still running"
@@ -230,6 +254,33 @@ def report_lines(session: SessionState, report: DeliveryReport) -> Iterator[str]
         yield f"{name}: {megabytes(report.waiting_bytes)} not delivered ({why})."
     if report.refused:
         yield f"{name}: the store refused {', '.join(report.refused)}; the full record has them."
+
+
+def _summary_lines(
+    known: Mapping[Path, SessionState], reports: Sequence[DeliveryReport], kept_before: int, seconds: float
+) -> Iterator[str]:
+    """What became of all of them."""
+    done = [each for each in reports if not each.busy and not each.remaining]
+    kept = [each.kept_for for each in reports if each.kept_for]
+    if len(known) > 1:
+        size = megabytes(sum(known[each.session].size for each in done))
+        others = {
+            "delivered before": kept_before,
+            "not delivered": sum(each.remaining > 0 for each in reports),
+            "skipped, for their couriers deliver them": sum(each.busy for each in reports),
+        }
+        said = "".join(f"; {count} {what}" for what, count in others.items() if count)
+        yield f"Delivered {len(done)} of {len(known)} sessions ({size}) in {seconds:.0f} s{said}."
+    if len(kept) == len(known) == 1:
+        yield (
+            f"Its journal is kept: {kept[0]} cannot be asked from here whether it has ended. Run `mlflow-stability "
+            "sync` there, delete the folder when it has, or use --older-than."
+        )
+    elif count := len(kept) + kept_before:
+        yield (
+            f"Journals kept: {count}. Their processes cannot be asked from here whether they have ended. Run "
+            "`mlflow-stability sync` on their machines, delete the folders, or use --older-than."
+        )
 
 
 def _must_be_the_same_store(sessions: list[SessionState], uri: str) -> None:
@@ -243,14 +294,14 @@ def _must_be_the_same_store(sessions: list[SessionState], uri: str) -> None:
 
 
 @contextmanager
-def _progress(console: Console, name: str, size: int) -> Iterator[Callable[[int], None]]:
-    """A bar that is there while something is sent, on a terminal only; it is told how many bytes are left."""
-    columns = (TextColumn(name), BarColumn(20), TextColumn("{task.fields[left]} left"))
+def _progress(console: Console, size: int) -> Iterator[Callable[[str, int], None]]:
+    """A bar that is there while something is sent, on a terminal only: what is sent, and how many bytes are left."""
+    columns = (TextColumn("{task.description}"), BarColumn(20), TextColumn("{task.fields[left]} left"))
     hidden = not console.is_terminal
     with Progress(*columns, TimeRemainingColumn(), console=console, transient=True, disable=hidden) as bar:
         task = bar.add_task("", total=max(1, size), left=megabytes(size))
 
-        def show(left: int) -> None:
-            bar.update(task, completed=max(0, size - left), left=megabytes(left))
+        def show(what: str, left: int) -> None:
+            bar.update(task, description=what, completed=max(0, size - left), left=megabytes(left))
 
         yield show

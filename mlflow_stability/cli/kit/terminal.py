@@ -23,7 +23,9 @@ def speaks_unicode(console: Console) -> bool:
 
 
 def megabytes(size: float) -> str:
-    """`12.3 MB`."""
+    """`12.3 MB`, `18 kB`."""
+    if size < 1e5:
+        return f"{size / 1e3:.0f} kB"
     return f"{size / 1e6:.1f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"
 
 

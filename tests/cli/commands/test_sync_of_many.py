@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 import time
 from pathlib import Path
 
+import psutil
 import pytest
 from courier.staging import Training
 from mlflow import MlflowClient
@@ -17,8 +19,9 @@ from servers.troubled_server import TroubledServer
 from waiting import wait_until
 
 from mlflow_stability import load_run
-from mlflow_stability.cli.main import run
-from mlflow_stability.journal.layout import TRAINING, journal_roots_below
+from mlflow_stability.cli.main import INTERRUPTED, run
+from mlflow_stability.courier.process import holder_lives
+from mlflow_stability.journal.layout import TRAINING, journal_roots_below, session_folders
 from mlflow_stability.journal.process_identity import own_identity
 
 NODES, STEPS = 4, 40
@@ -53,27 +56,56 @@ def test_all_journals_below_a_folder_are_delivered_several_at_once(
 ) -> None:
     cluster(tmp_path / "shared", rest_server, experiment)
     assert run(["sync", str(tmp_path / "shared"), "--jobs", "3"]) == 0
-    assert capsys.readouterr().out.count(": delivered 1 recording") == NODES
+    said = capsys.readouterr().out
+    assert sorted(line.partition(":")[0] for line in said.splitlines()[:-1]) == [f"node-{n}/job" for n in range(NODES)]
+    assert re.fullmatch(r"Delivered 4 of 4 sessions \(\d+ kB\) in \d+ s\.", said.splitlines()[-1])
     must_be_there_once(rest_server, experiment)
     assert journal_roots_below(tmp_path / "shared") == []
 
 
 @pytest.mark.slow
 def test_a_delivery_that_was_killed_is_continued(
-    troubled_server: TroubledServer, rest_server: str, experiment: str, tmp_path: Path
+    rest_server: str,
+    troubled_server: TroubledServer,
+    experiment: str,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    cluster(tmp_path / "shared", troubled_server.url, experiment, 3)
-    troubled_server.mood, troubled_server.slowness = "slow", 0.2
-    command = [sys.executable, "-m", "mlflow_stability", "sync", str(tmp_path / "shared"), "--jobs", "2"]
-    first = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
-    wait_until(lambda: len(journal_roots_below(tmp_path / "shared")) < 3, 120)
-    os.killpg(first.pid, signal.SIGKILL)
+    shared = tmp_path / "shared"
+    cluster(shared, rest_server, experiment, 2)
+    troubled_server.down_after = 8
+    cluster(shared / "later", troubled_server.url, experiment, 1)
+    first = sync_in_a_process(shared, "--wait", "600")
+    # Two have arrived, and the third is held up in its middle: on a machine of any speed it is killed before its end.
+    wait_until(lambda: len(journal_roots_below(shared)) == 1 and troubled_server.mood == "down", 120)
+    first.kill()
     first.wait()
-    assert journal_roots_below(tmp_path / "shared"), "it was killed before its end"
+    (session,) = [each for root in journal_roots_below(shared) for each in session_folders(root)]
+    wait_until(lambda: not holder_lives(session), 10)  # those that it started end with it
 
-    troubled_server.mood = "up"
-    assert run(["sync", str(tmp_path / "shared"), "--jobs", "2"]) == 0
+    troubled_server.down_after, troubled_server.mood = None, "up"
+    assert run(["sync", str(shared), "--jobs", "2"]) == 0
     must_be_there_once(rest_server, experiment, 3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGINT])
+def test_no_process_outlives_the_command(how: signal.Signals, troubled_server: TroubledServer, tmp_path: Path) -> None:
+    troubled_server.mood = "failing"
+    cluster(tmp_path / "shared", troubled_server.url, "0", 3)
+    command = sync_in_a_process(tmp_path / "shared", "--wait", "600")
+    wait_until(lambda: len(troubled_server.requests) > 4, 120)
+    started = psutil.Process(command.pid).children(recursive=True)
+    assert len(started) >= 2
+    command.send_signal(how)
+    assert command.wait(20) == (INTERRUPTED if how is signal.SIGINT else -how)
+    assert psutil.wait_procs(started, 20)[1] == []
+    assert len(journal_roots_below(tmp_path / "shared")) == 3
+
+
+def sync_in_a_process(place: Path, *options: str) -> subprocess.Popen[bytes]:
+    command = [sys.executable, "-m", "mlflow_stability", "sync", str(place), "--jobs", "2", *options]
+    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def left_by_another_machine(root: Path, uri: str) -> Training:
@@ -112,8 +144,9 @@ def test_what_is_old_goes_once_it_is_delivered_and_nobody_needs_it(
     kept = left_by_another_machine(root, sqlite_uri)
     over, running = checkpoints_of(root, "over", 0), checkpoints_of(root, "running", os.getpid())
     assert run(["sync"]) == 0
-    assert "its journal is kept" in capsys.readouterr().out
+    assert "Its journal is kept" in capsys.readouterr().out
     assert run(["sync", "--older-than", "2d"]) == 0
+    assert "Journals kept: 1." in capsys.readouterr().out  # and nothing was asked of the store
     assert kept.folder.is_dir()
 
     assert run(["sync", "--older-than", "12h"]) == 0
