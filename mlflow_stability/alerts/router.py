@@ -37,7 +37,7 @@ GATHER = {Severity.INFO: 5.0, Severity.WARNING: 5.0, Severity.CRITICAL: 1.0}
 
 
 @dataclass(slots=True)
-class _Burst:
+class _WaitingEvents:
     """Events of one type that wait for their message."""
 
     count: int
@@ -57,7 +57,7 @@ class AlertRouter:
     def __init__(self, rules: tuple[str, ...], floor: Severity, cooldown: float | None = None) -> None:
         self._rules = rules_of(rules, floor)
         self._cooldown = cooldown
-        self._bursts: dict[str, _Burst] = {}
+        self._bursts: dict[str, _WaitingEvents] = {}
         self._sent: dict[str, tuple[float, Severity]] = {}
         """When the last message of each type was due, and its severity."""
 
@@ -120,7 +120,7 @@ class AlertRouter:
         burst = self._bursts.get(event.kind)
         due = self._due_at(event, now)
         if burst is None:
-            self._bursts[event.kind] = _Burst(
+            self._bursts[event.kind] = _WaitingEvents(
                 1,
                 event.step,
                 event.step,
@@ -148,7 +148,7 @@ class AlertRouter:
         return max(gathered, last[0] + cooldown)
 
 
-def _burst_of(said: dict[str, Any]) -> _Burst:
+def _burst_of(said: dict[str, Any]) -> _WaitingEvents:
     evidence = {name: float(value) for name, value in said["evidence"].items()}
-    burst = _Burst(**{**said, "evidence": evidence})
+    burst = _WaitingEvents(**{**said, "evidence": evidence})
     return replace(burst, severity=Severity(burst.severity), remedies=tuple(burst.remedies))

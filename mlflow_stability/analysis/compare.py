@@ -10,7 +10,7 @@ import os
 from collections.abc import Iterable, Sequence
 
 from mlflow_stability.analysis.asked_for import asked_for, names_a_source, source_text, source_texts
-from mlflow_stability.analysis.cards import HowToRead, Made, Progress, make_cards, run_meant
+from mlflow_stability.analysis.cards import HowToRead, MadeCards, Progress, make_cards, run_meant
 from mlflow_stability.analysis.diagnose import asked_curves
 from mlflow_stability.analysis.named_run import run_called
 from mlflow_stability.analysis.pair import Pair, pair_of
@@ -96,7 +96,7 @@ def compare(
         heads = {**_heads(sources, heads, tracking_uri), **heads} if remember else {}
         made = make_cards(sources, heads, HowToRead(tracking_uri, detectors, dask, remember, curves), progress)
     except KeyboardInterrupt:  # before a single one was read
-        made = Made((), interrupted=True)
+        made = MadeCards((), interrupted=True)
     found = _concluded(made, len(sources), baseline, tracking_uri, curves, notes)
     if found.unread and not found.cards and not found.interrupted:
         raise NoneReadError(found)
@@ -112,7 +112,7 @@ def _different(asked: Iterable[str]) -> list[str]:
 
 
 def _concluded(
-    made: Made,
+    made: MadeCards,
     asked: int,
     baseline: str | None,
     tracking_uri: str | None,
@@ -230,7 +230,7 @@ def _baseline_in_full(asked: str, sources: Sequence[str], tracking_uri: str | No
         return asked
 
 
-def _baseline(made: Made, asked: str) -> RunCard | None:
+def _baseline(made: MadeCards, asked: str) -> RunCard | None:
     meant = run_meant(asked)
     found = [card for card in made.cards if run_meant(card.source) == meant]
     found = found or [card for card in made.cards if card.name == asked]

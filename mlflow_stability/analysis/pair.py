@@ -14,11 +14,11 @@ from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.diagnosis.two_runs import (
     BY_LAYER,
     LayerCourse,
-    Ruler,
+    StepColumns,
     lacking,
     layer_courses,
     layers_beside,
-    rulers_of,
+    step_columns_of,
 )
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.tracking.keys import is_group
@@ -46,15 +46,15 @@ def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None, curves: A
     from mlflow_stability.diagnosis.two_runs import first_difference_of
 
     first, second = cards
-    rulers = rulers_of(first, second)
+    columns = step_columns_of(first, second)
     try:
-        one, courses = _read(first, tracking_uri, None if rulers is None else rulers[0], curves)
-        other, theirs = _read(second, tracking_uri, None if rulers is None else rulers[1], curves)
+        one, courses = _read(first, tracking_uri, None if columns is None else columns[0], curves)
+        other, theirs = _read(second, tracking_uri, None if columns is None else columns[1], curves)
         parting = first_difference_of(one, other)
-        if rulers is None:
+        if columns is None:
             return Pair(parting)
         names = (first.name or first.source, second.name or second.source)
-        beside = layers_beside(courses, theirs, rulers, (first, second))
+        beside = layers_beside(courses, theirs, columns, (first, second))
         return Pair(parting, beside, tuple(lacking(courses, theirs, names)))
     except StabilityError as error:  # one was deleted meanwhile, or is one of several runs in a file
         return Pair(lacking=(f"The two runs could not be compared step by step: {error}",))
@@ -64,11 +64,11 @@ def pair_of(cards: Sequence[RunCard], tracking_uri: str | None = None, curves: A
 
 
 def _read(
-    card: RunCard, tracking_uri: str | None, ruler: Ruler | None, curves: AskedCurves | None
+    card: RunCard, tracking_uri: str | None, columns: StepColumns | None, curves: AskedCurves | None
 ) -> tuple[RunHistory, Mapping[str, LayerCourse]]:
     """The run without what it has by layer, and that in columns."""
     history = history_of(card.source, tracking_uri, curves)
-    courses = {} if ruler is None else layer_courses(history, ruler, _is_layer)
+    courses = {} if columns is None else layer_courses(history, columns, _is_layer)
     kept = tuple(each for each in history.metrics if not _by_layer(each.meaning.quantity, each.meaning.place))
     return replace(history, metrics=kept), courses
 

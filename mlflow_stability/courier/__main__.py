@@ -54,7 +54,7 @@ def main(folder: Path) -> int:
 def follow(session: SessionDelivery, left_behind: OutletSettings) -> bool:
     """Stay with a session to its end; False if something could not be delivered."""
     last_error = ""
-    orphans = OrphanHelp(session.folder, left_behind)
+    orphans = OrphanDelivery(session.folder, left_behind)
     while session.claim.holds():
         moved = session.advance()
         error = session.report().error
@@ -74,7 +74,7 @@ def follow(session: SessionDelivery, left_behind: OutletSettings) -> bool:
     return False
 
 
-class OrphanHelp:
+class OrphanDelivery:
     """While training goes on, sessions that were left behind get couriers of their own, one after the other."""
 
     def __init__(self, own: Path, outlets: OutletSettings) -> None:

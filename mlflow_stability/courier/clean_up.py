@@ -25,7 +25,7 @@ from mlflow_stability.journal.layout import (
     remove_empty_root,
     session_folders,
 )
-from mlflow_stability.journal.process_identity import Life, identity_from, life_of
+from mlflow_stability.journal.process_identity import ProcessStatus, identity_from, life_of
 from mlflow_stability.journal.writer import NAME as JOURNAL
 
 YOUNGEST = 3600.0
@@ -100,7 +100,7 @@ def _is_owned(folder: Path) -> bool:
     except (OSError, ValueError):
         return False
     process = identity_from(said) if isinstance(said, dict) else None
-    return process is not None and life_of(process) is Life.LIVES
+    return process is not None and life_of(process) is ProcessStatus.LIVES
 
 
 def _measured(folder: Path) -> Leftover:

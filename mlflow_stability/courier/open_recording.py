@@ -31,10 +31,10 @@ from mlflow_stability.courier.streams.checkpoint_stream import CheckpointStream
 from mlflow_stability.courier.streams.event_stream import EventStream
 from mlflow_stability.courier.streams.facts_stream import FactsStream, ask_git
 from mlflow_stability.courier.streams.layer_stream import LayerStream
-from mlflow_stability.courier.streams.metric_stream import MetricStream, Pace
+from mlflow_stability.courier.streams.metric_stream import DeliveryPace, MetricStream
 from mlflow_stability.courier.streams.missing_points import MissingPointStream
 from mlflow_stability.courier.streams.part_stream import PartStream
-from mlflow_stability.courier.streams.stream import DataStream, Patience, Stream
+from mlflow_stability.courier.streams.stream import Backoff, DataStream, Stream
 from mlflow_stability.errors import RunNotFoundError, StabilityError, TrackingError
 from mlflow_stability.journal.last_words import closing_in, read_last_words
 from mlflow_stability.journal.writer import NAME as JOURNAL
@@ -76,9 +76,9 @@ class OpenRecording:
         finally:  # where the store is away, too: when it is back the code may be another
             ask_git(delivered, opening)
         self._asked = opening.log_every_n_steps
-        self.metrics = MetricStream(delivered, self.writer, Pace(uri), self._asked, opening.layer_metrics)
+        self.metrics = MetricStream(delivered, self.writer, DeliveryPace(uri), self._asked, opening.layer_metrics)
         self._machine = SystemMetrics(self.writer.run_id, uri) if opening.system_metrics else None
-        half = Pace(uri, share=0.5)  # nobody waits for it, and others write into the same store
+        half = DeliveryPace(uri, share=0.5)  # nobody waits for it, and others write into the same store
         self._missing = MissingPointStream(delivered, self.writer, half, self._asked, opening.layer_metrics)
         self.parts = PartStream(delivered, self.writer, opening.time)
         self.events = EventStream(delivered, self.writer)
@@ -98,7 +98,7 @@ class OpenRecording:
         self._awaits = awaits
         """Whether the end of the training should wait for something that does not go into the run."""
         every: list[Stream | RunTags] = [*self._streams, *self._pictures, self._missing, self._board]
-        self._patience = {each: Patience() for each in every}
+        self._patience = {each: Backoff() for each in every}
         self._last_words: dict[str, Any] = {}
         self._told = False
         """The run has ended, and nothing but pictures can be left."""
@@ -108,7 +108,7 @@ class OpenRecording:
         """Nothing is left to do."""
 
     @property
-    def troubles(self) -> list[Patience]:
+    def troubles(self) -> list[Backoff]:
         """What does not get through at the moment."""
         return [each for each in self._patience.values() if each.error]
 
@@ -182,7 +182,7 @@ class OpenRecording:
 
     def _also(self, stream: _Stream) -> _Stream:
         self._streams.append(stream)
-        self._patience[stream] = Patience()
+        self._patience[stream] = Backoff()
         return stream
 
     @property

@@ -17,7 +17,7 @@ from mlflow_stability.courier.open_recording import OpenRecording
 from mlflow_stability.courier.outlets import OutletPlan, Outlets, TrainingState
 from mlflow_stability.courier.process.training_process import TrainingProcess
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.courier.streams.stream import Patience
+from mlflow_stability.courier.streams.stream import Backoff
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import opening_if_readable, opening_of
 from mlflow_stability.journal.writer import NAME as JOURNAL
@@ -45,7 +45,7 @@ class Recording:
         self._process = process
         self._given_uri = tracking_uri
         self._delivered = Delivered.read(folder)
-        self._patience = Patience()
+        self._patience = Backoff()
         self._open: OpenRecording | None = None
         self._plan = plan
         self._outlets: Outlets | None = None
@@ -95,7 +95,7 @@ class Recording:
         return sorted(self._open.writer.refused) if self._open else []
 
     @property
-    def troubles(self) -> list[Patience]:
+    def troubles(self) -> list[Backoff]:
         """What does not get through at the moment."""
         mine = [self._patience] if self._patience.error else []
         return mine + (self._open.troubles if self._open else [])

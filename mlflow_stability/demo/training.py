@@ -18,17 +18,17 @@ from typing import Any
 import torch
 
 import mlflow_stability
+from mlflow_stability.demo.failure_steps import FEWEST_STEPS
 from mlflow_stability.demo.failures.catalog import SIMULATIONS
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.loop import Notes
-from mlflow_stability.demo.troubles import FEWEST_STEPS
 
 RUN_ID_WAIT = 120.0
 OFTEN: dict[str, Any] = {"layers_every_n_steps": 20, "attention_every_n_steps": 40, "sdr_check_interval": 10}
 """What a short training asks of `autolog()`, so that it shows what a long one does."""
 
 
-class SaidLosses(list[float]):
+class PrintedLosses(list[float]):
     """Losses that are printed as they come."""
 
     def append(self, loss: float) -> None:
@@ -78,7 +78,7 @@ def main() -> None:
         mlflow_stability.autolog(rollback=options.autopilot, extra_tags={"mlflow.runName": options.title}, **often)
     task = failure.task(options.seed)
     say(parameters=sum(each.numel() for each in task.model.parameters()))
-    failure.train_task(task, options.seed, ill=options.ill, notes=Notes(SaidLosses()), steps=options.steps)
+    failure.train_task(task, options.seed, ill=options.ill, notes=Notes(PrintedLosses()), steps=options.steps)
     if options.autopilot or options.record:
         say(run_id=run_id())
 

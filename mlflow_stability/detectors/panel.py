@@ -12,7 +12,7 @@ from math import isfinite
 from typing import Any
 
 from mlflow_stability.detectors.catalog import default_detectors
-from mlflow_stability.detectors.engine.adversarial import Turns
+from mlflow_stability.detectors.engine.adversarial import AlternatingLosses
 from mlflow_stability.detectors.engine.baseline import Baseline
 from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.layer_values import is_wanted
@@ -27,8 +27,8 @@ MOST_LAYOUTS = 256
 """So many tuples of signals are remembered."""
 
 
-class _Seat:
-    """A detector's place at the table: what it has seen so far of one place."""
+class _DetectorState:
+    """A detector, and what it has seen so far of one place."""
 
     __slots__ = ("begin", "state", "step")
 
@@ -38,16 +38,16 @@ class _Seat:
         self.state = detector.begin()
 
 
-class _Desk:
-    """Everything about one signal: its baseline, and the detectors that want to see it."""
+class _SignalDetectors:
+    """One signal: its baseline, and the detectors that judge it."""
 
-    __slots__ = ("baseline", "before", "place", "quantity", "seats")
+    __slots__ = ("baseline", "before", "detectors", "place", "quantity")
 
-    def __init__(self, signal: Signal, baseline: Baseline | None, seats: list[_Seat]) -> None:
+    def __init__(self, signal: Signal, baseline: Baseline | None, detectors: list[_DetectorState]) -> None:
         self.quantity, self.place = signal.quantity, signal.place
         self.baseline = baseline
         self.before: float | None = None
-        self.seats = seats
+        self.detectors = detectors
 
 
 class Panel:
@@ -58,13 +58,13 @@ class Panel:
         self._compared = frozenset(quantity for each in self.detectors for quantity in each.compared)
         wanted = {quantity for each in self.detectors for quantity in each.quantities}
         self._wanted = frozenset({*wanted, "loss"})  # whose turns tell what the others' values mean
-        self._desks: dict[Signal, _Desk] = {}
-        self._seats: dict[tuple[int, str], _Seat] = {}
-        self._layouts: dict[int, tuple[tuple[Signal, ...], list[_Desk | None]]] = {}
-        """The desks of each tuple of signals, by its identity; what is kept here gives its number to no other."""
+        self._signals: dict[Signal, _SignalDetectors] = {}
+        self._states: dict[tuple[int, str], _DetectorState] = {}
+        self._layouts: dict[int, tuple[tuple[Signal, ...], list[_SignalDetectors | None]]] = {}
+        """The detectors of each tuple of signals, by its identity; what is kept here gives its number to no other."""
         self._players = players
         """Whether trainings are known to take turns, also where their losses are not shown."""
-        self._turns = Turns(taken=players)
+        self._turns = AlternatingLosses(taken=players)
 
     def judge(self, reading: StepReading) -> list[Event]:
         """Judge all values of a step, in their order; live and in replay this is the loop."""
@@ -73,66 +73,74 @@ class Panel:
             if len(self._layouts) >= MOST_LAYOUTS:
                 self._layouts.clear()
             # All of them, before any is relied upon.
-            known = self._layouts[id(reading.signals)] = reading.signals, [self._desk(each) for each in reading.signals]
+            known = self._layouts[id(reading.signals)] = (
+                reading.signals,
+                [self._detectors_of(each) for each in reading.signals],
+            )
         return _judged(known[1], self._turns, reading.values, reading.step, reading.attempt, reading.time)
 
     def observe(self, observation: Observation) -> list[Event]:
         """Judge one value."""
-        desk = self._desk(observation.signal)
+        detectors = self._detectors_of(observation.signal)
         value = (observation.value,)
-        return _judged([desk], self._turns, value, observation.step, observation.attempt, observation.time)
+        return _judged([detectors], self._turns, value, observation.step, observation.attempt, observation.time)
 
     def reset(self) -> None:
         """Forget everything: what comes now is judged by itself."""
-        self._desks.clear()
-        self._seats.clear()
+        self._signals.clear()
+        self._states.clear()
         self._layouts.clear()
-        self._turns = Turns(taken=self._players)
+        self._turns = AlternatingLosses(taken=self._players)
 
-    def _desk(self, signal: Signal) -> _Desk | None:
-        desk = self._desks.get(signal)
-        if desk is None and signal.quantity in self._wanted:
-            seats = [
-                self._seat(number, "" if detector.across_places else signal.place)
+    def _detectors_of(self, signal: Signal) -> _SignalDetectors | None:
+        found = self._signals.get(signal)
+        if found is None and signal.quantity in self._wanted:
+            states = [
+                self._detector_state(number, "" if detector.across_places else signal.place)
                 for number, detector in enumerate(self.detectors)
                 if signal.quantity in detector.quantities and is_wanted(detector.places, signal)
             ]
             baseline = Baseline() if signal.quantity in self._compared else None
-            desk = self._desks[signal] = _Desk(signal, baseline, seats)
-        return desk
+            found = self._signals[signal] = _SignalDetectors(signal, baseline, states)
+        return found
 
-    def _seat(self, number: int, place: str) -> _Seat:
-        seat = self._seats.get((number, place))
-        if seat is None:
-            seat = self._seats[number, place] = _Seat(self.detectors[number])
-        return seat
+    def _detector_state(self, number: int, place: str) -> _DetectorState:
+        detector = self._states.get((number, place))
+        if detector is None:
+            detector = self._states[number, place] = _DetectorState(self.detectors[number])
+        return detector
 
 
 def _judged(
-    desks: Sequence[_Desk | None], turns: Turns, values: Sequence[float], step: int, attempt: int, time: float
+    signals: Sequence[_SignalDetectors | None],
+    turns: AlternatingLosses,
+    values: Sequence[float],
+    step: int,
+    attempt: int,
+    time: float,
 ) -> list[Event]:
     """Compare each value with its baseline and let every detector that wants it look."""
     events: list[Event] = []
-    desk: _Desk | None = None
-    seat: _Seat | None = None
+    signal: _SignalDetectors | None = None
+    detector: _DetectorState | None = None
     try:
-        for desk, value in zip(desks, values, strict=True):
-            if desk is None:  # most values are only recorded
+        for signal, value in zip(signals, values, strict=True):
+            if signal is None:  # most values are only recorded
                 continue
-            seat, baseline, before = None, desk.baseline, desk.before
+            detector, baseline, before = None, signal.baseline, signal.before
             finite = isfinite(value)
             if finite:
-                desk.before = value
-            if desk.quantity == "loss":
-                turns.take(desk.place)
+                signal.before = value
+            if signal.quantity == "loss":
+                turns.take(signal.place)
             # Made as a tuple is: the generated `__new__` would take as long as half of the detectors.
             if baseline is not None and finite:
                 baseline.take(value)
                 point = new_tuple(
                     Point,
                     (
-                        desk.quantity,
-                        desk.place,
+                        signal.quantity,
+                        signal.place,
                         step,
                         value,
                         attempt,
@@ -152,8 +160,8 @@ def _judged(
                 point = new_tuple(
                     Point,
                     (
-                        desk.quantity,
-                        desk.place,
+                        signal.quantity,
+                        signal.place,
                         step,
                         value,
                         attempt,
@@ -169,15 +177,15 @@ def _judged(
                         turns.taken,
                     ),
                 )
-            for seat in desk.seats:
-                seat.state, event = seat.step(seat.state, point)
+            for detector in signal.detectors:
+                detector.state, event = detector.step(detector.state, point)
                 if event is not None:
                     events.append(event)
     except BaseException:  # Ctrl-C: what was being changed may be half-changed, and begins afresh
-        if seat is not None:
-            seat.state = seat.begin()
-        elif desk is not None and desk.baseline is not None:
-            desk.baseline = Baseline()
+        if detector is not None:
+            detector.state = detector.begin()
+        elif signal is not None and signal.baseline is not None:
+            signal.baseline = Baseline()
         raise
     return events
 

@@ -19,7 +19,7 @@ from mlflow_stability.diagnosis.verdict import final_loss, last_part, noun_of
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 from mlflow_stability.vocabulary.result.episode import Episode
 from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.run.run_card import LOST, OF_THE_PROCESS, Course, Mark, RunCard
+from mlflow_stability.vocabulary.run.run_card import LOST, OF_THE_PROCESS, LossLevels, Mark, RunCard
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 OURS = "stability."
@@ -144,17 +144,17 @@ def _best(main: Curve, diagnosis: Diagnosis) -> float | None:
     return min([*told, *(float(np.median(known[each : each + size])) for each in (*starts, len(known) - size))])
 
 
-def _course(curve: Curve) -> Course | None:
+def _course(curve: Curve) -> LossLevels | None:
     levels = levels_of(curve)
     if levels is None or not np.isfinite(levels.noise):
         return None
     if levels.logarithmic:
-        return Course(tuple(levels.steps.tolist()), tuple(np.exp(levels.x).tolist()), levels.noise)
+        return LossLevels(tuple(levels.steps.tolist()), tuple(np.exp(levels.x).tolist()), levels.noise)
     known = curve.values[curve.finite]
     far = int(np.argmax(np.abs(known)))
     unit = float(known[far] / levels.raw_x[far]) if levels.raw_x[far] else 1.0  # such levels come in units of a spread
     steps, found = tuple(levels.steps.tolist()), tuple((levels.x * unit).tolist())
-    return Course(steps, found, levels.noise * unit, logarithmic=False)
+    return LossLevels(steps, found, levels.noise * unit, logarithmic=False)
 
 
 def _speed(history: RunHistory, main: Curve | None) -> float | None:

@@ -61,7 +61,7 @@ def read_folder(folder: Path, read_file: Reader) -> list[RunHistory]:
         return [read_mlflow_run(folder)]
     if folder.name in ("metrics", "params", "tags") and is_mlflow_run(folder.parent):
         return [replace(read_mlflow_run(folder.parent), source=str(folder))]
-    walk = _Walk(read_file)
+    walk = _FolderWalk(read_file)
     found = list(walk.runs(folder))
     if not found:
         found = [run for each in walk.deleted for run in walk.tried(_mlflow_run, each)]
@@ -76,7 +76,7 @@ def read_folder(folder: Path, read_file: Reader) -> list[RunHistory]:
     return [replace(each, notes=(*each.notes, *notes)) if notes else each for each in found]
 
 
-class _Walk:
+class _FolderWalk:
     """One walk through folders."""
 
     def __init__(self, read_file: Reader) -> None:

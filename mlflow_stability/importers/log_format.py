@@ -18,7 +18,7 @@ from pathlib import Path
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 
-class ToldBy(IntEnum):
+class RecognisedBy(IntEnum):
     """How surely a format is told from others; the surest is asked first."""
 
     MARK = 0
@@ -54,7 +54,7 @@ class LogFormat:
 
     name: str
     """As an error message lists it: "TensorBoard event files"."""
-    told_by: ToldBy
+    told_by: RecognisedBy
     read: Callable[[Opening], list[RunHistory] | None]
     """The runs in a file; None: it is of another format. Both may raise `UnreadableLogError`."""
     endings: frozenset[str] = frozenset()

@@ -33,7 +33,7 @@ _BOOT_DIGITS = 13
 """So much of a boot's random name tells it from all others; a claim must be short."""
 
 
-class Life(Enum):
+class ProcessStatus(Enum):
     """What can be said of a process."""
 
     LIVES = "lives"
@@ -107,33 +107,33 @@ def identity_of(pid: int) -> ProcessIdentity:
     return replace(_surroundings(os.getpid()), pid=pid, start=seen.start if seen else "")
 
 
-def life_of(process: ProcessIdentity) -> Life:
+def life_of(process: ProcessIdentity) -> ProcessStatus:
     """Whether this very process still runs; one that has ended and was not yet waited for does not."""
     if process.pid <= 0:
-        return Life.GONE
+        return ProcessStatus.GONE
     here = _surroundings(os.getpid())
     if process.boot and here.boot:
         if process.boot != here.boot:
             was_rebooted = (process.host, process.machine) == (here.host, here.machine)
-            return Life.GONE if was_rebooted else Life.UNKNOWN
+            return ProcessStatus.GONE if was_rebooted else ProcessStatus.UNKNOWN
     elif process.host != here.host:
-        return Life.UNKNOWN
+        return ProcessStatus.UNKNOWN
     return _life_of_a_neighbour(process) if process.is_neighbour else _life_in_a_container(process, here)
 
 
-def _life_of_a_neighbour(process: ProcessIdentity) -> Life:
+def _life_of_a_neighbour(process: ProcessIdentity) -> ProcessStatus:
     """Of a process whose pid means here what it meant there."""
     if not _is_taken(process.pid):
-        return Life.GONE
+        return ProcessStatus.GONE
     seen = _seen(process.pid)
     if seen is None:
-        return Life.UNKNOWN
+        return ProcessStatus.UNKNOWN
     if seen.has_ended:
-        return Life.GONE
+        return ProcessStatus.GONE
     if process.start:
-        return Life.LIVES if seen.start == process.start else Life.GONE
+        return ProcessStatus.LIVES if seen.start == process.start else ProcessStatus.GONE
     # That the clock tells another start does not say that it is another process: the clock may have been set.
-    return Life.LIVES if _clock_agrees(process) else Life.UNKNOWN
+    return ProcessStatus.LIVES if _clock_agrees(process) else ProcessStatus.UNKNOWN
 
 
 def _is_taken(pid: int) -> bool:
@@ -147,16 +147,16 @@ def _is_taken(pid: int) -> bool:
     return True
 
 
-def _life_in_a_container(process: ProcessIdentity, here: ProcessIdentity) -> Life:
+def _life_in_a_container(process: ProcessIdentity, here: ProcessIdentity) -> ProcessStatus:
     """Of a process that another namespace of this machine has, or had, under its pid."""
     pids, _, times = process.namespaces.partition(" ")
     our_pids, _, our_times = here.namespaces.partition(" ")
     if times != our_times:  # there its start is counted otherwise
-        return Life.UNKNOWN
+        return ProcessStatus.UNKNOWN
     found = (_seen_in(folder) for folder in _folders_of(process.pid, pids))
     if any(seen is not None and not seen.has_ended and seen.start == process.start for seen in found):
-        return Life.LIVES
-    return Life.GONE if our_pids == _FIRST_NAMESPACE and _proc_is_ours(os.getpid()) else Life.UNKNOWN
+        return ProcessStatus.LIVES
+    return ProcessStatus.GONE if our_pids == _FIRST_NAMESPACE and _proc_is_ours(os.getpid()) else ProcessStatus.UNKNOWN
 
 
 @dataclass(frozen=True, slots=True)

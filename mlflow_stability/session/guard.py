@@ -21,7 +21,7 @@ from torch import is_grad_enabled
 from mlflow_stability.errors import TorchLacksError, TrainingDiverged
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.script_errors import raised_by_script
-from mlflow_stability.probes.hooks.thread_state import ThreadState, noted, put_right
+from mlflow_stability.probes.hooks.thread_state import ThreadState, noted, restore_thread_state
 from mlflow_stability.probes.hooks.uncompiled import uncompiled
 
 OnFailure = Callable[[str, Exception], None]
@@ -85,7 +85,7 @@ class PartGuard:
                     return body(*args)
                 except BaseException as error:
                     if state is not None:
-                        put_right(state, not isinstance(error, Exception))
+                        restore_thread_state(state, not isinstance(error, Exception))
                     failure = error
                 finally:
                     self._inside = False

@@ -32,8 +32,8 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.output import TrainingOutput
 from mlflow_stability.session.probe_plan import probe_scheduler_of
 from mlflow_stability.session.process import (
-    Awaited,
     CellEnd,
+    DeliveringCourier,
     EndingWatch,
     ThreadEnd,
     process_exit,
@@ -207,13 +207,15 @@ class Session:
         for link in links:
             self._guard("release of the courier", link.release)()
             link.warn = self._output.warn  # nothing that it says needs us
-        process_exit.over(self._exit_number, [Awaited(link, self.settings.exit_wait, self._output) for link in links])
+        process_exit.over(
+            self._exit_number, [DeliveringCourier(link, self.settings.exit_wait, self._output) for link in links]
+        )
 
     def wait(self, seconds: float) -> bool:
         """Wait until everything that was recorded so far is in MLflow; False if it takes longer."""
         self._bring_all_in()
         links = self._binding.links.values()
-        late = wait_for_delivery([Awaited(link, seconds, self._output, seconds) for link in links])
+        late = wait_for_delivery([DeliveringCourier(link, seconds, self._output, seconds) for link in links])
         if not late:
             self._guard("the run's id", self._binding.await_run_id)()
         return not late

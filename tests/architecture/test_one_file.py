@@ -63,10 +63,10 @@ CAUSE = '''
 
 from mlflow_stability.detectors.engine.finding_type import Instability, Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not
-from mlflow_stability.diagnosis.causes.context import Surroundings
+from mlflow_stability.diagnosis.causes.context import EpisodeContext
 
 
-def calendar_look(around: Surroundings) -> CheckResult:
+def calendar_look(around: EpisodeContext) -> CheckResult:
     """Whether it was a Friday."""
     if around.history.params.get("day") != "Friday":
         return is_not("the calendar: no Friday")
@@ -140,9 +140,9 @@ PROBES: tuple[ProbeFactory, ...] = (lambda context: ToyPeak(),)
 LOG_FORMAT = '''
 """Reads logs that begin with TOYLOG, with a loss a line."""
 
-from mlflow_stability.importers.assemble.gathered import Gathered
+from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.assemble.history import history_of
-from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
+from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 
@@ -150,14 +150,14 @@ def read(opening: Opening) -> list[RunHistory] | None:
     """The one run in it."""
     if not opening.head.startswith(b"TOYLOG"):
         return None
-    gathered = Gathered()
+    gathered = LogContent()
     for step, line in enumerate(opening.path.read_text().splitlines()[1:]):
         gathered.add_row(step, {"loss": float(line)}, step)
     gathered.params["day"] = "Friday"
     return [history_of(gathered, opening.path, "toy")]
 
 
-FORMAT = LogFormat("toy logs", ToldBy.MARK, read, frozenset({".toy"}))
+FORMAT = LogFormat("toy logs", RecognisedBy.MARK, read, frozenset({".toy"}))
 '''
 FIGURE = '''
 """A picture of one word."""

@@ -23,7 +23,7 @@ from zoo.catalog import ZOO, failure_named
 
 from mlflow_stability.demo.tasks import loop as zoo_loop
 from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Notes, Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints, Notes
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,10 +35,10 @@ class Subject:
     ill: bool = False
 
 
-class Metered(Trouble):
+class Metered(FailurePoints):
     """Passes everything on, and tells the meter of the loss."""
 
-    def __init__(self, inner: Trouble, meter: Meter) -> None:
+    def __init__(self, inner: FailurePoints, meter: Meter) -> None:
         self.inner, self.meter = inner, meter
 
     def loss(self, step: int, loss: torch.Tensor) -> torch.Tensor:
@@ -92,7 +92,7 @@ def _zoo(failure: Failure, subject: Subject, meter: Meter) -> None:
     zoo_loop.clip_grad_norm_ = watched
     task = failure.task(subject.seed)
     meter.watch(task.model)
-    trouble = Metered(failure.trouble if subject.ill else Trouble(), meter)
+    trouble = Metered(failure.trouble if subject.ill else FailurePoints(), meter)
     with suppress(ArithmeticError, ValueError, RuntimeError):  # some of them die of it
         zoo_loop.loop(task, trouble, subject.seed, Notes())
 

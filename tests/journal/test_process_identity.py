@@ -10,8 +10,8 @@ import psutil
 import pytest
 
 from mlflow_stability.journal.process_identity import (
-    Life,
     ProcessIdentity,
+    ProcessStatus,
     identity_from,
     identity_in_link,
     identity_of,
@@ -36,55 +36,55 @@ def test_a_process_is_the_same_however_it_is_seen(sleeper):
     )
     said = subprocess.run([sys.executable, "-c", code, str(sleeper.pid)], capture_output=True, text=True, check=True)
     assert identity_from(json.loads(said.stdout)) == identity_of(sleeper.pid)
-    assert life_of(identity_of(sleeper.pid)) is Life.LIVES
+    assert life_of(identity_of(sleeper.pid)) is ProcessStatus.LIVES
 
 
 def test_a_process_that_ended_is_gone_before_it_was_waited_for():
     process = subprocess.Popen(["true"])
     identity = identity_of(process.pid)
     time.sleep(0.3)
-    assert life_of(identity) is Life.GONE
+    assert life_of(identity) is ProcessStatus.GONE
     process.wait()
-    assert life_of(identity) is Life.GONE
+    assert life_of(identity) is ProcessStatus.GONE
 
 
 def test_another_process_under_the_same_pid_is_not_it():
     own = own_identity()
-    assert life_of(own) is Life.LIVES
-    assert life_of(replace(own, start=own.start + "0")) is Life.GONE
+    assert life_of(own) is ProcessStatus.LIVES
+    assert life_of(replace(own, start=own.start + "0")) is ProcessStatus.GONE
 
 
 def test_a_reboot_ends_every_process_and_another_machine_of_the_same_name_tells_nothing():
     own = own_identity()
-    assert life_of(replace(own, boot="another")) is Life.GONE
-    assert life_of(replace(own, boot="another", machine="another")) is Life.UNKNOWN
-    assert life_of(replace(own, boot="another", host="elsewhere")) is Life.UNKNOWN
+    assert life_of(replace(own, boot="another")) is ProcessStatus.GONE
+    assert life_of(replace(own, boot="another", machine="another")) is ProcessStatus.UNKNOWN
+    assert life_of(replace(own, boot="another", host="elsewhere")) is ProcessStatus.UNKNOWN
 
 
 def test_a_machine_that_was_renamed_is_the_same_machine():
-    assert life_of(replace(own_identity(), host="a-name-of-the-dhcp-server")) is Life.LIVES
+    assert life_of(replace(own_identity(), host="a-name-of-the-dhcp-server")) is ProcessStatus.LIVES
 
 
 def test_without_a_name_for_the_boot_the_host_says_which_machine_it_was():
     own = replace(own_identity(), boot="", machine="")
-    assert life_of(own) is Life.LIVES
-    assert life_of(replace(own, start="1")) is Life.GONE
-    assert life_of(replace(own, host="elsewhere")) is Life.UNKNOWN
+    assert life_of(own) is ProcessStatus.LIVES
+    assert life_of(replace(own, start="1")) is ProcessStatus.GONE
+    assert life_of(replace(own, host="elsewhere")) is ProcessStatus.UNKNOWN
 
 
 def test_who_is_not_named_is_not_known_and_a_pid_of_nobody_is_gone():
     assert identity_from({}) is None
     assert identity_from({"pid": "many"}) is None
-    assert life_of(ProcessIdentity(0)) is Life.GONE
+    assert life_of(ProcessIdentity(0)) is ProcessStatus.GONE
 
 
 def test_the_start_by_the_wall_clock_of_older_journals_proves_life_and_never_death(sleeper):
     host, started = own_identity().host, psutil.Process(sleeper.pid).create_time()
-    assert life_of(ProcessIdentity(sleeper.pid, host, started=started)) is Life.LIVES
-    assert life_of(ProcessIdentity(sleeper.pid, host, started=started + 3600)) is Life.UNKNOWN
+    assert life_of(ProcessIdentity(sleeper.pid, host, started=started)) is ProcessStatus.LIVES
+    assert life_of(ProcessIdentity(sleeper.pid, host, started=started + 3600)) is ProcessStatus.UNKNOWN
     sleeper.kill()
     sleeper.wait()
-    assert life_of(ProcessIdentity(sleeper.pid, host, started=started)) is Life.GONE
+    assert life_of(ProcessIdentity(sleeper.pid, host, started=started)) is ProcessStatus.GONE
 
 
 def test_the_owner_of_checkpoints_in_the_words_of_an_older_version_is_understood(sleeper):
@@ -92,8 +92,8 @@ def test_the_owner_of_checkpoints_in_the_words_of_an_older_version_is_understood
     older = {"run": "r", "pid": sleeper.pid, "started": f"{said['boot']} {said['start']}", "host": said["host"]}
     identity = identity_from(older)
     assert identity is not None
-    assert life_of(identity) is Life.LIVES
-    assert life_of(replace(identity, start="1")) is Life.GONE
+    assert life_of(identity) is ProcessStatus.LIVES
+    assert life_of(replace(identity, start="1")) is ProcessStatus.GONE
 
 
 def test_the_words_of_ps_are_the_same_in_every_time_zone_and_language(sleeper, monkeypatch):
@@ -146,7 +146,7 @@ def test_a_process_of_a_container_is_found_from_outside_and_inside(mounts):
     assert identity is not None
     assert identity.pid == 1  # as another process is called here
     assert identity.start
-    assert life_of(identity) is Life.LIVES
+    assert life_of(identity) is ProcessStatus.LIVES
     assert asked(identity, "unshare", "-pf", *mounts) == ("unknown" if mounts else "lives")
     (child,) = psutil.Process(process.pid).children()
     assert asked(identity, "nsenter", "-t", str(child.pid), "-p", *(["-m"] if mounts else [])) == "lives"
@@ -155,14 +155,14 @@ def test_a_process_of_a_container_is_found_from_outside_and_inside(mounts):
     process.stdout.close()
     child.wait(10)
     is_first = Path("/proc/self/ns/pid").readlink() == Path("pid:[4026531836]")
-    assert life_of(identity) is (Life.GONE if is_first else Life.UNKNOWN)
+    assert life_of(identity) is (ProcessStatus.GONE if is_first else ProcessStatus.UNKNOWN)
     assert asked(identity, "unshare", "-pf", *mounts) == "unknown"
 
 
 def test_a_clock_of_a_container_that_counts_otherwise_tells_nothing():
     own = own_identity()
     pids = own.namespaces.partition(" ")[0]
-    assert life_of(replace(own, namespaces=f"{pids} time:[1]")) is Life.UNKNOWN
+    assert life_of(replace(own, namespaces=f"{pids} time:[1]")) is ProcessStatus.UNKNOWN
 
 
 def test_what_is_no_such_link_names_nobody(tmp_path):

@@ -20,7 +20,7 @@ from architecture.repository import PACKAGE
 from rich.console import Console
 
 from mlflow_stability.cli.commands.demo_trainings import Trainings, train
-from mlflow_stability.demo.troubles import troubles_in
+from mlflow_stability.demo.failure_steps import troubles_in
 from mlflow_stability.figures.style import BAD, FAINT, LINES, Picture, new_figure, our_style, png
 
 STEPS = 400

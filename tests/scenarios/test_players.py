@@ -11,7 +11,7 @@ from scenarios.flying import Flown, flying
 from torch import Tensor, nn
 from torch.nn.functional import binary_cross_entropy_with_logits as cross_entropy
 
-from mlflow_stability.detectors.engine.adversarial import Turns, take_turns
+from mlflow_stability.detectors.engine.adversarial import AlternatingLosses, take_turns
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.result.event import Severity
 
@@ -87,7 +87,7 @@ def test_a_gan_that_diverges_is_found(tmp_path: Path) -> None:
     [("aaaa", False), ("aabb", False), ("abab", True), ("aaba", True), ("abcc", False)],
 )
 def test_trainings_take_turns_where_one_comes_again_after_another(places: str, expected: bool) -> None:
-    turns = Turns()
+    turns = AlternatingLosses()
     for place in places:
         turns.take(place)
     assert turns.taken is expected

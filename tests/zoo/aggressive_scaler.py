@@ -7,7 +7,7 @@ from torch.amp import GradScaler
 
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.language import STEPS, language_task, tiny_gpt
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.schedules import cosine
 from mlflow_stability.demo.tasks.task import Task
 
@@ -30,7 +30,7 @@ def half_precision_gpt(seed: int) -> Task:
     return language_task(seed, HalfPrecisionScores, share_of_lr=cosine(STEPS), clip=1.0, scaler=scaler)
 
 
-class BoldScaler(Trouble):
+class BoldScaler(FailurePoints):
     def before(self, step: int, task: Task) -> None:
         if step == 1 and task.scaler is not None:
             task.scaler.set_growth_interval(8)

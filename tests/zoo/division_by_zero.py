@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import AdamW
 
 from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.schedules import cosine
 from mlflow_stability.demo.tasks.tables import CLASSES, COLUMNS, STEPS, classes, test_batches
 from mlflow_stability.demo.tasks.task import Batch, Task
@@ -45,7 +45,7 @@ def masked_classification(seed: int) -> Task:
     )
 
 
-class NothingLabelled(Trouble):
+class NothingLabelled(FailurePoints):
     def batch(self, step: int, batch: Batch) -> Batch:
         return (batch[0], torch.full_like(batch[1], UNLABELLED)) if step == STEP else batch
 

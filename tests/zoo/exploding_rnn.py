@@ -8,7 +8,7 @@ from torch.nn.functional import mse_loss
 from torch.optim import SGD
 
 from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.schedules import cosine
 from mlflow_stability.demo.tasks.tables import test_batches
 from mlflow_stability.demo.tasks.task import Batch, Task
@@ -57,7 +57,7 @@ def recurrent(seed: int) -> Task:
     )
 
 
-class LongSequences(Trouble):
+class LongSequences(FailurePoints):
     def batch(self, step: int, batch: Batch) -> Batch:
         return sums(torch.Generator().manual_seed(step), LONG) if step == STEP else batch
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.language import plain_gpt
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.task import Task
 
 STEP = 200
 
 
-class SetToOne(Trouble):
+class SetToOne(FailurePoints):
     def before(self, step: int, task: Task) -> None:
         if step == STEP:
             for group in task.optimizer.param_groups:

@@ -8,7 +8,7 @@ from torch.nn.functional import log_softmax, softmax
 from torch.optim import SGD
 
 from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.schedules import cosine
 from mlflow_stability.demo.tasks.tables import COLUMNS, test_batches
 from mlflow_stability.demo.tasks.task import Batch, Task
@@ -65,7 +65,7 @@ def policy(seed: int) -> Task:
     )
 
 
-class AbsurdRewards(Trouble):
+class AbsurdRewards(FailurePoints):
     def batch(self, step: int, batch: Batch) -> Batch:
         if step == STEP:
             batch[1][:ABSURD, :, 1] = 1e5

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.tables import regression_with_adam
 from mlflow_stability.demo.tasks.task import Batch
 
 STEP = 231
 
 
-class UnscaledInputs(Trouble):
+class UnscaledInputs(FailurePoints):
     def batch(self, step: int, batch: Batch) -> Batch:
         return (1e6 * batch[0], batch[1]) if step == STEP else batch
 

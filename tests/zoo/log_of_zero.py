@@ -7,7 +7,7 @@ from torch import Generator, Tensor, nn
 from torch.optim import Adam
 
 from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.schedules import cosine
 from mlflow_stability.demo.tasks.tables import BATCH, COLUMNS, STEPS, curve, test_batches
 from mlflow_stability.demo.tasks.task import Batch, Task
@@ -44,7 +44,7 @@ def hand_made_loss(seed: int) -> Task:
     )
 
 
-class OutliersOfTheOtherClass(Trouble):
+class OutliersOfTheOtherClass(FailurePoints):
     def batch(self, step: int, batch: Batch) -> Batch:
         inputs, truth = batch
         if step == STEP:

@@ -6,13 +6,13 @@ import math
 
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.language import scheduled_gpt
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.task import Task
 
 STEP = 261
 
 
-class SpoiledMoment(Trouble):
+class SpoiledMoment(FailurePoints):
     def before(self, step: int, task: Task) -> None:
         if step == STEP:
             weight = task.model.get_parameter("blocks.1.qkv.weight")

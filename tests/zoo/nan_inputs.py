@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 
 from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.tables import classification
 from mlflow_stability.demo.tasks.task import Batch
 
 STEP = 431
 
 
-class MissingCells(Trouble):
+class MissingCells(FailurePoints):
     def batch(self, step: int, batch: Batch) -> Batch:
         if step == STEP:
             batch[0][::16, 3] = math.nan

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.language import scheduled_gpt
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.task import Batch
 
 FIRST = 261
 
 
-class StuckLoader(Trouble):
+class StuckLoader(FailurePoints):
     def __init__(self) -> None:
         self.stuck: Batch | None = None
 

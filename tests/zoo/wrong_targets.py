@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.tables import regression_with_momentum
 from mlflow_stability.demo.tasks.task import Batch
 
 STEP = 431
 
 
-class GramsForKilograms(Trouble):
+class GramsForKilograms(FailurePoints):
     def batch(self, step: int, batch: Batch) -> Batch:
         return (batch[0], 1000 * batch[1]) if step == STEP else batch
 

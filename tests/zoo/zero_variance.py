@@ -8,7 +8,7 @@ from torch.nn.functional import cross_entropy
 from torch.optim import Adam
 
 from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.schedules import cosine
 from mlflow_stability.demo.tasks.tables import CLASSES, COLUMNS, STEPS, classes, test_batches
 from mlflow_stability.demo.tasks.task import Batch, Task
@@ -39,7 +39,7 @@ def hand_made_norm(seed: int) -> Task:
     )
 
 
-class EmptyRecord(Trouble):
+class EmptyRecord(FailurePoints):
     def batch(self, step: int, batch: Batch) -> Batch:
         if step == STEP:
             batch[0][5] = 0.0

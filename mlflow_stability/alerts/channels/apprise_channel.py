@@ -96,7 +96,7 @@ def _is_default(service: Any, name: str) -> bool:
     return bool(getattr(service, name, None) == service.template_tokens[name].get("default"))
 
 
-class _Quiet:
+class _SilencedLogger:
     """Apprise's logger, which goes nowhere while any channel sends: what it says may hold the URL."""
 
     def __init__(self) -> None:
@@ -121,7 +121,7 @@ class _Quiet:
                 logger.propagate = self._propagates
 
 
-_quiet = _Quiet()
+_quiet = _SilencedLogger()
 
 
 @contextmanager

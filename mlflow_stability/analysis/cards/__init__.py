@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from mlflow_stability.analysis.cards.cards import HowToRead, Made, Progress, make_cards, run_meant
+from mlflow_stability.analysis.cards.cards import HowToRead, MadeCards, Progress, make_cards, run_meant
 from mlflow_stability.analysis.cards.one_card import cards_at
 
-__all__ = ["HowToRead", "Made", "Progress", "cards_at", "make_cards", "run_meant"]
+__all__ = ["HowToRead", "MadeCards", "Progress", "cards_at", "make_cards", "run_meant"]

@@ -33,7 +33,7 @@ Progress = Callable[[int, int, int], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Made:
+class MadeCards:
     """What came of it."""
 
     cards: tuple[RunCard, ...]
@@ -54,7 +54,7 @@ class HowToRead:
 
 def make_cards(
     sources: Sequence[str], heads: Mapping[str, RunHead], how: HowToRead, progress: Progress | None = None
-) -> Made:
+) -> MadeCards:
     """The cards of these; a path may give several."""
     judged_by = _text_of(how.detectors)
     sendable = how.detectors is None or judged_by is not None
@@ -83,8 +83,8 @@ def make_cards(
                     cache.keep(head, cards[0])
                 _tell(progress, len(found), len(sources), failed)
     except KeyboardInterrupt:
-        return Made(_flat(found), interrupted=True)
-    return Made(_flat(found))
+        return MadeCards(_flat(found), interrupted=True)
+    return MadeCards(_flat(found))
 
 
 def _made(

@@ -15,7 +15,7 @@ from mlflow_stability.cli.commands.demo_view import DemoOutcome, show
 from mlflow_stability.cli.kit.options import journal_root
 from mlflow_stability.cli.kit.output import present
 from mlflow_stability.cli.kit.terminal import notes_console
-from mlflow_stability.demo.troubles import FEWEST_STEPS, troubles_in
+from mlflow_stability.demo.failure_steps import FEWEST_STEPS, troubles_in
 from mlflow_stability.errors import TORCH_IS_MISSING, SettingsError, StabilityError, TrackingError
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import render

@@ -17,8 +17,8 @@ from rich.table import Table
 from rich.text import Text
 
 from mlflow_stability.cli.commands.demo_trainings import Trainings
+from mlflow_stability.demo.failure_steps import TOO_HIGH, FailureSteps
 from mlflow_stability.demo.processes import Training
-from mlflow_stability.demo.troubles import TOO_HIGH, Troubles
 from mlflow_stability.diagnosis.verdict import final_loss, last_part
 from mlflow_stability.reports.run.terminal import show_gist
 from mlflow_stability.reports.terminal_kit import TerminalWriter, draw, number_text
@@ -37,7 +37,7 @@ class DemoOutcome:
     """Everything there is to show."""
 
     trainings: Trainings
-    troubles: Troubles
+    troubles: FailureSteps
     seconds: float
     diagnosis: Diagnosis
     """Of the recorded one, as are the rest."""
@@ -84,7 +84,7 @@ def _what_was_done(outcome: DemoOutcome) -> str:
     )
 
 
-def _troubles(out: TerminalWriter, troubles: Troubles) -> Iterator[tuple[Text, Text]]:
+def _troubles(out: TerminalWriter, troubles: FailureSteps) -> Iterator[tuple[Text, Text]]:
     steps = f"steps {troubles.first} to {troubles.last}"
     yield out.text(steps), out.text(f"Learning rate {TOO_HIGH} times too high.")
     yield out.text(f"step {troubles.empty}"), out.text("Empty batch: only padding, so the mean loss is 0 / 0 = NaN.")

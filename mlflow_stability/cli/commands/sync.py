@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from mlflow_stability.cli.kit.options import journal_argument, journal_root, tracking_uri_option
-from mlflow_stability.cli.kit.quantities import Age, Size
+from mlflow_stability.cli.kit.quantities import Duration, Size
 from mlflow_stability.cli.kit.terminal import megabytes, notes_console, result_console
 from mlflow_stability.courier.clean_up import clean_up, size_of
 from mlflow_stability.courier.deliver import deliver_session
@@ -126,7 +126,7 @@ def _size(recording: Path) -> int:
 )
 @click.option(
     "--older-than",
-    type=Age(),
+    type=Duration(),
     help="Afterwards, remove delivered journals, checkpoints and batches unchanged for so long: 30d, 12h.",
 )
 @click.option(

@@ -11,7 +11,7 @@ _SECONDS = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0}
 _BYTES = {"kb": 10**3, "mb": 10**6, "gb": 10**9, "tb": 10**12}
 
 
-class Age(click.ParamType[float]):
+class Duration(click.ParamType[float]):
     """A span of time, in seconds."""
 
     name = "age"

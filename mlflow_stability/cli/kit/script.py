@@ -163,7 +163,7 @@ class _TorchFinder(MetaPathFinder):
         others = (each for each in sys.meta_path if each is not self)
         spec = next((found for each in others if (found := each.find_spec(name, path, target)) is not None), None)
         if spec is not None and spec.loader is not None:
-            spec.loader = _TellingLoader(spec.loader, self._loaded)
+            spec.loader = _NotifyingLoader(spec.loader, self._loaded)
         return spec
 
     def _loaded(self) -> None:
@@ -172,7 +172,7 @@ class _TorchFinder(MetaPathFinder):
             self._act()
 
 
-class _TellingLoader(Loader):
+class _NotifyingLoader(Loader):
     """Loads a module by its own loader, then calls back."""
 
     def __init__(self, loader: Loader, act: Callable[[], None]) -> None:

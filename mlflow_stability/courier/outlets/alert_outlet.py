@@ -18,7 +18,7 @@ from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.alerts.outlet_settings import ChannelSettings
 from mlflow_stability.alerts.router import AlertRouter
 from mlflow_stability.courier.outlets.outlet import JournalReader, OutletPlan, TrainingState
-from mlflow_stability.courier.outlets.sender import Sender
+from mlflow_stability.courier.outlets.sender import ChannelSender
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.run import silent_end
 from mlflow_stability.journal.layout import ALERTS
@@ -51,7 +51,7 @@ class AlertOutlet:
         self._page = delivered.folder / ALERTS
         page = read_page(self._page)
         self._routers: dict[str, AlertRouter] = {}
-        self._senders: dict[str, Sender] = {}
+        self._senders: dict[str, ChannelSender] = {}
         for channel in plan.settings.channels:
             self._add(channel, plan, page.get("channels", {}).get(channel.key, {}))
         self._last_step, self._last_time = page.get("last_step", 0), page.get("last_time", 0.0)
@@ -86,7 +86,7 @@ class AlertOutlet:
         opened = partial(open_channel, channel.address, plan.settings.console, plan.say)
         router = AlertRouter(channel.rules, channel.severity, channel.cooldown)
         router.resume(saved.get("router", {}))
-        sender = Sender(channel.key, opened, plan.say, self._keep)
+        sender = ChannelSender(channel.key, opened, plan.say, self._keep)
         sender.resume(saved)
         self._routers[channel.key], self._senders[channel.key] = router, sender
 

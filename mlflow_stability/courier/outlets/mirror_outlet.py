@@ -19,7 +19,7 @@ from mlflow_stability.alerts.metrics.tensorboard_writer import TensorBoardWriter
 from mlflow_stability.alerts.metrics.wandb_writer import WandbWriter
 from mlflow_stability.courier.outlets.outlet import JournalReader, OutletPlan, TrainingState
 from mlflow_stability.courier.progress import Delivered, read_page, write_page
-from mlflow_stability.courier.streams.metric_stream import MetricStream, Pace
+from mlflow_stability.courier.streams.metric_stream import DeliveryPace, MetricStream
 from mlflow_stability.journal.layout import mirror_page
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.write.thinning import Point
@@ -94,7 +94,11 @@ class MirrorOutlet:
         progress.saved = writer.saved
         try:
             stream = MetricStream(
-                progress, _Points(writer), Pace(""), self._opening.log_every_n_steps, self._opening.layer_metrics
+                progress,
+                _Points(writer),
+                DeliveryPace(""),
+                self._opening.log_every_n_steps,
+                self._opening.layer_metrics,
             )
             while not stream.done:
                 over = self._over.is_set()

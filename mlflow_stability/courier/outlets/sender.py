@@ -22,7 +22,7 @@ MOST_PENDING = 100
 """Messages that wait for a channel that does not work; then the oldest are dropped."""
 
 
-class Sender:
+class ChannelSender:
     """One channel on its way."""
 
     def __init__(

@@ -16,7 +16,13 @@ from mlflow_stability.courier.process.training_process import process_of
 from mlflow_stability.courier.progress import read_page
 from mlflow_stability.journal.follower import opening_if_readable
 from mlflow_stability.journal.layout import COURIER, STATUS, recording_folders, session_folders
-from mlflow_stability.journal.process_identity import Life, identity_from, identity_in_link, life_of, own_identity
+from mlflow_stability.journal.process_identity import (
+    ProcessStatus,
+    identity_from,
+    identity_in_link,
+    life_of,
+    own_identity,
+)
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.store.address import default_uri, same_store
 
@@ -70,9 +76,9 @@ def holder_lives(folder: Path) -> bool:
     if holder is None:
         return False
     life = life_of(holder)
-    if life is Life.UNKNOWN:
+    if life is ProcessStatus.UNKNOWN:
         return abs(time.time() - max(_changed(file), _changed(folder / STATUS))) < _SILENT_SECONDS
-    return life is Life.LIVES
+    return life is ProcessStatus.LIVES
 
 
 def _changed(file: Path) -> float:

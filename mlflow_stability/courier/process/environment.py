@@ -24,7 +24,7 @@ def ask_for_short_requests() -> None:
         os.environ.setdefault(name, value)
 
 
-class _Discreet:
+class _RedactingStream:
     """A stream that leaves credentials out, whoever writes to it: MLflow, its drivers, a traceback."""
 
     def __init__(self, stream: TextIO) -> None:
@@ -41,4 +41,4 @@ class _Discreet:
 
 def keep_credentials_out_of_the_log() -> None:
     """From here on, nothing that this process says names a user or a password of a tracking URI."""
-    sys.stdout = sys.stderr = _Discreet(sys.stderr)
+    sys.stdout = sys.stderr = _RedactingStream(sys.stderr)

@@ -14,8 +14,8 @@ import psutil
 
 from mlflow_stability.journal.layout import TRAINING, recording_folders
 from mlflow_stability.journal.process_identity import (
-    Life,
     ProcessIdentity,
+    ProcessStatus,
     identity_from,
     identity_in_link,
     life_of,
@@ -37,18 +37,18 @@ class TrainingProcess:
 
     def has_ended(self) -> bool:
         """Whether it will certainly not append any more."""
-        return self._life() is Life.GONE
+        return self._life() is ProcessStatus.GONE
 
     def alive(self) -> bool:
         """Whether it may still append, as far as can be seen."""
         life = self._life()
-        if life is Life.UNKNOWN:
+        if life is ProcessStatus.UNKNOWN:
             return abs(time.time() - self._last_written()) < _SILENT_SECONDS
-        return life is Life.LIVES
+        return life is ProcessStatus.LIVES
 
     def command(self) -> list[str]:
         """How it was started; empty if it cannot be asked."""
-        if self.identity is None or not self.identity.is_neighbour or self._life() is not Life.LIVES:
+        if self.identity is None or not self.identity.is_neighbour or self._life() is not ProcessStatus.LIVES:
             return []
         try:
             return psutil.Process(self.identity.pid).cmdline()
@@ -59,8 +59,8 @@ class TrainingProcess:
         """How a person finds it."""
         return "unknown process" if self.identity is None else f"process {self.identity.pid} on {self.identity.host}"
 
-    def _life(self) -> Life:
-        return Life.UNKNOWN if self.identity is None else life_of(self.identity)
+    def _life(self) -> ProcessStatus:
+        return ProcessStatus.UNKNOWN if self.identity is None else life_of(self.identity)
 
     def _last_written(self) -> float:
         return max((_changed(folder / JOURNAL) for folder in recording_folders(self.folder)), default=0.0)

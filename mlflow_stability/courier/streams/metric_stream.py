@@ -35,7 +35,7 @@ _SQLITE_SHARE = 0.04
 _KNOWN_AFTER = 3  # requests
 
 
-class Pace:
+class DeliveryPace:
     """The rhythm of one recording's metrics."""
 
     def __init__(self, uri: str, share: float | None = None) -> None:
@@ -111,7 +111,7 @@ class PointWriter(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Bite:
+class PointBatch:
     """Points that are sent together, and where the journal is taken up again once they have arrived."""
 
     points: list[Point]
@@ -123,7 +123,7 @@ class MetricStream:
     """The metrics of one recording."""
 
     def __init__(
-        self, delivered: Progress, writer: PointWriter, pace: Pace, every: int, layers: LayerMetrics = ""
+        self, delivered: Progress, writer: PointWriter, pace: DeliveryPace, every: int, layers: LayerMetrics = ""
     ) -> None:
         self.done = False
         self.hurried = False
@@ -133,7 +133,7 @@ class MetricStream:
         self._follower = JournalFollower(delivered.folder / JOURNAL, delivered.metrics_until)
         self._thinner = Thinner.resumed(delivered.thinning, layers) if delivered.thinning else Thinner(every, layers)
         self._single_values = SingleValues(delivered.thinning)
-        self._bites: deque[Bite] = deque()
+        self._batches: deque[PointBatch] = deque()
         self._waiting = 0
         self._sent_of_first = 0
         self._open: list[Point] = []
@@ -147,7 +147,7 @@ class MetricStream:
     @property
     def reached(self) -> int:
         """The place up to which no point waits; what is only held back for company does not count."""
-        return self._read_until if not self._bites else self._delivered.metrics_until
+        return self._read_until if not self._batches else self._delivered.metrics_until
 
     @property
     def every(self) -> int:
@@ -161,18 +161,18 @@ class MetricStream:
         if not over:
             self._adapt()
         hurry = over or self.hurried
-        if self._bites and self._pace.wait(time.monotonic(), hurry) <= 0:
-            self._send(self._bites[0])
+        if self._batches and self._pace.wait(time.monotonic(), hurry) <= 0:
+            self._send(self._batches[0])
         elif full:
             return False
-        arrived = not more and not self._bites
+        arrived = not more and not self._batches
         self.done = over and arrived
         self.hurried = self.hurried and not arrived
-        return more or (hurry and bool(self._bites))
+        return more or (hurry and bool(self._batches))
 
     def seconds_to_wait(self) -> float:
         """When to come back for points that wait only for their turn."""
-        return self._pace.wait(time.monotonic(), hurry=False) if self._bites else float("inf")
+        return self._pace.wait(time.monotonic(), hurry=False) if self._batches else float("inf")
 
     def _read(self, over: bool) -> bool:
         entries = self._follower.read(_READ_AT_ONCE)
@@ -212,10 +212,10 @@ class MetricStream:
             self._seal()
 
     def _seal(self) -> None:
-        """Make a bite of what was chosen up to here."""
-        behind = self._bites[-1].until if self._bites else self._delivered.metrics_until
+        """Make a batch of what was chosen up to here."""
+        behind = self._batches[-1].until if self._batches else self._delivered.metrics_until
         if self._safe_until > behind or self._open:
-            self._bites.append(Bite(self._open, self._safe_until, self._saved()))
+            self._batches.append(PointBatch(self._open, self._safe_until, self._saved()))
             self._waiting += len(self._open)
             self._open = []
 
@@ -226,9 +226,9 @@ class MetricStream:
     def _saved(self) -> dict[str, Any]:
         return {**self._thinner.saved(), **self._single_values.saved(), "raised": self._raised}
 
-    def _send(self, bite: Bite) -> None:
-        """One request; the place in the journal moves on when all of the bite has arrived."""
-        points = bite.points[self._sent_of_first : self._sent_of_first + self._pace.batch]
+    def _send(self, batch: PointBatch) -> None:
+        """One request; the place in the journal moves on when all of the batch has arrived."""
+        points = batch.points[self._sent_of_first : self._sent_of_first + self._pace.batch]
         if points:
             began = time.monotonic()
             try:
@@ -239,27 +239,27 @@ class MetricStream:
             now = time.monotonic()
             self._pace.sent(len(points), now - began, now)
             self._sent_of_first += len(points)
-        if self._sent_of_first >= len(bite.points):
-            self._bites.popleft()
-            self._waiting -= len(bite.points)
+        if self._sent_of_first >= len(batch.points):
+            self._batches.popleft()
+            self._waiting -= len(batch.points)
             self._sent_of_first = 0
-            self._delivered.metrics_until, self._delivered.thinning = bite.until, bite.thinning
+            self._delivered.metrics_until, self._delivered.thinning = batch.until, batch.thinning
             self._delivered.save()
 
     def _adapt(self) -> None:
         """Choose fewer points, half of them or a quarter…, if more come in than the store can take."""
         if not self._pace.is_known or self._waiting < self._pace.points_in(_BACKLOG_SECONDS):
             return
-        times = [bite.points[0].time for bite in self._bites if bite.points]
+        times = [batch.points[0].time for batch in self._batches if batch.points]
         span = times[-1] - times[0]
         if times[0] < self._adapted_at or span <= 0:  # these were chosen before the last change
             return
-        arriving = (self._waiting - len(self._bites[-1].points)) / span
+        arriving = (self._waiting - len(self._batches[-1].points)) / span
         bearable = _MOST_OF_CAPACITY * self._pace.points_in(1.0)
         if arriving > bearable:
             self._seal()
             self._thinner.every *= 2 ** math.ceil(math.log2(arriving / bearable))
-            self._raised = [*self._raised, [self._bites[-1].until, self._thinner.every]]
-            # The bite before the change says so too: a courier that goes on from there chooses the same points.
-            self._bites[-1].thinning.update(every=self._thinner.every, raised=self._raised)
+            self._raised = [*self._raised, [self._batches[-1].until, self._thinner.every]]
+            # The batch before the change says so too: a courier that goes on from there chooses the same points.
+            self._batches[-1].thinning.update(every=self._thinner.every, raised=self._raised)
             self._adapted_at = times[-1]

@@ -16,7 +16,7 @@ from dataclasses import replace
 
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.streams.held_readings import HeldReadings
-from mlflow_stability.courier.streams.metric_stream import Pace, PointWriter
+from mlflow_stability.courier.streams.metric_stream import DeliveryPace, PointWriter
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.writer import NAME as JOURNAL
@@ -34,7 +34,7 @@ class MissingPointStream:
     """The points that one recording's metrics lack."""
 
     def __init__(
-        self, delivered: Delivered, writer: PointWriter, pace: Pace, asked: int, layers: LayerMetrics = ""
+        self, delivered: Delivered, writer: PointWriter, pace: DeliveryPace, asked: int, layers: LayerMetrics = ""
     ) -> None:
         self.done = False
         self._delivered = delivered

@@ -39,7 +39,7 @@ _FIRST_DELAY = 0.5
 _LONGEST_DELAY = 15.0
 
 
-class Patience:
+class Backoff:
     """The trouble with one thing that has to be done: waits ever longer, never gives up by itself."""
 
     def __init__(self) -> None:

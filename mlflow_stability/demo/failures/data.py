@@ -9,13 +9,13 @@ from torch import Tensor
 
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.language import plain_gpt
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.task import Batch
 
 STEP = 200
 
 
-class RandomTargets(Trouble):
+class RandomTargets(FailurePoints):
     """One batch has random targets and a hundred times the loss."""
 
     def batch(self, step: int, batch: Batch) -> Batch:
@@ -31,7 +31,7 @@ class RandomTargets(Trouble):
         return 100.0 * loss if step == STEP else loss
 
 
-class NaNLoss(Trouble):
+class NaNLoss(FailurePoints):
     """The loss of one batch is NaN."""
 
     def loss(self, step: int, loss: Tensor) -> Tensor:

@@ -9,7 +9,7 @@ from torch.optim import AdamW
 
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.language import scheduled_gpt
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.tables import COLUMNS, classes, test_batches
 from mlflow_stability.demo.tasks.task import Batch, Task
 
@@ -18,7 +18,7 @@ STEPS, STEP = 400, 200
 BITS, ACTIVE = 512, 26
 
 
-class WrongGroup(Trouble):
+class WrongGroup(FailurePoints):
     """Multiplies the learning rate of queries and keys by 100 for 20 steps."""
 
     def before(self, step: int, task: Task) -> None:
@@ -84,7 +84,7 @@ def sparse_autoencoder(seed: int) -> Task:
     )
 
 
-class WrongSign(Trouble):
+class WrongSign(FailurePoints):
     """Boosts the bits that are on most: the same ones win ever more often."""
 
     def before(self, step: int, task: Task) -> None:

@@ -8,7 +8,7 @@ from torch.optim import Adam
 
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.language import LENGTH, LETTERS, language_task, plain_gpt, scheduled_gpt
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.schedules import cosine
 from mlflow_stability.demo.tasks.tables import classification
 from mlflow_stability.demo.tasks.task import Task
@@ -16,7 +16,7 @@ from mlflow_stability.demo.tasks.task import Task
 FIRST, LAST = 261, 280
 
 
-class TooHighForAWhile(Trouble):
+class TooHighForAWhile(FailurePoints):
     """Multiplies the learning rate by 30 for 20 steps."""
 
     def share_of_lr(self, step: int, share: float) -> float:
@@ -24,7 +24,7 @@ class TooHighForAWhile(Trouble):
         return 30 * share if FIRST <= step <= LAST else share
 
 
-class SetAtTheBeginning(Trouble):
+class SetAtTheBeginning(FailurePoints):
     """Sets the learning rate at the first step."""
 
     def __init__(self, rate: float) -> None:
@@ -37,7 +37,7 @@ class SetAtTheBeginning(Trouble):
                 group["lr"] = self._rate
 
 
-class MuchLower(Trouble):
+class MuchLower(FailurePoints):
     """Multiplies the learning rate by a ten-millionth."""
 
     def share_of_lr(self, _step: int, share: float) -> float:
@@ -78,7 +78,7 @@ def post_norm_transformer(seed: int) -> Task:
     )
 
 
-class NoWarmUp(Trouble):
+class NoWarmUp(FailurePoints):
     """Begins with the full learning rate."""
 
     def share_of_lr(self, step: int, share: float) -> float:

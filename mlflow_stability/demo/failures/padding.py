@@ -9,11 +9,11 @@ from torch import Generator, Tensor, nn
 from torch.nn import functional
 
 from mlflow_stability.demo.char_gpt import CharGPT
+from mlflow_stability.demo.failure_steps import FailureSteps, troubles_in
 from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.task import Batch, Task
 from mlflow_stability.demo.text import ALPHABET, encoded
-from mlflow_stability.demo.troubles import Troubles, troubles_in
 
 LENGTH, BATCH = 32, 16
 WARM_UP = 30
@@ -55,10 +55,10 @@ def demo_failure(steps: int) -> Failure:
     )
 
 
-class JumpAndPadding(Trouble):
+class JumpAndPadding(FailurePoints):
     """Both faults of the demo."""
 
-    def __init__(self, troubles: Troubles) -> None:
+    def __init__(self, troubles: FailureSteps) -> None:
         self._troubles = troubles
 
     def share_of_lr(self, step: int, share: float) -> float:

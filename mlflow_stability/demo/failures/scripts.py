@@ -7,7 +7,7 @@ from torch import Tensor, nn
 
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.language import language_task, tiny_gpt
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.tables import regression_with_momentum
 from mlflow_stability.demo.tasks.task import Task
 
@@ -16,7 +16,7 @@ STEP = 200
 FITTING, OVERFLOWING = 2.0**12, 2.0**30
 
 
-class NeverCleared(Trouble):
+class NeverCleared(FailurePoints):
     """What happens with ``if step % accumulate == 0: optimizer.zero_grad()`` where the number is wrong."""
 
     def clears_gradients(self, step: int) -> bool:
@@ -48,7 +48,7 @@ def gpt_in_half(seed: int) -> Task:
     return language_task(seed, ScaledInHalf)
 
 
-class ScaleTooLarge(Trouble):
+class ScaleTooLarge(FailurePoints):
     """Sets a scale with which every gradient overflows."""
 
     def before(self, step: int, task: Task) -> None:

@@ -7,7 +7,7 @@ from torch import nn
 
 from mlflow_stability.demo.tasks.failure import Failure
 from mlflow_stability.demo.tasks.language import scheduled_gpt
-from mlflow_stability.demo.tasks.loop import Trouble
+from mlflow_stability.demo.tasks.loop import FailurePoints
 from mlflow_stability.demo.tasks.tables import deep_classification
 from mlflow_stability.demo.tasks.task import Task
 
@@ -16,7 +16,7 @@ LAST = 280
 HIGHEST_BIT_OF_THE_EXPONENT = 1 << 30
 
 
-class FlippedBit(Trouble):
+class FlippedBit(FailurePoints):
     """Flips a bit in the exponent of one weight."""
 
     def before(self, step: int, task: Task) -> None:
@@ -26,7 +26,7 @@ class FlippedBit(Trouble):
             weight.view(torch.int32)[3, 5] ^= HIGHEST_BIT_OF_THE_EXPONENT
 
 
-class TooStrongForAWhile(Trouble):
+class TooStrongForAWhile(FailurePoints):
     """Multiplies the weight decay by 10,000 for 20 steps."""
 
     def before(self, step: int, task: Task) -> None:
@@ -36,7 +36,7 @@ class TooStrongForAWhile(Trouble):
                 group["weight_decay"] *= 1e4 if step == STEP else 1e-4
 
 
-class ScaledInitialisation(Trouble):
+class ScaledInitialisation(FailurePoints):
     """Multiplies all initial weight matrices by a factor."""
 
     def __init__(self, factor: float) -> None:

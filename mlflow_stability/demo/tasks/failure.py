@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from mlflow_stability.demo.tasks.loop import Notes, Trouble, loop
+from mlflow_stability.demo.tasks.loop import FailurePoints, Notes, loop
 from mlflow_stability.demo.tasks.task import Task
 
 
@@ -18,7 +18,7 @@ class Failure:
     """What goes wrong, in one sentence."""
     task: Callable[[int], Task]
     """Makes the training from a seed. Failures with the same one have the same twin."""
-    trouble: Trouble
+    trouble: FailurePoints
     onset: int
     """The first step whose batch, loss, gradients or weights are not those of the twin: all steps before are the same,
     bit for bit.
@@ -41,4 +41,4 @@ class Failure:
 
     def train_task(self, task: Task, seed: int, *, ill: bool, notes: Notes, steps: int | None = None) -> None:
         """The same for a task that was made before."""
-        loop(replace(task, steps=steps or task.steps), self.trouble if ill else Trouble(), seed, notes)
+        loop(replace(task, steps=steps or task.steps), self.trouble if ill else FailurePoints(), seed, notes)

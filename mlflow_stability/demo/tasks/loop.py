@@ -30,7 +30,7 @@ class Notes:
         return sum(self.tests) / JUDGED_STEPS if len(self.tests) == JUDGED_STEPS else float("nan")
 
 
-class Trouble:
+class FailurePoints:
     """Where a training can go wrong. This one leaves everything as it is; a failure overrides what it spoils."""
 
     def before(self, step: int, task: Task) -> None:
@@ -53,7 +53,7 @@ class Trouble:
         return True
 
 
-def loop(task: Task, trouble: Trouble, seed: int, notes: Notes) -> None:
+def loop(task: Task, trouble: FailurePoints, seed: int, notes: Notes) -> None:
     """Train for all steps of the task."""
     torch.manual_seed(seed)
     generator = torch.Generator().manual_seed(seed + 1000)

@@ -15,7 +15,7 @@ RISE = 10.0
 
 
 @dataclass(slots=True)
-class Turns:
+class AlternatingLosses:
     """Whose loss came last, and whether one came again after another's."""
 
     last: str | None = None

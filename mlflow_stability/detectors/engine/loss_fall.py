@@ -49,7 +49,7 @@ def least_that_matters(first: Sequence[float], level: float | None = None, noise
 
 
 @dataclass(slots=True)
-class Beginning:
+class FirstValues:
     """The first values of one curve."""
 
     first: list[float] = field(default_factory=list)
@@ -70,13 +70,13 @@ class Beginning:
 class LossFall:
     """The first and the last losses of one training."""
 
-    begun: Beginning = field(default_factory=Beginning)
+    begun: FirstValues = field(default_factory=FirstValues)
     recent: deque[float] = field(default_factory=lambda: deque(maxlen=RECENT))
 
     def take(self, value: float) -> None:
         """Take a finite loss in."""
         begun = self.begun
-        if len(begun.first) < begun.count:  # as `Beginning.take`: many detectors follow the loss at every step
+        if len(begun.first) < begun.count:  # as `FirstValues.take`: many detectors follow the loss at every step
             begun.first.append(value)
         self.recent.append(value)
 

@@ -12,7 +12,7 @@ from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
-class Silence:
+class LayerWithoutGradient:
     """How long a layer has had no gradient."""
 
     rounds: int = 0
@@ -25,10 +25,10 @@ class Silence:
 
 
 @dataclass(slots=True)
-class Layers:
+class DeadLayerState:
     """What has been seen so far."""
 
-    silent: dict[str, Silence] = field(default_factory=dict)
+    silent: dict[str, LayerWithoutGradient] = field(default_factory=dict)
     dead: set[str] = field(default_factory=set)
     """Those that have been dead for long enough."""
     falls: LossFalls = field(default_factory=LossFalls)
@@ -76,9 +76,9 @@ class DeadLayer(Detector):
         "Look for a detach, a no_grad or frozen parameters.",
         "Look for units that are never active.",
     )
-    state_type = Layers
+    state_type = DeadLayerState
 
-    def step(self, state: Layers, point: Point) -> tuple[Layers, Event | None]:
+    def step(self, state: DeadLayerState, point: Point) -> tuple[DeadLayerState, Event | None]:
         """Look at the next loss, or norm of a layer's weights or gradient."""
         if not point.finite:
             return state, None
@@ -87,7 +87,7 @@ class DeadLayer(Detector):
             return state, None
         layer = state.silent.get(point.place)
         if layer is None:
-            layer = state.silent[point.place] = Silence()
+            layer = state.silent[point.place] = LayerWithoutGradient()
         if point.quantity == "param_norm":
             if self._learnt(layer, point.value):
                 layer.rounds = 0
@@ -114,7 +114,7 @@ class DeadLayer(Detector):
             {"grad_norm": point.value, "measurements": float(layer.rounds)},
         )
 
-    def _learnt(self, layer: Silence, weights: float) -> bool:
+    def _learnt(self, layer: LayerWithoutGradient, weights: float) -> bool:
         """Whether the weights have moved otherwise than by an even decay."""
         before, layer.weights = layer.weights, weights
         if before is None or before <= 0:

@@ -16,18 +16,18 @@ from mlflow_stability.detectors.engine.debounce import EpisodeFilter
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
-from mlflow_stability.detectors.engine.loss_fall import Beginning
+from mlflow_stability.detectors.engine.loss_fall import FirstValues
 from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
 @dataclass(slots=True)
-class Norms:
+class GradientExplosionState:
     """What has been seen so far."""
 
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
-    begun: Beginning = field(default_factory=Beginning)
+    begun: FirstValues = field(default_factory=FirstValues)
     high: int = 0
     """For how many steps in a row the norm has stood high."""
 
@@ -105,9 +105,9 @@ class GradientExplosion(Detector):
         "Lower the learning rate by a factor of 2 to 5.",
         "Inspect the loss and the batch at this step.",
     )
-    state_type = Norms
+    state_type = GradientExplosionState
 
-    def step(self, state: Norms, point: Point) -> tuple[Norms, Event | None]:
+    def step(self, state: GradientExplosionState, point: Point) -> tuple[GradientExplosionState, Event | None]:
         """Look at the next norm."""
         z = point.z
         if z < self.calm_below:
@@ -135,7 +135,7 @@ class GradientExplosion(Detector):
             evidence,
         )
 
-    def _exceeded(self, state: Norms, point: Point) -> float | None:
+    def _exceeded(self, state: GradientExplosionState, point: Point) -> float | None:
         """The threshold in σ that the norm exceeds, with the ratio that goes with it; None for a normal norm."""
         if self.threshold_alone:
             return self.threshold if point.z >= self.threshold else None

@@ -8,12 +8,12 @@ from statistics import median
 from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Symptom
-from mlflow_stability.detectors.engine.loss_fall import FIRST, Beginning, LossFall
+from mlflow_stability.detectors.engine.loss_fall import FIRST, FirstValues, LossFall
 from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(slots=True)
-class Fading:
+class GradientVanishingState:
     """What has been seen so far."""
 
     fall: LossFall = field(default_factory=LossFall)
@@ -75,11 +75,11 @@ class GradientVanishing(Detector):
         "Look for saturated or dead units.",
     )
 
-    def begin(self) -> Fading:
+    def begin(self) -> GradientVanishingState:
         """Start afresh, knowing nothing."""
-        return Fading(LossFall(Beginning(count=self.start)))
+        return GradientVanishingState(LossFall(FirstValues(count=self.start)))
 
-    def step(self, state: Fading, point: Point) -> tuple[Fading, Event | None]:
+    def step(self, state: GradientVanishingState, point: Point) -> tuple[GradientVanishingState, Event | None]:
         """Look at the next loss or gradient norm."""
         if not point.finite:
             return state, None
@@ -109,11 +109,11 @@ class GradientVanishing(Detector):
             return state, self._vanished(state, point)
         return state, None
 
-    def _stands_still(self, state: Fading, share: float | None) -> bool:
+    def _stands_still(self, state: GradientVanishingState, share: float | None) -> bool:
         """Whether a loss has stood where it began for so long that even a norm of exactly 0 from the start is one."""
         return state.tiny >= self.faded_steps and share is not None and share >= self.stuck
 
-    def _vanished(self, state: Fading, point: Point) -> Event:
+    def _vanished(self, state: GradientVanishingState, point: Point) -> Event:
         evidence = {"grad_norm": point.value, "limit": self.smallest}
         since = f"below the threshold of {self.smallest:g} for {state.tiny} steps" if state.tiny >= self.steps else ""
         if not since and state.start_norm is not None:

@@ -9,13 +9,13 @@ from mlflow_stability.detectors.engine.debounce import Streak
 from mlflow_stability.detectors.engine.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.layer_values import LayerRound
-from mlflow_stability.detectors.engine.loss_fall import FIRST, Beginning, LossFall
+from mlflow_stability.detectors.engine.loss_fall import FIRST, FirstValues, LossFall
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
-class Depths:
+class GradientVanishingLayersState:
     """What has been seen so far."""
 
     round: LayerRound = field(default_factory=LayerRound)
@@ -75,11 +75,13 @@ class GradientVanishingLayers(Detector):
         "Use ReLU or GELU instead of sigmoid or tanh.",
     )
 
-    def begin(self) -> Depths:
+    def begin(self) -> GradientVanishingLayersState:
         """Start afresh, knowing nothing."""
-        return Depths(fall=LossFall(Beginning(count=self.start)))
+        return GradientVanishingLayersState(fall=LossFall(FirstValues(count=self.start)))
 
-    def step(self, state: Depths, point: Point) -> tuple[Depths, Event | None]:
+    def step(
+        self, state: GradientVanishingLayersState, point: Point
+    ) -> tuple[GradientVanishingLayersState, Event | None]:
         """Look at the next loss or norm of a layer; layers are judged when the step is complete."""
         layers = state.round.take(point, "grad_norm")
         event = self._judged(state, layers) if len(layers) >= self.fewest else None
@@ -87,7 +89,7 @@ class GradientVanishingLayers(Detector):
             state.fall.take(point.value)
         return state, event
 
-    def _judged(self, state: Depths, layers: list[Point]) -> Event | None:
+    def _judged(self, state: GradientVanishingLayersState, layers: list[Point]) -> Event | None:
         known = [each for each in _without_what_holds_them(layers) if each.finite and each.value > 0]
         share = state.fall.share()
         if len(known) < self.fewest or share is None or state.fall.learnt():
@@ -119,7 +121,7 @@ class GradientVanishingLayers(Detector):
         front = median(each.value for each in known[: (len(known) + 1) // 2])
         return known[0].value < limit and front < limit
 
-    def _of_the_lost(self, state: Depths, known: list[Point], share: float) -> Event | None:
+    def _of_the_lost(self, state: GradientVanishingLayersState, known: list[Point], share: float) -> Event | None:
         if not state.streak.reaches(1, bad=True):
             return None
         first, most = known[0], max(known, key=lambda each: each.value)

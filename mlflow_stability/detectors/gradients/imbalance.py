@@ -16,7 +16,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(slots=True)
-class LayerGradients:
+class GradientImbalanceState:
     """What has been seen so far."""
 
     round: LayerRound = field(default_factory=LayerRound)
@@ -66,9 +66,9 @@ class GradientImbalance(Detector):
         "Normalise before each block, or add residual connections.",
         "Use an optimizer that adapts each layer's step.",
     )
-    state_type = LayerGradients
+    state_type = GradientImbalanceState
 
-    def step(self, state: LayerGradients, point: Point) -> tuple[LayerGradients, Event | None]:
+    def step(self, state: GradientImbalanceState, point: Point) -> tuple[GradientImbalanceState, Event | None]:
         """Look at the next loss, or norm of a layer; layers are compared when the next measurement begins."""
         layers = state.round.take(point, "grad_norm")
         if point.quantity == "loss" and point.finite:
@@ -101,7 +101,7 @@ def _norm(point: Point) -> float:
 
 
 @dataclass(slots=True)
-class LayerWeights:
+class WeightImbalanceState:
     """What has been seen so far."""
 
     round: LayerRound = field(default_factory=LayerRound)
@@ -148,9 +148,9 @@ class WeightImbalance(Detector):
         "Look for layers that grow without bound.",
         "Use an optimizer that adapts each layer's step.",
     )
-    state_type = LayerWeights
+    state_type = WeightImbalanceState
 
-    def step(self, state: LayerWeights, point: Point) -> tuple[LayerWeights, Event | None]:
+    def step(self, state: WeightImbalanceState, point: Point) -> tuple[WeightImbalanceState, Event | None]:
         """Look at the next norm of a layer; they are compared when the next measurement begins."""
         layers = state.round.take(point, "param_norm")
         known = [each for each in layers if each.finite and each.value > 0]

@@ -11,17 +11,17 @@ from mlflow_stability.detectors.engine.detector import LAYERS, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves
 from mlflow_stability.detectors.engine.layer_values import LayerRound
-from mlflow_stability.detectors.engine.loss_fall import Beginning
+from mlflow_stability.detectors.engine.loss_fall import FirstValues
 from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
-class LayerNorms:
+class LayerExplosionState:
     """What has been seen so far."""
 
     round: LayerRound = field(default_factory=LayerRound)
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
-    begun: dict[str, Beginning] = field(default_factory=dict)
+    begun: dict[str, FirstValues] = field(default_factory=dict)
     """Of each layer."""
 
 
@@ -74,16 +74,16 @@ class LayerExplosion(Detector):
         "Clip gradients at 1.0.",
         "Lower the learning rate by a factor of 2 to 5.",
     )
-    state_type = LayerNorms
+    state_type = LayerExplosionState
 
-    def step(self, state: LayerNorms, point: Point) -> tuple[LayerNorms, Event | None]:
+    def step(self, state: LayerExplosionState, point: Point) -> tuple[LayerExplosionState, Event | None]:
         """Look at the next norm of a layer; they are judged when the step is complete."""
         layers = state.round.take(point, "grad_norm")
         if not layers:
             return state, None
         for each in layers:
             if each.finite:
-                state.begun.setdefault(each.place, Beginning()).take(each.value)
+                state.begun.setdefault(each.place, FirstValues()).take(each.value)
         jumped = [each for each in layers if self._jumped(each) and state.begun[each.place].matters(each.value)]
         if not jumped:
             if state.episode_filter.said:

@@ -12,7 +12,7 @@ from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
-class Outputs:
+class ActivationNonfiniteState:
     """What has been seen so far."""
 
     sound: dict[str, int] = field(default_factory=dict)
@@ -50,9 +50,9 @@ class ActivationNonfinite(Detector):
         "Look for a softmax over a fully masked row, a logarithm of zero or a division by zero.",
         "Compute it only where it is defined, instead of masking its result.",
     )
-    state_type = Outputs
+    state_type = ActivationNonfiniteState
 
-    def step(self, state: Outputs, point: Point) -> tuple[Outputs, Event | None]:
+    def step(self, state: ActivationNonfiniteState, point: Point) -> tuple[ActivationNonfiniteState, Event | None]:
         """Look at how many values of a module's sample are not finite."""
         if not point.finite:
             return state, None

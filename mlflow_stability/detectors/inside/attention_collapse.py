@@ -18,7 +18,7 @@ _RECENT = 10
 
 
 @dataclass(slots=True)
-class Looks:
+class AttentionCollapseState:
     """What has been seen so far."""
 
     heads: Heads = field(default_factory=Heads)
@@ -84,9 +84,9 @@ class AttentionCollapse(Detector):
         "Lower the learning rate, or lengthen the warm-up.",
         "Clip or decay the weights of queries and keys.",
     )
-    state_type = Looks
+    state_type = AttentionCollapseState
 
-    def step(self, looks: Looks, point: Point) -> tuple[Looks, Event | None]:
+    def step(self, looks: AttentionCollapseState, point: Point) -> tuple[AttentionCollapseState, Event | None]:
         """Look at the next entropy of a head; layers are judged when the step is complete."""
         layers = looks.heads.take(point, "attention_entropy")
         event = self._judged(looks, layers) if layers else None
@@ -96,7 +96,7 @@ class AttentionCollapse(Detector):
             looks.recent_losses.append(point.value)
         return looks, event
 
-    def _judged(self, looks: Looks, layers: dict[str, list[Point]]) -> Event | None:
+    def _judged(self, looks: AttentionCollapseState, layers: dict[str, list[Point]]) -> Event | None:
         state, learns = looks.heads, self._learns(looks)
         prospers = self._prospers(looks)
         narrow = {layer: [] if prospers else self._narrow(state, heads, learns) for layer, heads in layers.items()}
@@ -116,7 +116,7 @@ class AttentionCollapse(Detector):
             {"attention_entropy": entropy, "start": start, "heads": float(len(heads)), "layers": float(len(told))},
         )
 
-    def _learns(self, looks: Looks) -> bool:
+    def _learns(self, looks: AttentionCollapseState) -> bool:
         """Whether the loss has fallen, or nobody can tell yet."""
         first = looks.first_losses
         if len(first) < self.start:
@@ -124,7 +124,7 @@ class AttentionCollapse(Detector):
         start = min(first[0], median(first))
         return start <= 0 or median(looks.recent_losses) < self.stuck * start
 
-    def _prospers(self, looks: Looks) -> bool:
+    def _prospers(self, looks: AttentionCollapseState) -> bool:
         """Whether the loss has come far, and is as low as it has been."""
         if len(looks.first_losses) < self.start:
             return False

@@ -15,7 +15,7 @@ _EXPERT = ".expert_"
 
 
 @dataclass(slots=True)
-class Experts:
+class DeadExpertState:
     """What has been seen so far."""
 
     round: LayerRound = field(default_factory=LayerRound)
@@ -71,9 +71,9 @@ class DeadExpert(Detector):
         "Add noise to the router logits early in training.",
         "Start dead experts anew from a copy of one in use.",
     )
-    state_type = Experts
+    state_type = DeadExpertState
 
-    def step(self, state: Experts, point: Point) -> tuple[Experts, Event | None]:
+    def step(self, state: DeadExpertState, point: Point) -> tuple[DeadExpertState, Event | None]:
         """Look at the next number; experts are judged when the step is complete."""
         shares = state.round.take(point, "router_share")
         event = self._judge(state, shares) if shares else None
@@ -81,7 +81,7 @@ class DeadExpert(Detector):
             state.routers.setdefault(point.place, {})[point.quantity] = point.value
         return state, event
 
-    def _judge(self, state: Experts, shares: list[Point]) -> Event | None:
+    def _judge(self, state: DeadExpertState, shares: list[Point]) -> Event | None:
         for each in shares:
             self._count(state, each)
         by_router: dict[str, list[str]] = {}
@@ -105,7 +105,7 @@ class DeadExpert(Detector):
             {"dead_experts": float(len(dead)), "experts": experts, "limit": self.share},
         )
 
-    def _count(self, state: Experts, share: Point) -> None:
+    def _count(self, state: DeadExpertState, share: Point) -> None:
         sizes = state.routers.get(share.place.rpartition(_EXPERT)[0], {})
         tokens, experts, active = (sizes.get(each, 0.0) for each in self.quantities[1:4])
         if not share.finite or not tokens or not experts:

@@ -14,7 +14,7 @@ from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
-class Units:
+class DeadUnitsState:
     """What has been seen so far."""
 
     streaks: StreakByPlace = field(default_factory=StreakByPlace)
@@ -74,9 +74,9 @@ class DeadUnits(Detector):
         "Check the initialisation, and biases that drift.",
         "Use LeakyReLU or GELU, or normalise before the ReLU.",
     )
-    state_type = Units
+    state_type = DeadUnitsState
 
-    def step(self, state: Units, point: Point) -> tuple[Units, Event | None]:
+    def step(self, state: DeadUnitsState, point: Point) -> tuple[DeadUnitsState, Event | None]:
         """Look at the next loss, or share of dead units of a layer."""
         if not point.finite:
             return state, None
@@ -102,7 +102,7 @@ class DeadUnits(Detector):
             {"dead_share": point.value, "limit": limit},
         )
 
-    def _remember(self, state: Units, point: Point) -> None:
+    def _remember(self, state: DeadUnitsState, point: Point) -> None:
         before = state.before.setdefault(point.place, deque(maxlen=self.rounds))
         if len(before) == self.rounds and point.value - max(before) >= self.lost_at_once:
             state.died.add(point.place)

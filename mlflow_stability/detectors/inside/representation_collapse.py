@@ -12,7 +12,7 @@ from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
-class Directions:
+class RepresentationCollapseState:
     """What has been seen so far of one module."""
 
     starts: list[float] = field(default_factory=list)
@@ -69,9 +69,11 @@ class RepresentationCollapse(Detector):
         "Check the loss terms that keep representations apart, stop-gradients and normalisation.",
         "Lower the learning rate.",
     )
-    state_type = Directions
+    state_type = RepresentationCollapseState
 
-    def step(self, state: Directions, point: Point) -> tuple[Directions, Event | None]:
+    def step(
+        self, state: RepresentationCollapseState, point: Point
+    ) -> tuple[RepresentationCollapseState, Event | None]:
         """Look at the next rank or similarity; they are judged when the second is known."""
         if not point.finite:
             return state, None

@@ -12,7 +12,7 @@ from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
-class Load:
+class RouterCollapseState:
     """What has been seen so far of one router."""
 
     values: dict[str, float] = field(default_factory=dict)
@@ -58,9 +58,9 @@ class RouterCollapse(Detector):
         "Add noise to the router logits early in training.",
         "Lower the learning rate, or lengthen the warm-up.",
     )
-    state_type = Load
+    state_type = RouterCollapseState
 
-    def step(self, state: Load, point: Point) -> tuple[Load, Event | None]:
+    def step(self, state: RouterCollapseState, point: Point) -> tuple[RouterCollapseState, Event | None]:
         """Look at the next number of a router; it is judged by the last one of a measurement."""
         if point.quantity != self.quantities[-1]:
             state.values[point.quantity] = point.value

@@ -13,7 +13,7 @@ from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
-class Ends:
+class SaturatedActivationState:
     """What has been seen so far."""
 
     streaks: StreakByPlace = field(default_factory=StreakByPlace)
@@ -55,9 +55,9 @@ class SaturatedActivation(Detector):
         "Lower the learning rate.",
         "Normalise before the activation.",
     )
-    state_type = Ends
+    state_type = SaturatedActivationState
 
-    def step(self, state: Ends, point: Point) -> tuple[Ends, Event | None]:
+    def step(self, state: SaturatedActivationState, point: Point) -> tuple[SaturatedActivationState, Event | None]:
         """Look at the next loss, or share of pinned values of a module."""
         if not point.finite:
             return state, None

@@ -12,7 +12,7 @@ from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
-class Bits:
+class SdrBitUsageState:
     """What has been seen so far of one module."""
 
     reading: CodeReading = field(default_factory=CodeReading)
@@ -63,9 +63,9 @@ class SdrBitUsage(Detector):
         "Regularise the duty cycles (boosting).",
         "Check the number of active bits and the initialisation.",
     )
-    state_type = Bits
+    state_type = SdrBitUsageState
 
-    def step(self, state: Bits, point: Point) -> tuple[Bits, Event | None]:
+    def step(self, state: SdrBitUsageState, point: Point) -> tuple[SdrBitUsageState, Event | None]:
         """Look at the next number of a module's codes; they are judged when all are known."""
         state.reading.take(point)
         values = state.reading.values

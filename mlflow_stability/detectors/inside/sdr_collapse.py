@@ -17,7 +17,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(slots=True)
-class Patterns:
+class SdrCollapseState:
     """What has been seen so far of one module."""
 
     reading: CodeReading = field(default_factory=CodeReading)
@@ -64,9 +64,9 @@ class SdrCollapse(Detector):
         "Add a loss that separates tokens.",
         "Use more bits.",
     )
-    state_type = Patterns
+    state_type = SdrCollapseState
 
-    def step(self, state: Patterns, point: Point) -> tuple[Patterns, Event | None]:
+    def step(self, state: SdrCollapseState, point: Point) -> tuple[SdrCollapseState, Event | None]:
         """Look at the next number of a module's codes; they are judged when the unique patterns are known."""
         reading = state.reading
         reading.take(point)
@@ -94,7 +94,7 @@ class SdrCollapse(Detector):
 
 
 @dataclass(slots=True)
-class Course:
+class SdrLowDiversityState:
     """What has been seen so far of one module."""
 
     reading: CodeReading = field(default_factory=CodeReading)
@@ -141,9 +141,9 @@ class SdrLowDiversity(Detector):
         "Add a loss that separates tokens.",
         "Use more bits.",
     )
-    state_type = Course
+    state_type = SdrLowDiversityState
 
-    def step(self, state: Course, point: Point) -> tuple[Course, Event | None]:
+    def step(self, state: SdrLowDiversityState, point: Point) -> tuple[SdrLowDiversityState, Event | None]:
         """Look at the next number of a module's codes; they are judged when the unique patterns are known."""
         reading = state.reading
         reading.take(point)

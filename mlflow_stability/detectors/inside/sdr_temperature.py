@@ -11,7 +11,7 @@ from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
-class Heat:
+class SdrTemperatureState:
     """What has been seen so far of one module."""
 
     first: float | None = None
@@ -51,9 +51,9 @@ class SdrTemperature(Detector):
         "Bound the temperature.",
         "Check its schedule, or its learning rate.",
     )
-    state_type = Heat
+    state_type = SdrTemperatureState
 
-    def step(self, state: Heat, point: Point) -> tuple[Heat, Event | None]:
+    def step(self, state: SdrTemperatureState, point: Point) -> tuple[SdrTemperatureState, Event | None]:
         """Look at the next temperature."""
         if not point.finite:
             return state, None

@@ -18,7 +18,7 @@ from mlflow_stability.detectors.engine.detector import Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
-from mlflow_stability.detectors.engine.loss_fall import Beginning
+from mlflow_stability.detectors.engine.loss_fall import FirstValues
 from mlflow_stability.detectors.engine.slow_rise import SlowRise
 from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -28,7 +28,7 @@ from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
 @dataclass(slots=True)
-class Course:
+class DivergenceState:
     """What has been seen so far."""
 
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
@@ -38,7 +38,7 @@ class Course:
     """By how many times each of these losses exceeded what counts as high."""
     onset: int | None = None
     """The first step of them when a divergence was found that is not over."""
-    begun: Beginning = field(default_factory=Beginning)
+    begun: FirstValues = field(default_factory=FirstValues)
     slow: SlowRise = field(default_factory=SlowRise)
     restart: RateRestart = field(default_factory=RateRestart)
     signed: bool = False
@@ -117,13 +117,13 @@ class Divergence(Detector):
         "Lengthen the learning-rate warm-up.",
         "Clip gradients at 1.0.",
     )
-    state_type = Course
+    state_type = DivergenceState
 
-    def step(self, state: Course, point: Point) -> tuple[Course, Event | None]:
+    def step(self, state: DivergenceState, point: Point) -> tuple[DivergenceState, Event | None]:
         """Look at the next loss or learning rate."""
         return state, self._look(state, point)
 
-    def _look(self, state: Course, point: Point) -> Event | None:
+    def _look(self, state: DivergenceState, point: Point) -> Event | None:
         if not point.finite:
             return None
         if point.quantity != "loss":
@@ -169,7 +169,7 @@ class Divergence(Detector):
             return beyond
         return min(beyond, math.log(point.value / center) / math.log(self.smallest_rise))
 
-    def _leap(self, state: Course, point: Point, threshold: float) -> Event | None:
+    def _leap(self, state: DivergenceState, point: Point, threshold: float) -> Event | None:
         many = state.high.bit_count()
         evidence = {"loss": point.value, "level": point.center, "z": point.z, "high_steps": float(many)}
         evidence[SCORE] = sorted(state.beyond)[-self.high_steps]
@@ -188,7 +188,7 @@ class Divergence(Detector):
             evidence,
         )
 
-    def _creep(self, state: Course, point: Point) -> Event | None:
+    def _creep(self, state: DivergenceState, point: Point) -> Event | None:
         """Judge the newest mean, every 8 steps."""
         mean = state.slow.means[-1]
         if not state.begun.matters(math.exp(mean)):
@@ -211,7 +211,7 @@ class Divergence(Detector):
         state.risen_from = mean - risen
         return self._risen(state, point, risen, {"errors": risen / error, "limit": limit})
 
-    def _risen(self, state: Course, point: Point, risen: float, evidence: dict[str, float]) -> Event | None:
+    def _risen(self, state: DivergenceState, point: Point, risen: float, evidence: dict[str, float]) -> Event | None:
         now, then = math.exp(state.slow.means[-1]), math.exp(state.slow.means[-1] - risen)
         share = math.expm1(min(risen, 700.0))  # beyond, it is no number any more
         evidence = {"loss": now, "level": then, "rise": share, **evidence}

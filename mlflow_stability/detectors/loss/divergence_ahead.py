@@ -13,7 +13,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(slots=True)
-class Growth:
+class DivergenceAheadState:
     """What has been seen so far."""
 
     logs: deque[float] = field(default_factory=deque)
@@ -68,9 +68,9 @@ class DivergenceAhead(Detector):
         "Lower the learning rate, and check its schedule.",
         "Add weight decay.",
     )
-    state_type = Growth
+    state_type = DivergenceAheadState
 
-    def step(self, state: Growth, point: Point) -> tuple[Growth, Event | None]:
+    def step(self, state: DivergenceAheadState, point: Point) -> tuple[DivergenceAheadState, Event | None]:
         """Look at the next norm of all weights."""
         if not point.finite or point.value <= 0:
             return state, None

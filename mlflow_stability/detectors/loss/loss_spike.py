@@ -16,19 +16,19 @@ from mlflow_stability.detectors.engine.detector import WHOLE, Detector, Point
 from mlflow_stability.detectors.engine.finding import finding
 from mlflow_stability.detectors.engine.finding_type import Instability, Moves, Symptom
 from mlflow_stability.detectors.engine.learning_rate_restart import RateRestart
-from mlflow_stability.detectors.engine.loss_fall import Beginning
+from mlflow_stability.detectors.engine.loss_fall import FirstValues
 from mlflow_stability.detectors.score import severity_of
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.text.phrases import sigmas
 
 
 @dataclass(slots=True)
-class Spikes:
+class LossSpikeState:
     """What has been seen so far."""
 
     episode_filter: EpisodeFilter = field(default_factory=EpisodeFilter)
     restart: RateRestart = field(default_factory=RateRestart)
-    begun: Beginning = field(default_factory=Beginning)
+    begun: FirstValues = field(default_factory=FirstValues)
     waiting: Point | None = None
     """A loss that is a spike if the gradient of its step stands out too."""
     gradient_step: int = -1
@@ -103,9 +103,9 @@ class LossSpike(Detector):
         "Inspect the batch at this step.",
         "Enable rollback=True, or restart from a checkpoint before this step.",
     )
-    state_type = Spikes
+    state_type = LossSpikeState
 
-    def step(self, state: Spikes, point: Point) -> tuple[Spikes, Event | None]:
+    def step(self, state: LossSpikeState, point: Point) -> tuple[LossSpikeState, Event | None]:
         """Look at the next loss, gradient norm or learning rate."""
         if point.quantity == "learning_rate":
             state.restart.see(point.value, point.step)
@@ -137,7 +137,7 @@ class LossSpike(Detector):
             state.waiting = point
         return state, None
 
-    def _with_gradient(self, state: Spikes, point: Point) -> Event | None:
+    def _with_gradient(self, state: LossSpikeState, point: Point) -> Event | None:
         if self.threshold_alone or point.z < self._together(point):
             return None
         state.gradient_step, state.gradient_z = point.step, point.z
@@ -156,7 +156,7 @@ class LossSpike(Detector):
     def _together(self, point: Point) -> float:
         return max(self.threshold_with_gradient, self._alone(point) * self.threshold_with_gradient / self.threshold)
 
-    def _spike(self, state: Spikes, point: Point, gradient_z: float | None) -> Event | None:
+    def _spike(self, state: LossSpikeState, point: Point, gradient_z: float | None) -> Event | None:
         huge = point.logarithmic and point.value >= point.center * self.critical_rise
         evidence = {"loss": point.value, "level": point.center, "z": point.z}
         limit = self._alone(point)

@@ -22,7 +22,7 @@ LOSS = "loss"
 
 
 @dataclass(frozen=True, slots=True)
-class NonFinite:
+class NonFiniteState:
     """What has been seen so far."""
 
     ill: frozenset[str] = frozenset()
@@ -32,7 +32,7 @@ class NonFinite:
     """The step that the loss scaler threw away."""
 
 
-def watch(state: NonFinite, point: Point, *, is_bad: bool) -> tuple[NonFinite, bool]:
+def watch(state: NonFiniteState, point: Point, *, is_bad: bool) -> tuple[NonFiniteState, bool]:
     """The new state, and whether a finding begins here."""
     quantity = point.quantity
     if quantity == SKIPPED:
@@ -63,14 +63,14 @@ class NonFiniteDetector(Detector):
     quantities = ("skipped_steps", "loss", "grad_norm")
     places = WHOLE
     severities = (Severity.CRITICAL,)
-    state_type = NonFinite
+    state_type = NonFiniteState
 
     @staticmethod
     @abstractmethod
     def named(value: float) -> str:
         """What the value is called, if it is what the detector looks for; else an empty string."""
 
-    def step(self, state: NonFinite, point: Point) -> tuple[NonFinite, Event | None]:
+    def step(self, state: NonFiniteState, point: Point) -> tuple[NonFiniteState, Event | None]:
         """Look at the next value."""
         if point.finite and not state.ill and point.quantity != SKIPPED:
             return state, None  # nearly always

@@ -14,7 +14,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(slots=True)
-class Swings:
+class OscillationState:
     """The last losses."""
 
     recent: deque[float] = field(default_factory=deque)
@@ -61,11 +61,11 @@ class Oscillation(Detector):
     experimental = True
     remedies = ("Lower the learning rate by a factor of 2 to 5.", "Use larger batches.")
 
-    def begin(self) -> Swings:
+    def begin(self) -> OscillationState:
         """Start afresh, knowing nothing."""
-        return Swings(deque(maxlen=self.window))
+        return OscillationState(deque(maxlen=self.window))
 
-    def step(self, state: Swings, point: Point) -> tuple[Swings, Event | None]:
+    def step(self, state: OscillationState, point: Point) -> tuple[OscillationState, Event | None]:
         """Look at the next loss."""
         if not point.finite:
             return state, None

@@ -17,7 +17,7 @@ from mlflow_stability.vocabulary.text.phrases import above
 
 
 @dataclass(slots=True)
-class Pair:
+class OverfittingState:
     """What has been seen so far of a training loss and its validation loss."""
 
     total: float = 0.0
@@ -79,9 +79,9 @@ class Overfitting(Detector):
         "Use more data, or augment it.",
         "Add dropout or weight decay, or use a smaller model.",
     )
-    state_type = Pair
+    state_type = OverfittingState
 
-    def step(self, state: Pair, point: Point) -> tuple[Pair, Event | None]:
+    def step(self, state: OverfittingState, point: Point) -> tuple[OverfittingState, Event | None]:
         """Look at the next training or validation loss."""
         if not point.finite:
             return state, None

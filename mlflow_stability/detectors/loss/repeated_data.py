@@ -21,7 +21,7 @@ _BEFORE = 100
 
 
 @dataclass(slots=True)
-class Roughness:
+class RepeatedDataState:
     """What has been seen so far."""
 
     seen: int = 0
@@ -122,14 +122,14 @@ class RepeatedData(Detector):
         "Check whether the data loader returns the same batch repeatedly.",
         "Check that the output of the model depends on its input.",
     )
-    state_type = Roughness
+    state_type = RepeatedDataState
 
-    def step(self, state: Roughness, point: Point) -> tuple[Roughness, Event | None]:
+    def step(self, state: RepeatedDataState, point: Point) -> tuple[RepeatedDataState, Event | None]:
         """Look at the next loss."""
         if not point.finite:
             return state, None
         if point.value <= 0:
-            return Roughness(), None  # the logarithm of such a loss says nothing of its noise
+            return RepeatedDataState(), None  # the logarithm of such a loss says nothing of its noise
         level = math.log(point.value)
         change = level - state.last
         bend, turned = abs(change - state.change), change * state.change < 0
@@ -163,7 +163,7 @@ class RepeatedData(Detector):
         state.turns += memory * (turned - state.turns)
         return state, None
 
-    def _smooth(self, state: Roughness, point: Point, level: float) -> Event:
+    def _smooth(self, state: RepeatedDataState, point: Point, level: float) -> Event:
         state.said = True
         before = median(state.levels)
         event = finding(

@@ -10,7 +10,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(slots=True)
-class Progress:
+class SlowProgressState:
     """What has been seen so far."""
 
     seen: int = 0
@@ -55,9 +55,9 @@ class SlowProgress(Detector):
         "Raise the learning rate.",
         "Check that the right parameters are trained.",
     )
-    state_type = Progress
+    state_type = SlowProgressState
 
-    def step(self, state: Progress, point: Point) -> tuple[Progress, Event | None]:
+    def step(self, state: SlowProgressState, point: Point) -> tuple[SlowProgressState, Event | None]:
         """Look at the next loss."""
         if not point.finite or point.value <= 0:
             return state, None

@@ -26,7 +26,7 @@ class Rate:
 
 
 @dataclass(slots=True)
-class Rates:
+class LearningRateJumpState:
     """What has been seen so far, by parameter group."""
 
     groups: dict[str, Rate] = field(default_factory=dict)
@@ -79,9 +79,9 @@ class LearningRateJump(Detector):
         "Check the learning-rate schedule, above all at its end and after a resume.",
         "Warm up to the new rate over some hundred steps.",
     )
-    state_type = Rates
+    state_type = LearningRateJumpState
 
-    def step(self, state: Rates, point: Point) -> tuple[Rates, Event | None]:
+    def step(self, state: LearningRateJumpState, point: Point) -> tuple[LearningRateJumpState, Event | None]:
         """Look at the next learning rate."""
         rate = point.value
         if not point.finite:
@@ -109,7 +109,7 @@ class LearningRateJump(Detector):
                 group.leap = (point, last, highest)
         return state, None
 
-    def _jump(self, state: Rates, point: Point, last: float, highest: float) -> Event | None:
+    def _jump(self, state: LearningRateJumpState, point: Point, last: float, highest: float) -> Event | None:
         if state.said_at == point.step:
             return None
         state.said_at = point.step

@@ -10,7 +10,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(slots=True)
-class Range:
+class LearningRateOutOfRangeState:
     """What has been seen of one parameter group."""
 
     seen: int = 0
@@ -57,9 +57,11 @@ class LearningRateOutOfRange(Detector):
         "Check the learning rate in the configuration; for Adam 1e-5 to 1e-3 is usual.",
         "Check the learning-rate schedule.",
     )
-    state_type = Range
+    state_type = LearningRateOutOfRangeState
 
-    def step(self, state: Range, point: Point) -> tuple[Range, Event | None]:
+    def step(
+        self, state: LearningRateOutOfRangeState, point: Point
+    ) -> tuple[LearningRateOutOfRangeState, Event | None]:
         """Look at the next learning rate."""
         rate = point.value
         if state.said or not point.finite:

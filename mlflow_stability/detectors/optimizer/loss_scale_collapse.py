@@ -11,7 +11,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(slots=True)
-class Scale:
+class LossScaleCollapseState:
     """What has been seen so far."""
 
     last: float | None = None
@@ -66,9 +66,9 @@ class LossScaleCollapse(Detector):
         "Lower the learning rate, or clip gradients at 1.0.",
         "Find the module whose output overflows.",
     )
-    state_type = Scale
+    state_type = LossScaleCollapseState
 
-    def step(self, state: Scale, point: Point) -> tuple[Scale, Event | None]:
+    def step(self, state: LossScaleCollapseState, point: Point) -> tuple[LossScaleCollapseState, Event | None]:
         """Look at the next scale."""
         scale, last = point.value, state.last
         if not point.finite:

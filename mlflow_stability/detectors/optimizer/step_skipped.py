@@ -12,7 +12,7 @@ from mlflow_stability.vocabulary.result.event import Event, Severity
 
 
 @dataclass(slots=True)
-class Skipping:
+class StepSkippedState:
     """What has been seen so far."""
 
     count: float | None = None
@@ -68,9 +68,9 @@ class StepSkipped(Detector):
         "Lower the learning rate.",
         "Inspect the batches of the skipped steps.",
     )
-    state_type = Skipping
+    state_type = StepSkippedState
 
-    def step(self, state: Skipping, point: Point) -> tuple[Skipping, Event | None]:
+    def step(self, state: StepSkippedState, point: Point) -> tuple[StepSkippedState, Event | None]:
         """Look at the count of skipped steps, or see that there is a loss scale."""
         if point.quantity == "loss_scale":
             state.scaled = True

@@ -17,7 +17,7 @@ from mlflow_stability.vocabulary.result.event import Event
 
 
 @dataclass(slots=True)
-class Ratios:
+class UpdateRatioHighState:
     """What has been seen so far."""
 
     whole: StreakByPlace = field(default_factory=StreakByPlace)
@@ -97,9 +97,9 @@ class UpdateRatioHigh(Detector):
         "Lower the learning rate by a factor of 5 to 10.",
         "Lengthen the learning-rate warm-up.",
     )
-    state_type = Ratios
+    state_type = UpdateRatioHighState
 
-    def step(self, state: Ratios, point: Point) -> tuple[Ratios, Event | None]:
+    def step(self, state: UpdateRatioHighState, point: Point) -> tuple[UpdateRatioHighState, Event | None]:
         """Look at the next learning rate or ratio."""
         if point.quantity == "learning_rate":
             if point.finite:
@@ -126,7 +126,7 @@ class UpdateRatioHigh(Detector):
             {"update_ratio": point.value, "limit": limit},
         )
 
-    def _limit(self, state: Ratios, point: Point) -> tuple[float, str]:
+    def _limit(self, state: UpdateRatioHighState, point: Point) -> tuple[float, str]:
         """The threshold of the phase, and the phase in words."""
         if state.decaying(self.decay):
             return self.highest_in_decay, "in the decay of the learning rate"
@@ -141,7 +141,7 @@ def _usual(step: int) -> str:
 
 
 @dataclass(slots=True)
-class UpdateRatioLowRatios:
+class UpdateRatioLowState:
     """What has been seen so far."""
 
     small: StreakByPlace = field(default_factory=StreakByPlace)
@@ -189,9 +189,9 @@ class UpdateRatioLow(Detector):
         "Keep the weights in fp32.",
         "Look for frozen parameters.",
     )
-    state_type = UpdateRatioLowRatios
+    state_type = UpdateRatioLowState
 
-    def step(self, state: UpdateRatioLowRatios, point: Point) -> tuple[UpdateRatioLowRatios, Event | None]:
+    def step(self, state: UpdateRatioLowState, point: Point) -> tuple[UpdateRatioLowState, Event | None]:
         """Look at the next loss, learning rate or ratio."""
         if not point.finite:
             return state, None

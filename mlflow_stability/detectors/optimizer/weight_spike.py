@@ -20,7 +20,7 @@ FEW = 8
 
 
 @dataclass(slots=True)
-class Norms:
+class WeightSpikeState:
     """What has been seen so far."""
 
     streak: StreakByPlace = field(default_factory=StreakByPlace)
@@ -70,9 +70,9 @@ class WeightSpike(Detector):
         "Inspect the gradient norm and the update at this step.",
         "Lower the learning rate.",
     )
-    state_type = Norms
+    state_type = WeightSpikeState
 
-    def step(self, state: Norms, point: Point) -> tuple[Norms, Event | None]:
+    def step(self, state: WeightSpikeState, point: Point) -> tuple[WeightSpikeState, Event | None]:
         """Look at the next norm."""
         if not point.finite:
             return state, None
@@ -92,7 +92,7 @@ class WeightSpike(Detector):
             {"param_norm": point.value, "level": level},
         )
 
-    def _level(self, state: Norms, point: Point) -> float:
+    def _level(self, state: WeightSpikeState, point: Point) -> float:
         """What is usual; 0 where nobody knows yet."""
         if point.scale:
             state.last.pop(point.place, None)

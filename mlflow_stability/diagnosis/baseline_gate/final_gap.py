@@ -15,7 +15,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.run.run_card import Course, RunCard
+from mlflow_stability.vocabulary.run.run_card import LossLevels, RunCard
 
 LAST = 5
 """Levels at the end of the coarser course that its final level is taken from."""
@@ -58,7 +58,7 @@ def gap_between(card: RunCard, baseline: RunCard) -> Gap | None:
     return Gap(round(step - width), step, mine, theirs, wide, noise, one.logarithmic)
 
 
-def level_of(course: Course, since: float, until: float) -> float | None:
+def level_of(course: LossLevels, since: float, until: float) -> float | None:
     """The level of this stretch; None where the course has no block that begins there.
 
     It is read at the same places of every course: blocks of unequal length that begin in the same stretch do not have
@@ -76,16 +76,16 @@ def spread_of(levels: Sequence[float], *, logarithmic: bool) -> float:
     return float(np.std(np.log(levels) if logarithmic else levels, ddof=1))
 
 
-def _block(course: Course) -> float:
+def _block(course: LossLevels) -> float:
     return float(np.median(np.diff(course.steps))) if len(course.steps) > 1 else 1.0
 
 
-def _error(course: Course, width: float) -> float:
+def _error(course: LossLevels, width: float) -> float:
     """Of the median of the levels in such a stretch."""
     return course.noise * math.sqrt(math.pi / 2 / max(1.0, width / _block(course)))
 
 
-def _wandering(one: Course, other: Course, step: int, width: float) -> float:
+def _wandering(one: LossLevels, other: LossLevels, step: int, width: float) -> float:
     """How much the difference of the courses varies from stretch to stretch, around a line."""
     edges = step - width * np.arange(BEFORE + 1, -1, -1)
     pairs = [(level_of(one, low, high), level_of(other, low, high)) for low, high in pairwise(edges)]

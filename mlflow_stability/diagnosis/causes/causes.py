@@ -13,7 +13,7 @@ from dataclasses import dataclass, replace
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase, causes, checks_of, excluded, symptoms
 from mlflow_stability.diagnosis.causes.check import CERTAINTIES, Check, CheckResult, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import Surroundings, surroundings_of
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, surroundings_of
 from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR, said_of
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
@@ -36,7 +36,7 @@ RISING_KINDS = frozenset({"divergence", "loss_spike", "gradient_explosion"})
 def with_causes(episodes: Sequence[Episode], history: RunHistory, curves: RunCurves) -> tuple[Episode, ...]:
     """The same episodes, each that is above INFO with its likeliest cause."""
     attempts = attempts_of_run(history)
-    looked = [Looked(each, looks_at(each, history, curves, attempts)) for each in explainable(episodes)]
+    looked = [CheckedEpisode(each, looks_at(each, history, curves, attempts)) for each in explainable(episodes)]
     found = {id(one.episode): _cause_of(one, looked, history, curves, attempts) for one in looked}
     return tuple(replace(each, cause=found.get(id(each))) for each in episodes)
 
@@ -61,7 +61,7 @@ def explainable(episodes: Sequence[Episode]) -> list[Episode]:
 
 
 @dataclass(frozen=True, slots=True)
-class Looked:
+class CheckedEpisode:
     """An episode, and all that was looked at for it."""
 
     episode: Episode
@@ -69,7 +69,7 @@ class Looked:
 
 
 def _cause_of(
-    one: Looked, every: Sequence[Looked], history: RunHistory, curves: RunCurves, attempts: RunAttempts
+    one: CheckedEpisode, every: Sequence[CheckedEpisode], history: RunHistory, curves: RunCurves, attempts: RunAttempts
 ) -> Cause | None:
     """The likeliest cause of one episode, found by looking at it and at what is the same trouble, seen elsewhere."""
     span, reach = attempts.around(one.episode.attempt, one.episode.start), _reach(curves)
@@ -78,7 +78,7 @@ def _cause_of(
     if not found:
         return None
 
-    def order(each: tuple[Looked, Cause]) -> tuple[bool, bool, bool, int]:
+    def order(each: tuple[CheckedEpisode, Cause]) -> tuple[bool, bool, bool, int]:
         """How the process ended is certain, and mostly what came of the trouble before it; and what was going on long
         before, as a divergence before a NaN, is where it came from, unless its own cause was seen directly.
         """
@@ -103,7 +103,7 @@ def _said(results: Sequence[str], asked: Sequence[Check], cause: Cause) -> tuple
     return tuple(dict.fromkeys(said for check, said in pairs if said and cause.name not in check.finds))
 
 
-def _with_birth(cause: Cause, around: Surroundings, explained: Episode) -> Cause:
+def _with_birth(cause: Cause, around: EpisodeContext, explained: Episode) -> Cause:
     """The cause, with where a NaN was born meanwhile and what goes against that, if it does not say so."""
     breaks = symptoms()[explained.kind] in (Symptom.NON_FINITE, Symptom.RISING)
     last = max(explained.end, explained.start + NEAR) if breaks else -1
@@ -124,7 +124,7 @@ def _reach(curves: RunCurves) -> float:
     return min(SAME_TROUBLE * span, SAME_POINTS * max((curve.distance for curve in losses), default=1.0))
 
 
-def _same_trouble(episode: Episode, every: Sequence[Looked], reach: float) -> list[Looked]:
+def _same_trouble(episode: Episode, every: Sequence[CheckedEpisode], reach: float) -> list[CheckedEpisode]:
     """What the episode came of, the earliest first: itself, and what began before it and was still going on.
 
     What had passed by then is another trouble. A jump of the learning rate comes last, for what it did is what there is
@@ -152,7 +152,7 @@ def looks_at(
     return [admitted(check.look(around), around, settings) for check in checks_of(episode.kind)]
 
 
-def admitted(look: CheckResult, around: Surroundings, settings: RecordedSettings) -> CheckResult:
+def admitted(look: CheckResult, around: EpisodeContext, settings: RecordedSettings) -> CheckResult:
     """A look's result, if what is known of the run allows it: no cause comes later than what it explains, and none is
     named that the recorded settings exclude.
     """

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 from mlflow_stability.detectors.engine import Symptom
-from mlflow_stability.diagnosis.causes.context import Surroundings
+from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
 from mlflow_stability.vocabulary.result.cause import Cause
 
@@ -57,7 +57,7 @@ class CauseDocumentation:
 class Check:
     """One place to look for causes."""
 
-    look: Callable[[Surroundings], CheckResult]
+    look: Callable[[EpisodeContext], CheckResult]
     asked: Mapping[Symptom, int]
     """For which symptoms, and where among the others: of causes of the same certainty the first is believed."""
     finds: frozenset[str] = frozenset()

@@ -35,7 +35,7 @@ EARLY_IN_IT = 1 / 3
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Surroundings:
+class EpisodeContext:
     """One episode and the curves around it."""
 
     episode: Episode
@@ -119,7 +119,7 @@ class Surroundings:
 
 def surroundings_of(
     episode: Episode, history: RunHistory, curves: RunCurves, attempts: RunAttempts | None = None
-) -> Surroundings:
+) -> EpisodeContext:
     """What is known around an episode; ``attempts``: what `attempts_of_run` gives, for those who ask more than once."""
     attempts = attempts_of_run(history) if attempts is None else attempts
     span = attempts.around(episode.attempt, episode.start)
@@ -132,7 +132,7 @@ def surroundings_of(
     named = tuple(curve for curve in (*curves.losses, *curves.validations) if curve.name == episode.metric)
     loss = one(named or curves.losses or curves.validations)
     rates = [each for each in curves_of(history, "learning_rate", attempts.starts) if each.attempt == episode.attempt]
-    return Surroundings(
+    return EpisodeContext(
         episode,
         history,
         span.cut(loss),
@@ -156,13 +156,13 @@ RECENT = 10
 """So many points before the first bad one count as what came just before, and not as usual."""
 
 
-def usual_norm(around: Surroundings) -> float | None:
+def usual_norm(around: EpisodeContext) -> float | None:
     """The usual one; None where there was none."""
     norms = norms_before(around)
     return usual_of(split(norms)[1])[0] if len(norms) else None
 
 
-def norms_before(around: Surroundings) -> NDArray[np.float64]:
+def norms_before(around: EpisodeContext) -> NDArray[np.float64]:
     """The gradient norms before an episode, without those that are zero."""
     norms = np.zeros(0) if around.norm is None else around.before(around.norm, LOOKED_AT)
     return norms[norms > 0]

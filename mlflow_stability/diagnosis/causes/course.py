@@ -14,11 +14,11 @@ from mlflow_stability.detectors.loss.plateau import Plateau
 from mlflow_stability.detectors.loss.repeated_data import ConstantOutput, RepeatedData
 from mlflow_stability.detectors.reported import WAYS_TO_END
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.curves.chance_level import chance_of, classes_in
 
 
-def chance_look(around: Surroundings) -> CheckResult:
+def chance_check(around: EpisodeContext) -> CheckResult:
     """Whether the model does no better than guessing."""
     last = around.episode.evidence.get("last", math.nan)
     named = classes_in(around.history.params)
@@ -37,7 +37,7 @@ def chance_look(around: Surroundings) -> CheckResult:
     return is_not(f"chance level: loss {shown(last)} matches none of the usual numbers of classes")
 
 
-def memorising_look(around: Surroundings) -> CheckResult:
+def memorising_check(around: EpisodeContext) -> CheckResult:
     """A validation loss that rises while the training loss falls is its own evidence."""
     evidence = around.episode.evidence
     best, last, step = evidence.get("best"), evidence.get("last"), evidence.get("best_step")
@@ -52,7 +52,7 @@ def memorising_look(around: Surroundings) -> CheckResult:
     )
 
 
-def end_look(around: Surroundings) -> CheckResult:
+def end_check(around: EpisodeContext) -> CheckResult:
     """How the process ended is known, not concluded."""
     detail = around.history.outcome_detail
     said = {
@@ -65,7 +65,7 @@ def end_look(around: Surroundings) -> CheckResult:
     return is_it(name, said.get(around.episode.kind, around.episode.message), detail, since=None, certainty="certain")
 
 
-def repeated_data_look(around: Surroundings) -> CheckResult:
+def repeated_data_check(around: EpisodeContext) -> CheckResult:
     """Whether one batch comes again and again: the loss lost its noise, and falls."""
     loss, episode = around.loss, around.episode
     if loss is None:
@@ -93,7 +93,7 @@ def repeated_data_look(around: Surroundings) -> CheckResult:
     )
 
 
-def deaf_look(around: Surroundings) -> CheckResult:
+def constant_output_check(around: EpisodeContext) -> CheckResult:
     """Whether the loss lost its noise because the output does not depend on the input any more."""
     if around.loss is None or around.episode.kind not in (RepeatedData.kind, ConstantOutput.kind):
         return not_seen("constant output: no loss was logged")
@@ -170,9 +170,9 @@ CAUSES = (
     ),
 )
 CHECKS = (
-    Check(chance_look, {Symptom.STUCK: 60}),
-    Check(memorising_look, {Symptom.OVERFITTING: 10}),
-    Check(end_look, {Symptom.ENDED: 10}),
-    Check(repeated_data_look, {Symptom.REPEATED_DATA: 10}, frozenset({"repeated_data"})),
-    Check(deaf_look, {Symptom.REPEATED_DATA: 40}),
+    Check(chance_check, {Symptom.STUCK: 60}),
+    Check(memorising_check, {Symptom.OVERFITTING: 10}),
+    Check(end_check, {Symptom.ENDED: 10}),
+    Check(repeated_data_check, {Symptom.REPEATED_DATA: 10}, frozenset({"repeated_data"})),
+    Check(constant_output_check, {Symptom.REPEATED_DATA: 40}),
 )

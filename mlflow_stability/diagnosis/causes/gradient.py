@@ -16,7 +16,7 @@ from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.gradients.gradient_vanishing import GradientVanishing
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import RECENT, Surroundings, norms_before, shown, split, usual_of
+from mlflow_stability.diagnosis.causes.context import RECENT, EpisodeContext, norms_before, shown, split, usual_of
 from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer, last_layer_with_gradient
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.rules.gradient_rise import GradientRiseRule
@@ -35,7 +35,7 @@ MOSTLY = 0.6
 """This share of the steps at least went up."""
 
 
-def accumulation_look(around: Surroundings) -> CheckResult:
+def accumulation_check(around: EpisodeContext) -> CheckResult:
     """Whether gradients pile up because nothing clears them between steps."""
     loss, norm = around.loss, around.norm
     if loss is None or norm is None or not around.every_step or not np.array_equal(loss.steps, norm.steps):
@@ -100,7 +100,7 @@ FEWEST = 16
 """With fewer gradient norms before, nobody knows what is usual."""
 
 
-def explosion_look(around: Surroundings) -> CheckResult:
+def explosion_check(around: EpisodeContext) -> CheckResult:
     """Whether the gradients exploded before the loss did."""
     if around.norm is None:
         return not_seen("gradient norm: not logged")
@@ -121,14 +121,14 @@ def explosion_look(around: Surroundings) -> CheckResult:
             "" if layer is None else layer.sentence,
             since=_since_exploded(around.norm, around.episode.start, EXPLODED * usual),
             # A sum that nobody clears looks like this in the end: what made it comes first.
-            certainty="likely" if accumulation_look(around).cause is None else "possible",
+            certainty="likely" if accumulation_check(around).cause is None else "possible",
             place="" if layer is None else layer.place,
         )
     lowest = float(recent.min())
     return is_not(f"gradient explosion: norm {shown(lowest)} to {shown(highest)} just before (baseline {shown(usual)})")
 
 
-def growth_look(around: Surroundings) -> CheckResult:
+def growth_check(around: EpisodeContext) -> CheckResult:
     """Whether the gradient norm grew long before, too gradually to stand out just before."""
     grown = _growth(around)
     if grown is None:
@@ -144,14 +144,14 @@ def growth_look(around: Surroundings) -> CheckResult:
     )
 
 
-def _growth(around: Surroundings) -> Episode | None:
+def _growth(around: EpisodeContext) -> Episode | None:
     if around.norm is None or around.loss is None:
         return None
     found = GradientRiseRule().find(RunCurves((around.loss,), (), (around.norm,), ()))
     return next((each for each in found if each.start <= around.latest), None)
 
 
-def vanishing_look(around: Surroundings) -> CheckResult:
+def vanishing_check(around: EpisodeContext) -> CheckResult:
     """Whether there was no gradient left to learn from."""
     lost = around.episode if around.episode.kind == "gradient_vanishing" and around.episode.place else None
     layer = None if lost is None else last_layer_with_gradient(around)
@@ -203,7 +203,7 @@ def _since_left(norm: Curve, first: float) -> int:
     return int(steps[min(int(high[-1]) + 1, len(steps) - 1)]) if len(high) and first > 0 else int(steps[0])
 
 
-def _of_the_whole(around: Surroundings) -> tuple[str, ...]:
+def _of_the_whole(around: EpisodeContext) -> tuple[str, ...]:
     whole = next((each for each in around.of("grad_norm") if not each.place), None)
     values = np.zeros(0) if whole is None else around.before(whole)
     return (f"norm of all gradients: {shown(float(values[-1]))}",) if len(values) else ()
@@ -236,11 +236,11 @@ CAUSES = (
     ),
 )
 CHECKS = (
-    Check(accumulation_look, {Symptom.RISING: 40}, frozenset({"gradients_not_cleared"})),
-    Check(explosion_look, {Symptom.NON_FINITE: 60, Symptom.RISING: 50}, frozenset({"gradient_explosion"})),
-    Check(growth_look, {Symptom.RISING: 80}, frozenset({"gradient_explosion"})),
+    Check(accumulation_check, {Symptom.RISING: 40}, frozenset({"gradients_not_cleared"})),
+    Check(explosion_check, {Symptom.NON_FINITE: 60, Symptom.RISING: 50}, frozenset({"gradient_explosion"})),
+    Check(growth_check, {Symptom.RISING: 80}, frozenset({"gradient_explosion"})),
     Check(
-        vanishing_look,
+        vanishing_check,
         {Symptom.STUCK: 20, Symptom.VANISHING: 20, Symptom.DEAD_LAYER: 30, Symptom.REPEATED_DATA: 20},
         frozenset({"vanishing_gradients"}),
     ),

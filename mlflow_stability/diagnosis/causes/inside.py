@@ -18,8 +18,8 @@ import numpy as np
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.detectors.inside.attention_collapse import AttentionCollapse
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import Surroundings, shown
-from mlflow_stability.diagnosis.causes.weights import setting_look
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
+from mlflow_stability.diagnosis.causes.weights import setting_check
 from mlflow_stability.diagnosis.curves.curves import Curve
 
 NOTHING_TO_SEE = 1e-3
@@ -143,7 +143,7 @@ SIGNS = (
 )
 
 
-def inside_look(around: Surroundings) -> CheckResult:
+def inside_check(around: EpisodeContext) -> CheckResult:
     """What had gone wrong inside the model before it showed."""
     episode, seen = around.episode, False
     for sign in SIGNS:
@@ -156,7 +156,7 @@ def inside_look(around: Surroundings) -> CheckResult:
     never = _never_looked(around) if episode.kind in STANDS_STILL else None
     if never is not None:
         return never
-    meanwhile = _right_after(around) if episode.kind == "divergence" and setting_look(around).cause is None else None
+    meanwhile = _right_after(around) if episode.kind == "divergence" and setting_check(around).cause is None else None
     if meanwhile is not None:
         return meanwhile
     return (
@@ -166,7 +166,7 @@ def inside_look(around: Surroundings) -> CheckResult:
     )
 
 
-def _curves(around: Surroundings, quantity: str) -> Sequence[Curve]:
+def _curves(around: EpisodeContext, quantity: str) -> Sequence[Curve]:
     """What was measured of a quantity, by place; of unique codes the share that different inputs could have had."""
     curves = around.of(quantity)
     if quantity != "sdr_unique_ratio":
@@ -182,7 +182,7 @@ def _curves(around: Surroundings, quantity: str) -> Sequence[Curve]:
     return found
 
 
-def _never_looked(around: Surroundings) -> CheckResult | None:
+def _never_looked(around: EpisodeContext) -> CheckResult | None:
     """A layer all of whose heads looked at one place in every measurement so far."""
     layers: dict[str, list[float]] = {}
     for curve in around.of("attention_entropy"):
@@ -204,7 +204,7 @@ def _never_looked(around: Surroundings) -> CheckResult | None:
     )
 
 
-def _right_after(around: Surroundings) -> CheckResult | None:
+def _right_after(around: EpisodeContext) -> CheckResult | None:
     """What was as before in the last measurement before, and ill in the next, which lies nearer to the beginning.
 
     It went wrong somewhere between the two, so that it may have begun before the trouble did: possible, and no more.
@@ -220,7 +220,7 @@ def _right_after(around: Surroundings) -> CheckResult | None:
     return None
 
 
-def _next_of_same_weights(sign: Sign, curve: Curve, around: Surroundings) -> int | None:
+def _next_of_same_weights(sign: Sign, curve: Curve, around: EpisodeContext) -> int | None:
     """The step of the next measurement, where the norm of all weights was then what it had been before."""
     norms = next((each for each in around.of("param_norm") if not each.place), None)
     at = int(np.searchsorted(curve.steps, around.episode.start, side="right"))
@@ -368,7 +368,7 @@ CAUSES = (
 )
 CHECKS = (
     Check(
-        inside_look,
+        inside_check,
         {
             Symptom.NON_FINITE: 80,
             Symptom.RISING: 60,

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 
 STANDS_OUT = 5.0
 """A layer whose gradient norm is so many times its own usual one has exploded."""
@@ -25,7 +25,7 @@ class LayerBefore:
     sentence: str
 
 
-def exploding_layer(around: Surroundings) -> LayerBefore | None:
+def exploding_layer(around: EpisodeContext) -> LayerBefore | None:
     """The layer whose gradient stands out most from its own past, looked at just before or at the beginning."""
     found: list[tuple[float, str, str]] = []
     for curve in around.of("grad_norm"):
@@ -42,7 +42,7 @@ def exploding_layer(around: Surroundings) -> LayerBefore | None:
     return None if not found else LayerBefore(*max(found)[1:])
 
 
-def last_layer_with_gradient(around: Surroundings) -> LayerBefore | None:
+def last_layer_with_gradient(around: EpisodeContext) -> LayerBefore | None:
     """The layer from which on, counted from the output, next to nothing is left of the gradient."""
     layers = [(each.place, each.values[each.finite]) for each in around.of("grad_norm") if each.place]
     norms = [(place, float(np.median(values[-3:]))) for place, values in layers if len(values)]

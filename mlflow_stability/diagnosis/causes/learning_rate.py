@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from mlflow_stability.detectors.engine import LEAST_RISE, Point, RateRestart, Symptom
 from mlflow_stability.detectors.optimizer.learning_rate_jump import LearningRateJump
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, Surroundings, shown
-from mlflow_stability.diagnosis.causes.step_size import lower_by, step_size_look
+from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, EpisodeContext, shown
+from mlflow_stability.diagnosis.causes.step_size import lower_by, step_size_check
 from mlflow_stability.diagnosis.curves.curves import Curve, curves_of
 from mlflow_stability.diagnosis.parameters.recorded_settings import is_adam
 
@@ -104,7 +104,7 @@ ENDS = 5
 Values = NDArray[np.float64]
 
 
-def learning_rate_look(around: Surroundings) -> CheckResult:
+def learning_rate_check(around: EpisodeContext) -> CheckResult:
     """What the learning rate did before something broke."""
     resumed = _since_the_resume(around)
     if resumed is not None:
@@ -112,7 +112,7 @@ def learning_rate_look(around: Surroundings) -> CheckResult:
     jumped = _jumped(around)
     if jumped is not None:
         return jumped
-    too_large = step_size_look(around)
+    too_large = step_size_check(around)
     if too_large is not None:
         return too_large
     highest = _highest(around, around.episode.start)
@@ -122,7 +122,7 @@ def learning_rate_look(around: Surroundings) -> CheckResult:
     return _risen(around, rate, values) or _too_high(around, rate, values) or _tolerated(around, rate, values)
 
 
-def rate_too_low_look(around: Surroundings) -> CheckResult:
+def rate_too_low_check(around: EpisodeContext) -> CheckResult:
     """Whether nothing could move for want of a learning rate."""
     every = [rate for rate in around.rates if rate.finite.any()]
     if not every:
@@ -134,7 +134,7 @@ def rate_too_low_look(around: Surroundings) -> CheckResult:
     return is_not(f"learning rate too low: it reached {shown(top)}")
 
 
-def rate_too_high_look(around: Surroundings) -> CheckResult:
+def rate_too_high_check(around: EpisodeContext) -> CheckResult:
     """Whether nothing is learned because steps are too large, where the loss stands still from the beginning."""
     highest = _highest(around, around.latest)
     if highest is None or around.loss is None:
@@ -158,13 +158,13 @@ def rate_too_high_look(around: Surroundings) -> CheckResult:
     return not_seen(f"{name}: a rate below {shown(top)} was not tried")
 
 
-def _highest(around: Surroundings, step: int) -> tuple[Curve, Values] | None:
+def _highest(around: EpisodeContext, step: int) -> tuple[Curve, Values] | None:
     """The learning rate that was the highest up to a step, with its values until then; None where none is known."""
     rates = [(rate, values) for rate in around.rates if len(values := _until(rate, step))]
     return max(rates, key=lambda each: float(each[1].max()), default=None)
 
 
-def _since_the_resume(around: Surroundings) -> CheckResult | None:
+def _since_the_resume(around: EpisodeContext) -> CheckResult | None:
     """Whether the learning rate was another one before the resume after which it began.
 
     A setting, which the resume should have kept, and no measurement: so it is compared across the resume.
@@ -190,7 +190,7 @@ def _since_the_resume(around: Surroundings) -> CheckResult | None:
     return None
 
 
-def _jumped(around: Surroundings) -> CheckResult | None:
+def _jumped(around: EpisodeContext) -> CheckResult | None:
     """Whether it jumped just before, as the detector of jumps defines it."""
     start = around.episode.start
     for rate in around.rates:
@@ -209,7 +209,7 @@ def _jumped(around: Surroundings) -> CheckResult | None:
     return None
 
 
-def _risen(around: Surroundings, rate: Curve, values: Values) -> CheckResult | None:
+def _risen(around: EpisodeContext, rate: Curve, values: Values) -> CheckResult | None:
     """Whether it was rising when it began, and higher than ever before."""
     now, finite = float(values[-1]), rate.steps[rate.finite]
     higher = _tolerated_later(around, rate, WENT_ON * now)
@@ -238,7 +238,7 @@ def _risen(around: Surroundings, rate: Curve, values: Values) -> CheckResult | N
     )
 
 
-def _tolerated_later(around: Surroundings, rate: Curve, least: float) -> float | None:
+def _tolerated_later(around: EpisodeContext, rate: Curve, least: float) -> float | None:
     """A rate of at least so much at which the training went on well afterwards; None: there was none."""
     if around.loss is None:
         return None
@@ -259,7 +259,7 @@ def _climb(values: Values) -> int:
     return int(fell[-1]) + 1 if len(fell) else 0
 
 
-def _too_high(around: Surroundings, rate: Curve, values: Values) -> CheckResult | None:
+def _too_high(around: EpisodeContext, rate: Curve, values: Values) -> CheckResult | None:
     """Whether it was too high from the start, or for the optimizer."""
     episode, now, adam = around.episode, float(values[-1]), is_adam(around.history)
     top = float(rate.values[rate.finite].max())
@@ -301,7 +301,7 @@ def _too_high(around: Surroundings, rate: Curve, values: Values) -> CheckResult 
     return None
 
 
-def _tolerated(around: Surroundings, rate: Curve, values: Values) -> CheckResult:
+def _tolerated(around: EpisodeContext, rate: Curve, values: Values) -> CheckResult:
     """Whether the training had learned at such a rate: then it is not that; otherwise nobody knows."""
     said = f"learning rate: {_course(values)}"
     restart = restart_before(rate, around.episode.start)
@@ -321,7 +321,7 @@ def _tolerated(around: Surroundings, rate: Curve, values: Values) -> CheckResult
     return not_seen(f"{said}; the loss had not fallen at this rate, so a lower one may help")
 
 
-def _learned_before(around: Surroundings) -> bool:
+def _learned_before(around: EpisodeContext) -> bool:
     return around.loss is not None and _fell(around.before(around.loss, len(around.loss.values)))
 
 
@@ -390,7 +390,7 @@ CAUSES = (
 )
 CHECKS = (
     Check(
-        learning_rate_look,
+        learning_rate_check,
         {
             Symptom.NON_FINITE: 20,
             Symptom.RISING: 10,
@@ -400,6 +400,6 @@ CHECKS = (
         },
         frozenset({"learning_rate_jump", "learning_rate_too_high", "no_warm_up"}),
     ),
-    Check(rate_too_low_look, {Symptom.STUCK: 30, Symptom.VANISHING: 30}, frozenset({"learning_rate_too_low"})),
-    Check(rate_too_high_look, {Symptom.STUCK: 40}, frozenset({"learning_rate_too_high", "no_warm_up"})),
+    Check(rate_too_low_check, {Symptom.STUCK: 30, Symptom.VANISHING: 30}, frozenset({"learning_rate_too_low"})),
+    Check(rate_too_high_check, {Symptom.STUCK: 40}, frozenset({"learning_rate_too_high", "no_warm_up"})),
 )

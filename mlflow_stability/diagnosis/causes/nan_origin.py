@@ -16,8 +16,8 @@ from math import isfinite
 
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import Surroundings, shown
-from mlflow_stability.diagnosis.causes.one_batch import sudden_look, unsound_before, value_at
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
+from mlflow_stability.diagnosis.causes.one_batch import sudden_check, unsound_before, value_at
 from mlflow_stability.vocabulary.result.event import Event
 from mlflow_stability.vocabulary.text.phrases import capitalised
 
@@ -31,12 +31,12 @@ MODEST = 10.0
 SOURCES = ("input", "weight", "buffer", "optimizer", "forward", "backward", "loss", "elsewhere")
 
 
-def origin_near(around: Surroundings) -> Event | None:
+def origin_near(around: EpisodeContext) -> Event | None:
     """The event that says where the first number that is not finite was born; None: it was not looked for."""
     return next((each for each in around.said(KIND) if near(around, each)), None)
 
 
-def near(around: Surroundings, event: Event) -> bool:
+def near(around: EpisodeContext, event: Event) -> bool:
     """Whether an event belongs to the beginning of the episode."""
     return around.episode.start <= event.step <= around.episode.start + NEAR
 
@@ -79,7 +79,7 @@ NAMES = {
 """What it is where that with which the operation was done was broken already."""
 
 
-def origin_look(around: Surroundings) -> CheckResult:
+def origin_check(around: EpisodeContext) -> CheckResult:
     """Where the first number that is not finite was born."""
     origin = origin_near(around)
     if origin is None:
@@ -91,7 +91,7 @@ def origin_look(around: Surroundings) -> CheckResult:
     return CheckResult(replace(look.cause, remedies=origin.remedies))
 
 
-def _of_its_source(around: Surroundings, origin: Event) -> CheckResult:
+def _of_its_source(around: EpisodeContext, origin: Event) -> CheckResult:
     source = source_of(origin)
     sound = not unsound_before(around)
     evidence = _inputs(origin)
@@ -110,14 +110,14 @@ def _of_its_source(around: Surroundings, origin: Event) -> CheckResult:
     return _of_the_forward_pass(around, origin, sound)
 
 
-def one_step_look(around: Surroundings) -> CheckResult:
+def one_step_check(around: EpisodeContext) -> CheckResult:
     """Whether it was one batch out of a sound training, and if so, what in the model or the loss could not bear it."""
-    batch, origin = sudden_look(around), origin_near(around)
+    batch, origin = sudden_check(around), origin_near(around)
     if origin is None:
         return batch
     if batch.cause is None:  # where it was born is known; whether another batch would have met it is not
         return not_seen(batch.ruled_out or batch.unseen)
-    born = origin_look(around).cause
+    born = origin_check(around).cause
     if born is None or born.name in ("bad_batch", "damaged_weights", "optimizer_state"):
         return batch
     if born.name == "overflow":  # large numbers in, larger ones out: whether they were the batch's is not known
@@ -126,7 +126,7 @@ def one_step_look(around: Surroundings) -> CheckResult:
     return CheckResult(replace(born, evidence=(*born.evidence, *batch.cause.evidence)))
 
 
-def hardware_look(around: Surroundings) -> CheckResult:
+def hardware_check(around: EpisodeContext) -> CheckResult:
     """Whether the same batch gave finite numbers the second time."""
     looked = [each for each in around.said("broken_batch") if near(around, each)]
     if not looked or "finite_again" not in looked[0].evidence:
@@ -142,7 +142,7 @@ def hardware_look(around: Surroundings) -> CheckResult:
     return is_not("hardware: the same batch was non-finite again when run a second time")
 
 
-def _of_the_forward_pass(around: Surroundings, origin: Event, sound: bool) -> CheckResult:
+def _of_the_forward_pass(around: EpisodeContext, origin: Event, sound: bool) -> CheckResult:
     evidence = origin.evidence
     largest = max((abs(evidence[key]) for key in ("input.least", "input.greatest") if key in evidence), default=0.0)
     given = _modest_batch(around)
@@ -160,7 +160,7 @@ def _of_the_forward_pass(around: Surroundings, origin: Event, sound: bool) -> Ch
     return is_it(name, said_of(origin.message), _inputs(origin), since=origin.step, place=origin.place)
 
 
-def _modest_batch(around: Surroundings) -> str:
+def _modest_batch(around: EpisodeContext) -> str:
     """What came in, in words, where it is known to hold no absurd number; empty: it may."""
     if around.history.params.get("stability.batch", "").startswith(("int", "uint", "bool")):
         return "a batch of integers"
@@ -171,7 +171,7 @@ def _modest_batch(around: Surroundings) -> str:
     return ""
 
 
-def _loss_was_finite(around: Surroundings, step: int) -> bool:
+def _loss_was_finite(around: EpisodeContext, step: int) -> bool:
     loss = around.loss
     value = None if loss is None else value_at(loss, step)
     return value is not None and isfinite(value)
@@ -228,7 +228,7 @@ CAUSES = (
     ),
 )
 CHECKS = (
-    Check(origin_look, {Symptom.NON_FINITE: 90}),
-    Check(one_step_look, {Symptom.NON_FINITE: 40}, frozenset({"bad_batch"})),
-    Check(hardware_look, {Symptom.NON_FINITE: 30}, frozenset({"hardware"})),
+    Check(origin_check, {Symptom.NON_FINITE: 90}),
+    Check(one_step_check, {Symptom.NON_FINITE: 40}, frozenset({"bad_batch"})),
+    Check(hardware_check, {Symptom.NON_FINITE: 30}, frozenset({"hardware"})),
 )

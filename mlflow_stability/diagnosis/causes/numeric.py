@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.detectors.optimizer.loss_scale_collapse import LossScaleCollapse
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import Surroundings, norms_before, shown, usual_norm
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, norms_before, shown, usual_norm
 from mlflow_stability.diagnosis.causes.nan_origin import origin_near, overflowed, range_of, source_of
 from mlflow_stability.diagnosis.curves.curves import Curve
 from mlflow_stability.vocabulary.result.event import Event
@@ -22,7 +22,7 @@ IN_A_ROW = 3
 """So many steps in a row that break do so whatever their batch is."""
 
 
-def overflow_look(around: Surroundings) -> CheckResult:
+def overflow_check(around: EpisodeContext) -> CheckResult:
     """Whether something became infinite before anything became NaN."""
     origin = origin_near(around)
     if origin is not None:
@@ -59,7 +59,7 @@ def _where_it_was_born(origin: Event) -> CheckResult:
     return not_seen("overflow: inputs of the operation are unknown")
 
 
-def gradient_first_look(around: Surroundings) -> CheckResult:
+def gradient_first_check(around: EpisodeContext) -> CheckResult:
     """Whether the gradient norm was not finite while the loss still was."""
     if around.norm is None or around.loss is None:
         return not_seen("gradient norm: not logged" if around.norm is None else "loss: not logged")
@@ -79,7 +79,7 @@ def gradient_first_look(around: Surroundings) -> CheckResult:
     )
 
 
-def _first_broken(around: Surroundings) -> tuple[int | None, int | None]:
+def _first_broken(around: EpisodeContext) -> tuple[int | None, int | None]:
     """The first step whose gradient was not finite, and the last before the loss was not either; None: neither."""
     evidence = around.episode.evidence
     told, later = evidence.get("gradient_step"), evidence.get("loss_step")
@@ -106,7 +106,7 @@ def _row_of_broken(norm: Curve, first: int) -> int:
     return int(whole[0]) if len(whole) else len(values)
 
 
-def loss_scale_look(around: Surroundings) -> CheckResult:
+def loss_scale_check(around: EpisodeContext) -> CheckResult:
     """Whether the loss scale was collapsing, as it does when gradients overflow in half precision again and again."""
     if around.scale is None:
         return not_seen("loss scale: not logged")
@@ -130,7 +130,7 @@ def loss_scale_look(around: Surroundings) -> CheckResult:
     return is_not(f"loss scale: {shown(float(before[-1]))}, lowered {cuts} times in the {len(before)} points before")
 
 
-def _raised(around: Surroundings, before: NDArray[np.float64]) -> CheckResult | None:
+def _raised(around: EpisodeContext, before: NDArray[np.float64]) -> CheckResult | None:
     """Whether the scale was raised again and again until gradients that were no larger than usual overflowed."""
     if around.scale is None or len(before) < 2:
         return None
@@ -190,7 +190,7 @@ CAUSES = (
     ),
 )
 CHECKS = (
-    Check(overflow_look, {Symptom.NON_FINITE: 110}, frozenset({"fp16_scale", "overflow"})),
-    Check(gradient_first_look, {Symptom.NON_FINITE: 100}, frozenset({"gradient_non_finite"})),
-    Check(loss_scale_look, {Symptom.NON_FINITE: 10}, frozenset({"fp16_scale"})),
+    Check(overflow_check, {Symptom.NON_FINITE: 110}, frozenset({"fp16_scale", "overflow"})),
+    Check(gradient_first_check, {Symptom.NON_FINITE: 100}, frozenset({"gradient_non_finite"})),
+    Check(loss_scale_check, {Symptom.NON_FINITE: 10}, frozenset({"fp16_scale"})),
 )

@@ -11,7 +11,7 @@ import numpy as np
 
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import LOOKED_AT, Surroundings, norms_before, shown, usual_norm
+from mlflow_stability.diagnosis.causes.context import LOOKED_AT, EpisodeContext, norms_before, shown, usual_norm
 from mlflow_stability.diagnosis.curves.curves import Curve
 
 WITH_IT = 3.0
@@ -30,12 +30,12 @@ AFTERWARDS = 3
 """So many steps after one that was skipped must be as usual to clear the weights."""
 
 
-def bad_batch_look(around: Surroundings) -> CheckResult:
+def bad_batch_check(around: EpisodeContext) -> CheckResult:
     """Whether it was one batch: a spike of a step or a few that came back by itself, or a leap within one step."""
     episode, loss = around.episode, around.loss
     if loss is None:
         return not_seen("bad batch: no loss was logged")
-    sudden = sudden_look(around)
+    sudden = sudden_check(around)
     if sudden.cause is not None:
         return sudden
     if any(episode.start <= each.step <= episode.end + SHORT * loss.distance for each in around.said("rollback")):
@@ -66,7 +66,7 @@ def bad_batch_look(around: Surroundings) -> CheckResult:
     return is_it("bad_batch", said, *evidence, since=episode.start)
 
 
-def sudden_look(around: Surroundings) -> CheckResult:
+def sudden_check(around: EpisodeContext) -> CheckResult:
     """Whether it came out of a sound training within one step, and went with the batch."""
     loss, step = around.loss, around.episode.start
     if loss is None or loss.quantity == "val_loss":
@@ -86,7 +86,7 @@ def sudden_look(around: Surroundings) -> CheckResult:
     return _cleared(around, usual, span)
 
 
-def _leap(around: Surroundings, value: float, usual: float, span: float) -> CheckResult:
+def _leap(around: EpisodeContext, value: float, usual: float, span: float) -> CheckResult:
     step, norm = around.episode.start, around.norm
     evidence = [f"the step before was normal: {_of_the_step_before(around)}"]
     if norm is not None:
@@ -106,7 +106,7 @@ def _leap(around: Surroundings, value: float, usual: float, span: float) -> Chec
     )
 
 
-def _last_of_the_leap(around: Surroundings, usual: float, span: float) -> int:
+def _last_of_the_leap(around: EpisodeContext, usual: float, span: float) -> int:
     """The last of a few steps that jumped as far and were followed by usual ones; the first where it went on."""
     step, loss = around.episode.start, around.loss
     if loss is None:
@@ -118,7 +118,7 @@ def _last_of_the_leap(around: Surroundings, usual: float, span: float) -> int:
     return int(loss.steps[place + width - 1]) if width > 1 and len(back) and float(back.max()) < span else step
 
 
-def _cleared(around: Surroundings, usual: float, span: float) -> CheckResult:
+def _cleared(around: EpisodeContext, usual: float, span: float) -> CheckResult:
     """Whether the step was skipped and the weights were found sound by the batches after it."""
     step, loss = around.episode.start, around.loss
     if loss is None or not any(each.step == step for each in around.said("step_skipped")):
@@ -149,7 +149,7 @@ def _cleared(around: Surroundings, usual: float, span: float) -> CheckResult:
     )
 
 
-def unsound_before(around: Surroundings) -> str:
+def unsound_before(around: EpisodeContext) -> str:
     """What was not as usual in the step before; empty: nothing."""
     for curve, what in ((around.norm, "the gradient norm"), *((rate, "the learning rate") for rate in around.rates)):
         values = np.zeros(0) if curve is None else around.before(curve, LOOKED_AT)
@@ -162,7 +162,7 @@ def unsound_before(around: Surroundings) -> str:
     return ""
 
 
-def _of_the_step_before(around: Surroundings) -> str:
+def _of_the_step_before(around: EpisodeContext) -> str:
     """The numbers of the last step before."""
     named = [
         (around.loss, "loss"),
@@ -194,4 +194,4 @@ CAUSES = (
         helped_by_smaller_updates=False,
     ),
 )
-CHECKS = (Check(bad_batch_look, {Symptom.RISING: 20}, frozenset({"bad_batch"})),)
+CHECKS = (Check(bad_batch_check, {Symptom.RISING: 20}, frozenset({"bad_batch"})),)

@@ -20,7 +20,7 @@ import numpy as np
 
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.curves.curves import Curve
 
 ABSURD = 0.1
@@ -37,7 +37,7 @@ OF_STEPS = ("update_ratio_high", "weight_spike")
 """Findings that say no more than that steps are large are not explained by that."""
 
 
-def step_size_look(around: Surroundings) -> CheckResult | None:
+def step_size_check(around: EpisodeContext) -> CheckResult | None:
     """Whether the first updates were so large that no training stands them."""
     ratio = next((each for each in around.of("update_ratio") if not each.place), None)
     if ratio is None or around.loss is None or len(around.loss.values) < 2 or around.episode.kind in OF_STEPS:
@@ -48,7 +48,7 @@ def step_size_look(around: Surroundings) -> CheckResult | None:
     return _of_the_first(around, ratio, around.loss) if early and not around.episode.recovered else None
 
 
-def too_high(around: Surroundings, update: float, step: int, *more: str) -> CheckResult:
+def too_high(around: EpisodeContext, update: float, step: int, *more: str) -> CheckResult:
     """The learning rate is too high, as this update shows; ``more``: what else is to be said of it."""
     rate = rate_at(around, step)
     of = "" if rate is None else f" of {shown(rate)}"
@@ -76,7 +76,7 @@ def share_of_weights(update: float) -> str:
     return f"{update:.2g} times their norm" if update >= 1 else f"{update:.0%} of their norm".replace("%", " %")
 
 
-def rate_at(around: Surroundings, step: int) -> float | None:
+def rate_at(around: EpisodeContext, step: int) -> float | None:
     """The highest learning rate of all groups at a step; None: not logged."""
     known = []
     for rate in around.rates:
@@ -85,7 +85,7 @@ def rate_at(around: Surroundings, step: int) -> float | None:
     return max(known, default=0.0) or None
 
 
-def _of_the_first(around: Surroundings, ratio: Curve, loss: Curve) -> CheckResult | None:
+def _of_the_first(around: EpisodeContext, ratio: Curve, loss: Curve) -> CheckResult | None:
     losses, steps = loss.values[loss.finite], loss.steps[loss.finite]
     if len(losses) < 2 or losses[0] <= 0:
         return None
@@ -113,7 +113,7 @@ ROSE = 1.05
 """The loss is that much higher after the first update, or the second, than before it."""
 
 
-def first_steps_look(around: Surroundings) -> CheckResult:
+def first_steps_check(around: EpisodeContext) -> CheckResult:
     """Whether weights just drawn were hurt by the first updates."""
     if not around.span.begins_training:
         return not_seen("first steps: the training was rolled back since")
@@ -147,4 +147,4 @@ def first_steps_look(around: Surroundings) -> CheckResult:
     )
 
 
-CHECKS = (Check(first_steps_look, {Symptom.STUCK: 10, Symptom.VANISHING: 10}),)
+CHECKS = (Check(first_steps_check, {Symptom.STUCK: 10, Symptom.VANISHING: 10}),)

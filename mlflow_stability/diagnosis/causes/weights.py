@@ -6,7 +6,7 @@ import numpy as np
 
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
-from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
 from mlflow_stability.vocabulary.measured.signal import of_the_whole
 from mlflow_stability.vocabulary.result.event import Event
@@ -28,7 +28,7 @@ IN_A_ROW = 3
 """So many batches in a row that all break are not bad batches."""
 
 
-def decay_look(around: Surroundings) -> CheckResult:
+def decay_check(around: EpisodeContext) -> CheckResult:
     """Whether the weights shrank away under a weight decay."""
     norms = next((each for each in around.of("param_norm") if not each.place), None)
     if norms is None or len(norms.steps) < 2:
@@ -57,7 +57,7 @@ def decay_look(around: Surroundings) -> CheckResult:
     return is_not(f"weight decay: weight norm {shown(then)} before, {shown(now)} after")
 
 
-def setting_look(around: Surroundings) -> CheckResult:
+def setting_check(around: EpisodeContext) -> CheckResult:
     """Whether a setting of the training was changed just before."""
     changes = _changes(around)
     if around.history.events is None:
@@ -75,7 +75,7 @@ def setting_look(around: Surroundings) -> CheckResult:
     )
 
 
-def damage_look(around: Surroundings) -> CheckResult:
+def damage_check(around: EpisodeContext) -> CheckResult:
     """Whether every batch breaks on weights that had worked until the step before."""
     loss, start = around.loss, around.episode.start
     if loss is None or not around.every_step:
@@ -105,7 +105,7 @@ def damage_look(around: Surroundings) -> CheckResult:
     )
 
 
-def overwritten_look(around: Surroundings) -> CheckResult:
+def overwritten_check(around: EpisodeContext) -> CheckResult:
     """Whether the weights jumped by more than the optimizer can change them."""
     start = around.episode.start
     jumps, seen = [], ""
@@ -144,7 +144,7 @@ def overwritten_look(around: Surroundings) -> CheckResult:
     )
 
 
-def _reachable(around: Surroundings, first: int, last: int) -> float | None:
+def _reachable(around: EpisodeContext, first: int, last: int) -> float | None:
     """How far the optimizer can have changed the norm of the weights between two steps; None where nobody knows.
 
     A recording measures a norm before the update of its step. Elsewhere it may be after it: then both ends count.
@@ -172,7 +172,7 @@ def _reachable(around: Surroundings, first: int, last: int) -> float | None:
     return float(rate * there.sum() / kept) if len(there) == last - first + 1 and np.isfinite(there).all() else None
 
 
-def _changes(around: Surroundings) -> list[Event]:
+def _changes(around: EpisodeContext) -> list[Event]:
     """The settings that were changed just before, as far as they were looked at."""
     start = around.episode.start
     return [
@@ -223,10 +223,12 @@ CAUSES = (
 )
 CHECKS = (
     Check(
-        decay_look, {Symptom.NON_FINITE: 50, Symptom.RISING: 30, Symptom.LARGE_UPDATES: 20}, frozenset({"weight_decay"})
+        decay_check,
+        {Symptom.NON_FINITE: 50, Symptom.RISING: 30, Symptom.LARGE_UPDATES: 20},
+        frozenset({"weight_decay"}),
     ),
     Check(
-        setting_look,
+        setting_check,
         {
             Symptom.NON_FINITE: 120,
             Symptom.RISING: 70,
@@ -237,9 +239,9 @@ CHECKS = (
         frozenset({"configuration_changed"}),
     ),
     Check(
-        overwritten_look,
+        overwritten_check,
         {Symptom.NON_FINITE: 60, Symptom.RISING: 10, Symptom.LARGE_UPDATES: 10},
         frozenset({"damaged_weights"}),
     ),
-    Check(damage_look, {Symptom.NON_FINITE: 70}, frozenset({"damaged_weights"})),
+    Check(damage_check, {Symptom.NON_FINITE: 70}, frozenset({"damaged_weights"})),
 )

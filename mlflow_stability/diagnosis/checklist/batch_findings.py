@@ -5,7 +5,7 @@ In: the surroundings of an episode. Out: for the questions of a checklist, sente
 
 from __future__ import annotations
 
-from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.nan_origin import near, origin_near, overflowed, range_of, said_of, source_of
 from mlflow_stability.vocabulary.result.event import Event
 from mlflow_stability.vocabulary.text.phrases import counted
@@ -14,13 +14,13 @@ MOST = 4
 """So many tensors of a batch are told of."""
 
 
-def birth_said(around: Surroundings) -> str:
+def birth_said(around: EpisodeContext) -> str:
     """Where the first number that is not finite was born; empty where it was not looked for."""
     origin = origin_near(around)
     return "" if origin is None else said_of(origin.message)
 
 
-def overflow_said(around: Surroundings) -> tuple[str, bool] | None:
+def overflow_said(around: EpisodeContext) -> tuple[str, bool] | None:
     """Whether numbers overflowed where the first bad one was born; None where that was not looked for."""
     origin = origin_near(around)
     if origin is not None and source_of(origin) == "input":
@@ -34,7 +34,7 @@ def overflow_said(around: Surroundings) -> tuple[str, bool] | None:
     return f"No: the operation is undefined for its inputs.{given}", False
 
 
-def inputs_said(around: Surroundings) -> tuple[str, bool] | None:
+def inputs_said(around: EpisodeContext) -> tuple[str, bool] | None:
     """What the batch held, and whether all of it was finite; None where nobody looked."""
     batch = next((each for each in around.said("broken_batch") if near(around, each)), None)
     if batch is None:

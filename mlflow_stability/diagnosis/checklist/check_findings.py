@@ -8,10 +8,10 @@ from __future__ import annotations
 import numpy as np
 
 from mlflow_stability.diagnosis.causes.check import CheckResult
-from mlflow_stability.diagnosis.causes.context import Surroundings, shown
-from mlflow_stability.diagnosis.causes.gradient import explosion_look, vanishing_look
-from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_look, rate_too_low_look
-from mlflow_stability.diagnosis.causes.numeric import loss_scale_look, overflow_look
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
+from mlflow_stability.diagnosis.causes.gradient import explosion_check, vanishing_check
+from mlflow_stability.diagnosis.causes.learning_rate import learning_rate_check, rate_too_low_check
+from mlflow_stability.diagnosis.causes.numeric import loss_scale_check, overflow_check
 from mlflow_stability.diagnosis.checklist.batch_findings import birth_said, inputs_said, overflow_said
 from mlflow_stability.diagnosis.checklist.question import Answer, Case, State
 from mlflow_stability.diagnosis.curves.chance_level import chance_of
@@ -54,7 +54,7 @@ def overflow(case: Case) -> Answer:
     born = overflow_said(case.around)
     if born is not None:
         return Answer(born[0], "bad" if born[1] else "ok")
-    return _answer(overflow_look(case.around))
+    return _answer(overflow_check(case.around))
 
 
 def data(case: Case) -> Answer:
@@ -90,10 +90,10 @@ def gradients(case: Case) -> Answer:
     trouble = [each for each in seen if each.severity >= Severity.WARNING]
     if trouble:
         return Answer(trouble[0].message, "bad")
-    look = vanishing_look(case.around)
+    look = vanishing_check(case.around)
     # The gradients of a training that has learned are small: that is no trouble of its own.
     lost = look.cause is not None and not _learned(case)
-    return _answer(look if lost else explosion_look(case.around))
+    return _answer(look if lost else explosion_check(case.around))
 
 
 def _learned(case: Case) -> bool:
@@ -114,8 +114,8 @@ def learning_rate(case: Case) -> Answer:
             return Answer("No data: the learning rate was not logged.", "unknown")
         every = np.concatenate(rates)
         return Answer(f"Between {shown(float(every.min()))} and {shown(float(every.max()))}.", "ok")
-    low = rate_too_low_look(case.around)
-    return _answer(low if low.cause is not None else learning_rate_look(case.around))
+    low = rate_too_low_check(case.around)
+    return _answer(low if low.cause is not None else learning_rate_check(case.around))
 
 
 def numerics(case: Case) -> Answer:
@@ -123,7 +123,7 @@ def numerics(case: Case) -> Answer:
     bad = _of(case.diagnosis, *NON_FINITE)
     if bad:
         return Answer(bad[0].message, "bad")
-    look = loss_scale_look(case.around)
+    look = loss_scale_check(case.around)
     if look.cause is not None:
         return _answer(look)
     finding, state = _finite(case.around)
@@ -174,7 +174,7 @@ def _at(episode: Episode) -> str:
     return f" of {episode.place}" if episode.place else ""
 
 
-def _finite(around: Surroundings) -> tuple[str, State]:
+def _finite(around: EpisodeContext) -> tuple[str, State]:
     loss = around.whole_loss
     if loss is None:
         return "No data: no loss was logged.", "unknown"

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mlflow_stability.diagnosis.causes.context import Surroundings, shown
+from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.learning_rate import jumps_in
 from mlflow_stability.diagnosis.checklist.question import Case, State
 from mlflow_stability.diagnosis.findings.attempt_span import FOR_EVER
@@ -101,7 +101,7 @@ def decided(branches: Sequence[Branch], case: Case, states: Mapping[str, State])
     return () if chosen is None else (Decision(chosen.when, chosen.do.format(**words)),)
 
 
-def _checkpoint(around: Surroundings) -> str:
+def _checkpoint(around: EpisodeContext) -> str:
     """The state to return to: before the trouble, and before its cause was first seen."""
     episode = around.episode
     since = episode.cause.since if episode.cause is not None and episode.cause.since is not None else episode.start
@@ -121,7 +121,7 @@ def _best(case: Case) -> str:
     return "the checkpoint with the best validation loss" if step is None else f"the checkpoint of step {int(step)}"
 
 
-def _lower(around: Surroundings) -> str:
+def _lower(around: EpisodeContext) -> str:
     cause = around.episode.cause
     found = (_FROM_TO.search(each) for each in (cause.remedies if cause is not None else ()))
     known = next((each for each in found if each is not None), None)
@@ -134,7 +134,7 @@ def _lower(around: Surroundings) -> str:
     return _by(around, 1 / EASED)
 
 
-def _by(around: Surroundings, factor: float) -> str:
+def _by(around: EpisodeContext, factor: float) -> str:
     """From the rate at the trouble to that times the factor."""
     rates = [around.at(each) for each in around.rates]
     now = max((float(each[np.isfinite(each)].max()) for each in rates if np.isfinite(each).any()), default=0.0)

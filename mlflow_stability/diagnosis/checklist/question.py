@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
-from mlflow_stability.diagnosis.causes.context import Surroundings
+from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
 
 State = Literal["ok", "bad", "unknown"]
@@ -24,7 +24,7 @@ class Answer:
 class Case:
     """What the questions are about."""
 
-    around: Surroundings
+    around: EpisodeContext
     diagnosis: Diagnosis
 
 

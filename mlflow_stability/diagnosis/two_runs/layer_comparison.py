@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from mlflow_stability.diagnosis.two_runs.layer_timeline import BY_LAYER, SMALLEST, LayerCourse, Ruler
+from mlflow_stability.diagnosis.two_runs.layer_timeline import BY_LAYER, SMALLEST, LayerCourse, StepColumns
 from mlflow_stability.vocabulary.measured.layers_beside import BrokenAt, Cells, Farthest, LayersBeside, own_columns
 from mlflow_stability.vocabulary.run.run_card import RunCard
 
@@ -26,7 +26,7 @@ IN_WORDS = {
 }
 
 
-def rulers_of(first: RunCard, second: RunCard) -> tuple[Ruler, Ruler] | None:
+def step_columns_of(first: RunCard, second: RunCard) -> tuple[StepColumns, StepColumns] | None:
     """For each run its columns; None where one of them has no steps."""
     onset = first.onset if first.onset is not None else second.onset
     other = second.onset if second.onset is not None else onset
@@ -40,13 +40,13 @@ def rulers_of(first: RunCard, second: RunCard) -> tuple[Ruler, Ruler] | None:
     low, high = min(begins), max(ends)
     width = max(1, -(-(high - low + 1) // COLUMNS))
     begin, end = low // width, high // width
-    return Ruler(zeros[0], width, begin, end - begin + 1), Ruler(zeros[1], width, begin, end - begin + 1)
+    return StepColumns(zeros[0], width, begin, end - begin + 1), StepColumns(zeros[1], width, begin, end - begin + 1)
 
 
 def layers_beside(
     first: Mapping[str, LayerCourse],
     second: Mapping[str, LayerCourse],
-    rulers: tuple[Ruler, Ruler],
+    rulers: tuple[StepColumns, StepColumns],
     cards: tuple[RunCard, RunCard],
 ) -> tuple[LayersBeside, ...]:
     """What both have by layer; `rulers` are those of these cards."""
@@ -75,7 +75,7 @@ def lacking(first: Mapping[str, LayerCourse], second: Mapping[str, LayerCourse],
 
 
 def _beside(
-    one: LayerCourse, other: LayerCourse, rulers: tuple[Ruler, Ruler], cards: tuple[RunCard, RunCard]
+    one: LayerCourse, other: LayerCourse, rulers: tuple[StepColumns, StepColumns], cards: tuple[RunCard, RunCard]
 ) -> LayersBeside:
     layers = _merged(one.layers, other.layers)
     smallest = one.quantity in SMALLEST
@@ -108,7 +108,7 @@ def _beside(
     )
 
 
-def _span(card: RunCard, ruler: Ruler) -> tuple[int, int]:
+def _span(card: RunCard, ruler: StepColumns) -> tuple[int, int]:
     """The first and the last step, counted from zero."""
     assert card.first_step is not None
     assert card.last_step is not None

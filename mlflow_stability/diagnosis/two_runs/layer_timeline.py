@@ -27,7 +27,7 @@ MOST_LAYERS = 2048
 
 
 @dataclass(frozen=True, slots=True)
-class Ruler:
+class StepColumns:
     """Which column a step falls into."""
 
     zero: int
@@ -56,7 +56,7 @@ class LayerCourse:
 
 
 def layer_courses(
-    history: RunHistory, ruler: Ruler, is_layer: Callable[[str], bool] = bool
+    history: RunHistory, ruler: StepColumns, is_layer: Callable[[str], bool] = bool
 ) -> Mapping[str, LayerCourse]:
     """For each quantity that the run has by layer its course; `is_layer` says of a place whether it is one."""
     found = {}
@@ -74,7 +74,7 @@ def layer_courses(
     return found
 
 
-def _course(quantity: str, metrics: list[Metric], ruler: Ruler) -> LayerCourse:
+def _course(quantity: str, metrics: list[Metric], ruler: StepColumns) -> LayerCourse:
     rows: dict[str, int] = {}
     kept = []
     for metric in metrics:
@@ -88,7 +88,7 @@ def _course(quantity: str, metrics: list[Metric], ruler: Ruler) -> LayerCourse:
     return LayerCourse(quantity, tuple(rows), cells, len(metrics) - len(kept))
 
 
-def _fold(row: NDArray[np.float32], metric: Metric, ruler: Ruler, *, smallest: bool) -> None:
+def _fold(row: NDArray[np.float32], metric: Metric, ruler: StepColumns, *, smallest: bool) -> None:
     places = ruler.places(metric.series.steps)
     values = decoded(metric.series.values)[places >= 0]
     places = places[places >= 0]

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.importers.assemble.gathered import Column
+from mlflow_stability.importers.assemble.log_content import Column
 from mlflow_stability.vocabulary.run.attempts import attempts_of
 
 _Floats = NDArray[np.float64]

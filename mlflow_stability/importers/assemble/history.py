@@ -1,4 +1,4 @@
-"""Makes a `RunHistory` of what was gathered from a log.
+"""Makes a `RunHistory` of what was read from a log.
 
 In: columns, and where they come from. Out: one run, or an error where there is no curve in it. Guarantees: a metric
 with a single value never takes the place of a curve.
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.assemble.clock import Clock, clock_of
-from mlflow_stability.importers.assemble.gathered import Column, Gathered, Heard
+from mlflow_stability.importers.assemble.log_content import Column, LogContent, LogWords
 from mlflow_stability.importers.decode import shown_path
 from mlflow_stability.vocabulary.measured.observation import Series
 from mlflow_stability.vocabulary.result.event import Event
@@ -25,10 +25,10 @@ from mlflow_stability.vocabulary.text.phrases import counted, sentence
 
 
 def history_of(
-    gathered: Gathered, path: Path, log_format: str, *, name: str = "", lone_values: bool = False
+    content: LogContent, path: Path, log_format: str, *, name: str = "", lone_values: bool = False
 ) -> RunHistory:
     """The run that a log tells of; `lone_values`: also one that has no curve, only single values."""
-    columns = {each: column for each, column in gathered.columns.items() if len(column)}
+    columns = {each: column for each, column in content.columns.items() if len(column)}
     curves = [each for each, column in columns.items() if len(column) > 1]
     if not curves and not (lone_values and columns):
         raise UnreadableLogError(
@@ -37,25 +37,25 @@ def history_of(
         )
     meanings = _meanings(columns, curves)
     main = _main(columns, meanings) if columns else None
-    clock = None if main is None else clock_of(columns, main, gathered.totals())
-    metrics = tuple(_metric(each, meanings[each], column, clock, gathered) for each, column in columns.items() if clock)
+    clock = None if main is None else clock_of(columns, main, content.totals())
+    metrics = tuple(_metric(each, meanings[each], column, clock, content) for each, column in columns.items() if clock)
     points = sum(len(each.series) for each in metrics)
     return RunHistory(
         source=str(path),
         name=name or path.name,
         format=log_format,
         basis=f"{counted(points, 'value')} of {counted(len(metrics), 'metric')}"
-        + (", thinned" if gathered.thinned else ""),
+        + (", thinned" if content.thinned else ""),
         metrics=metrics,
-        outcome=gathered.outcome,
-        outcome_detail=gathered.outcome_detail,
-        params=gathered.params,
-        tags=gathered.tags,
-        notes=(*gathered.notes, *_notes(gathered, clock)),
+        outcome=content.outcome,
+        outcome_detail=content.outcome_detail,
+        params=content.params,
+        tags=content.tags,
+        notes=(*content.notes, *_notes(content, clock)),
         ordinal_steps=clock is not None and main is not None and clock.numbers(main),
         step_unit="step" if clock is None else clock.unit,
-        complete=not gathered.thinned,
-        reported=tuple(_reported(each, clock) for each in gathered.reported),
+        complete=not content.thinned,
+        reported=tuple(_reported(each, clock) for each in content.reported),
     )
 
 
@@ -84,9 +84,9 @@ def _main(columns: Mapping[str, Column], meanings: Mapping[str, Meaning]) -> Col
     return useful[max(useful, key=rank)]
 
 
-def _metric(name: str, meaning: Meaning, column: Column, clock: Clock, gathered: Gathered) -> Metric:
+def _metric(name: str, meaning: Meaning, column: Column, clock: Clock, content: LogContent) -> Metric:
     steps, attempts = clock.of(column)
-    lines = gathered.lines_of(np.frombuffer(column.rows, np.int64))
+    lines = content.lines_of(np.frombuffer(column.rows, np.int64))
     values = np.frombuffer(column.values, np.float64)
     times = np.frombuffer(column.times, np.float64)
     if len(steps) > 1:
@@ -103,7 +103,7 @@ def _metric(name: str, meaning: Meaning, column: Column, clock: Clock, gathered:
     return Metric(name, meaning, Series(meaning.signal, steps, values, attempts, times), lines)
 
 
-def _reported(heard: Heard, clock: Clock | None) -> Event:
+def _reported(heard: LogWords, clock: Clock | None) -> Event:
     """What was said, at the step and in the attempt of the row before it."""
     if clock is None or not len(clock.rows):
         return heard.event
@@ -122,18 +122,18 @@ def _means(values: NDArray[np.float64], moved: NDArray[np.bool_]) -> NDArray[np.
         return np.repeat(np.add.reduceat(values, begins) / counts, counts)
 
 
-def _notes(gathered: Gathered, clock: Clock | None) -> list[str]:
+def _notes(content: LogContent, clock: Clock | None) -> list[str]:
     notes = []
     if clock is not None and clock.reason:
         notes.append(sentence(clock.reason))
     if clock is not None and len(clock.begins):
         times = "once" if len(clock.begins) == 1 else f"{len(clock.begins)} times"
         notes.append(f"The step decreases {times}: {len(clock.begins) + 1} runs or attempts, one after the other.")
-    if gathered.thinned:
+    if content.thinned:
         notes.append(
             "The log is too long for memory: of every four consecutive values of its longest metrics, only the "
             "lowest and the highest are kept."
         )
-    if gathered.names_left_out:
-        notes.append(f"Only the first {len(gathered.columns):,} metrics are read.")
+    if content.names_left_out:
+        notes.append(f"Only the first {len(content.columns):,} metrics are read.")
     return notes

@@ -17,8 +17,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
-from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.assemble.long_format import name_and_value
 from mlflow_stability.importers.assemble.step_names import is_epoch, is_time, step_rank
 from mlflow_stability.importers.decode import lines_of, text_of
@@ -36,7 +36,7 @@ _ONE_SCALAR = ["Wall time", "Step", "Value"]  # what TensorBoard's download of o
 
 def read_csv(path: Path, encoding: str, separator: str, names: list[str] | None = None) -> RunHistory:
     """The run that a table tells of; ``names``: those of its columns, where its first line does not name them."""
-    gathered = Gathered()
+    content = LogContent()
     clocks: dict[tuple[str, ...], _ClockColumns] = {}
     with text_of(path, encoding) as text:
         lines = ((at, _closed(line)) for at, line in enumerate(lines_of(text), 1) if _is_row(line))
@@ -44,38 +44,36 @@ def read_csv(path: Path, encoding: str, separator: str, names: list[str] | None 
         first, every = 1, True
         while part := list(islice(lines, PART)):
             for header, body in _bodies(part, header, separator):  # noqa: B020 a new header holds from here on
-                read = _add(gathered, header, [line for _, line in body], separator, first, clocks)
+                read = _add(content, header, [line for _, line in body], separator, first, clocks)
                 every = every and read == len(body)
                 if every:
                     rows = np.arange(first, first + read, dtype=np.int64)
-                    gathered.at_lines(rows, np.array([at for at, _ in body], np.int64))
+                    content.at_lines(rows, np.array([at for at, _ in body], np.int64))
                 first += read
     if not every:
-        gathered.forget_lines()
-    if header == _ONE_SCALAR and "Value" in gathered.columns:
-        gathered.columns = {path.stem.rpartition("tag-")[2]: gathered.columns["Value"]}
+        content.forget_lines()
+    if header == _ONE_SCALAR and "Value" in content.columns:
+        content.columns = {path.stem.rpartition("tag-")[2]: content.columns["Value"]}
     if names is not None:
-        _name_the_loss(gathered)
-    return history_of(gathered, path, _format(header))
+        _name_the_loss(content)
+    return history_of(content, path, _format(header))
 
 
-def _name_the_loss(gathered: Gathered) -> None:
+def _name_the_loss(content: LogContent) -> None:
     """Take the only column beside the step of a table without names for the loss, unless it is a score that rises."""
     said = "The table has no header: its first column counts steps, and"
-    if len(gathered.columns) == 1:
-        ((name, column),) = gathered.columns.items()
+    if len(content.columns) == 1:
+        ((name, column),) = content.columns.items()
         values = np.array(column.values)
         quarter = max(1, len(values) // 4)
         score = bool(((values >= 0) & (values <= 1)).all()) and np.median(values[-quarter:]) > np.median(
             values[:quarter]
         )
         if not score:
-            gathered.columns = {"loss": column}
-            gathered.notes.append(
-                f"{said} {name} is taken for the loss. A first line such as `step,accuracy` names it."
-            )
+            content.columns = {"loss": column}
+            content.notes.append(f"{said} {name} is taken for the loss. A first line such as `step,accuracy` names it.")
             return
-    gathered.notes.append(f"{said} the others are numbered. Name them in a first line, or add --loss 'column 2'.")
+    content.notes.append(f"{said} the others are numbered. Name them in a first line, or add --loss 'column 2'.")
 
 
 def _is_row(line: str) -> bool:
@@ -105,7 +103,7 @@ def _bodies(
 
 
 def _add(
-    gathered: Gathered,
+    content: LogContent,
     header: list[str],
     body: list[str],
     separator: str,
@@ -128,11 +126,11 @@ def _add(
         values, logged = numbers[one[1]]
         for metric, place in table.groupby(table[one[0]].astype(str).str.strip(), sort=False).indices.items():
             told = place[logged[place]]
-            gathered.add_column(str(metric), rows[told], values[told], steps[told], epochs[told], times[told])
+            content.add_column(str(metric), rows[told], values[told], steps[told], epochs[told], times[told])
         return len(table)
     for name, (values, logged) in numbers.items():
         if name not in (step, time) and logged.any():
-            gathered.add_column(name, rows[logged], values[logged], steps[logged], epochs[logged], times[logged])
+            content.add_column(name, rows[logged], values[logged], steps[logged], epochs[logged], times[logged])
     return len(table)
 
 

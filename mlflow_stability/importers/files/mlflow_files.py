@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.tracking.tag_names import process_end
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
@@ -61,22 +61,22 @@ def is_deleted(folder: Path) -> bool:
 def read_mlflow_run(folder: Path) -> RunHistory:
     """The run in this folder."""
     meta = meta_of(folder)
-    gathered = Gathered(
+    content = LogContent(
         params=dict(_texts(folder / "params")),
         tags=dict(_texts(folder / "tags")),
         outcome=_OUTCOMES.get(meta.get("status", ""), ""),  # one that is RUNNING for ever was left by its process
     )
     if not _names_a_run(meta):
         why = "cannot be understood" if (folder / "meta.yaml").exists() else "is missing"
-        gathered.notes.append(f"Its meta.yaml {why}: start time and status are unknown.")
+        content.notes.append(f"Its meta.yaml {why}: start time and status are unknown.")
     elif meta.get("lifecycle_stage") == "deleted":
-        gathered.notes.append("This run was deleted by its owner; its files are still there.")
+        content.notes.append("This run was deleted by its owner; its files are still there.")
     for name, file in _files(folder / "metrics"):
         times, values, steps = _points(file)
-        gathered.add_column(name, times.astype(np.int64), values, steps, times=times / 1000)
-    name = gathered.tags.get("mlflow.runName") or meta.get("run_name") or meta.get("name") or folder.name
-    history = history_of(gathered, folder, "mlflow_files", name=name, lone_values=True)
-    ours = any(metric.startswith("stability/") for metric in gathered.columns)
+        content.add_column(name, times.astype(np.int64), values, steps, times=times / 1000)
+    name = content.tags.get("mlflow.runName") or meta.get("run_name") or meta.get("name") or folder.name
+    history = history_of(content, folder, "mlflow_files", name=name, lone_values=True)
+    ours = any(metric.startswith("stability/") for metric in content.columns)
     return _thinned(history) if ours else history
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.decode import plain, shown_path
-from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
+from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 _LINES_LOOKED_AT = 30
@@ -112,4 +112,4 @@ def is_number(cell: str) -> bool:
     return True
 
 
-FORMAT = LogFormat("CSV", ToldBy.FIRST_LINES, read_table, frozenset({".csv", ".tsv"}))
+FORMAT = LogFormat("CSV", RecognisedBy.FIRST_LINES, read_table, frozenset({".csv", ".tsv"}))

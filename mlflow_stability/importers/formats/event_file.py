@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from heapq import merge
 from pathlib import Path
 
-from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.decode import opened
 from mlflow_stability.importers.files.wire_format import fields_of, records_of, signed
-from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
+from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 _Event = tuple[int, float, dict[str, float]]
@@ -51,10 +51,10 @@ def read_split_event_files(source: Path, parts: Mapping[str, Sequence[Path]]) ->
 
 
 def _history(source: Path, events: Iterable[_Event]) -> RunHistory:
-    gathered = Gathered()
+    content = LogContent()
     for row, (step, time, values) in enumerate(events, start=1):
-        gathered.add_row(row, values, float(step), time=time)
-    return history_of(gathered, source, "tensorboard")
+        content.add_row(row, values, float(step), time=time)
+    return history_of(content, source, "tensorboard")
 
 
 def _events(files: Sequence[Path], prefix: str = "") -> Iterator[_Event]:
@@ -127,4 +127,4 @@ def _whole(content: int, kind: int) -> float | None:
     return float(signed(content))
 
 
-FORMAT = LogFormat("TensorBoard event files", ToldBy.MARK, read_event_file)
+FORMAT = LogFormat("TensorBoard event files", RecognisedBy.MARK, read_event_file)

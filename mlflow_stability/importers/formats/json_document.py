@@ -15,12 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
-from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.assemble.step_names import is_epoch, step_name
 from mlflow_stability.importers.decode import shown_path, text_of
 from mlflow_stability.importers.files.json_rows import closed, json_line, log_row, number_in, parsed, row_lines
-from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
+from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 LARGEST = 500_000_000
@@ -87,34 +87,34 @@ def _value(text: str) -> object:
 
 def read_document(path: Path, found: Document, log_format: str = "json") -> RunHistory:
     """The run that a document tells of."""
-    gathered, document = Gathered(), found.value
+    content, document = LogContent(), found.value
     if found.cut:
-        gathered.notes.append("The file is truncated: the complete part was read.")
+        content.notes.append("The file is truncated: the complete part was read.")
     if isinstance(document, dict) and isinstance(document.get("log_history"), list):
         rows = [row for row in document["log_history"] if isinstance(row, dict)]
-        _read_rows(gathered, rows, found.text, _SUMMARY)
-        gathered.params.update(_facts(document))
-        return history_of(gathered, path, "trainer_state")
+        _read_rows(content, rows, found.text, _SUMMARY)
+        content.params.update(_facts(document))
+        return history_of(content, path, "trainer_state")
     longest = _rows_in(document)
     if longest is not None:
-        _read_rows(gathered, longest, found.text)
+        _read_rows(content, longest, found.text)
     elif isinstance(document, dict):
-        _read_lists(gathered, document)
-    return history_of(gathered, path, log_format)
+        _read_lists(content, document)
+    return history_of(content, path, log_format)
 
 
 def rows_history(rows: Sequence[Mapping[str, object]], path: Path, log_format: str) -> RunHistory | None:
     """The run that rows of names and values tell of; None where no metric has two values."""
-    gathered = Gathered()
-    _read_rows(gathered, rows)
+    content = LogContent()
+    _read_rows(content, rows)
     try:
-        return history_of(gathered, path, log_format)
+        return history_of(content, path, log_format)
     except UnreadableLogError:
         return None
 
 
 def _read_rows(
-    gathered: Gathered,
+    content: LogContent,
     rows: Sequence[Mapping[str, object]],
     text: str = "",
     summary: frozenset[str] = frozenset(),
@@ -122,12 +122,12 @@ def _read_rows(
     """Add rows, but those with a name of a summary; ``text``: the document that they stand in."""
     lines = row_lines(text, rows)
     if lines:
-        gathered.at_lines(np.arange(len(rows), dtype=np.int64), np.array(lines, np.int64))
+        content.at_lines(np.arange(len(rows), dtype=np.int64), np.array(lines, np.int64))
     for number, row in enumerate(rows):
         if summary & set(row):
             continue
         read = log_row(row)
-        gathered.add_row(number, read.values, read.step, read.epoch, read.time)
+        content.add_row(number, read.values, read.step, read.epoch, read.time)
 
 
 def _rows_in(document: object, depth: int = 0) -> Sequence[Mapping[str, object]] | None:
@@ -141,7 +141,7 @@ def _rows_in(document: object, depth: int = 0) -> Sequence[Mapping[str, object]]
     return max((rows for rows in found if rows), key=len, default=None)
 
 
-def _read_lists(gathered: Gathered, document: Mapping[str, object]) -> None:
+def _read_lists(content: LogContent, document: Mapping[str, object]) -> None:
     """Lists of numbers by name, as Keras's `History.history` has them; or pairs of step and value."""
     lists = dict(_lists(document))
     lengths = {len(values) for values in lists.values()}
@@ -159,7 +159,7 @@ def _read_lists(gathered: Gathered, document: Mapping[str, object]) -> None:
         elif step is not None and len(lists[step]) == len(values):
             steps = _numbers(lists[step])
         epochs = _numbers(lists[epoch]) if epoch and len(lists[epoch]) == len(values) else np.full(len(values), np.nan)
-        gathered.add_column(name, rows[logged], numbers[logged], steps[logged], epochs[logged])
+        content.add_column(name, rows[logged], numbers[logged], steps[logged], epochs[logged])
 
 
 def _numbers(values: Iterable[object]) -> NDArray[np.float64]:
@@ -192,4 +192,4 @@ def _facts(document: Mapping[str, object]) -> Iterator[tuple[str, str]]:
             yield name, str(document[name])
 
 
-FORMAT = LogFormat("JSON", ToldBy.DOCUMENT, read_json, frozenset({".json"}))
+FORMAT = LogFormat("JSON", RecognisedBy.DOCUMENT, read_json, frozenset({".json"}))

@@ -18,7 +18,7 @@ from mlflow_stability.importers.files.html_table import tables_in
 from mlflow_stability.importers.files.json_rows import parsed
 from mlflow_stability.importers.formats.json_document import Document, document_in, read_document, rows_history
 from mlflow_stability.importers.formats.text_log import TextLog
-from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
+from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
 from mlflow_stability.importers.text.overwritten import all_states, last_states
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import meanings_of
@@ -145,9 +145,9 @@ def _of_text(lines: Iterator[str], path: Path) -> RunHistory | None:
     log = TextLog(of_a_file=False)
     for line in lines:
         log.take(plain(line[:LONGEST_LINE]))
-    gathered, _ = log.finish()
+    content, _ = log.finish()
     try:
-        return history_of(gathered, path, _FORMAT)
+        return history_of(content, path, _FORMAT)
     except UnreadableLogError:
         return None
 
@@ -169,4 +169,4 @@ def _of_value(value: object, path: Path) -> RunHistory | None:
         return None
 
 
-FORMAT = LogFormat("notebooks", ToldBy.CONTENT, read_notebook, frozenset({".ipynb"}))
+FORMAT = LogFormat("notebooks", RecognisedBy.CONTENT, read_notebook, frozenset({".ipynb"}))

@@ -12,7 +12,7 @@ from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.decode import opened, shown_path, shown_text
 from mlflow_stability.importers.files.plain_pickle import NotPlainError, plain_value
 from mlflow_stability.importers.formats.json_document import Document, read_document
-from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
+from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 LARGEST = 128 * 1024 * 1024
@@ -40,4 +40,4 @@ def read_pickled_history(opening: Opening) -> list[RunHistory] | None:
     return [read_document(opening.path, Document(found), "pickle")]
 
 
-FORMAT = LogFormat("pickled histories", ToldBy.MARK, read_pickled_history, frozenset({".pkl", ".pickle", ".p"}))
+FORMAT = LogFormat("pickled histories", RecognisedBy.MARK, read_pickled_history, frozenset({".pkl", ".pickle", ".p"}))

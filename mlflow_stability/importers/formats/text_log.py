@@ -15,8 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from mlflow_stability.importers.assemble.gathered import MOST_VALUES, Gathered
 from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.assemble.log_content import MOST_VALUES, LogContent
 from mlflow_stability.importers.decode import (
     LOOKED_AT,
     blocks_of,
@@ -26,7 +26,7 @@ from mlflow_stability.importers.decode import (
     with_points,
 )
 from mlflow_stability.importers.files.json_rows import json_line
-from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
+from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
 from mlflow_stability.importers.text.line_blocks import (
     MOST_KINDS,
     LineBlocks,
@@ -38,12 +38,12 @@ from mlflow_stability.importers.text.line_blocks import (
 )
 from mlflow_stability.importers.text.line_pattern import KnownLine, LinePatterns
 from mlflow_stability.importers.text.log_line import LogLine
+from mlflow_stability.importers.text.log_words import LogWordReader, says_skipped
 from mlflow_stability.importers.text.loose_lines import LooseLines
 from mlflow_stability.importers.text.overwritten import is_unfinished_bar
 from mlflow_stability.importers.text.pair_line import held_out_in, pair_line, said_of
 from mlflow_stability.importers.text.printed_lists import PrintedLists, has_loss_curve
 from mlflow_stability.importers.text.table_lines import ColumnTable, KeyValueTable
-from mlflow_stability.importers.text.told_in_words import Told, says_skipped
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.foreign_names import said_in
 
@@ -62,13 +62,13 @@ class TextLog:
     """Takes a log line by line; ``of_a_file``: whether these are the lines that its reader counts."""
 
     def __init__(self, *, of_a_file: bool = True) -> None:
-        self._gathered = Gathered()
+        self._gathered = LogContent()
         self._of_a_file = of_a_file
         self._loose = LooseLines()
         self._forms: Counter[str] = Counter()
         self._key_values, self._columns = KeyValueTable(), ColumnTable()
-        self._patterns, self._told = LinePatterns(), Told()
-        self._lists, self._bars = PrintedLists(), Gathered()
+        self._patterns, self._told = LinePatterns(), LogWordReader()
+        self._lists, self._bars = PrintedLists(), LogContent()
         self._step = self._epoch = _UNKNOWN
         self._row = self._number = 0
         self._in_blocks: dict[KnownLine, bool] = {}
@@ -176,7 +176,7 @@ class TextLog:
         self._patterns.learn(found[1])
         return found[0]
 
-    def finish(self) -> tuple[Gathered, str]:
+    def finish(self) -> tuple[LogContent, str]:
         """Everything that was found, and the form that most of it had."""
         last = self._key_values.complete()
         if last is not None:
@@ -255,13 +255,13 @@ def read_text_log(path: Path, encoding: str) -> RunHistory:
                 log.take(line)
             for block in blocks_of(text):
                 log.take_block(block)
-    gathered, form = log.finish()
-    return history_of(gathered, path, form)
+    content, form = log.finish()
+    return history_of(content, path, form)
 
 
 FORMAT = LogFormat(
     "text",
-    ToldBy.NOTHING,
+    RecognisedBy.NOTHING,
     read_text,
     frozenset({".log", ".txt", ".out", ".jsonl", ".ndjson", ".gz", ""}),
 )

@@ -13,15 +13,15 @@ import struct
 from collections.abc import Iterator
 from itertools import islice
 
-from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.decode import opened, plain, shown_text
 from mlflow_stability.importers.files.json_rows import number_in
 from mlflow_stability.importers.files.leveldb_log import BLOCK, Losses, records_of
 from mlflow_stability.importers.files.wire_format import fields_of, signed, zigzag
 from mlflow_stability.importers.formats.text_log import TextLog
-from mlflow_stability.importers.log_format import LogFormat, Opening, ToldBy
-from mlflow_stability.importers.text.told_in_words import Told
+from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
+from mlflow_stability.importers.text.log_words import LogWordReader
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.phrases import counted
 
@@ -46,8 +46,8 @@ class _Run:
     """What the records of one run add up to."""
 
     def __init__(self) -> None:
-        self.gathered = Gathered()
-        self.told = Told()
+        self.content = LogContent()
+        self.told = LogWordReader()
         self.name = ""
         self.exit_code: int | None = None
         self._row = 0
@@ -85,7 +85,7 @@ class _Run:
         if self._axis:
             step = values.pop(self._axis, math.nan)
         self._row += 1
-        self.gathered.add_row(self._row, values, step, time=time)
+        self.content.add_row(self._row, values, step, time=time)
         if values and math.isfinite(step):
             self.told.value_came(int(max(-(2**53), min(step, 2**53))), self._row)
 
@@ -94,8 +94,8 @@ class _Run:
             if kind == 1 and isinstance(content, bytes):
                 name, value = _item(content)
                 if not name.startswith("_wandb"):
-                    told = islice(_settings(name, value), max(0, _MOST_PARAMS - len(self.gathered.params)))
-                    self.gathered.params.update(told)
+                    told = islice(_settings(name, value), max(0, _MOST_PARAMS - len(self.content.params)))
+                    self.content.params.update(told)
 
     def _is(self, run: bytes) -> None:
         fields = {kind: content for kind, _, content in fields_of(run) if isinstance(content, bytes)}
@@ -103,7 +103,7 @@ class _Run:
         self._set(fields.get(4, b""))
         for kind, tag in ((1, "run_id"), (2, "entity"), (3, "project"), (6, "group"), (7, "job_type"), (9, "notes")):
             if fields.get(kind):
-                self.gathered.tags[f"wandb.{tag}"] = _text(fields[kind])
+                self.content.tags[f"wandb.{tag}"] = _text(fields[kind])
 
 
 def read_wandb_file(opening: Opening) -> list[RunHistory] | None:
@@ -113,16 +113,16 @@ def read_wandb_file(opening: Opening) -> list[RunHistory] | None:
     run, losses = _Run(), Losses()
     for record in _records(opening, losses):
         run.take(record)
-    gathered = run.gathered
-    run.told.give(gathered)
-    printed = not any(len(column) > 1 for column in gathered.columns.values())
+    content = run.content
+    run.told.give(content)
+    printed = not any(len(column) > 1 for column in content.columns.values())
     if printed:
-        gathered = _read_from_console(opening, gathered)
-    if run.exit_code is not None and not gathered.outcome:
-        gathered.outcome = "finished" if run.exit_code == 0 else "crashed"
-        gathered.outcome_detail = "" if run.exit_code == 0 else f"exit status {run.exit_code}"
-    gathered.notes.extend(_lost(losses))
-    return [history_of(gathered, opening.path, "wandb", name=run.name)]
+        content = _read_from_console(opening, content)
+    if run.exit_code is not None and not content.outcome:
+        content.outcome = "finished" if run.exit_code == 0 else "crashed"
+        content.outcome_detail = "" if run.exit_code == 0 else f"exit status {run.exit_code}"
+    content.notes.extend(_lost(losses))
+    return [history_of(content, opening.path, "wandb", name=run.name)]
 
 
 def _records(opening: Opening, losses: Losses) -> Iterator[bytes]:
@@ -131,7 +131,7 @@ def _records(opening: Opening, losses: Losses) -> Iterator[bytes]:
         yield from records_of(file, _IDENTITY, losses)
 
 
-def _read_from_console(opening: Opening, found: Gathered) -> Gathered:
+def _read_from_console(opening: Opening, found: LogContent) -> LogContent:
     """What the run printed, where it logged no curve."""
     log = TextLog(of_a_file=False)
     for record in _records(opening, Losses()):
@@ -260,5 +260,5 @@ def _settings(name: str, value: object, depth: int = 0) -> Iterator[tuple[str, s
 
 
 FORMAT = LogFormat(
-    "W&B's .wandb files", ToldBy.MARK, read_wandb_file, frozenset({".wandb"}), frozenset({"files", "logs", "tmp"})
+    "W&B's .wandb files", RecognisedBy.MARK, read_wandb_file, frozenset({".wandb"}), frozenset({"files", "logs", "tmp"})
 )

@@ -11,8 +11,8 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from mlflow_stability.importers.assemble import gathered
-from mlflow_stability.importers.assemble.gathered import Column, Gathered
+from mlflow_stability.importers.assemble import log_content
+from mlflow_stability.importers.assemble.log_content import Column, LogContent
 from mlflow_stability.importers.text.log_line import LogLine
 from mlflow_stability.vocabulary.text.metric_names import meanings_of
 
@@ -24,7 +24,7 @@ class LooseLines:
     """Lines without a step, by what they hold."""
 
     def __init__(self) -> None:
-        self._shapes: dict[tuple[str, ...], Gathered] = {}
+        self._shapes: dict[tuple[str, ...], LogContent] = {}
         self._values = 0
 
     def keep(self, row: int, read: LogLine, step: float, epoch: float) -> None:
@@ -33,12 +33,12 @@ class LooseLines:
         key = (own_epoch, *read.values)
         if key not in self._shapes and len(self._shapes) >= MOST_SHAPES:
             return
-        self._shapes.setdefault(key, Gathered()).add_row(row, read.values, step, epoch, read.time)
+        self._shapes.setdefault(key, LogContent()).add_row(row, read.values, step, epoch, read.time)
         self._values += len(read.values)
-        if self._values > gathered.MOST_VALUES:
+        if self._values > log_content.MOST_VALUES:
             self._make_room()
 
-    def join(self, log: Gathered) -> None:
+    def join(self, log: LogContent) -> None:
         """Put the lines that count among those that name their step."""
         has_loss = _is_loss(name for name, column in log.columns.items() if len(column) > 1)
         for shape in self._shapes.values():

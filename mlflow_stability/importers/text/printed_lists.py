@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping
 
 import numpy as np
 
-from mlflow_stability.importers.assemble.gathered import Gathered
+from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.files.json_rows import number_in, parsed
 from mlflow_stability.vocabulary.text.metric_names import meanings_of
 
@@ -28,7 +28,7 @@ class PrintedLists:
         if _size(lists) > _size(self._longest):
             self._longest = lists
 
-    def join(self, log: Gathered) -> None:
+    def join(self, log: LogContent) -> None:
         """Put the longest history into a log that has none."""
         if not self._longest or has_loss_curve(log) or not _has_loss(self._longest):
             return
@@ -47,7 +47,7 @@ def _size(lists: Mapping[str, list[object]]) -> int:
     return sum(map(len, lists.values()))
 
 
-def has_loss_curve(log: Gathered) -> bool:
+def has_loss_curve(log: LogContent) -> bool:
     """Whether a log has a loss with two values or more."""
     return _has_loss(name for name, column in log.columns.items() if len(column) > 1)
 

@@ -21,7 +21,7 @@ from torch.nn import Module
 
 from mlflow_stability.probes.activations.activation_samples import (
     ActivationSample,
-    Nature,
+    OutputKind,
     axis_of,
     nature_of,
     sample_of,
@@ -74,13 +74,13 @@ class ActivationProbe:
         self._hooks: PassHooks | None = None
         self._alive: Callable[[], bool] = _over
         """Knows the frame of the call, and by it all that was called: not to be kept beyond it."""
-        self._names: dict[int, tuple[str, Nature]] = {}
+        self._names: dict[int, tuple[str, OutputKind]] = {}
         """Modules of the pass that is open, by identity."""
         self._quota = MOST_VALUES
         self._axes: dict[torch.Size, int] = {}
         """Where the units of outputs of each shape were last known to lie."""
-        self._found: dict[str, tuple[Nature, ActivationSample]] = {}
-        self._whole: dict[str, tuple[Nature, ActivationSample]] = {}
+        self._found: dict[str, tuple[OutputKind, ActivationSample]] = {}
+        self._whole: dict[str, tuple[OutputKind, ActivationSample]] = {}
         """Those of passes that have ended as they should."""
         self._layouts: dict[tuple[object, ...], tuple[tuple[Signal, ...], tuple[int, ...]]] = {}
 
@@ -144,7 +144,7 @@ class ActivationProbe:
             self._found[name] = nature, sample_of(tensor, nature, axis, self._quota)
 
     def _block(
-        self, device: torch.device, names: Sequence[str], found: dict[str, tuple[Nature, ActivationSample]]
+        self, device: torch.device, names: Sequence[str], found: dict[str, tuple[OutputKind, ActivationSample]]
     ) -> Block:
         natures = [found[name][0] for name in names]
         samples = [found[name][1] for name in names]
@@ -164,7 +164,7 @@ def _over() -> bool:
     return False
 
 
-def _looked_at(module: Module) -> Nature | None:
+def _looked_at(module: Module) -> OutputKind | None:
     """What is known of a module's output; None where it is not looked at."""
     leaf = not module._modules
     owns = any(each is not None for each in module._parameters.values())
@@ -172,7 +172,7 @@ def _looked_at(module: Module) -> Nature | None:
 
 
 def _layout(
-    names: Sequence[str], natures: Sequence[Nature], of_units: Sequence[bool]
+    names: Sequence[str], natures: Sequence[OutputKind], of_units: Sequence[bool]
 ) -> tuple[tuple[Signal, ...], tuple[int, ...]]:
     """What is told of each module, and where it stands in the table of all numbers of all modules."""
     signals: list[Signal] = []

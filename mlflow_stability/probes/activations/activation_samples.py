@@ -1,7 +1,7 @@
 """Samples of module outputs, and what a module's class says about its output.
 
 In: a tensor during a forward pass, and its module. Out: a sample of its values, its extremes, the activity of each
-unit; a `Nature` (where units lie, whether they can die or saturate), None for modules whose output says nothing new.
+unit; an `OutputKind` (where units lie, whether they can die or saturate), None where a module's output says nothing.
 Guarantees: the same positions each time, no random numbers; a sample is a copy of at most `quota` values; extremes
 and units cover all values, of outputs beyond 16 million values evenly spaced examples; few kernels.
 """
@@ -32,7 +32,7 @@ _POOLS = (pooling._MaxPoolNd, pooling._AvgPoolNd, pooling._AdaptiveMaxPoolNd, po
 
 
 @dataclass(frozen=True, slots=True)
-class Nature:
+class OutputKind:
     """What is known of a module's output before it is seen."""
 
     axis: int | None = None
@@ -54,38 +54,38 @@ class Nature:
         return math.isfinite(self.low) or math.isfinite(self.high)
 
 
-def nature_of(module: Module) -> Nature | None:
+def nature_of(module: Module) -> OutputKind | None:
     """What its class says."""
     if isinstance(module, _NOTHING_NEW):
         return None
     own = not type(module).__module__.startswith("torch.")
     if isinstance(module, conv._ConvNd):
-        return Nature(-1 - len(module.kernel_size), own, may_rectify=own)
+        return OutputKind(-1 - len(module.kernel_size), own, may_rectify=own)
     if isinstance(module, _POOLS):
-        return Nature(-1 - int(_torch_class(module)[-2]), True, may_rectify=True)
+        return OutputKind(-1 - int(_torch_class(module)[-2]), True, may_rectify=True)
     if isinstance(module, _CHANNELS_SECOND):
-        return Nature(1, own, may_rectify=own)
+        return OutputKind(1, own, may_rectify=own)
     if isinstance(module, (*_UNITS_LAST, *_SHARES_OF_ONE)):
-        return Nature(-1, own, may_rectify=own)
-    return _of_activation(module) or Nature(
+        return OutputKind(-1, own, may_rectify=own)
+    return _of_activation(module) or OutputKind(
         None, own or type(module).__module__ == activation.__name__, may_rectify=own
     )
 
 
-def _of_activation(module: Module) -> Nature | None:
+def _of_activation(module: Module) -> OutputKind | None:
     match module:
         case nn.ReLU6():
-            return Nature(has_units=True, rectifies=True, high=6.0)
+            return OutputKind(has_units=True, rectifies=True, high=6.0)
         case nn.ReLU():
-            return Nature(has_units=True, rectifies=True)
+            return OutputKind(has_units=True, rectifies=True)
         case nn.Tanh():
-            return Nature(has_units=True, low=-NEAR_ONE, high=NEAR_ONE)
+            return OutputKind(has_units=True, low=-NEAR_ONE, high=NEAR_ONE)
         case nn.Sigmoid():
-            return Nature(has_units=True, low=NEAR_NONE, high=1 - NEAR_NONE)
+            return OutputKind(has_units=True, low=NEAR_NONE, high=1 - NEAR_NONE)
         case nn.Hardsigmoid():
-            return Nature(has_units=True, low=0.0, high=1.0)
+            return OutputKind(has_units=True, low=0.0, high=1.0)
         case nn.Hardtanh():
-            return Nature(has_units=True, low=module.min_val, high=module.max_val)
+            return OutputKind(has_units=True, low=module.min_val, high=module.max_val)
         case _:
             return None
 
@@ -114,7 +114,7 @@ class ActivationSample:
     """For each unit the sum of its absolute values; None where there are no units, or too few examples."""
 
 
-def sample_of(output: Tensor, nature: Nature, axis: int | None, quota: int) -> ActivationSample:
+def sample_of(output: Tensor, nature: OutputKind, axis: int | None, quota: int) -> ActivationSample:
     """Take it; `axis`: where the units are, from the front."""
     thinned = _thinned(output, axis)
     ends = torch.stack(torch.aminmax(thinned))
@@ -129,7 +129,7 @@ def sample_of(output: Tensor, nature: Nature, axis: int | None, quota: int) -> A
     return ActivationSample(flat[::stride].to(torch.float32, copy=True), ends.to(torch.float32), units)
 
 
-def axis_of(output: Tensor, nature: Nature, before: Mapping[torch.Size, int]) -> int | None:
+def axis_of(output: Tensor, nature: OutputKind, before: Mapping[torch.Size, int]) -> int | None:
     """Where the units of an output lie, from the front; `before`: where they lay in outputs of each shape."""
     dimensions = output.dim()
     if dimensions < 2:

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 import torch
 from torch import Tensor
 
-from mlflow_stability.probes.activations.activation_samples import ActivationSample, Nature
+from mlflow_stability.probes.activations.activation_samples import ActivationSample, OutputKind
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
@@ -102,7 +102,7 @@ MANY_ZEROS = 0.05
 """An output whose least value is 0 and that has so large a share of zeros is taken for that of a rectifier."""
 
 
-def statistics_of(samples: Sequence[ActivationSample], natures: Sequence[Nature]) -> Tensor:
+def statistics_of(samples: Sequence[ActivationSample], natures: Sequence[OutputKind]) -> Tensor:
     """A row for each sample; all of them lie on one device."""
     device = samples[0].values.device
     limits = on_device([edge for each in natures for edge in (each.low, each.high)], device, torch.float32).view(-1, 2)

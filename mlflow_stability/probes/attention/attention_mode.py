@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.hooks.thread_state import FUNCTION_STACK, OwnMode, function_modes, take_off
+from mlflow_stability.probes.hooks.thread_state import FUNCTION_STACK, OwnMode, function_modes, remove_mode
 
 
 class AttentionMode(OwnMode):
@@ -42,7 +42,7 @@ class AttentionMode(OwnMode):
         self.on = False
         self._look = self._answer = _unheard
         self._alive = _over
-        take_off(self)
+        remove_mode(self)
 
     def wanted(self) -> bool:
         """Whether the pass still goes on: Ctrl-C ends it without a word."""
@@ -53,7 +53,7 @@ class AttentionMode(OwnMode):
         stack = function_modes()
         if not self.on or not stack or stack[-1] is not self:
             return False
-        take_off(self)
+        remove_mode(self)
         return True
 
     def come_back(self) -> None:

@@ -90,14 +90,14 @@ def function_modes() -> list[Any]:
     return [torch_api.get_function_stack_at(at) for at in range(torch_api.len_torch_function_stack())]
 
 
-def take_off(mode: OwnMode) -> None:
+def remove_mode(mode: OwnMode) -> None:
     """Take a mode off the stack of this thread, whatever was put on top of it."""
     modes = function_modes()
     if any(each is mode for each in modes):
         _restack([each for each in modes if each is not mode])
 
 
-def put_right(state: ThreadState, interrupted: bool = True) -> None:
+def restore_thread_state(state: ThreadState, interrupted: bool = True) -> None:
     """Make it that again. `interrupted`: whatever we were counting or following in this thread is over."""
     try:
         _put_right(state, interrupted)

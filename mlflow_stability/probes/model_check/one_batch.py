@@ -21,7 +21,7 @@ from torch.nn import Module
 from mlflow_stability.probes.activations.activation_probe import output_tensor
 from mlflow_stability.probes.activations.activation_samples import (
     ActivationSample,
-    Nature,
+    OutputKind,
     axis_of,
     nature_of,
     sample_of,
@@ -42,7 +42,7 @@ from mlflow_stability.probes.rerun.forward_rerun import (
     unwrapped,
 )
 from mlflow_stability.probes.rerun.reachable_state import ReachableState
-from mlflow_stability.probes.rerun.written_tensors import NotRunAgain, Undoing, WrittenTensors
+from mlflow_stability.probes.rerun.written_tensors import NotRunAgain, TrackedWrites, WrittenTensors
 from mlflow_stability.probes.step.readback import Readback
 
 MOST_SECONDS, MOST_BYTES = 600.0, 16 * 2**30
@@ -106,7 +106,7 @@ def run_batch(model: Module, given: Any, function: LossFunction | None) -> Batch
                         each.training = True
                 stand_ins = _stand_ins(parameters, buffers)
                 written.stand_ins([stand_ins[name] for name in buffers], watched=False)
-                with Undoing(written):
+                with TrackedWrites(written):
                     output = functional_call(inner, stand_ins, batch.args, dict(batch.kwargs))
                     watch.running.clear()
                     loss = loss_of(output, batch, function)
@@ -150,11 +150,11 @@ class _Watch:
     def __init__(self, model: Module) -> None:
         self._names = {id(each): plain_name(name) or type(model).__name__ for name, each in Module.named_modules(model)}
         self._modules = list(Module.modules(model))
-        self._natures = {id(each): nature_of(each) or Nature() for each in self._modules}
+        self._natures = {id(each): nature_of(each) or OutputKind() for each in self._modules}
         self._axes: dict[torch.Size, int] = {}
         self.called: list[str] = []
         self.running: list[str] = []
-        self.samples: dict[str, tuple[Nature, ActivationSample]] = {}
+        self.samples: dict[str, tuple[OutputKind, ActivationSample]] = {}
 
     @contextlib.contextmanager
     def hooks(self) -> Iterator[None]:
@@ -216,7 +216,7 @@ def _without_gradients(loss: BatchLoss | None) -> str:
     return "the loss depends on no trainable parameter"
 
 
-def _statistics(samples: Mapping[str, tuple[Nature, ActivationSample]]) -> dict[str, dict[str, float]]:
+def _statistics(samples: Mapping[str, tuple[OutputKind, ActivationSample]]) -> dict[str, dict[str, float]]:
     """The statistics of all outputs, by module and quantity."""
     by_device: dict[torch.device, list[str]] = {}
     for name, (_, sample) in samples.items():

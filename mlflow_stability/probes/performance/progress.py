@@ -51,7 +51,7 @@ TRAINERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class ProgressCount:
     """How far something is."""
 
     done: float
@@ -64,7 +64,7 @@ class Source:
 
     is_trainer: bool
     """A trainer ends where it says; a schedule may be shorter than the training."""
-    ask: Callable[[], Course | None]
+    ask: Callable[[], ProgressCount | None]
 
 
 def sources_of(optimizers: Sequence[Optimizer]) -> list[Source]:
@@ -106,13 +106,13 @@ def total_of(schedule: LRScheduler) -> int | None:
     return None
 
 
-def _of_schedule(reference: weakref.ref[Any]) -> Course | None:
+def _of_schedule(reference: weakref.ref[Any]) -> ProgressCount | None:
     schedule = reference()
     total = None if schedule is None else total_of(schedule)
-    return None if schedule is None or total is None else Course(schedule.last_epoch, total)
+    return None if schedule is None or total is None else ProgressCount(schedule.last_epoch, total)
 
 
-def _of_trainer(reference: weakref.ref[Any]) -> Course | None:
+def _of_trainer(reference: weakref.ref[Any]) -> ProgressCount | None:
     """A Hugging Face trainer's state has both numbers; Lightning's trainer has the parts of its total."""
     trainer = reference()
     if trainer is None:
@@ -128,9 +128,9 @@ def _of_trainer(reference: weakref.ref[Any]) -> Course | None:
     return _course(trainer.global_step, min(totals, default=0))
 
 
-def _course(done: Any, total: Any) -> Course | None:
+def _course(done: Any, total: Any) -> ProgressCount | None:
     whole = _whole(total)
-    return None if whole is None else Course(done, whole)
+    return None if whole is None else ProgressCount(done, whole)
 
 
 def _whole(number: Any) -> int | None:
@@ -169,7 +169,7 @@ class Progress(BaseProbe):
         self._optimizers: MutableMapping[Optimizer, None] = WeakIdKeyDictionary()
         self._newest: Callable[[], Optimizer | None] = lambda: None
         """The one that came last: as a rule there is no other."""
-        self._followed: list[_Followed] = []
+        self._followed: list[_FollowedSource] = []
         self._reports = 0
         self._was_told = False
         self._is_new = False
@@ -201,7 +201,7 @@ class Progress(BaseProbe):
         if step % EVERY == 0:
             self._reports += 1
             if self._reports in SEARCHED_AT and not self._was_told:
-                self._followed = [_Followed(each) for each in sources_of(list(self._optimizers))]
+                self._followed = [_FollowedSource(each) for each in sources_of(list(self._optimizers))]
                 self._is_new = bool(self._followed)
         told, self._told = self._told, None
         if told is None:
@@ -223,12 +223,12 @@ class Progress(BaseProbe):
         self._told = answers[0].progress, answers[0].seconds
 
 
-class _Followed:
+class _FollowedSource:
     """A source, and what it said before."""
 
     def __init__(self, source: Source) -> None:
         self._source = source
-        self._last: tuple[int, Course] | None = None
+        self._last: tuple[int, ProgressCount] | None = None
         """At which step it was asked before, and what it said."""
         self._first: tuple[float, float] | None = None
         """How far it was, and when, as it began to count along; None: it does not."""
@@ -247,7 +247,7 @@ class _Followed:
         ahead = math.ceil((course.total - done) / self._pace)
         return _Answer(self._source.is_trainer, done / course.total, seconds, step + ahead)
 
-    def _counts_along(self, step: int, now: float, course: Course) -> bool:
+    def _counts_along(self, step: int, now: float, course: ProgressCount) -> bool:
         """Whether it does; its pace is taken anew where enough steps lie between, for some count every other step."""
         last, when = self._last, self._when
         if last is None or course.total != last[1].total or not last[1].done <= course.done <= course.total:

@@ -41,7 +41,7 @@ class TrainingPace:
         self._watch = ForwardWatch(guard, (*observers, self.throughput), self.clock.mark)
         self._communication = Communication(guard, lambda: self.models)
         self.before_others: tuple[Probe, ...] = (
-            *(_Finder(self._watch), self.throughput, self._communication),
+            *(_OptimizerFinder(self._watch), self.throughput, self._communication),
             *(Memory(), Progress()),
         )
         """Probes to be called before any other."""
@@ -92,7 +92,7 @@ class TrainingPace:
         self.throughput.backward_began()
 
 
-class _Finder(BaseProbe):
+class _OptimizerFinder(BaseProbe):
     """Shows the watch the optimizers before their steps: often at first, and now and then for one that is new."""
 
     part = "forward passes"

@@ -29,7 +29,7 @@ from mlflow_stability.probes.hooks.script_errors import raised_by_script
 from mlflow_stability.probes.objects.module_names import WRAPPERS
 from mlflow_stability.probes.rerun.opaque_types import OURS
 from mlflow_stability.probes.rerun.reachable_state import ReachableState
-from mlflow_stability.probes.rerun.written_tensors import NotRunAgain, Undoing, WrittenTensors
+from mlflow_stability.probes.rerun.written_tensors import NotRunAgain, TrackedWrites, WrittenTensors
 
 _HOOKS = ("_forward_pre_hooks", "_forward_hooks")
 
@@ -80,7 +80,7 @@ def run_again(
     on, dtype = autocast
     # Weights that are cast without gradients must not be found in the cache by the pass that needs them.
     precision = torch.autocast(device_type, dtype=dtype, enabled=on, cache_enabled=False)
-    with kept(state, written), torch.no_grad(), precision, Undoing(written), own_pass():
+    with kept(state, written), torch.no_grad(), precision, TrackedWrites(written), own_pass():
         return functional_call(model, stand_ins, given, named)
 
 

@@ -147,7 +147,7 @@ class WrittenTensors:
         return found
 
 
-class Undoing(torch_api.TorchDispatchMode):  # type: ignore[misc]
+class TrackedWrites(torch_api.TorchDispatchMode):  # type: ignore[misc]
     """Inside it, what is written is noted."""
 
     supports_higher_order_operators = True

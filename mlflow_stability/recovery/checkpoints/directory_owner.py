@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_stability.errors import CheckpointsRefused
-from mlflow_stability.journal.process_identity import Life, identity_from, life_of, own_identity
+from mlflow_stability.journal.process_identity import ProcessStatus, identity_from, life_of, own_identity
 
 OWNER = "owner.json"
 
@@ -78,4 +78,4 @@ def _read(file: Path) -> dict[str, Any]:
 def _lives(owner: dict[str, Any]) -> bool:
     """Whether the process that an owner file names is certainly there; of another machine's, nothing is known."""
     process = identity_from(owner)
-    return process is not None and life_of(process) is Life.LIVES
+    return process is not None and life_of(process) is ProcessStatus.LIVES

@@ -177,7 +177,7 @@ class BatchCapture(ForwardObserver):
                 batch.outputs = (outputs.detach(),)
                 batch.bytes += size
                 if node is not None:
-                    node.register_prehook(_Catch(batch, 0, outputs.output_nr))
+                    node.register_prehook(_GradientHook(batch, 0, outputs.output_nr))
             if node is not None:
                 batch.nodes = ((node.name(), node._sequence_nr()),)
             return
@@ -193,7 +193,7 @@ class BatchCapture(ForwardObserver):
             held[number] = output.detach()
             batch.bytes += sizes[number]
             if output.grad_fn is not None:
-                output.grad_fn.register_prehook(_Catch(batch, number, output.output_nr))
+                output.grad_fn.register_prehook(_GradientHook(batch, number, output.output_nr))
         batch.nodes = tuple([(each.name(), each._sequence_nr()) for one in found if (each := one.grad_fn) is not None])
         batch.outputs, batch.ended = tuple(held), True
 
@@ -228,7 +228,7 @@ class BatchCapture(ForwardObserver):
         return device
 
 
-class _Catch:
+class _GradientHook:
     """Takes note of the gradient that comes back to an output.
 
     A hook of the node and not of the tensor: it takes half as long to put on, and stays out of what the script saves.

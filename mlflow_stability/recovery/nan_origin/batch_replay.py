@@ -31,7 +31,7 @@ from mlflow_stability.probes.rerun.written_tensors import MOST_SECONDS, NotRunAg
 from mlflow_stability.recovery.nan_origin.batch_capture import CapturedBatch, CapturedLoss
 from mlflow_stability.recovery.nan_origin.batch_rerun import Replay, Rerun, sound
 from mlflow_stability.recovery.nan_origin.nan_trace import is_finite
-from mlflow_stability.recovery.nan_origin.stand_in_weights import unheard
+from mlflow_stability.recovery.nan_origin.stand_in_weights import own_hooks_muted
 
 MOST_REPLAYS = 4
 """So many passes of one step are run again at most, where none of them shows by itself that it broke."""
@@ -87,7 +87,7 @@ def replay_batch(
         return _not_run(state.refusal or f"{mode} is active and would see it run twice")
     written = WrittenTensors(seconds)
     try:
-        with _as_it_was(batch, model), unheard(model), kept(state, written):
+        with _as_it_was(batch, model), own_hooks_muted(model), kept(state, written):
             states = _random_states()
             found = Rerun(model, batch, loss, optimizers, written).replay()
             drawn = states != _random_states()

@@ -36,7 +36,7 @@ def shadowed(model: Module, with_gradients: bool) -> Iterator[None]:
 
 
 @contextmanager
-def unheard(model: Module) -> Iterator[None]:
+def own_hooks_muted(model: Module) -> Iterator[None]:
     """Inside, the hooks of ours do not hear the model being called; those of the script do, and are the same after."""
     tables = [getattr(each, name) for each in Module.modules(model) for name in _HOOKS]
     tables += [getattr(torch_module, f"_global{name}") for name in _HOOKS]

@@ -174,7 +174,8 @@ def _copy_beside(pairs: list[_Pair], device: torch.device, budget: int | None) -
     if device.type not in WITH_STREAMS:
         return pairs, []
     room = copy_budget(device) if budget is None else budget
-    chosen, others = [], []
+    chosen: list[_Pair] = []
+    others: list[_Pair] = []
     for pair in pairs:
         fits = pair[0].device == device and pair[0].nbytes <= room
         (chosen if fits else others).append(pair)

@@ -28,7 +28,7 @@ class TensorExchange:
             plain, odd = _sorted_out(pairs)
             largest = max((live.nbytes for live, _ in plain), default=0)
             self._scratch = torch.empty(min(largest, CHUNK_BYTES), dtype=torch.uint8)
-            self._swaps: list[_Swap | _Overwrite] = [_Swap(*each, self._scratch) for each in plain]
+            self._swaps: list[_Exchange | _Overwrite] = [_Exchange(*each, self._scratch) for each in plain]
             self._swaps += [_Overwrite(*each) for each in odd]
 
     def apply(self) -> None:
@@ -57,11 +57,11 @@ class TensorExchange:
         with contextlib.suppress(Exception):
             fresh = torch.empty_like(self._scratch)
             for each in self._swaps:
-                if isinstance(each, _Swap) and not each.is_half_done:
+                if isinstance(each, _Exchange) and not each.is_half_done:
                     each.scratch = fresh
 
 
-class _Swap:
+class _Exchange:
     """Two plain tensors, exchanged chunk by chunk."""
 
     def __init__(self, live: Tensor, source: Tensor, scratch: Tensor) -> None:

@@ -19,7 +19,7 @@ _PLAIN: tuple[Callable[[Any], Any], ...] = (bool, int, float, str, bytes)
 
 
 @dataclass(frozen=True, slots=True)
-class Foreign:
+class UnknownValue:
     """A value of a type that only its own library knows: kept in memory, left out of a checkpoint."""
 
     value: Any
@@ -42,19 +42,19 @@ def replaced(value: Any, tensor: Callable[[Tensor], Any]) -> Any:
         return [replaced(each, tensor) for each in value]
     if isinstance(value, tuple):
         return tuple(replaced(each, tensor) for each in value)
-    if isinstance(value, Foreign):
+    if isinstance(value, UnknownValue):
         return value
     if hasattr(value, "item") and getattr(value, "shape", None) == ():
         return replaced(value.item(), tensor)
-    return Foreign(copy.deepcopy(value))
+    return UnknownValue(copy.deepcopy(value))
 
 
 def without_foreign(value: Any) -> Any:
     """The value without what a checkpoint cannot hold: entries of dictionaries fall out, places in lists are None."""
-    if isinstance(value, Foreign):
+    if isinstance(value, UnknownValue):
         return None
     if isinstance(value, dict):
-        kept = {key: without_foreign(each) for key, each in value.items() if not isinstance(each, Foreign)}
+        kept = {key: without_foreign(each) for key, each in value.items() if not isinstance(each, UnknownValue)}
         return type(value)(kept) if isinstance(value, Counter | OrderedDict) else kept
     if isinstance(value, list):
         return [without_foreign(each) for each in value]
@@ -65,7 +65,7 @@ def without_foreign(value: Any) -> Any:
 
 def restored_value(value: Any, tensor: Callable[[Tensor], Tensor] = Tensor.clone) -> Any:
     """A value that may be given to the training: nothing in it is shared with the copy."""
-    if isinstance(value, Foreign):
+    if isinstance(value, UnknownValue):
         return copy.deepcopy(value.value)
     if isinstance(value, Tensor):
         return tensor(value)
@@ -81,7 +81,7 @@ def restored_value(value: Any, tensor: Callable[[Tensor], Tensor] = Tensor.clone
 
 def foreign_paths(value: Any, path: str = "") -> tuple[str, ...]:
     """Where in a value things are that a checkpoint cannot hold."""
-    if isinstance(value, Foreign):
+    if isinstance(value, UnknownValue):
         return (f"{path.lstrip('/')}: {type(value.value).__name__}",)
     if isinstance(value, dict):
         pairs = list(value.items())

@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.reports.html_kit.axis import Tick, decades, round_numbers
-from mlflow_stability.reports.html_kit.sketched import Sketched
+from mlflow_stability.reports.html_kit.sketched import DrawnCurve
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result.episode import Episode
 
@@ -48,7 +48,7 @@ class Band:
 class Chart:
     """A curve, laid out."""
 
-    curve: Sketched
+    curve: DrawnCurve
     line: str
     """SVG path through the middle of every stretch."""
     envelope: str
@@ -63,7 +63,7 @@ class Chart:
         return max((band.row + 1 for band in self.bands if band.row is not None), default=0)
 
 
-def chart_of(curve: Sketched, numbered: Sequence[tuple[int, Episode]]) -> Chart:
+def chart_of(curve: DrawnCurve, numbered: Sequence[tuple[int, Episode]]) -> Chart:
     """Lay out one curve."""
     steps = _steps(curve)
     bands = _bands(curve, numbered)
@@ -77,7 +77,7 @@ def chart_of(curve: Sketched, numbered: Sequence[tuple[int, Episode]]) -> Chart:
     return Chart(curve, line, envelope, _values(curve), steps, bands)
 
 
-def _pieces(curve: Sketched) -> list[slice]:
+def _pieces(curve: DrawnCurve) -> list[slice]:
     """The parts that can be drawn as one line: finite, and never back in time."""
     breaks = np.flatnonzero(~curve.finite[1:] | ~curve.finite[:-1] | (np.diff(curve.steps) < 0)) + 1
     edges = [0, *breaks.tolist(), len(curve.steps)]
@@ -85,11 +85,11 @@ def _pieces(curve: Sketched) -> list[slice]:
     return [piece for piece in pieces if curve.finite[piece].all()]
 
 
-def _across(curve: Sketched, steps: NDArray[np.float64]) -> NDArray[np.float64]:
+def _across(curve: DrawnCurve, steps: NDArray[np.float64]) -> NDArray[np.float64]:
     return np.clip((steps - curve.first) / max(1, curve.last - curve.first) * 100, 0.0, 100.0)
 
 
-def _heights(curve: Sketched, values: NDArray[np.float64]) -> NDArray[np.float64]:
+def _heights(curve: DrawnCurve, values: NDArray[np.float64]) -> NDArray[np.float64]:
     """How far down the drawing values stand; quartered first, so that their differences do not overflow."""
     with np.errstate(invalid="ignore", divide="ignore"):
         scaled = np.log(values) if curve.logarithmic else values / 4
@@ -108,7 +108,7 @@ def _around(across: NDArray[np.float64], low: NDArray[np.float64], high: NDArray
     return _path(np.append(across, across[::-1]), np.append(high, low[::-1])) + "Z"
 
 
-def _values(curve: Sketched) -> tuple[Tick, ...]:
+def _values(curve: DrawnCurve) -> tuple[Tick, ...]:
     found = decades(curve.bottom, curve.top) if curve.logarithmic else round_numbers(curve.bottom, curve.top, 5)
     if len(found) < 2:
         found = [curve.bottom, curve.top] if curve.top > curve.bottom else [curve.bottom]
@@ -116,14 +116,14 @@ def _values(curve: Sketched) -> tuple[Tick, ...]:
     return tuple(Tick(float(at), number_text(value)) for at, value in zip(down, found, strict=True))
 
 
-def _steps(curve: Sketched) -> tuple[Tick, ...]:
+def _steps(curve: DrawnCurve) -> tuple[Tick, ...]:
     found = [value for value in round_numbers(curve.first, curve.last, 5) if value == int(value)]
     found = found if len(found) > 1 else sorted({float(curve.first), float(curve.last)})
     across = _across(curve, np.asarray(found))
     return tuple(Tick(float(at), f"{int(value):,}") for at, value in zip(across, found, strict=True))
 
 
-def _bands(curve: Sketched, numbered: Sequence[tuple[int, Episode]]) -> tuple[Band, ...]:
+def _bands(curve: DrawnCurve, numbered: Sequence[tuple[int, Episode]]) -> tuple[Band, ...]:
     bands = []
     free_from = [0.0] * MOST_ROWS  # for each row of numbers, where its last one ends
     for number, episode in sorted(numbered, key=lambda one: one[1].start):

@@ -32,7 +32,7 @@ class Dot:
 
 
 @dataclass(frozen=True, slots=True)
-class Dots:
+class DotPlot:
     """The picture of one parameter."""
 
     param: str
@@ -44,7 +44,7 @@ class Dots:
     """Of the axis across."""
 
 
-def dots_of(plot: ParamPlot) -> Dots:
+def dots_of(plot: ParamPlot) -> DotPlot:
     """The picture."""
     across = Axis(0.0, max(1.0, len(plot.labels) - 1.0)) if plot.labels else axis_of(plot.values)
     ends = [math.inf if loss is None or not math.isfinite(loss) else loss for loss in plot.losses]
@@ -61,7 +61,7 @@ def dots_of(plot: ParamPlot) -> Dots:
     else:
         ticks = tuple(Tick(_inside(each.at), each.label) for each in across.ticks(3))
     heights = tuple(Tick(100 - _inside(each.at), each.label) for each in upward.ticks(3))
-    return Dots(plot.param, plot.named, dots, ticks, heights, across.logarithmic)
+    return DotPlot(plot.param, plot.named, dots, ticks, heights, across.logarithmic)
 
 
 def _word_ticks(labels: Sequence[str], across: Axis) -> Iterator[Tick]:

@@ -75,7 +75,7 @@ LONGEST = 26
 
 
 @dataclass(frozen=True, slots=True)
-class Heat:
+class LayerHeat:
     """One run."""
 
     name: str
@@ -98,7 +98,7 @@ class LayersPicture:
     columns: str
     height: float
     """In the letters of the page."""
-    heats: tuple[Heat, Heat]
+    heats: tuple[LayerHeat, LayerHeat]
     rows: tuple[Tick, ...]
     """Names of layers, in percent from the top."""
     letters: int
@@ -143,11 +143,11 @@ def layers_picture_of(beside: LayersBeside, names: tuple[str, str]) -> LayersPic
     )
 
 
-def _heat(beside: LayersBeside, number: int, name: str) -> Heat:
+def _heat(beside: LayersBeside, number: int, name: str) -> LayerHeat:
     begin, end = beside.columns_of[number]
     address = data_address(_pixels(beside, number)[:, begin:end]) if end > begin else ""
     percent = 100 / beside.columns
-    return Heat(name, address, begin * percent, (end - begin) * percent, beside.onset_in_words[number])
+    return LayerHeat(name, address, begin * percent, (end - begin) * percent, beside.onset_in_words[number])
 
 
 def _pixels(beside: LayersBeside, number: int) -> NDArray[np.uint8]:

@@ -18,7 +18,7 @@ WIDE_RANGE = 10.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Sketched:
+class DrawnCurve:
     """A curve as it is going to be drawn."""
 
     metric: str
@@ -41,14 +41,14 @@ class Sketched:
         return np.isfinite(self.low) & np.isfinite(self.high)
 
 
-def sketches_of(diagnosis: Diagnosis) -> list[Sketched]:
+def sketches_of(diagnosis: Diagnosis) -> list[DrawnCurve]:
     """Every curve of a run that can be drawn, in the order in which the diagnosis has them."""
     readings = {(reading.metric, reading.first_step): reading for reading in diagnosis.curves}
     drawable = [sketch for sketch in diagnosis.sketches if sketch.steps]
     return [_sketched(sketch, readings.get((sketch.metric, sketch.steps[0]))) for sketch in drawable]
 
 
-def _sketched(sketch: Sketch, reading: CurveReading | None) -> Sketched:
+def _sketched(sketch: Sketch, reading: CurveReading | None) -> DrawnCurve:
     steps = np.asarray(sketch.steps, np.int64)
     low, high = np.asarray(sketch.low, np.float64), np.asarray(sketch.high, np.float64)
     finite = np.isfinite(low) & np.isfinite(high)
@@ -57,7 +57,7 @@ def _sketched(sketch: Sketch, reading: CurveReading | None) -> Sketched:
     final = float(low[steps.argmax()] / 2 + high[steps.argmax()] / 2)
     if reading is not None:  # it knows the last step of the last stretch
         last, final = max(last, reading.last_step), reading.last if np.isfinite(final) else final
-    return Sketched(
+    return DrawnCurve(
         sketch.metric,
         steps,
         low,

@@ -14,7 +14,7 @@ from mlflow_stability.vocabulary.result.cohort import SurvivalCurve
 
 
 @dataclass(frozen=True, slots=True)
-class Stairs:
+class StepCurve:
     """One curve."""
 
     label: str
@@ -29,7 +29,7 @@ class Stairs:
 class SurvivalPicture:
     """The picture."""
 
-    curves: tuple[Stairs, ...]
+    curves: tuple[StepCurve, ...]
     steps: tuple[Tick, ...]
     shares: tuple[Tick, ...]
 
@@ -45,14 +45,14 @@ def survival_picture_of(curves: Sequence[SurvivalCurve]) -> SurvivalPicture | No
     return SurvivalPicture(drawn, across.ticks(), shares)
 
 
-def _stairs(curve: SurvivalCurve, number: int, across: Axis, of: int) -> Stairs:
+def _stairs(curve: SurvivalCurve, number: int, across: Axis, of: int) -> StepCurve:
     edges = [0.0, *map(float, curve.steps), float(curve.last_step)]
     upper = _walk(edges, [1.0, *curve.shares], across)
     band = ""
     if curve.low and of <= 2:  # more bands than two hide each other
         high, low = _walk(edges, [1.0, *curve.high], across), _walk(edges, [1.0, *curve.low], across)
         band = f"M{'L'.join([*high, *reversed(low)])}Z"
-    return Stairs(curve.label, number, f"M{'L'.join(upper)}", band)
+    return StepCurve(curve.label, number, f"M{'L'.join(upper)}", band)
 
 
 def _walk(edges: Sequence[float], shares: Sequence[float], across: Axis) -> list[str]:

@@ -17,7 +17,7 @@ from rich.padding import Padding
 from rich.table import Table
 from rich.text import Text
 
-from mlflow_stability.reports.html_kit.sketched import Sketched, sketches_of
+from mlflow_stability.reports.html_kit.sketched import DrawnCurve, sketches_of
 from mlflow_stability.reports.report import Report, is_from_store
 from mlflow_stability.reports.run.sections import Finding, RunSections, run_sections
 from mlflow_stability.reports.terminal_kit import (
@@ -124,7 +124,7 @@ def _show_curves(out: TerminalWriter, diagnosis: Diagnosis, numbered: _Episodes)
             )
 
 
-def _show_curve(out: TerminalWriter, curve: Sketched, unit: str, numbered: _Episodes) -> None:
+def _show_curve(out: TerminalWriter, curve: DrawnCurve, unit: str, numbered: _Episodes) -> None:
     width = out.console.width - 2
     title = out.text(curve.metric, "bold cyan")
     title.truncate(width // 2, overflow="ellipsis" if out.unicode else "crop")
@@ -138,7 +138,7 @@ def _show_curve(out: TerminalWriter, curve: Sketched, unit: str, numbered: _Epis
     out.console.print(Text(axis(curve.first, curve.last, width), "dim", no_wrap=True))
 
 
-def _drawn(out: TerminalWriter, curve: Sketched, width: int) -> list[str]:
+def _drawn(out: TerminalWriter, curve: DrawnCurve, width: int) -> list[str]:
     """The curve alone; its axis comes beneath the marks."""
     if not curve.finite.any():
         return [" " * GUTTER + "no finite value"]

@@ -41,7 +41,7 @@ LONGEST_WAIT = 4
 """So many times as long as it may take without progress, waiting lasts where there is progress."""
 
 
-class Patience:
+class DeliveryWait:
     """Decides how long to wait for a courier: longer where it gets on."""
 
     def __init__(self, seconds: float, longest: float | None = None) -> None:
@@ -211,7 +211,7 @@ class CourierLink:
             return delivered_run({**said, "name": said.get("run_name")})
         return self.runs().get(recording.name, DeliveredRun())
 
-    def wait(self, patience: Patience, progress: Callable[[str], None]) -> bool:
+    def wait(self, patience: DeliveryWait, progress: Callable[[str], None]) -> bool:
         """Wait until everything has arrived; False if that takes too long.
 
         The courier may have one thing left to do then that it can do only when this process is gone: to correct the
@@ -315,7 +315,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Awaited:
+class DeliveringCourier:
     """A courier that still delivers."""
 
     link: CourierLink
@@ -327,10 +327,10 @@ class Awaited:
     """For how long to wait at most; None: for a multiple of `seconds`."""
 
 
-def wait_for_delivery(awaited: Sequence[Awaited]) -> list[Awaited]:
+def wait_for_delivery(awaited: Sequence[DeliveringCourier]) -> list[DeliveringCourier]:
     """Wait for every courier, for all at once; gives those that take longer, of which it was said."""
     line = ProgressLine(all(each.output.silent for each in awaited))
-    waited = [(each, Patience(each.seconds, each.longest)) for each in awaited]
+    waited = [(each, DeliveryWait(each.seconds, each.longest)) for each in awaited]
     try:
         late = [(each, patience) for each, patience in waited if not each.link.wait(patience, line)]
     except KeyboardInterrupt:  # somebody does not want to wait

@@ -18,7 +18,7 @@ from types import TracebackType
 from typing import Any, NoReturn
 
 from mlflow_stability.errors import TrainingDiverged
-from mlflow_stability.session.process.courier_link import Awaited, wait_for_delivery
+from mlflow_stability.session.process.courier_link import DeliveringCourier, wait_for_delivery
 from mlflow_stability.vocabulary.run.milestone import Closing
 
 # What torch says when the CPU's allocator fails; an accelerator's has a class of its own.
@@ -110,7 +110,7 @@ class ProcessExit:
     def __init__(self) -> None:
         self._pid = os.getpid()
         self._open: dict[int, End] = {}
-        self._awaited: list[Awaited] = []
+        self._awaited: list[DeliveringCourier] = []
         self._count = 0
 
     def begin(self, end: End) -> int:
@@ -125,7 +125,7 @@ class ProcessExit:
         self._open[self._count] = end
         return self._count
 
-    def over(self, number: int, left: Sequence[Awaited]) -> None:
+    def over(self, number: int, left: Sequence[DeliveringCourier]) -> None:
         """A session has ended; the end of the process waits for what of it has not arrived by then."""
         self._open.pop(number, None)
         awaited, self._awaited = [*self._awaited, *left], []
@@ -149,7 +149,7 @@ class ProcessExit:
             act()
 
 
-def _tell(arrived: Sequence[Awaited]) -> None:
+def _tell(arrived: Sequence[DeliveringCourier]) -> None:
     """Say how the trainings went of which everything has arrived."""
     for each in arrived:
         each.output.ended([run for run in each.link.runs().values() if run.run_id])

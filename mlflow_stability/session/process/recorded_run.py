@@ -7,7 +7,7 @@ from pathlib import Path
 from weakref import WeakMethod
 
 from mlflow_stability.session.output import TrainingOutput
-from mlflow_stability.session.process.courier_link import Awaited, CourierLink, wait_for_delivery
+from mlflow_stability.session.process.courier_link import CourierLink, DeliveringCourier, wait_for_delivery
 from mlflow_stability.tracking.in_process.latest_run import DeliveredState
 
 
@@ -29,6 +29,6 @@ class RecordedRun:
         settle = self._settle()
         if settle is not None:
             settle()
-        late = wait_for_delivery([Awaited(self._link, seconds, self._output, seconds)])
+        late = wait_for_delivery([DeliveringCourier(self._link, seconds, self._output, seconds)])
         run_id = self._link.run(self._folder).run_id
         return DeliveredState(run_id, self._address, self._link.left() if late else "") if run_id else None

@@ -29,7 +29,7 @@ def no_progress_bar() -> Iterator[None]:
                     os.environ[name] = _quiet.before
 
 
-class _Quiet:
+class _NoProgressBars:
     """How many downloads want no bar at the moment, and what the environment said before the first."""
 
     def __init__(self) -> None:
@@ -38,7 +38,7 @@ class _Quiet:
         self.before: str | None = None
 
 
-_quiet = _Quiet()
+_quiet = _NoProgressBars()
 
 
 @contextmanager

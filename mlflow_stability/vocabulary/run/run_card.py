@@ -36,7 +36,7 @@ class Mark:
 
 
 @dataclass(frozen=True, slots=True)
-class Course:
+class LossLevels:
     """The level of a loss in at most about two hundred blocks, and how much such a level varies by chance."""
 
     steps: tuple[int, ...]
@@ -100,7 +100,7 @@ class RunCard:
     """The share of the training's time that was ours; None for runs that we did not record."""
     peak_learning_rate: float | None = None
     """The highest that was measured, of the first parameter group."""
-    course: Course | None = None
+    course: LossLevels | None = None
     sketch: Sketch | None = None
     """Its loss, small enough to draw."""
     notes: tuple[str, ...] = ()
@@ -195,7 +195,7 @@ def _card(found: dict[str, Any]) -> RunCard:
             **found,
             "severity": Severity(found["severity"]),
             "marks": tuple(Mark(**{**each, "severity": Severity(each["severity"])}) for each in found["marks"]),
-            "course": None if course is None else Course(**_tuples(course)),
+            "course": None if course is None else LossLevels(**_tuples(course)),
             "sketch": None if sketch is None else Sketch(**_tuples(sketch)),
             "spikes_in_divergence": tuple(found["spikes_in_divergence"]),
             "notes": tuple(found["notes"]),

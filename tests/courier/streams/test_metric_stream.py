@@ -6,7 +6,7 @@ import pytest
 from courier.staging import Training
 
 from mlflow_stability.courier.progress.delivered import Delivered
-from mlflow_stability.courier.streams.metric_stream import MetricStream, Pace
+from mlflow_stability.courier.streams.metric_stream import DeliveryPace, MetricStream
 from mlflow_stability.courier.streams.part_stream import PartStream
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.vocabulary import Event, Severity, Signal, StepReading
@@ -48,7 +48,7 @@ def journal(training, steps, rate=50.0):
 @pytest.mark.slow
 def test_a_store_that_cannot_take_so_many_points_gets_fewer(training):
     shelf, delivered = Shelf(seconds_per_point=0.0002), Delivered(training.journal.folder)
-    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1)
+    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
     journal(training, 6000)  # 2500 points a second come in, 200 can be sent beside a living training
     began = time.monotonic()
     while time.monotonic() - began < 6:
@@ -59,7 +59,7 @@ def test_a_store_that_cannot_take_so_many_points_gets_fewer(training):
 
 def test_a_store_that_was_away_but_is_fast_enough_gets_all_points(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
-    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=10)
+    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
     journal(training, 3000)
     began = time.monotonic()
     while time.monotonic() - began < 3:
@@ -71,7 +71,10 @@ def test_a_store_that_was_away_but_is_fast_enough_gets_all_points(training):
 def test_memory_stays_bounded_however_long_the_store_is_away(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
     shelf.broken = True
-    streams = [MetricStream(delivered, shelf, Pace("sqlite:///x"), 1), PartStream(delivered, shelf, time.time())]
+    streams = [
+        MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), 1),
+        PartStream(delivered, shelf, time.time()),
+    ]
     journal(training, 24_000)  # more than a million values
     process = psutil.Process()
     before = process.memory_info().rss
@@ -91,7 +94,7 @@ def test_memory_stays_bounded_however_long_the_store_is_away(training):
 
 def test_steps_are_sent_as_the_run_counts_them(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder, offset=1000)
-    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=10)
+    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
     journal(training, 20)
     while not stream.done:
         stream.advance(over=True)
@@ -103,9 +106,9 @@ def test_the_last_step_of_each_of_two_trainings_side_by_side_arrives(training):
     layouts = (Signal("loss"),), (Signal("loss", "track_1"),)
     for step in range(1, 38):
         training.journal.append(StepReading(step, layouts[step % 2], (float(step),), 0, time.time()))
-    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=10)
+    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
     stream.advance(over=False)
-    again = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=10)
+    again = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
     for each in (stream, again):
         while not each.done:
             each.advance(over=True)
@@ -116,7 +119,7 @@ def test_the_last_step_of_each_of_two_trainings_side_by_side_arrives(training):
 @pytest.mark.parametrize("later", [0, 30])
 def test_the_step_of_an_event_is_kept_however_soon_after_it_the_event_was_found(training, later):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
-    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1000)
+    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=1000)
     for step in range(1, 101):
         training.journal.append(StepReading(step, SIGNALS[:1], (float(step),), 0, time.time()))
         if step == 50 + later:
@@ -129,8 +132,8 @@ def test_the_step_of_an_event_is_kept_however_soon_after_it_the_event_was_found(
 def test_readings_that_are_held_for_their_events_are_sent_after_a_restart_too(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
     journal(training, 40, rate=1e6)
-    MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1).advance(over=False)
-    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=1)
+    MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=1).advance(over=False)
+    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=1)
     while not stream.done:
         stream.advance(over=True)
     assert sorted({point.step for point in shelf.points}) == list(range(1, 41))
@@ -138,7 +141,7 @@ def test_readings_that_are_held_for_their_events_are_sent_after_a_restart_too(tr
 
 def test_what_somebody_waits_for_is_sent_at_once_and_the_end_still_has_the_last_step(training):
     shelf, delivered = Shelf(), Delivered(training.journal.folder)
-    stream = MetricStream(delivered, shelf, Pace("sqlite:///x"), every=10)
+    stream = MetricStream(delivered, shelf, DeliveryPace("sqlite:///x"), every=10)
     journal(training, 25)
     stream.hurried = True
     while stream.hurried:

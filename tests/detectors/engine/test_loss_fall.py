@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from detectors.series import at, decaying, judged, noise
 
-from mlflow_stability.detectors.engine.loss_fall import Beginning, LossFall, began_at
+from mlflow_stability.detectors.engine.loss_fall import FirstValues, LossFall, began_at
 
 
 def learnt(steps: int, lowest: float = 1e-6) -> np.ndarray:
@@ -74,4 +74,4 @@ def test_nobody_can_say_of_a_loss_below_zero_that_it_was_learnt() -> None:
     for value in (-1.0, -2.0, -3.0):
         fall.take(value)
     assert not fall.learnt()
-    assert Beginning([5.0]).matters(0.001, level=-1.0)
+    assert FirstValues([5.0]).matters(0.001, level=-1.0)

@@ -12,7 +12,7 @@ from mlflow_stability.detectors.catalog import named
 from mlflow_stability.detectors.panel import replay
 from mlflow_stability.diagnosis.causes.check import CheckResult
 from mlflow_stability.diagnosis.causes.context import surroundings_of
-from mlflow_stability.diagnosis.causes.learning_rate import jumps_in, learning_rate_look
+from mlflow_stability.diagnosis.causes.learning_rate import jumps_in, learning_rate_check
 from mlflow_stability.diagnosis.curves.curves import curves_of, run_curves
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
 from mlflow_stability.vocabulary.measured.observation import StepReading
@@ -38,7 +38,7 @@ def warm_restarts(period: int = 100, top: float = 1e-3) -> Rates:
 
 def looked(history: RunHistory, start: int, kind: str = "divergence") -> CheckResult:
     episode = Episode(kind, Severity.CRITICAL, start, start, COUNT - 1, "", recovered=False, metric="loss")
-    return learning_rate_look(surroundings_of(episode, history, run_curves(history)))
+    return learning_rate_check(surroundings_of(episode, history, run_curves(history)))
 
 
 def test_a_rate_that_rises_until_the_training_breaks_is_the_cause() -> None:

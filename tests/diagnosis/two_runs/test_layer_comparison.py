@@ -10,8 +10,8 @@ from diagnosis.histories import metric_of, run_of
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mlflow_stability.diagnosis.two_runs.layer_comparison import lacking, layers_beside, rulers_of
-from mlflow_stability.diagnosis.two_runs.layer_timeline import LayerCourse, Ruler, layer_courses
+from mlflow_stability.diagnosis.two_runs.layer_comparison import lacking, layers_beside, step_columns_of
+from mlflow_stability.diagnosis.two_runs.layer_timeline import LayerCourse, StepColumns, layer_courses
 from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 from mlflow_stability.vocabulary.text.metric_names import Meaning
@@ -39,7 +39,7 @@ def beside(
 ) -> LayersBeside:
     last = every * (max(len(each) for layers in (one, other) for each in layers.values()) - 1)
     cards = (made("a", {}, lost=onsets[0], last=last), made("b", {}, lost=onsets[1], last=lasts or last))
-    rulers = rulers_of(*cards)
+    rulers = step_columns_of(*cards)
     assert rulers is not None
     courses = [
         layer_courses(history_of(layers, quantity, every), ruler)
@@ -98,7 +98,7 @@ def test_between_two_measurements_there_are_no_holes(every: int, count: int) -> 
     st.integers(1, 40),
 )
 def test_no_extreme_and_nothing_that_was_not_finite_is_lost(values: list[float], zero: int, width: int) -> None:
-    ruler = Ruler(zero, width, -zero // width, (zero + 300) // width + 2)
+    ruler = StepColumns(zero, width, -zero // width, (zero + 300) // width + 2)
     course = layer_courses(history_of({"a": values}), ruler).get("grad_norm")
     assert course is not None
     cells = course.cells[0]
@@ -122,7 +122,7 @@ def test_every_step_of_both_runs_is_shown_wherever_the_onset_is(onset: int) -> N
 
 def test_what_was_not_measured_is_told_from_layers_and_steps_that_a_run_has_not() -> None:
     cards = made("a", {}, last=119), made("b", {}, last=119)
-    rulers = rulers_of(*cards)
+    rulers = step_columns_of(*cards)
     assert rulers is not None
     gap = np.ones((1, 120), np.float32)
     gap[0, 60:80] = np.nan
@@ -140,7 +140,7 @@ def test_what_was_not_measured_is_told_from_layers_and_steps_that_a_run_has_not(
 
 
 def test_steps_behind_the_end_of_the_shorter_run_are_outside_of_it() -> None:
-    rulers = rulers_of(short := made("a", {}, last=59), long := made("b", {}, last=119))
+    rulers = step_columns_of(short := made("a", {}, last=59), long := made("b", {}, last=119))
     assert rulers is not None
     courses = [
         layer_courses(history_of({"a": [1.0] * count}), ruler) for count, ruler in zip((60, 120), rulers, strict=True)
@@ -185,7 +185,7 @@ def test_what_a_run_lacks_is_said_plainly() -> None:
 
 def test_names_of_stored_metrics_are_put_into_the_order_in_which_people_count() -> None:
     history = run_of(*history_of({f"layers.{n}": [1.0] for n in (1, 10, 2)}).metrics, complete=False)
-    assert layer_courses(history, Ruler(0, 1, 0, 1))["grad_norm"].layers == ("layers.1", "layers.2", "layers.10")
+    assert layer_courses(history, StepColumns(0, 1, 0, 1))["grad_norm"].layers == ("layers.1", "layers.2", "layers.10")
 
 
 def test_both_share_one_scale_of_colours() -> None:
@@ -199,4 +199,4 @@ def test_both_share_one_scale_of_colours() -> None:
 
 def test_runs_without_steps_have_no_columns() -> None:
     without = made("b", {}, last=10)
-    assert rulers_of(made("a", {}), replace(without, first_step=None)) is None
+    assert step_columns_of(made("a", {}), replace(without, first_step=None)) is None

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mlflow_stability.importers.assemble.gathered import Gathered
+from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.decode import blocks_of, lines_of
 from mlflow_stability.importers.formats import text_log
 from mlflow_stability.importers.formats.text_log import TextLog
@@ -83,13 +83,12 @@ def some_log(seed: int) -> str:
 
 
 def held(log: TextLog) -> object:
-    gathered, form = log.finish()
+    content, form = log.finish()
     columns = {
-        name: [getattr(column, each).tobytes() for each in column.__slots__]
-        for name, column in gathered.columns.items()
+        name: [getattr(column, each).tobytes() for each in column.__slots__] for name, column in content.columns.items()
     }
-    told = [(each.event, each.row, each.own_step) for each in gathered.reported]
-    return list(columns.items()), told, gathered.totals(), gathered.outcome, gathered.notes, gathered.size, form
+    told = [(each.event, each.row, each.own_step) for each in content.reported]
+    return list(columns.items()), told, content.totals(), content.outcome, content.notes, content.size, form
 
 
 def one_by_one(text: str) -> object:
@@ -115,9 +114,9 @@ def test_blocks_give_what_single_lines_give(seed: int, size: int, worth: int) ->
 
 
 def test_a_log_that_is_thinned_is_thinned_alike(monkeypatch: pytest.MonkeyPatch) -> None:
-    for room in ("assemble.gathered", "formats.text_log"):
+    for room in ("assemble.log_content", "formats.text_log"):
         monkeypatch.setattr(f"mlflow_stability.importers.{room}.MOST_VALUES", 3000)
-    monkeypatch.setattr("mlflow_stability.importers.assemble.gathered._WORTH_THINNING", 100)
+    monkeypatch.setattr("mlflow_stability.importers.assemble.log_content._WORTH_THINNING", 100)
     text = "".join(f"step {n} loss {2 + n % 7 / 10} lr {1 / (n + 1):.6f}\n" for n in range(5000))
     assert in_blocks(text, 4000) == one_by_one(text)
 
@@ -128,7 +127,7 @@ def test_totals_are_counted_alike_however_many_there_are() -> None:
 
 
 def test_counting_many_totals_is_counting_each() -> None:
-    one, many = Gathered(), Gathered()
+    one, many = LogContent(), LogContent()
     totals = np.array([5.0, 3.0, 5.0, 9.0, 3.0, 7.0])
     for total in totals.tolist():
         one.count_of(total)

@@ -166,10 +166,10 @@ def test_a_large_output_is_sampled_and_described_all_the_same() -> None:
 
 
 def test_a_sample_is_bounded_and_meets_all_columns() -> None:
-    from mlflow_stability.probes.activations.activation_samples import Nature
+    from mlflow_stability.probes.activations.activation_samples import OutputKind
 
     x = torch.arange(100.0).repeat(5000, 1)
-    taken = sample_of(x, Nature(), None, MOST_VALUES).values
+    taken = sample_of(x, OutputKind(), None, MOST_VALUES).values
     assert len(taken) <= MOST_VALUES
     assert taken.unique().numel() == 100
 

@@ -42,7 +42,7 @@ def test_what_was_changed_is_put_right_and_what_was_not_is_left_alone() -> None:
         torch._C._pop_torch_function_stack()
         ours = FlopCounter()
         assert ours.enter()
-        thread_state.put_right(before)
+        thread_state.restore_thread_state(before)
         assert _get_current_function_mode_stack() == [theirs]
         assert not torch.is_grad_enabled()
         assert torch._C._is_torch_function_enabled()
@@ -54,11 +54,11 @@ def test_an_error_of_ours_ends_no_count_that_is_going_on_nor_ctrl_c_one_of_the_s
     before = thread_state.noted()
     ours = FlopCounter()
     assert ours.enter()
-    thread_state.put_right(before, interrupted=False)
+    thread_state.restore_thread_state(before, interrupted=False)
     assert _get_current_dispatch_mode_stack() == [ours]
     ours.leave()
     with FlopCounterMode(display=False) as counter:
-        thread_state.put_right(before)
+        thread_state.restore_thread_state(before)
         assert _get_current_dispatch_mode_stack() == [counter.mode]
 
 
@@ -69,7 +69,7 @@ def test_a_mode_of_ours_that_is_over_is_not_put_back() -> None:
     before = thread_state.noted()
     with Silent() as theirs:
         alive[0] = False
-        thread_state.put_right(before)
+        thread_state.restore_thread_state(before)
         assert _get_current_function_mode_stack() == []
         torch._C._push_on_torch_function_stack(theirs)
 

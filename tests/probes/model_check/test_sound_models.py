@@ -13,7 +13,7 @@ from zoo.catalog import ZOO
 
 from mlflow_stability import check
 from mlflow_stability.demo.tasks.failure import Failure
-from mlflow_stability.demo.tasks.loop import Notes, Trouble, loop
+from mlflow_stability.demo.tasks.loop import FailurePoints, Notes, loop
 from mlflow_stability.vocabulary.result.event import Severity
 
 TWINS = list({each.twin: each for each in ZOO}.values())
@@ -62,7 +62,7 @@ def test_a_sound_training_is_sound_before_and_in_it(failure: Failure, steps: int
     torch.set_num_threads(1)
     task = failure.task(0)
     if steps:
-        loop(replace(task, steps=steps), Trouble(), 0, Notes())
+        loop(replace(task, steps=steps), FailurePoints(), 0, Notes())
     inputs, targets = task.draw(torch.Generator().manual_seed(3))
     batch = {"inputs": inputs, "targets": targets}
 

@@ -170,7 +170,7 @@ def test_a_pass_that_takes_too_long_is_given_up(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(second_pass, "run_again", lambda *_: written(-1.0))
 
     def written(seconds: float) -> None:
-        with written_tensors.Undoing(written_tensors.WrittenTensors(seconds)):
+        with written_tensors.TrackedWrites(written_tensors.WrittenTensors(seconds)):
             torch.ones(2)
 
     with second.of(model, (torch.ones(2, 6),), {}) as (_, run):

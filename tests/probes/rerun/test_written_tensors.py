@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from mlflow_stability.probes.rerun.written_tensors import NotRunAgain, Undoing, WrittenTensors
+from mlflow_stability.probes.rerun.written_tensors import NotRunAgain, TrackedWrites, WrittenTensors
 
 
 def add(tensor: Tensor) -> None:
@@ -44,7 +44,7 @@ def test_whatever_writes_to_a_tensor_is_undone(write: Callable[[Tensor], None]) 
     tensor = torch.ones(2, 3)
     tensor[0] = 3
     before, version, written = tensor.clone(), tensor._version, WrittenTensors()
-    with Undoing(written):
+    with TrackedWrites(written):
         write(tensor)
     assert not torch.equal(tensor, before)
     written.restore()
@@ -55,14 +55,14 @@ def test_whatever_writes_to_a_tensor_is_undone(write: Callable[[Tensor], None]) 
 
 def test_what_the_run_has_made_itself_is_neither_copied_nor_a_change() -> None:
     written = WrittenTensors(most_bytes=0)
-    with Undoing(written):
+    with TrackedWrites(written):
         torch.zeros(1000).add_(1).t().mul_(2)
     assert not written.moved
 
 
 def test_a_generator_of_the_scripts_own_draws_the_same_numbers_again() -> None:
     dice, written = torch.Generator().manual_seed(3), WrittenTensors()
-    with Undoing(written):
+    with TrackedWrites(written):
         first = torch.rand(4, generator=dice)
     written.restore()
     assert torch.equal(torch.rand(4, generator=dice), first)
@@ -71,25 +71,25 @@ def test_a_generator_of_the_scripts_own_draws_the_same_numbers_again() -> None:
 @pytest.mark.parametrize("write", [lambda tensor: tensor.resize_(9), lambda tensor: tensor.set_(torch.ones(2))])
 def test_what_could_not_be_undone_is_not_done(write: Callable[[Tensor], None]) -> None:
     tensor = torch.ones(2)
-    with pytest.raises(NotRunAgain, match="replaces the memory"), Undoing(WrittenTensors()):
+    with pytest.raises(NotRunAgain, match="replaces the memory"), TrackedWrites(WrittenTensors()):
         write(tensor)
     assert tensor.tolist() == [1, 1]
 
 
 def test_a_view_that_was_there_before_is_not_made_a_part_of_a_graph() -> None:
     view = torch.zeros(2, 3)[0]
-    with pytest.raises(NotRunAgain, match="to an autograd graph"), Undoing(WrittenTensors()):
+    with pytest.raises(NotRunAgain, match="to an autograd graph"), TrackedWrites(WrittenTensors()):
         view.add_(torch.ones(3, requires_grad=True))
     assert (view.requires_grad, view.tolist()) == (False, [0, 0, 0])
 
 
 def test_more_than_fits_is_not_written_to() -> None:
     tensor = torch.zeros(1000)
-    with pytest.raises(NotRunAgain, match="too large"), Undoing(WrittenTensors(most_bytes=100)):
+    with pytest.raises(NotRunAgain, match="too large"), TrackedWrites(WrittenTensors(most_bytes=100)):
         tensor.add_(1)
     assert not tensor.any()
 
 
 def test_a_run_ends_after_its_time() -> None:
-    with pytest.raises(NotRunAgain, match="more than"), Undoing(WrittenTensors(seconds=0.0)):
+    with pytest.raises(NotRunAgain, match="more than"), TrackedWrites(WrittenTensors(seconds=0.0)):
         torch.ones(2)

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from mlflow_stability.session.process import courier_link
-from mlflow_stability.session.process.courier_link import LONGEST_WAIT, Patience
+from mlflow_stability.session.process.courier_link import LONGEST_WAIT, DeliveryWait
 
 
 class Clock:
@@ -23,7 +23,7 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> Clock:
     return clock
 
 
-def waits(patience: Patience, clock: Clock, pages: list[dict[str, Any]], every: float = 10.0) -> float:
+def waits(patience: DeliveryWait, clock: Clock, pages: list[dict[str, Any]], every: float = 10.0) -> float:
     """For how long, where the courier's page is one of these after the other and stays at the last."""
     began, place = clock.now, 0
     while not patience.is_over(pages[min(place, len(pages) - 1)]):
@@ -33,25 +33,25 @@ def waits(patience: Patience, clock: Clock, pages: list[dict[str, Any]], every: 
 
 
 def test_it_ends_when_nothing_moves(clock: Clock) -> None:
-    assert waits(Patience(30), clock, [{"state": "delivering", "waiting_records": 9}]) == 30
+    assert waits(DeliveryWait(30), clock, [{"state": "delivering", "waiting_records": 9}]) == 30
 
 
 def test_it_goes_on_while_less_and_less_is_left(clock: Clock) -> None:
     pages = [{"state": "delivering", "waiting_records": left} for left in range(5, -1, -1)]
-    assert waits(Patience(30), clock, pages) == 50 + 30
+    assert waits(DeliveryWait(30), clock, pages) == 50 + 30
 
 
 def test_it_does_not_go_on_for_ever(clock: Clock) -> None:
     pages = [{"state": "delivering", "waiting_records": left} for left in range(1000, 0, -1)]
-    assert waits(Patience(30), clock, pages) == LONGEST_WAIT * 30
+    assert waits(DeliveryWait(30), clock, pages) == LONGEST_WAIT * 30
 
 
 def test_it_is_no_progress_that_the_store_does_not_answer(clock: Clock) -> None:
     pages = [{"state": "waiting", "waiting_records": left, "error": "no answer"} for left in range(1000, 0, -1)]
-    assert waits(Patience(30), clock, pages) == 30
+    assert waits(DeliveryWait(30), clock, pages) == 30
 
 
 def test_who_says_how_long_waits_so_long(clock: Clock) -> None:
     pages = [{"state": "delivering", "waiting_records": left} for left in range(1000, 0, -1)]
-    assert waits(Patience(40, 40), clock, pages) == 40
-    assert waits(Patience(0), clock, pages) == 0
+    assert waits(DeliveryWait(40, 40), clock, pages) == 40
+    assert waits(DeliveryWait(0), clock, pages) == 0

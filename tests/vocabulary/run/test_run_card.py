@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from mlflow_stability.vocabulary.result.diagnosis import Sketch
 from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.run.run_card import Course, Mark, RunCard, card_of, text_of
+from mlflow_stability.vocabulary.run.run_card import LossLevels, Mark, RunCard, card_of, text_of
 
 numbers = st.floats(allow_nan=False)
 steps = st.integers(0, 10**9)
@@ -23,7 +23,7 @@ cards = st.builds(
     marks=st.lists(marks, max_size=3).map(tuple),
     onset=st.none() | steps,
     final_loss=st.none() | numbers,
-    course=st.none() | st.builds(Course, st.lists(steps, max_size=3).map(tuple), st.just((1.5,)), numbers),
+    course=st.none() | st.builds(LossLevels, st.lists(steps, max_size=3).map(tuple), st.just((1.5,)), numbers),
     sketch=st.none()
     | st.builds(Sketch, st.text(), st.lists(steps, max_size=3).map(tuple), st.just((1.0,)), st.just((math.inf,))),
     notes=st.lists(st.text(), max_size=2).map(tuple),

@@ -12,8 +12,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.importers.assemble.gathered import Gathered
 from mlflow_stability.importers.assemble.history import history_of
+from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.vocabulary.run.run_history import RunHistory
 
 Floats = NDArray[np.float64]
@@ -100,7 +100,7 @@ class DrawnRun:
 
     def history(self) -> RunHistory:
         """What reading its log gives."""
-        gathered = Gathered()
+        gathered = LogContent()
         moments = np.unique(np.concatenate([each.order for each in self.metrics]), return_inverse=True)[1]
         rows = moments.reshape(-1).astype(np.int64)
         low = 0

@@ -11,7 +11,7 @@ import re
 from collections.abc import Collection
 from dataclasses import replace
 
-from mlflow_stability.importers.assemble.gathered import Gathered, Heard
+from mlflow_stability.importers.assemble.log_content import LogContent, LogWords
 from mlflow_stability.importers.decode import shown_text
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.outcome import process_ended
@@ -91,11 +91,11 @@ def says_skipped(line: str) -> bool:
     return _SKIPPED.search(line) is not None
 
 
-class Told:
+class LogWordReader:
     """Listens to the words of one log."""
 
     def __init__(self) -> None:
-        self._heard: list[Heard] = []
+        self._heard: list[LogWords] = []
         self._steps: set[int] = set()
         self._said: dict[str, int] = {}
         self._skipped = 0
@@ -145,9 +145,11 @@ class Told:
             said = f"{process_ended(self._ending)} after step {self._last_step}, and continued or was restarted"
             message = f"{said}. {_place(self._line)}: {self._detail}"
             event = Event(self._last_step, self._ending, Severity.INFO, message, evidence=_evidence(self._line))
-            self._keep(Heard(event, self._row))
+            self._keep(LogWords(event, self._row))
         if self._stop is not None:
-            self._keep(Heard(replace(self._stop, message=f"{self._stop.message} It continued afterwards."), self._row))
+            self._keep(
+                LogWords(replace(self._stop, message=f"{self._stop.message} It continued afterwards."), self._row)
+            )
         self._ending = self._detail = ""
         self._stop = None
 
@@ -162,7 +164,7 @@ class Told:
             share = unique_share_in(line) if kind == "sdr_collapse" else None
             if share is not None:
                 event.evidence["sdr_unique_ratio"] = share
-            self._keep(Heard(event, self._row, own_step=_OWN_STEP.search(line) is not None))
+            self._keep(LogWords(event, self._row, own_step=_OWN_STEP.search(line) is not None))
 
     def _skip(self, line: str, number: int) -> None:
         own = _OWN_STEP.search(line)
@@ -179,7 +181,7 @@ class Told:
         self._all_scaled = self._all_scaled and scale is not None
         self._skipped += 1
         self._steps.add(event.step)
-        self._keep(Heard(event, self._row, own_step=own is not None))
+        self._keep(LogWords(event, self._row, own_step=own is not None))
 
     def _event(self, kind: str, line: str, number: int) -> Event:
         own = _OWN_STEP.search(line)
@@ -187,21 +189,21 @@ class Told:
         message = f"{_place(number)} says after step {self._last_step}: {shown_text(line.strip())}"
         return Event(step, kind, Severity.INFO, message, evidence=_evidence(number))
 
-    def _keep(self, heard: Heard) -> None:
+    def _keep(self, heard: LogWords) -> None:
         self._heard.append(heard)
         if len(self._heard) > 2 * MOST_EVENTS:
             del self._heard[:MOST_EVENTS]
 
-    def give(self, gathered: Gathered) -> None:
+    def give(self, content: LogContent) -> None:
         """Hand over what was heard."""
         if self._stop is not None:
             evidence = {**self._stop.evidence, "stopped": 1.0}
-            self._keep(Heard(replace(self._stop, evidence=evidence), self._row))
-        gathered.reported.extend(self._heard[-MOST_EVENTS:])
-        gathered.outcome, gathered.outcome_detail = self._ending, "" if self._ending == "finished" else self._detail
+            self._keep(LogWords(replace(self._stop, evidence=evidence), self._row))
+        content.reported.extend(self._heard[-MOST_EVENTS:])
+        content.outcome, content.outcome_detail = self._ending, "" if self._ending == "finished" else self._detail
         for each in self._heard:
             if each.event.kind != "step_skipped" and "said" not in each.event.evidence:
-                gathered.notes.append(each.event.message)
+                content.notes.append(each.event.message)
         if not self._skipped:
             return
         times = "once" if self._skipped == 1 else f"{self._skipped:,} times"
@@ -210,7 +212,7 @@ class Told:
         note = f"The log reports {times} that a step was skipped, {where}."
         if last <= SEARCH and self._all_scaled:
             note += " At the start of training this is normal: the loss scale is being calibrated."
-        gathered.notes.append(note)
+        content.notes.append(note)
 
 
 def _place(number: int) -> str:

@@ -87,7 +87,7 @@ class Column:
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class LogWords:
     """What a log says in words, and where."""
 
     event: Event
@@ -98,13 +98,13 @@ class Heard:
 
 
 @dataclass(slots=True, eq=False)
-class Gathered:
+class LogContent:
     """What one log holds."""
 
     columns: dict[str, Column] = field(default_factory=dict)
     thinned: bool = False
     names_left_out: int = 0
-    reported: list[Heard] = field(default_factory=list)
+    reported: list[LogWords] = field(default_factory=list)
     """What the log says in words: a step that was skipped, an end that was none."""
     outcome: str = ""
     outcome_detail: str = ""
@@ -199,7 +199,7 @@ class Gathered:
             return None
         return self.columns.setdefault(name, Column())
 
-    def take_over(self, other: Gathered) -> None:
+    def take_over(self, other: LogContent) -> None:
         """Add everything of another part of the same log, in the order of its rows."""
         for name, part in other.columns.items():
             column = self.columns.get(name) or self._new(name)

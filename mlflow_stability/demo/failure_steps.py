@@ -17,7 +17,7 @@ _KEPT_EVERY, _BEHIND_KEPT = 100, 60  # the autopilot's own rhythm: it goes back 
 
 
 @dataclass(frozen=True, slots=True)
-class Troubles:
+class FailureSteps:
     """The steps at which something goes wrong."""
 
     first: int
@@ -32,7 +32,7 @@ class Troubles:
         return TOO_HIGH if self.first <= step <= self.last else 1
 
 
-def troubles_in(steps: int) -> Troubles:
+def troubles_in(steps: int) -> FailureSteps:
     """The jump near the middle, the empty batch after four fifths."""
     first = steps // 2 // _KEPT_EVERY * _KEPT_EVERY + _BEHIND_KEPT
-    return Troubles(first, first + FOR_STEPS - 1, max(first + 2 * FOR_STEPS, steps * 4 // 5))
+    return FailureSteps(first, first + FOR_STEPS - 1, max(first + 2 * FOR_STEPS, steps * 4 // 5))
