@@ -15,12 +15,14 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from mlflow_stability.courier.pictures import AttentionPictures, FigureStream
+from mlflow_stability.courier.process.rank_processes import RankProcesses
 from mlflow_stability.courier.process.training_process import TrainingProcess
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.run import (
     RunTags,
     installed_version,
     open_run,
+    rank_died,
     silent_end,
     status_to_set,
     waits_for_process,
@@ -70,6 +72,7 @@ class OpenRecording:
         uri: str,
         process: TrainingProcess,
         awaits: Callable[[], bool] = lambda: False,
+        ranks: RankProcesses | None = None,
     ) -> None:
         try:
             self.writer, place = open_run(opening, delivered, uri, process)
@@ -95,6 +98,7 @@ class OpenRecording:
         self._delivered = delivered
         self._opening = opening
         self._process = process
+        self._ranks = ranks
         self._awaits = awaits
         """Whether the end of the training should wait for something that does not go into the run."""
         every: list[Stream | RunTags] = [*self._streams, *self._pictures, self._missing, self._board]
@@ -215,8 +219,15 @@ class OpenRecording:
     def _conclude(self, alive: bool, killed_for_memory: Callable[[], bool]) -> bool:
         """All numbers have arrived: write how the process ended, and the outcome of the training."""
         closing = self._closing(alive, killed_for_memory)
+        ranks, self._ranks = self._ranks, None
+        ended = [] if ranks is None else ranks.first_end()
+        died = rank_died(closing, self.events.story, ended, restarts=bool(self._opening.job))
+        if died is not None:
+            self.events.add(died)
         if self.events.story.closing is None and not self.events.concluded:
             self.events.conclude(closing)
+            return True
+        if died is not None:
             return True
         if not self._delivered.complete:
             self._board.close(self.events.story, self.metrics.every, self._asked, self._last_words, closing)

@@ -15,6 +15,7 @@ from pathlib import Path
 from mlflow_stability.alerts.message import RunLink
 from mlflow_stability.courier.open_recording import OpenRecording
 from mlflow_stability.courier.outlets import OutletPlan, Outlets, TrainingState
+from mlflow_stability.courier.process.rank_processes import RankProcesses
 from mlflow_stability.courier.process.training_process import TrainingProcess
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.courier.streams.stream import Backoff
@@ -36,6 +37,7 @@ class Recording:
         process: TrainingProcess,
         tracking_uri: str | None,
         plan: OutletPlan = NO_OUTLETS,
+        ranks: RankProcesses | None = None,
     ) -> None:
         self.folder = folder
         self.gone = False
@@ -48,6 +50,7 @@ class Recording:
         self._patience = Backoff()
         self._open: OpenRecording | None = None
         self._plan = plan
+        self._ranks = ranks
         self._outlets: Outlets | None = None
         self._flush_asked = False
 
@@ -148,7 +151,7 @@ class Recording:
                     self._remove_if_over(said_so=False)
                 return False
             uri = tracking_uri_for(opening.tracking_uri, opening.directory, self._given_uri)
-            self._open = OpenRecording(opening, self._delivered, uri, self._process, self._awaits_outlets)
+            self._open = OpenRecording(opening, self._delivered, uri, self._process, self._awaits_outlets, self._ranks)
             if self._outlets is not None:
                 self._outlets.link(partial(_link, self._open.writer.run_id, uri))
         except StabilityError as error:

@@ -15,6 +15,7 @@ from pathlib import Path
 from mlflow_stability.alerts.outlet_settings import OutletSettings
 from mlflow_stability.courier.outlets import outlet_plan
 from mlflow_stability.courier.process.claim import Claim
+from mlflow_stability.courier.process.rank_processes import RankProcesses
 from mlflow_stability.courier.process.training_process import TrainingProcess, process_of
 from mlflow_stability.courier.progress import CourierStatus, StatusPage
 from mlflow_stability.courier.recording import NO_OUTLETS, Recording
@@ -71,6 +72,7 @@ class SessionDelivery:
         self._process: TrainingProcess | None = None
         self._settled = False
         self._notices: list[str] = []
+        self._ranks = RankProcesses(folder)
         self._plan = outlet_plan(outlets, self._notices.append)
         self._flush_asked = self._flushed = 0
         """The number of the last request to deliver everything, and of the last one that was answered."""
@@ -88,11 +90,12 @@ class SessionDelivery:
 
     def advance(self) -> bool:
         """A bite of work for each recording; False if there was nothing to do."""
+        self._ranks.look()
         self.alive = self._training_lives()
         # Looked for after that question: a recording that began before the end is found, whatever happened between.
         for folder in recording_folders(self.folder):
             if folder not in self._recordings:
-                self._recordings[folder] = Recording(folder, self._the_process(), self._uri, self._plan)
+                self._recordings[folder] = Recording(folder, self._the_process(), self._uri, self._plan, self._ranks)
         self._look_for_flush()
         moved = False
         for recording in self._recordings.values():

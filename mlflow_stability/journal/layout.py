@@ -8,6 +8,7 @@
     courier                             a link whose target says which process delivers it
     courier.log                         what the courier had to say
     released                            watching was taken off, though the process may live on
+    ranks.json                          which processes train together
     flush                               the number of the last request to deliver everything recorded so far
     status.json                         how far it is
     000-8c1f…/                          one recording: what this process did for one run
@@ -24,9 +25,11 @@ import json
 import os
 import secrets
 import time
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
-from mlflow_stability.journal.process_identity import own_identity
+from mlflow_stability.journal.process_identity import ProcessIdentity, identity_from, own_identity
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER, JOURNAL_FOLDER
 
@@ -36,6 +39,7 @@ COURIER_LOG = "courier.log"
 RELEASED = "released"
 FLUSH = "flush"
 STATUS = "status.json"
+RANKS = "ranks.json"
 DELIVERED = "delivered.json"
 ALERTS = "alerts.json"
 GITIGNORE = ".gitignore"
@@ -88,6 +92,34 @@ def _keep_out_of_git(root: Path) -> None:
     with contextlib.suppress(OSError):  # a full disk is told of by what needs the room
         (root / GITIGNORE).touch(mode=0o600)  # private as all that is kept here
         (root / GITIGNORE).write_text("*\n")
+
+
+@dataclass(frozen=True, slots=True)
+class RankProcess:
+    """One process of a training that several make; the first one records."""
+
+    name: str
+    """What it is called: its rank and its host."""
+    identity: ProcessIdentity
+
+
+def name_ranks(session: Path, ranks: Sequence[RankProcess]) -> None:
+    """Say which processes train together, for the courier."""
+    said = [{"name": each.name, "process": each.identity.said()} for each in ranks]
+    draft = session / f".{RANKS}"
+    draft.touch(mode=0o600)
+    draft.write_text(json.dumps(said))
+    draft.replace(session / RANKS)
+
+
+def ranks_of_session(session: Path) -> list[RankProcess]:
+    """The processes that train together; none where the training has one, or has not said yet."""
+    try:
+        said = json.loads((session / RANKS).read_bytes())
+        found = [(str(each["name"]), identity_from(each["process"])) for each in said]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
+    return [RankProcess(name, ProcessIdentity(0) if identity is None else identity) for name, identity in found]
 
 
 def ask_to_flush(session: Path, number: int) -> None:

@@ -1,4 +1,4 @@
-"""Names the rank on which a NaN began, and the one that the others wait for.
+"""Names the rank on which a NaN, a loss spike or a slow step began, and the one that the others wait for.
 
 In: what all ranks measured, each time they exchange it. Out: events in the recording, and its tag of what was seen of
 whom. Guarantees: each episode is told once, by the process that records.
@@ -9,11 +9,16 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from statistics import median
 
-from mlflow_stability.detectors.reported import RankNonfinite, Straggler
+from mlflow_stability.detectors.reported import RankNonfinite, RankSlowStep, RankSpike, Straggler
 from mlflow_stability.probes.ranks.rank_numbers import EVERY
+from mlflow_stability.probes.ranks.rank_peaks import z_of_all
 from mlflow_stability.probes.ranks.rank_row import RankTable
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.text.phrases import sigmas
+
+MOST_NAMED = 8
+"""Of so many ranks the names are told, and of so many findings in the tag."""
 
 
 class RankComparison:
@@ -22,8 +27,17 @@ class RankComparison:
     def __init__(self, recording: Callable[[], Recording | None]) -> None:
         self._recording = recording
         self._noted: Recording | None = None
+        self._begin()
+
+    def _begin(self) -> None:
+        self._said: list[str] = []
+        """What the tag says."""
         self._broken_at = 0
         """The step whose loss was told of last."""
+        self._spike_at = 0
+        """The step of the spike that was told of last."""
+        self._slow_steps: dict[int, float] = {}
+        """The longest step that was told of each rank."""
         self._slowest: int | None = None
         self._slow = 0
         """How many exchanges in a row it was slow."""
@@ -34,17 +48,26 @@ class RankComparison:
         if recording is None or recording.closed:
             return
         if recording is not self._noted:
-            self._noted, self._broken_at, self._slow = recording, 0, 0
-            recording.note("ranks", f"{len(names)} ranks: loss and time of each at least every {EVERY} steps")
-        event = self._nonfinite(table, names, recording)
-        if event is not None:
-            recording.emit(event)
-        event = self._straggler(table, names, recording.step)
-        if event is not None:
-            recording.emit(event)
+            self._noted = recording
+            self._begin()
+            self._note(recording, f"{len(names)} ranks: loss and time of each at least every {EVERY} steps")
+        for event in (
+            self._nonfinite(table, names, recording),
+            self._spike(table, names),
+            self._slow_step(table, names),
+            self._straggler(table, names, recording.step),
+        ):
+            if event is not None:
+                recording.emit(event)
+                self._note(recording, event.message.partition(";")[0].rstrip("."))
+
+    def _note(self, recording: Recording, said: str) -> None:
+        self._said = [*self._said[:1], *self._said[1:][1 - MOST_NAMED :], said]
+        recording.note("ranks", ". ".join(self._said)[:1000])
 
     def _nonfinite(self, table: RankTable, names: Sequence[str], recording: Recording) -> Event | None:
-        steps = [step for step in table.broken if step > 0]
+        broken = [each.broken for each in table.peaks]
+        steps = [step for step in broken if step > 0]
         if not steps:
             self._broken_at = 0 if self._broken_at < recording.step - EVERY else self._broken_at
             return None
@@ -52,15 +75,73 @@ class RankComparison:
         self._broken_at = max(recording.step, max(steps))
         if told and first <= told + EVERY:  # the same episode
             return None
-        where = [name for name, step in zip(names, table.broken, strict=True) if step == first]
+        where = [rank for rank, step in enumerate(broken) if step == first]
         others = "the other ranks were finite" if len(where) < len(names) else "on all ranks"
         return Event(
             first,
             RankNonfinite.kind,
             Severity.WARNING,
-            f"Non-finite loss first on {', '.join(where[:8])} at step {first}; {others} at that step.",
-            evidence={"ranks": float(len(where)), "first_rank": float(table.broken.index(first))},
+            f"Non-finite loss first on {_named(where, names)} at step {first}; {others} at that step.",
+            evidence={"ranks": float(len(where)), "first_rank": float(where[0])},
             remedies=RankNonfinite.remedies,
+        )
+
+    def _spike(self, table: RankTable, names: Sequence[str]) -> Event | None:
+        steps = [each.spike for each in table.peaks if each.spike > self._spike_at]
+        if not steps:
+            return None
+        first = min(steps)
+        where = [rank for rank, each in enumerate(table.peaks) if each.spike == first]
+        worst = max(where, key=lambda rank: table.peaks[rank].spike_z)
+        peak, limit = table.peaks[worst], z_of_all(len(names))
+        counts = peak.spike_z >= limit
+        if not counts and table.peaks[0].spike <= self._spike_at:
+            return None  # one of many ranks, in which a loss this high is usual
+        told, self._spike_at = self._spike_at, max(steps)
+        if told and first <= told + EVERY:  # the same episode
+            return None
+        others = "no spike on the other ranks" if len(where) < len(names) else "on all ranks"
+        return Event(
+            first,
+            RankSpike.kind,
+            Severity.WARNING if counts and len(where) < len(names) else Severity.INFO,
+            f"Loss spike first on {_named(where, names)} at step {first}; {others} at that step. Loss "
+            f"{peak.spike_loss:.4g} on {names[worst]}, {sigmas(peak.spike_z)} above its baseline of "
+            f"{peak.spike_level:.4g} (threshold {limit:.3g}σ where it is on one of {len(names)} ranks).",
+            evidence={
+                "ranks": float(len(where)),
+                "first_rank": float(worst),
+                "loss": peak.spike_loss,
+                "level": peak.spike_level,
+                "z": peak.spike_z,
+                "limit": limit,
+            },
+            remedies=RankSpike.remedies,
+        )
+
+    def _slow_step(self, table: RankTable, names: Sequence[str]) -> Event | None:
+        slowest = max(range(len(names)), key=lambda rank: table.peaks[rank].slow_seconds)
+        peak = table.peaks[slowest]
+        if (
+            peak.slow_seconds < RankSlowStep.times * peak.slow_usual
+            or peak.slow_seconds - peak.slow_usual < RankSlowStep.seconds
+        ):
+            return None
+        together = [
+            each for each in table.peaks if each.slow == peak.slow and each.slow_seconds > peak.slow_seconds / 2
+        ]
+        if 2 * len(together) > len(names) or peak.slow_seconds < 2 * self._slow_steps.get(slowest, 0.0):
+            return None
+        self._slow_steps[slowest] = peak.slow_seconds
+        return Event(
+            peak.slow,
+            RankSlowStep.kind,
+            Severity.INFO,
+            f"{names[slowest].capitalize()} took {peak.slow_seconds:.3g} s before its backward pass at step "
+            f"{peak.slow}, {peak.slow_seconds / max(peak.slow_usual, 1e-9):.3g} times its usual "
+            f"{peak.slow_usual:.3g} s (threshold {RankSlowStep.times:g} times); the other ranks waited.",
+            evidence={"seconds": peak.slow_seconds, "level": peak.slow_usual, "rank": float(slowest)},
+            remedies=RankSlowStep.remedies,
         )
 
     def _straggler(self, table: RankTable, names: Sequence[str], step: int) -> Event | None:
@@ -84,3 +165,7 @@ class RankComparison:
             evidence={"seconds": seconds, "level": usual, "rank": float(slowest)},
             remedies=Straggler.remedies,
         )
+
+
+def _named(where: Sequence[int], names: Sequence[str]) -> str:
+    return ", ".join(names[rank] for rank in where[:MOST_NAMED])

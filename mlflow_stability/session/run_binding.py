@@ -21,7 +21,9 @@ from typing import Literal
 from mlflow_stability.alerts.channels import console_file
 from mlflow_stability.alerts.outlet_settings import outlet_settings
 from mlflow_stability.detectors.catalog import described
+from mlflow_stability.detectors.reported import JobRestarted
 from mlflow_stability.errors import JournalError
+from mlflow_stability.journal.launched_job import launched_job
 from mlflow_stability.journal.layout import new_session_folder
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.guard import PartGuard
@@ -44,7 +46,7 @@ from mlflow_stability.tracking.in_process.active_run import (
 from mlflow_stability.tracking.in_process.user_metrics import CLIENT
 from mlflow_stability.tracking.store.address import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.tag_names import last_step
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.milestone import Closing, Opening
 from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 from mlflow_stability.vocabulary.settings import Settings
@@ -254,6 +256,7 @@ class RunBinding:
                 "recorded. Pass another folder with autolog(journal_dir=...)."
             ) from error
         self._recordings += 1
+        self._tell_of_restart(self.recording)
         self._folder = self.recording.folder
         self._recording_link, self._recording_address = link, _address(str(Path.cwd()))
         self._ours = run is None or (self._ended_cell is not None and run.run_id == self._run_id)
@@ -264,6 +267,16 @@ class RunBinding:
         if self._own and not self.settings.exclusive:
             self._join.install()
         self._begun()
+
+    @staticmethod
+    def _tell_of_restart(recording: Recording) -> None:
+        """Have the run say that this is another attempt of its job."""
+        job, step = launched_job(), recording.opening.first_step
+        if job is not None and job.restarts:
+            times = f"{job.restarts} of at most {job.most_restarts} restarts"
+            said = f"Attempt {job.restarts + 1} of the job: torchrun started it again ({times})."
+            event = Event(step, JobRestarted.kind, Severity.INFO, said, evidence={"attempt": job.restarts + 1.0})
+            recording.emit(replace(event, remedies=JobRestarted.remedies))
 
     def _end_recording(self, closing: Closing) -> None:
         if self.recording is not None:
@@ -294,7 +307,7 @@ class RunBinding:
         return self.links[address]
 
     def _opening(self, run: RunInProgress | None) -> Opening:
-        uri, directory = tracking_uri(), Path.cwd()
+        uri, directory, job = tracking_uri(), Path.cwd(), launched_job()
         first = 1
         if run is not None:
             known = self._last_steps.get(run.run_id, 0)
@@ -316,6 +329,8 @@ class RunBinding:
             system_metrics=self.settings.system_metrics and not (run is not None and measures_machine(run.run_id)),
             tags=dict(self.settings.extra_tags),
             world_size=self._rank[1] if self._rank else 1,
+            job=job.name if job is not None and job.can_restart else "",
+            restarts=0 if job is None else job.restarts,
             interactive=hasattr(sys, "ps1") or "ipykernel" in sys.modules,
         )
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -22,6 +22,9 @@ from mlflow_stability.alerts import RunLink
 from mlflow_stability.alerts.channels import CallbackAlerts
 from mlflow_stability.alerts.ending import ending_event
 from mlflow_stability.errors import SettingsError
+from mlflow_stability.journal.launched_job import launched_job
+from mlflow_stability.journal.layout import RankProcess, name_ranks
+from mlflow_stability.journal.process_identity import ProcessIdentity, own_identity
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.probe_scheduler import ProbeScheduler
@@ -40,6 +43,7 @@ from mlflow_stability.session.process import (
     wait_for_delivery,
 )
 from mlflow_stability.session.rank_comparison import RankComparison
+from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording import Recording, UnseenTraining
 from mlflow_stability.session.run_binding import RunBinding
 from mlflow_stability.tracking.in_process.active_run import end_fluent_run, fluent_run_id
@@ -87,6 +91,7 @@ class Session:
         self._looked_after = 0.0
         """When the couriers were looked after last."""
         self._say_what_torch_lacks()
+        self._offer_to_restore()
 
     @property
     def is_inherited(self) -> bool:
@@ -270,7 +275,16 @@ class Session:
             self.settings.memory_budget,
             self._ranks_ended,
             RankComparison(lambda: self._binding.recording).take,
+            own_identity,
+            self._ranks_met,
         )
+
+    def _ranks_met(self, names: Sequence[str], processes: Sequence[ProcessIdentity]) -> None:
+        """Have the courier know which processes train together."""
+        recording = self._binding.recording
+        if recording is not None:
+            found = zip(names, processes, strict=True)
+            name_ranks(recording.folder.parent, [RankProcess(name, process) for name, process in found])
 
     def _ranks_ended(self, why: str) -> None:
         """Said once a training, by the process that records."""
@@ -396,6 +410,23 @@ class Session:
                 ", ".join(lacking),
                 "; ".join(dict.fromkeys(lacking.values())),
             )
+
+    def _offer_to_restore(self) -> None:
+        """Say that a job was started again, and how to go on from where it was."""
+        job = launched_job()
+        if job is None or not job.restarts or rank_and_world_size()[0] != 0:
+            return
+        offer = ""
+        if self._lifecycle is not None:
+            offer = self._lifecycle.offer_to_restore()
+        self._warn(
+            "Attempt %d of this job (torchrun has restarted it %d of %d times): it is recorded into the run of the "
+            "attempt before.%s",
+            job.restarts + 1,
+            job.restarts,
+            job.most_restarts,
+            offer,
+        )
 
     def _run_link(self) -> RunLink | None:
         run_id, recording = self._binding.current_run_id(), self._binding.recording

@@ -45,6 +45,8 @@ RUNNING = "running"
 
 FOR_PROGRAMS = "mlflow.stability."
 LAST_STEP = f"{FOR_PROGRAMS}last_step"
+JOB = f"{FOR_PROGRAMS}job"
+"""Of a launcher that starts its processes again: the name of the job, by which its next attempt finds the run."""
 DESCRIPTION = "mlflow.note.content"
 """MLflow's own tag for the description of a run."""
 

@@ -1,7 +1,7 @@
 """Trains on gloo processes, of which the one before the last is in trouble; prints the weights as a number.
 
-Arguments: `nan` in the batch of that rank at step 13, or `slow` loading of its data from step 20 on; the folder for
-the journal; whether the autopilot is on.
+Arguments: `nan` in the batch of that rank at step 13, or `slow` loading of its data from step 20 on, or `once`: targets
+that are too large at step 61, and one slow loading at step 75; the folder for the journal; whether the autopilot is on.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from torch.nn.parallel import DistributedDataParallel
 import mlflow_stability
 
 STEPS, NAN_AT, SLOW_FROM = 90, 13, 20
+SPIKE_AT, SLOW_AT = 61, 75
 
 
 def main(trouble: str, folder: Path, mode: str) -> None:
@@ -39,14 +40,20 @@ def main(trouble: str, folder: Path, mode: str) -> None:
             fully_shard(each, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     for step in range(1, (30 if trouble == "nan" else STEPS) + 1):
-        inputs = torch.randn(4, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+        rows = 64 if trouble == "once" else 4
+        inputs = torch.randn(rows, 6, generator=torch.Generator().manual_seed(100 * step + rank))
+        target = 0.0
         in_trouble = rank == size - 2
         if in_trouble and trouble == "nan" and step == NAN_AT:
             inputs[0, 0] = math.nan
         if in_trouble and trouble == "slow" and step >= SLOW_FROM:
             time.sleep(0.3)
+        if in_trouble and trouble == "once" and step == SPIKE_AT:
+            target = 1000.0
+        if in_trouble and trouble == "once" and step == SLOW_AT:
+            time.sleep(1.5)
         optimizer.zero_grad()
-        model(inputs).square().mean().backward()
+        (model(inputs) - target).square().mean().backward()
         optimizer.step()
         whole = [each.full_tensor() if hasattr(each, "full_tensor") else each for each in model.parameters()]
         print(zlib.crc32(torch.cat([each.detach().flatten() for each in whole]).numpy().tobytes()), flush=True)

@@ -1,4 +1,4 @@
-"""A NaN and a slow step are told with the rank that they began on."""
+"""A NaN, a spike and a slow step are told with the rank that they began on."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from probes.ranks.launching import Ended, launch, recorded
 from scenarios import ranks_training
-from scenarios.ranks_training import NAN_AT, SLOW_FROM
+from scenarios.ranks_training import NAN_AT, SLOW_AT, SLOW_FROM, SPIKE_AT
 
-from mlflow_stability.detectors.reported.ranks import RankNonfinite, Straggler
+from mlflow_stability.detectors.reported.ranks import RankNonfinite, RankSlowStep, RankSpike, Straggler
 from mlflow_stability.journal.follower import read_journal
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.milestone import Note
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
@@ -51,6 +51,20 @@ def test_where_nothing_is_skipped_the_rank_that_was_first_is_named_once(tmp_path
     trained(2, "nan", str(tmp_path), "watched")
     (event,) = events(tmp_path, RankNonfinite.kind)
     assert (event.step, event.evidence["first_rank"]) == (NAN_AT, 0)
+
+
+def test_a_spike_and_a_slow_step_of_one_rank_of_four_are_named(tmp_path: Path) -> None:
+    trained(4, "once", str(tmp_path), "watched")
+    host = socket.gethostname()
+    (spike,) = events(tmp_path, RankSpike.kind)
+    assert (spike.step, spike.evidence["first_rank"], spike.severity) == (SPIKE_AT, 2, Severity.WARNING)
+    assert f"Loss spike first on rank 2 ({host}) at step {SPIKE_AT}; no spike on the other ranks" in spike.message
+    loss = recorded(tmp_path)[SPIKE_AT]["loss"]
+    assert spike.evidence["loss"] > 100 * loss, "which is that of rank 0"
+    (slow,) = events(tmp_path, RankSlowStep.kind)
+    assert (slow.step, slow.evidence["rank"]) == (SLOW_AT, 2)
+    assert f"Rank 2 ({host}) took 1.5" in slow.message
+    assert f"Loss spike first on rank 2 ({host}) at step {SPIKE_AT}. Rank 2" in notes(tmp_path)["ranks"]
 
 
 def test_a_rank_that_the_others_wait_for_is_named_and_losses_are_compared(tmp_path: Path) -> None:

@@ -6,6 +6,13 @@ the run as it is. Pure, so that the whole table can be tested.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from datetime import UTC, datetime
+
+from mlflow_stability.courier.process.rank_processes import RankEnd
+from mlflow_stability.courier.streams.run_summary import RunSummary
+from mlflow_stability.detectors.reported import RankDied
+from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.milestone import Closing
 from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
 
@@ -17,6 +24,28 @@ def silent_end(out_of_memory: bool, step: int, time: float) -> Closing:
     if out_of_memory:
         return Closing("out_of_memory", "killed by the system: out of memory", step, time)
     return Closing("killed", "process ended without notice: killed by a signal, or os._exit()", step, time)
+
+
+def rank_died(closing: Closing, story: RunSummary, ended: Sequence[RankEnd], *, restarts: bool) -> Event | None:
+    """What to say of the process of another rank that ended first, where the training did not end well.
+
+    Ranks that end with the training, or that wait for one that hangs, are nothing to tell of. `restarts`: whether a
+    launcher starts the job again, so that it says nothing bad of the training.
+    """
+    if not ended or closing.outcome in ("finished", "stopped"):
+        return None
+    names = ", ".join(each.name for each in ended)
+    when = datetime.fromtimestamp(ended[0].time, UTC).strftime("%H:%M:%S UTC")
+    before = f", {ended[0].before:.2g} s before rank 0" if ended[0].before else ""
+    return Event(
+        story.last_step,
+        RankDied.kind,
+        Severity.INFO if restarts else Severity.WARNING,
+        f"{names[:1].upper()}{names[1:]} ended first: after step {story.last_step}, at {when}{before}.",
+        evidence={"seconds_before": ended[0].before, "ranks": float(len(ended))},
+        remedies=RankDied.remedies,
+        time=ended[0].time,
+    )
 
 
 def waits_for_process(closing: Closing, own_run: bool) -> bool:

@@ -16,6 +16,7 @@ from mlflow_stability.courier.process.training_process import TrainingProcess
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.tracking.store.run_creation import TrackingStore, tracking_store
 from mlflow_stability.tracking.store.run_page import run_page
+from mlflow_stability.tracking.tag_names import JOB
 from mlflow_stability.tracking.write.recording_claim import RecordingTag, claim_place, place_among, tag_name
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.vocabulary.run.milestone import Opening
@@ -30,13 +31,15 @@ def open_run(
     store = tracking_store(uri)
     delivered.recording = opening.recording
     if delivered.run_id is None:
-        delivered.run_id = opening.run_id or _made_run(store, opening, delivered, process)
+        delivered.run_id = (
+            opening.run_id or _run_of_job(store, opening) or _made_run(store, opening, delivered, process)
+        )
         delivered.creating = False
         delivered.save()
     writer = store.writer(delivered.run_id)
     place = claim_place(writer, opening)
     delivered.number = place.number
-    if opening.resumed and place.state == "live":
+    if (opening.resumed or opening.restarts) and place.state == "live":
         writer.resume()
     delivered.section, delivered.offset = place.section, place.offset
     writer.set_tags(opening.tags)  # the name of the run may be one of them
@@ -45,6 +48,13 @@ def open_run(
     delivered.url = "" if page.command else page.url
     delivered.save()
     return writer, place
+
+
+def _run_of_job(store: TrackingStore, opening: Opening) -> str | None:
+    """The run of the attempts before, where a launcher has started the job again."""
+    if not opening.job or not opening.restarts:
+        return None
+    return store.find_run(store.experiment(opening.experiment_id), JOB, opening.job)
 
 
 def _made_run(store: TrackingStore, opening: Opening, delivered: Delivered, process: TrainingProcess) -> str:
@@ -68,6 +78,8 @@ def _first_tags(opening: Opening, process: TrainingProcess) -> dict[str, str]:
     script = next((word for word in process.command()[1:] if word.endswith(".py")), None)
     if script is not None:
         tags["mlflow.source.name"] = str(Path(opening.directory, script))
+    if opening.job:
+        tags[JOB] = opening.job
     place = replace(place_among([], 0, opening, opening.time), settled=True)
     tags[tag_name(opening.recording)] = place.text()
     return tags

@@ -155,6 +155,12 @@ class EventStream:
             self._lines.append(line_of(closing))
             self._changed, self.done = True, False
 
+    def add(self, event: Event) -> None:
+        """Add what the courier has found itself; its step is as the run counts."""
+        self.story.hear(event)
+        self._lines.append(line_of(event))
+        self._changed, self.done = True, False
+
     def look_for_stall(self) -> None:
         """See whether steps still come; while none does, the run says so."""
         if self._all_heard_at is None:

@@ -4,7 +4,14 @@ from __future__ import annotations
 
 from mlflow_stability.detectors.reported.autopilot import EarlyStopping, GiveUp, Rollback, SpikeBatch
 from mlflow_stability.detectors.reported.endings import WAYS_TO_END, Stall
-from mlflow_stability.detectors.reported.ranks import RankNonfinite, Straggler
+from mlflow_stability.detectors.reported.ranks import (
+    JobRestarted,
+    RankDied,
+    RankNonfinite,
+    RankSlowStep,
+    RankSpike,
+    Straggler,
+)
 from mlflow_stability.detectors.reported.representations import RepresentationSummary
 from mlflow_stability.detectors.reported.setup import (
     BatchDiscarded,
@@ -21,9 +28,13 @@ __all__ = [
     "EarlyStopping",
     "EvaluationMode",
     "GiveUp",
+    "JobRestarted",
     "ModelLint",
     "NotMeasured",
+    "RankDied",
     "RankNonfinite",
+    "RankSlowStep",
+    "RankSpike",
     "RepresentationSummary",
     "Rollback",
     "SpikeBatch",

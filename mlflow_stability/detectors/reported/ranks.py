@@ -41,6 +41,127 @@ class RankNonfinite(FindingType):
 
 
 @dataclass(frozen=True, slots=True)
+class RankDied(FindingType):
+    """The process of one rank ended, and the training with it.
+
+    What it sees: the process of another rank that ended before rank 0 did, in a training that did not end well. The
+    courier waits for the ends of all processes of its own machine.
+
+    Why it matters: the other ranks fail a moment later, in a collective or by the launcher, and their messages hide
+    which one was first.
+
+    What to try: read the log of that rank; check the kernel log of that host for the out-of-memory killer.
+
+    When it is wrong: two processes that end within the same millisecond may both be named. Processes on other machines
+    are not watched, and where the first end was there, another rank is named, or none.
+
+    Reference: https://docs.pytorch.org/docs/stable/elastic/errors.html
+    """
+
+    kind = "rank_died"
+    noun = "a rank that died"
+    plural = "ranks that died"
+    order = 1155
+    severities = (Severity.INFO, Severity.WARNING)
+    remedies = (
+        "Read the log of that rank.",
+        "Check the kernel log of that host for the out-of-memory killer.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class JobRestarted(FindingType):
+    """The launcher started the job again.
+
+    What it sees: the environment of `torchrun --max-restarts`. The attempt is recorded into the run of the one before,
+    behind its steps.
+
+    Why it matters: what was trained since the last checkpoint is lost, or everything where nothing was restored.
+
+    What to try: call restore() at the start of the script, on every rank; see `rank_died` for what ended the attempt
+    before.
+
+    When it is wrong: nodes that join or leave on purpose restart the job, too.
+
+    Reference: https://docs.pytorch.org/docs/stable/elastic/run.html
+    """
+
+    kind = "job_restarted"
+    noun = "a restart of the job"
+    plural = "restarts of the job"
+    order = 1157
+    severities = (Severity.INFO,)
+    remedies = ("Call mlflow_stability.restore(model, optimizer) at the start of the script, on every rank.",)
+
+
+@dataclass(frozen=True, slots=True)
+class RankSpike(FindingType):
+    """A loss spike began on one rank.
+
+    What it sees: the rank whose own loss was the first to be a `loss_spike`. Each rank judges its own losses, and ranks
+    compare at least every 10 steps. It is reported where rank 0 has a spike too, and where the spike is one of the mean
+    loss of all ranks: at least 8σ times the square root of the number of ranks.
+
+    Why it matters: the gradient of that batch reaches all ranks. Only rank 0 records its loss, so a bad batch of
+    another rank is not in the curve of the loss.
+
+    What to try: inspect the batch of that rank at that step; clip gradients at 1.0; check that host for hardware
+    errors.
+
+    When it is wrong: ranks that train on different data on purpose. Spikes on all ranks at the same step do not come
+    from one batch: look at the learning rate and the weights.
+
+    Reference: OLMo 2 (arXiv:2501.00656, 3.2)
+    """
+
+    kind = "rank_spike"
+    noun = "a loss spike that began on one rank"
+    plural = "loss spikes that began on one rank"
+    order = 1162
+    severities = (Severity.INFO, Severity.WARNING)
+    remedies = (
+        "Inspect the batch of that rank at that step.",
+        "Clip gradients at 1.0.",
+        "Check that host for hardware errors.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class RankSlowStep(FindingType):
+    """One rank made all others wait at one step.
+
+    What it sees: the time from the end of a step to the next backward pass, on each rank. A slow step takes at least 5
+    times the usual time of that rank and 0.5 s more, while no more than half of the ranks are slow at it. A rank is
+    named again only after a step twice as long.
+
+    Why it matters: all ranks wait for the slowest one.
+
+    What to try: look for checkpoints, evaluation or logging on that rank; profile its data loader.
+
+    When it is wrong: a rank that evaluates or writes checkpoints on purpose. Where the forward pass communicates (FSDP,
+    tensor parallelism), a slow forward pass slows all ranks alike, and only slow loading is seen.
+
+    Reference: Jiang et al., MegaScale (arXiv:2402.15627)
+    """
+
+    times: ClassVar[float] = 5.0
+    """Minimum ratio to the usual time of that rank."""
+    seconds: ClassVar[float] = 0.5
+    """Minimum difference from it."""
+
+    kind = "rank_slow_step"
+    noun = "a step that one rank made longer"
+    plural = "steps that one rank made longer"
+    order = 1165
+    severities = (Severity.INFO,)
+    experimental = True
+    remedies = (
+        "Look for checkpoints, evaluation or logging on that rank.",
+        "Profile the data loader of that rank.",
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Straggler(FindingType):
     """One rank is slower than the others.
 

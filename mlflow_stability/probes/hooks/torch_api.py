@@ -164,6 +164,7 @@ SYMBOLS: dict[str, Symbol] = {
     "fsdp1_reductions": Symbol("torch.distributed.fsdp._runtime_utils:dist", _FLAT),
     "fsdp_clip_grad_norm_": Symbol("torch.distributed.fsdp:FullyShardedDataParallel.clip_grad_norm_", _NORM),
     "default_store": Symbol("torch.distributed.distributed_c10d:_get_default_store", "comparison of ranks"),
+    "process_groups": Symbol("torch.distributed.distributed_c10d:_world", "comparison of ranks after a restart"),
     # of copies
     "flatten_dense_tensors": Symbol("torch._C:_nn.flatten_dense_tensors", _SLOWER, _side_by_side),
     "unflatten_dense_tensors": Symbol("torch._utils:_unflatten_dense_tensors", _COPIES),

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.ranks.own_group import attempt
 
 PRESENT_SECONDS = 0.5
 """For how long to look for the others: where all are watched they have announced themselves before their first step."""
@@ -39,7 +40,7 @@ class Presence:
         distributed = torch.distributed
         if self._announced or not distributed.is_available() or not distributed.is_initialized():
             return
-        self._announced = f"mlflow_stability/{self._purpose}/{next(_meetings[self._purpose])}"
+        self._announced = f"mlflow_stability/{attempt()}/{self._purpose}/{next(_meetings[self._purpose])}"
         torch_api.default_store().set(self._key(distributed.get_rank()), "1")
 
     def all_here(self, ranks: Sequence[int]) -> bool:

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mlflow_stability.probes.ranks.own_group import gloo_group
 from mlflow_stability.probes.step.readback import values_on_host
 
 ANSWER_SECONDS = 120.0
@@ -26,30 +27,25 @@ LOST = "a process of this training has ended, or its connection is lost"
 class RankExchange:
     """One row at a time."""
 
-    def __init__(self, ranks: Sequence[int]) -> None:
+    def __init__(self, ranks: Sequence[int], introduction: Any = None) -> None:
+        """`introduction`: what this process has the others know of it."""
         distributed = torch.distributed
         # It goes when the script destroys its groups, and not before: torch would give the next one its name.
-        self._group = distributed.new_group(
-            list(ranks),
-            backend="gloo",
-            timeout=timedelta(seconds=ANSWER_SECONDS),
-            use_local_synchronization=True,  # other processes of the job need not come here
-        )
+        self._group = gloo_group(timedelta(seconds=ANSWER_SECONDS), ranks)
         self.rank = tuple(ranks).index(distributed.get_rank())
         """The place of this process among them."""
         self.size = len(ranks)
-        self.names = self._names(ranks)
+        met: list[Any] = [None] * len(ranks)
+        distributed.all_gather_object(met, (socket.gethostname(), introduction), group=self._group)
+        self.names = [f"rank {rank} ({host})" for rank, (host, _) in zip(ranks, met, strict=True)]
         """What each process is called: its rank and its host."""
+        self.introductions = [each for _, each in met]
+        """What each process has said of itself."""
         self.over = ""
         """Why nothing is exchanged any more; empty while all is well."""
         self._row: Tensor | None = None
         self._work: Any = None
         self._since = 0.0
-
-    def _names(self, ranks: Sequence[int]) -> list[str]:
-        hosts: list[Any] = [""] * len(ranks)
-        torch.distributed.all_gather_object(hosts, socket.gethostname(), group=self._group)
-        return [f"rank {rank} ({host})" for rank, host in zip(ranks, hosts, strict=True)]
 
     @property
     def is_waiting(self) -> bool:

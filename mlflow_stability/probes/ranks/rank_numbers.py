@@ -11,9 +11,9 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from math import isfinite
 
 from mlflow_stability.probes.ranks.rank_exchange import RankExchange
+from mlflow_stability.probes.ranks.rank_peaks import PeakWatch
 from mlflow_stability.probes.ranks.rank_row import (
     LAYERS_EVERY,
     LEAVING,
@@ -60,7 +60,7 @@ class RankNumbers:
         self._sent: tuple[_Waiting | None, Shape, int] | None = None
         self._waiting: deque[_Waiting] = deque()
         self._captures = self._last_sent = 0
-        self._broken = 0
+        self._peaks = PeakWatch(exchange.size)
         self._told = False
 
     @property
@@ -97,9 +97,7 @@ class RankNumbers:
         if not alone:
             self._captures += 1
             measured.capture = self._captures
-            if not self._broken and measured.loss is not None and not isfinite(measured.loss):
-                self._broken = measured.capture
-            measured.broken = self._broken
+            measured.peaks = self._peaks.take(measured.capture, measured.loss, measured.seconds)
         if self.is_over:
             deliver(None)
             return
@@ -162,8 +160,7 @@ class RankNumbers:
             row[LAYERS_EVERY] = float(self._layers_every)
         self._announced, self._last_sent = self._layout, measured.capture
         self._sent = waiting, shape, self._layout.names
-        if measured.broken == self._broken:
-            self._broken = 0
+        self._peaks.sent(measured.peaks)
         self._exchange.begin(row)
 
     def _arrived(self, seconds: float) -> bool:

@@ -12,13 +12,15 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
+from mlflow_stability.probes.ranks.rank_peaks import NUMBERS, RankPeaks, numbers_of, peaks_of
+
 SUMS = {"norms": 3, "updates": 2, "momentum": 1}
 """What is summed over processes, and how many numbers it has: of the whole model, and of each layer."""
 LEAVING, NEEDS, OFFSET, LAYERS_EVERY, LAYOUT, LAYOUT_SQUARED, COUNT, SQUARES, NORM_UNKNOWN = range(9)
 HEADER = 9
-BY_RANK = 4
-"""Of each process: whether it has a loss, the loss, how long it was busy before its backward pass, and the capture of
-its first loss that was not finite since the exchange before."""
+BY_RANK = 3 + NUMBERS
+"""Of each process: whether it has a loss, the loss, how long it was busy before its backward pass, and what stood out
+since the exchange before."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +42,7 @@ class Measured:
     """By the count of the recording; 0: not known here."""
     loss: float | None = None
     seconds: float = 0.0
-    broken: int = 0
-    """The first capture since the exchange before whose loss was not finite; 0: none."""
+    peaks: RankPeaks = field(default_factory=RankPeaks)
     squares: float | None = None
     """Of the gradients that are here; None: not measured, or not known."""
     needs_norm: bool = False
@@ -75,8 +76,8 @@ class RankTable:
     by_layer: dict[str, Sequence[float]]
     losses: tuple[float | None, ...]
     seconds: tuple[float, ...]
-    broken: tuple[int, ...]
-    """By rank, as `Measured` has them; `broken` as steps of the recording."""
+    peaks: tuple[RankPeaks, ...]
+    """By rank, as `Measured` has them; `peaks` with steps of the recording."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,7 +106,7 @@ def pack(measured: Measured, rank: int, shape: Shape, names: int) -> list[float]
         float(measured.loss is not None),
         0.0 if measured.loss is None else measured.loss,
         measured.seconds,
-        float(measured.broken),
+        *numbers_of(measured.peaks),
     ]
     row += by_rank
     row += _sums(measured.whole, measured.step, 1)
@@ -149,7 +150,7 @@ def unpack(row: Sequence[float], shape: Shape, names: int) -> tuple[RankTable, A
         by_layer,
         tuple(loss if there else None for there, loss in zip(by_rank[::BY_RANK], by_rank[1::BY_RANK], strict=True)),
         tuple(by_rank[2::BY_RANK]),
-        tuple(int(each) + offset if each else 0 for each in by_rank[3::BY_RANK]),
+        tuple(peaks_of(by_rank[at + 3 : at + BY_RANK]).at_steps(offset) for at in range(0, len(by_rank), BY_RANK)),
     )
     return table, Agreed(offset, row[NEEDS] > 0, int(row[LAYERS_EVERY]), shared, row[LEAVING] > 0)
 

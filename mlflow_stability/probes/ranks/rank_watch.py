@@ -13,6 +13,7 @@ import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from math import fsum, isfinite, nan
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
@@ -80,6 +81,8 @@ class RankWatch:
         budget_bytes: int | None = None,
         on_end: Callable[[str], None] = lambda _: None,
         on_table: Callable[[RankTable, Sequence[str]], None] = lambda _, __: None,
+        introduction: Callable[[], Any] = lambda: None,
+        on_meet: Callable[[Sequence[str], Sequence[Any]], None] = lambda _, __: None,
     ) -> None:
         self.is_on = False
         """Whether other processes train with this one."""
@@ -108,6 +111,8 @@ class RankWatch:
         self._take = guard("other processes", self._taken)
         self._poll = guard("other processes", self._polled)
         self._on_table = guard("comparison of ranks", on_table)
+        self._introduction = introduction
+        self._on_meet = guard("comparison of ranks", on_meet)
 
     def meet(self, optimizer: Optimizer) -> None:
         """An optimizer begins its step for the first time."""
@@ -124,10 +129,12 @@ class RankWatch:
         """Runs when gradients are complete; `step`: of the recording, 0 where there is none; `wait`: for the others."""
         self._poll(wait)
         numbers = self._numbers
-        if numbers is None or numbers.is_over or self.paused or self.ranks is None or not self.ranks.is_split:
+        if numbers is None or numbers.is_over or self.paused or self.ranks is None:
             return
         at = step or numbers.step
         self._share.step = at or 0
+        if not self.ranks.is_split:
+            return
         self._gradients(capture, optimizer, unscale)
         if at is not None and (at % EVERY == 0 or at in FIRST or at % self._layers_every == 0):
             self._before(optimizer, unscale)
@@ -225,8 +232,11 @@ class RankWatch:
             return
         self.ranks = ranks
         if self._numbers is None:
-            self._numbers = RankNumbers(RankExchange(ranks.ranks), self._layers_every, self._ended)
+            exchange = RankExchange(ranks.ranks, self._introduction())
+            self._numbers = RankNumbers(exchange, self._layers_every, self._ended)
             self.is_on = True
+            if self._numbers.is_first:
+                self._on_meet(exchange.names, exchange.introductions)
         self.is_split = ranks.is_split
         if ranks.is_split:
             self._norms = ShardNorms(ranks, self._budget)

@@ -183,7 +183,12 @@ class CheckpointCadence:
         while self._waiting and step - self._waiting[0] >= self._policy.healthy_after:
             self._writer.promote(self._waiting.pop(0))
 
-    def trouble(self) -> None:
-        """Runs after a step that was not healthy: the newest checkpoint may carry what led to it."""
+    def trouble(self, *, rejects: bool = True) -> None:
+        """Runs after a step that was not healthy: the newest checkpoint may carry what led to it.
+
+        `rejects`: whether it is removed, or only not marked as good.
+        """
         while self._waiting:
-            self._writer.reject(self._waiting.pop())
+            step = self._waiting.pop()
+            if rejects:
+                self._writer.reject(step)

@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+from mlflow_stability.probes.ranks.own_group import gloo_group
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import METADATA, STATE, CheckpointMeta
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import sha256_of
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
@@ -36,7 +37,7 @@ class CheckpointRanks:
         self.group: Any = None
         self.rank, self.size = 0, 1
         if not alone:
-            self.group = distributed.new_group(backend="gloo", timeout=timedelta(minutes=WRITE_MINUTES))
+            self.group = gloo_group(timedelta(minutes=WRITE_MINUTES))
             self.rank, self.size = distributed.get_rank(), distributed.get_world_size()
 
     @property

@@ -142,7 +142,10 @@ def _found(directory: Path | str | None, run_id: str | None, which: Which, fetch
             found = find(fetched(run_id, which), which)
             return replace(found, messages=(f"{refusal} Using the uploaded checkpoint instead.", *found.messages))
     if fetched is None or run_id is None:
-        raise CheckpointsRefused("Nothing to restore from: pass `directory` or `run_id`.")
+        raise CheckpointsRefused(
+            "Nothing to restore from: pass `directory` or `run_id`. Without them, checkpoints of earlier "
+            "attempts of this job are taken, and there are none."
+        )
     return find(fetched(run_id, which), which)
 
 

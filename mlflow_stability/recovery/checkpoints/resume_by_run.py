@@ -1,7 +1,8 @@
 """Goes on in a new process where a recorded training ended, found by its run.
 
 In: freshly built models and optimizers, and a run or a folder. Out: what was restored. The checkpoints of a run lie in
-the journal's folder under its id; where they do not, they are fetched from the run's artifacts.
+the journal's folder under its id; where they do not, they are fetched from the run's artifacts. Without a run or a
+folder: what earlier attempts of the same job have left, where a launcher has started it again.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from mlflow_stability.journal.layout import make_root
 from mlflow_stability.recovery.checkpoints import resume
 from mlflow_stability.recovery.checkpoints.checkpoint_meta import read_meta
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import StoredCheckpoint, Which, damage_of
+from mlflow_stability.recovery.checkpoints.job_folder import agreed_folder_of_job
 from mlflow_stability.recovery.checkpoints.resume import Fetch, Resumed
 from mlflow_stability.vocabulary.argument import with_known_names
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
@@ -44,7 +46,8 @@ def restore(
         optimizer: Their optimizer or optimizers.
         schedulers: Learning rate schedulers; found by themselves where they hold one of the optimizers.
         scaler: The loss scaler, if there is one.
-        run_id: The run whose checkpoints are wanted.
+        run_id: The run whose checkpoints are wanted. Without it and `directory`: those of earlier attempts of this job,
+            where `torchrun --max-restarts` has started it again.
         directory: The folder that holds them; that of the run in the journal's folder if not given.
         which: "last_good", "best", "newest", or a step.
         fetch: Brings the checkpoints of a run from elsewhere where the folder has none; from the run's artifacts if
@@ -55,6 +58,8 @@ def restore(
         local = Settings().journal_root() / CHECKPOINTS_FOLDER / run_id
         directory = local if local.is_dir() else None
         fetch = fetch or fetched_from_run
+    elif directory is None:
+        directory = agreed_folder_of_job(Settings().journal_root())
     return resume.restore(
         model,
         optimizer,

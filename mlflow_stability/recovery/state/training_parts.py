@@ -94,6 +94,13 @@ def holds_shards(parts: TrainingParts) -> bool:
     return any(local_part(each) is not each for model in parts.models for each in Module.parameters(model))
 
 
+def any_shards() -> bool:
+    """Whether an optimizer of this process trains parameters that are sharded."""
+    (optimizers,) = living(Optimizer)
+    parameters = (parameter for each in optimizers for group in each.param_groups for parameter in group["params"])
+    return any(local_part(each) is not each for each in parameters)
+
+
 def what_splits(parts: TrainingParts) -> str:
     """``FSDP``-like modules, sharded parameters, or optimizers that share their state out among processes."""
     if stage := stage_of_pipeline(parts):

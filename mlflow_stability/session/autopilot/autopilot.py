@@ -275,6 +275,14 @@ class Autopilot:
         if self._batches is not None:
             self._batches.stop()
 
+    def _write_ahead(self) -> str:
+        """Have a checkpoint written, and say when; empty where it cannot be."""
+        if not self.checkpoint_now():
+            return ""
+        if self._snapshots.writes_together and not self._consensus.is_alone:
+            return "All ranks write a checkpoint after the next step."
+        return f"Wrote a checkpoint of step {self.step}."
+
     def _best_written(self, value: float) -> bool:
         """Write the state that the script has just found to be the best so far."""
         parts = self._parts.alive()
@@ -352,8 +360,8 @@ class Autopilot:
         orders = self._consensus.take()
         if not late and self._scaler is not None:
             self._settle_scale(self._scaler)
-        if self._keeps:
-            self._prove(orders, self.step)
+        if self._keeps or self._snapshots.has_checkpoints:
+            self._prove(orders, self.step, self._keeps)  # nobody goes back: what was asked for stays
         if orders.stop and orders.ending is None:
             orders.ending = self._stopped_together(orders.stop)
         if orders.ending is not None:
@@ -368,8 +376,8 @@ class Autopilot:
             self._roll_back(orders.rollback)
             return
         if orders.cut or orders.reset or orders.ahead:
-            self._adjust(orders, self.step, self._parts.alive(), self.checkpoint_now)
-        if self._keeps and not late:
+            self._adjust(orders, self.step, self._parts.alive(), self._write_ahead)
+        if (self._keeps or orders.checkpoint) and not late:
             self._snapshot(orders)
 
     def _keep_state(self, orders: Orders) -> None:
@@ -388,9 +396,10 @@ class Autopilot:
             self._snapshots.take(parts, self.step, self._evaluator.loss, self._rates, ring=ring, disk=disk)
 
     def _due(self) -> tuple[bool, bool]:
-        if not self._keeps or not self._parts.are_there():
+        if not (self._keeps or self._snapshots.is_wanted) or not self._parts.are_there():
             return False, False
-        return self._snapshots.is_due(self._parts, self.step)
+        ring, disk = self._snapshots.is_due(self._parts, self.step)
+        return ring and self._keeps, disk
 
     def _roll_back(self, decision: Decision) -> bool:
         gone = self._rollback.run(decision, self.step, self._parts.alive())

@@ -12,9 +12,13 @@ from pathlib import Path
 from typing import Any
 
 from mlflow_stability.errors import StabilityError
+from mlflow_stability.journal.launched_job import launched_job, mark_folder
 from mlflow_stability.journal.layout import make_root
 from mlflow_stability.probes.step.reading import ProbeReading
+from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
+from mlflow_stability.recovery.checkpoints.job_folder import folder_of_job
 from mlflow_stability.recovery.checkpoints.rank_store import CheckpointRanks
+from mlflow_stability.recovery.state.training_parts import any_shards
 from mlflow_stability.session.autopilot.autopilot import Autopilot
 from mlflow_stability.session.autopilot.autopilot_config import AutopilotContext, autopilot_config_of
 from mlflow_stability.session.autopilot.rank_consensus import RankVote, shared_vote
@@ -76,6 +80,15 @@ class AutopilotLifecycle:
         if self._control is not None and self._recording is recording:
             self._control.on_reading(step, events)
 
+    def offer_to_restore(self) -> str:
+        """What to call to go on from the checkpoints of an earlier attempt of this job; empty where there are none."""
+        folder = folder_of_job(self._root())
+        steps = [each.step for each in listing(folder) if each.meta is not None] if folder is not None else []
+        if not steps:
+            return " It left no checkpoint."
+        where = "" if self._root() == Settings().journal_root() else f", directory={str(folder)!r}"
+        return f" restore(model, optimizer{where}) on every rank continues from its checkpoint of step {max(steps)}."
+
     def release(self) -> None:
         """Put back whatever is hidden or written at the moment, for nobody watches any more; others need not wait."""
         if self._vote is not None:
@@ -104,7 +117,9 @@ class AutopilotLifecycle:
         if self._vote is None:
             self._is_refused = True  # unless it is not
             self._vote = shared_vote()
-            self._checkpoint_ranks = None if self._vote is None else CheckpointRanks()
+            # All processes come to the same answer: a group that only some of them make is never made.
+            if self._vote is not None and self._vote.all_have(any_shards()):
+                self._checkpoint_ranks = CheckpointRanks()
             self._is_refused = False
         batches = self._batches(recording)
         context = AutopilotContext(
@@ -122,6 +137,9 @@ class AutopilotLifecycle:
         name = (self._run_id() if recording is not None else None) or self._name(recording)
         make_root(self._root())
         directory = self._root() / CHECKPOINTS_FOLDER / name
+        job = launched_job()
+        if job is not None and job.can_restart:
+            mark_folder(directory, job)
         if recording is not None:
             recording.note(CHECKPOINTS_FOLDER, str(directory))
         return directory, name

@@ -21,6 +21,7 @@ import torch.distributed
 from torch import Tensor
 
 from mlflow_stability.errors import StabilityError, TrainingDiverged
+from mlflow_stability.probes.ranks.own_group import gloo_group
 from mlflow_stability.probes.ranks.presence import Presence
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS, LOST
 from mlflow_stability.probes.step.step_capture import StepCapture
@@ -116,7 +117,7 @@ class RankVote:
     """The voice of this process."""
 
     def __init__(self) -> None:
-        self._group = torch.distributed.new_group(backend="gloo", timeout=timedelta(seconds=ANSWER_SECONDS))
+        self._group = gloo_group(timedelta(seconds=ANSWER_SECONDS))
         self.paused = False
         """Whether some processes may make no step, because they have run out of batches (`Join`)."""
         self.silent = ""

@@ -186,18 +186,31 @@ class SnapshotManager:
             return False
         if self.writes_together and not self._alone:
             self._wanted = math.nan if value is None else value
-            return True
+            return "checkpoints" not in self._off
         self.complete(parts)
         self.take(parts, step, loss, rates, ring=False, disk=True, value=value)
         return self.complete(parts)
 
-    def prove(self, orders: Orders, step: int) -> None:
-        """Runs when a step is over: states prove themselves by healthy steps, and are dropped where trouble comes."""
+    @property
+    def has_checkpoints(self) -> bool:
+        """Whether any was written, or is about to be."""
+        return self._cadence is not None
+
+    @property
+    def is_wanted(self) -> bool:
+        """Whether a checkpoint was asked for that is written after the next step."""
+        return self._wanted is not None
+
+    def prove(self, orders: Orders, step: int, rejects: bool = True) -> None:
+        """Runs when a step is over: states prove themselves by healthy steps, and are dropped where trouble comes.
+
+        `rejects`: whether checkpoints are removed then.
+        """
         if orders.trouble:
             self._early = None
             self.ring.trouble()
             if self._cadence is not None:
-                self._cadence.trouble()
+                self._cadence.trouble(rejects=rejects)
         elif orders.healthy:
             self.untracked = None
             self.ring.healthy(step)

@@ -51,8 +51,8 @@ class StepAdjustment:
             each.kind == DivergenceAhead.kind for each in outcome.events
         )
 
-    def carry_out(self, orders: Orders, step: int, parts: TrainingParts | None, write: Callable[[], bool]) -> None:
-        """Do it after a step; `write` writes a checkpoint, and says whether it could."""
+    def carry_out(self, orders: Orders, step: int, parts: TrainingParts | None, write: Callable[[], str]) -> None:
+        """Do it after a step; `write` has a checkpoint written, and says so; empty where it could not."""
         if orders.cut:
             self._cut(step)
         if orders.reset and parts is not None:
@@ -83,11 +83,10 @@ class StepAdjustment:
             {"factor": WARM_UP_FROM, "steps": float(steps), "tensors": float(count)},
         )
 
-    def _act_ahead(self, step: int, write: Callable[[], bool]) -> None:
+    def _act_ahead(self, step: int, write: Callable[[], str]) -> None:
         policy = self._policy
-        done, numbers = [], {}
-        if write():
-            done.append(f"Wrote a checkpoint of step {step}.")
+        written = write()
+        done, numbers = [written] if written else [], {}
         factor, steps = policy.easing_factor, policy.easing_steps
         if policy.act_ahead == "ease" and self._modifier.ease_in(step + 1, factor, steps):
             done.append(

@@ -54,6 +54,10 @@ class RecordingTag:
     """How many events of which severity."""
     rollbacks: int = 0
     skipped: int = 0
+    job: str = ""
+    """The launcher's job that it is an attempt of."""
+    restarts: int = 0
+    """How many attempts of the job there were before."""
 
     def lives(self, now: float) -> bool:
         """Whether its process is still at work, as far as one can tell from here."""
@@ -99,6 +103,8 @@ def claim_place(writer: RunWriter, opening: Opening) -> RecordingTag:
     mine = next((tag for tag in tags_of_recordings(writer.tags()) if tag.id == opening.recording), None)
     if mine is not None and mine.number != CHOOSING and mine.settled:
         return mine
+    if opening.restarts:
+        await_attempts_before(writer, opening)
     for _ in range(_ATTEMPTS):
         _say(writer, RecordingTag(opening.recording, CHOOSING, opening.host, opening.pid, time=time.time()))
         others = _others(writer, opening)
@@ -114,8 +120,9 @@ def claim_place(writer: RunWriter, opening: Opening) -> RecordingTag:
 
 def place_among(known: list[RecordingTag], number: int, opening: Opening, now: float) -> RecordingTag:
     """The tag of a newcomer: beside recordings that are still being written, behind those that have ended."""
-    beside_others = any(tag.lives(now) for tag in known)
-    ended_at = max((tag.last_step for tag in known if not tag.lives(now)), default=0)
+    living = [tag for tag in known if tag.lives(now) and not is_attempt_before(tag, opening)]
+    beside_others = bool(living)
+    ended_at = max((tag.last_step for tag in known if tag not in living), default=0)
     return RecordingTag(
         id=opening.recording,
         number=number,
@@ -125,7 +132,24 @@ def place_among(known: list[RecordingTag], number: int, opening: Opening, now: f
         time=now,
         section=section_of(number + 1) if beside_others else section_of(1),
         offset=ended_at if opening.first_step <= ended_at else 0,
+        job=opening.job,
+        restarts=opening.restarts,
     )
+
+
+def is_attempt_before(tag: RecordingTag, opening: Opening) -> bool:
+    """Whether its processes are gone: the launcher ends them before it begins the next attempt."""
+    return bool(opening.job) and tag.job == opening.job and tag.restarts < opening.restarts
+
+
+def await_attempts_before(writer: RunWriter, opening: Opening) -> None:
+    """Wait until attempts before are delivered, for their steps come before ours; not for ever, if nobody delivers."""
+    until = time.monotonic() + LIVE_SECONDS
+    while time.monotonic() < until:
+        tags = [tag for tag in tags_of_recordings(writer.tags()) if is_attempt_before(tag, opening)]
+        if not any(tag.lives(time.time()) for tag in tags):
+            return
+        time.sleep(5 * _POLL_SECONDS)
 
 
 def _lost(writer: RunWriter, opening: Opening, number: int) -> bool:

@@ -34,6 +34,10 @@ class Opening:
     tags: dict[str, str] = field(default_factory=dict)
     """The user's ``extra_tags``."""
     world_size: int = 1
+    job: str = ""
+    """The launcher's job that this training is an attempt of; empty where nobody would start it again."""
+    restarts: int = 0
+    """How many attempts of the job there were before."""
     interactive: bool = False
     """Whether a person types the training: one who thinks is no stall."""
     layer_metrics: Literal["", "blocks", "parameters"] = ""
