@@ -16,6 +16,7 @@ from pathlib import Path
 
 from mlflow_stability.journal.last_words import LastWords
 from mlflow_stability.journal.record import Record, encode, encode_layout, encode_step
+from mlflow_stability.journal.slow_writes import SLOW_SECONDS, SlowWrites, WriteTimes
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.run.milestone import Closing, Gap, Opening
@@ -36,6 +37,7 @@ class JournalWriter:
         self.failure = ""
         """Why nothing is being recorded at the moment; empty while all is well."""
         self.bytes_written = 0
+        self._writes, self._times = 0, WriteTimes()
         self._pid = os.getpid()
         self._lock = threading.RLock()
         """What was found in steps that waited may be kept by another thread than the steps are."""
@@ -69,6 +71,10 @@ class JournalWriter:
                 self._missed(record)
             return kept
 
+    def slow_writes(self) -> SlowWrites | None:
+        """What slow writes cost, the first time that it is much; to be asked now and then."""
+        return self._times.found(self._writes)
+
     def close(self) -> None:
         """Give the descriptors back; the journal stays for the courier."""
         if self._fd >= 0 and os.getpid() == self._pid:
@@ -94,11 +100,16 @@ class JournalWriter:
         if self._torn:
             line = b"\n" + line
         self._torn = True  # until it is known to be whole: Ctrl-C may come in between
+        began = time.perf_counter()
         try:
             written = os.write(self._fd, line)
         except OSError as error:
             self._failed(error.strerror or str(error))
             return False
+        took = time.perf_counter() - began
+        if took >= SLOW_SECONDS:
+            self._times.add_slow(took)
+        self._writes += 1
         self.bytes_written += written
         if written != len(line):  # a full disk gives short writes without an exception
             self._failed(os.strerror(28))

@@ -25,6 +25,7 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.journal.launched_job import launched_job
 from mlflow_stability.journal.layout import RankProcess, name_ranks
 from mlflow_stability.journal.process_identity import ProcessIdentity, own_identity
+from mlflow_stability.journal.slow_writes import SHARE
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import TorchWatch
 from mlflow_stability.probes.probe_scheduler import ProbeScheduler
@@ -333,6 +334,7 @@ class Session:
                 link.look_after()
             if self._begin_said is not recording and self._output.begins(self._binding.delivered_run()):
                 self._begin_said = recording
+            self._tell_slow_writes(recording)
         failure = recording.failure
         if failure and not self._disk_said:
             self._warn(
@@ -343,6 +345,20 @@ class Session:
                 recording.folder.parent.parent,
             )
         self._disk_said = bool(failure)
+
+    def _tell_slow_writes(self, recording: Recording) -> None:
+        slow = recording.slow_writes()
+        if slow is not None:
+            self._warn(
+                "Each step waits %.3g ms for its journal line at step %d, %.0f %% of the training time (threshold "
+                "%.0f %%): %s is on a slow file system. Training continues, slower. Set MLFLOW_STABILITY_JOURNAL_DIR "
+                "or autolog(journal_dir=...) to a folder on a local disk.",
+                1000 * slow.seconds,
+                recording.step,
+                100 * slow.share,
+                100 * SHARE,
+                recording.folder.parent.parent,
+            )
 
     def _finish(self, closing: Closing) -> None:
         self._guard("the last readings", self._meter.close)()

@@ -18,6 +18,7 @@ from mlflow_stability.detectors.panel import Panel
 from mlflow_stability.detectors.reported import BatchDiscarded, NotMeasured
 from mlflow_stability.journal.attention_maps import write_attention_map
 from mlflow_stability.journal.layer_tables import write_layer_table
+from mlflow_stability.journal.slow_writes import SlowWrites
 from mlflow_stability.journal.writer import JournalWriter
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.step.reading import COPIED, UNCLIPPED, ProbeReading
@@ -167,6 +168,10 @@ class Recording:
         """What gradient norms stood for, by place."""
         self._basis_of: tuple[tuple[Signal, ...], str] = ((), "")
         """Of which signals that was noted last, and what it was."""
+
+    def slow_writes(self) -> SlowWrites | None:
+        """What slow writes of the journal cost, the first time that it is much."""
+        return self._journal.slow_writes()
 
     @property
     def last(self) -> StepReading | None:

@@ -1,0 +1,104 @@
+"""Slow writes of a journal are told of where they hold up the training, and nowhere else."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+
+import pytest
+from benchmarks.slow_directory import SHIM
+
+from mlflow_stability.journal.slow_writes import SHARE, SLOW_SECONDS, WRITES, WriteTimes
+
+TRAIN = """
+import time, torch, mlflow_stability
+mlflow_stability.autolog(offline=True)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+for _ in range(80):
+    model(torch.randn(8, 4)).square().mean().backward()
+    optimizer.step()
+    optimizer.zero_grad()
+    time.sleep(0.005)
+"""
+
+
+def test_slow_writes_are_told_of_once_with_their_time_and_share() -> None:
+    times = WriteTimes()
+    began = time.perf_counter()
+    for _ in range(WRITES):
+        time.sleep(0.03)
+        times.add_slow(0.03)
+    found = times.found(WRITES)
+    assert found is not None
+    assert found.seconds == pytest.approx(0.03)
+    assert found.share == pytest.approx(0.03 * WRITES / (time.perf_counter() - began), rel=0.2)
+    for _ in range(WRITES):
+        times.add_slow(0.03)
+    assert times.found(2 * WRITES) is None
+
+
+def test_a_few_slow_writes_among_many_say_nothing() -> None:
+    times = WriteTimes()
+    for _ in range(WRITES):
+        times.add_slow(0.5)
+    assert times.found(2 * WRITES + 1) is None
+    assert times.found(3 * WRITES) is None  # nor do they count in the writes after them
+
+
+def test_slow_writes_in_long_steps_say_nothing() -> None:
+    times = WriteTimes()
+    for _ in range(WRITES):
+        times.add_slow(SLOW_SECONDS)
+    time.sleep(1.1 * WRITES * SLOW_SECONDS / SHARE)
+    assert times.found(WRITES) is None
+
+
+def test_a_thread_that_keeps_pythons_lock_is_not_taken_for_a_slow_disk() -> None:
+    times, over = WriteTimes(), threading.Event()
+
+    def work() -> None:
+        while not over.is_set():
+            sum(range(1000))
+
+    busy = threading.Thread(target=work)
+    interval = sys.getswitchinterval()
+    sys.setswitchinterval(0.05)
+    busy.start()
+    try:
+        for _ in range(WRITES):
+            times.add_slow(0.05)
+        assert times.found(WRITES) is None
+    finally:
+        over.set()
+        sys.setswitchinterval(interval)
+        busy.join()
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux" or shutil.which("cc") is None, reason="needs Linux and a C compiler")
+def test_a_training_whose_journal_is_on_a_slow_file_system_says_so_once(tmp_path: Path) -> None:
+    source, library, journals = tmp_path / "slow.c", tmp_path / "slow.so", tmp_path / "journals"
+    source.write_text(SHIM)
+    subprocess.run(["cc", "-w", "-O2", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    environment = {
+        **os.environ,
+        "LD_PRELOAD": str(library),
+        "SLOW_DIRECTORY": str(journals),
+        "SLOW_MICROSECONDS": "20000",
+        "MLFLOW_STABILITY_JOURNAL_DIR": str(journals),
+    }
+    done = subprocess.run(
+        [sys.executable, "-c", TRAIN], cwd=tmp_path, env=environment, capture_output=True, text=True, check=True
+    )
+    said = [line for line in done.stderr.splitlines() if "slow file system" in line]
+    assert len(said) == 1, done.stderr
+    assert "ms for its journal line at step" in said[0]
+    assert str(journals) in said[0]
+    assert "(threshold 5 %)" in said[0]
+    assert "MLFLOW_STABILITY_JOURNAL_DIR" in said[0]
