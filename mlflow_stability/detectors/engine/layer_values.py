@@ -31,6 +31,8 @@ class LayerRound:
 
     def take(self, point: Point, quantity: str) -> list[Point]:
         """Take a point in; gives the layers of the step before, in the model's order, where this one ends it."""
+        if not self.points and point.quantity != quantity:
+            return self.points  # nothing: a loss, at nearly every step
         done: list[Point] = []
         if point.step != self.step or point.time > self.time:
             done, self.points = self.points, []
@@ -69,6 +71,8 @@ class Heads:
     def take(self, point: Point, quantity: str) -> dict[str, list[Point]]:
         """Take a point in; gives the heads of the step before by layer, where this one ends it."""
         layers: dict[str, list[Point]] = {}
+        if not self.round.points and point.quantity != quantity:
+            return layers
         for each in self.round.take(point, quantity):
             layer, _, head = each.place.rpartition(_HEAD)
             if layer and head.isdigit() and each.finite:
