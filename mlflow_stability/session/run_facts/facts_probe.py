@@ -28,7 +28,9 @@ from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, Setti
 from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
 
 FIRST_STEPS = 32
-"""For so many steps every step is looked at for an optimizer that is new; then two steps in ten."""
+"""For so many steps every step is looked at for an optimizer that is new; then one in ten, ..."""
+OTHERS_EVERY = 100
+"""... and one in so many that is odd: optimizers may take turns."""
 MOST_SEARCHES = 8
 """A script that makes an optimizer for every sample has told enough by then."""
 Found: TypeAlias = tuple[list[Module], list[LRScheduler], list[GradScaler]]
@@ -76,11 +78,11 @@ class FactsProbe(ForwardObserver, BaseProbe):
     def due(self, step: int) -> bool:
         """Whether to look at the steps of this capture."""
         self._modifier += 1
-        return self._modifier <= FIRST_STEPS or self._watch.due(step) or self._watch.due(step - 1)
+        return self._modifier <= FIRST_STEPS or self._watch.due(step) or step % OTHERS_EVERY == 1
 
     def next_due(self, step: int) -> int:
         """The next step that may be due."""
-        following = self._modifier <= FIRST_STEPS or self._watch.due(step)
+        following = self._modifier <= FIRST_STEPS or step % OTHERS_EVERY == 0
         return step + 1 if following else next_multiple(step, LOOK_EVERY)
 
     def before_step(self, view: StepView) -> None:
