@@ -1,6 +1,6 @@
 """Keeps attention maps beside a journal, one file each, for they are too large for its lines.
 
-In: an `AttentionMap` and the folder of a recording. Out: `attention/<attempt>-<step>-<layer>-<mark>.npz` in it, mode
+In: an `AttentionMap` and the folder of a recording. Out: `attention/<attempt>-<step>-<layer>-<mark>.arrays` in it, mode
 0600 in 0700; and the map back. Guarantees: a file is there whole or not at all; a full disk leaves no litter and raises
 nothing; what is read is what was written, and nothing in a file is ever executed.
 """
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from hashlib import blake2b
 from pathlib import Path
 
-from mlflow_stability.journal.array_file import read_arrays, write_arrays
+from mlflow_stability.journal.array_file import SUFFIX, read_arrays, write_arrays
 from mlflow_stability.vocabulary.measured.attention_map import AttentionMap, arrays_of, map_of
 
 FOLDER = "attention"
-_NAME = re.compile(r"(\d{4,})-(\d{12,})-(\d{4,})-[0-9a-f]{8}\.npz")
+_NAME = re.compile(r"(\d{4,})-(\d{12,})-(\d{4,})-[0-9a-f]{8}\.arrays")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -34,7 +34,7 @@ def write_attention_map(recording: Path, attention: AttentionMap) -> Path | None
     folder = recording / FOLDER
     # Two models that train in one step may both have a first layer.
     mark = blake2b(attention.layer.encode("utf-8", "surrogatepass"), digest_size=4).hexdigest()
-    file = folder / f"{attention.attempt:04d}-{attention.step:012d}-{attention.layer_number:04d}-{mark}.npz"
+    file = folder / f"{attention.attempt:04d}-{attention.step:012d}-{attention.layer_number:04d}-{mark}{SUFFIX}"
     return write_arrays(file, arrays_of(attention))
 
 

@@ -1,7 +1,7 @@
 """Keeps the tables of layers beside a journal, one file each, for they are too large for its lines.
 
-In: a `LayerTable` and the folder of a recording. Out: `layers/<step>-<what>.npz` in it, or `<step>-<what>-full.npz`
-where it has histograms, mode 0600 in 0700; a second training in that step has `…-2.npz`; and the table back.
+In: a `LayerTable` and the folder of a recording. Out: `layers/<step>-<what>.arrays` in it, `<step>-<what>-full.arrays`
+where it has histograms, mode 0600 in 0700; a second training in that step has `…-2.arrays`; and the table back.
 Guarantees: a file is there whole or not at all; a full disk leaves no litter and raises nothing; what is read is what
 was written, and nothing in a file is ever executed.
 """
@@ -19,11 +19,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.journal.array_file import read_arrays, write_arrays
+from mlflow_stability.journal.array_file import SUFFIX, read_arrays, write_arrays
 from mlflow_stability.vocabulary.measured.layer_table import LayerTable
 
 FOLDER = "layers"
-_NAME = re.compile(r"(\d{12,})-([a-z]+)(-full)?(?:-\d+)?\.npz")
+_NAME = re.compile(r"(\d{12,})-([a-z]+)(-full)?(?:-\d+)?\.arrays")
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -41,7 +41,7 @@ def write_layer_table(recording: Path, table: LayerTable) -> Path | None:
     folder = recording / FOLDER
     name = f"{table.step:012d}-{table.what}{'-full' if table.has_histograms else ''}"
     names = chain([name], (f"{name}-{number}" for number in count(2)))
-    file = next(file for each in names if not (file := folder / f"{each}.npz").exists())
+    file = next(file for each in names if not (file := folder / f"{each}{SUFFIX}").exists())
     arrays: dict[str, NDArray[Any]] = {
         "head": _bytes([table.step, table.attempt, table.what, *table.layers]),
         "statistics": table.statistics,

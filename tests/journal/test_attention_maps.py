@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import errno
-import os
 import stat
 import tempfile
 from dataclasses import replace
@@ -12,6 +10,7 @@ import pytest
 from figures.attention import attention, same
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from journal.test_full_disk import in_a_child, limit
 
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.attention_maps import attention_map_files, read_attention_map, write_attention_map
@@ -52,7 +51,7 @@ def test_the_files_are_found_in_the_order_of_measuring_and_nothing_else_is(tmp_p
     assert attention_map_files(tmp_path) == []
     for step, attempt, number in ((1000, 0, 1), (500, 1, 0), (1000, 0, 0), (500, 0, 0)):
         write_attention_map(tmp_path, attention(step=step, attempt=attempt, number=number))
-    (tmp_path / "attention" / "notes.npz").write_bytes(b"")
+    (tmp_path / "attention" / "notes.arrays").write_bytes(b"")
     found = [(each.attempt, each.step, each.layer_number) for each in attention_map_files(tmp_path)]
     assert found == [(0, 500, 0), (0, 1000, 0), (0, 1000, 1), (1, 500, 0)]
 
@@ -70,22 +69,22 @@ def test_nobody_else_may_read_them(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
-def test_a_full_disk_leaves_no_litter_and_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_a_full_disk_leaves_no_litter_and_raises_nothing(tmp_path: Path) -> None:
+    def training() -> None:
+        limit(100)
+        assert write_attention_map(tmp_path, attention()) is None
 
-    monkeypatch.setattr(np, "savez", full)
-    assert write_attention_map(tmp_path, attention()) is None
+    in_a_child(training)
     assert list((tmp_path / "attention").iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"not at all"])
+@pytest.mark.parametrize("content", [b"", b"0a1b2c3d torn", b"not at all"])
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     file = write_attention_map(tmp_path, attention())
     assert file is not None
     whole = file.read_bytes()
     file.write_bytes(content)
-    with pytest.raises(JournalError, match=r"0000-000000000500-0000-[0-9a-f]+\.npz"):
+    with pytest.raises(JournalError, match=r"0000-000000000500-0000-[0-9a-f]+\.arrays"):
         read_attention_map(file)
     file.write_bytes(whole[:-100])
     with pytest.raises(JournalError):

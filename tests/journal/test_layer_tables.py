@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import errno
-import os
 import stat
 import tempfile
 from pathlib import Path
@@ -11,6 +9,7 @@ import pytest
 from figures.layers import gpt_layers, normal, not_finite, table
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from journal.test_full_disk import in_a_child, limit
 
 from mlflow_stability.errors import JournalError
 from mlflow_stability.journal.layer_tables import layer_table_files, read_layer_table, write_layer_table
@@ -56,7 +55,7 @@ def test_the_files_are_found_in_the_order_of_steps_and_nothing_else_is(tmp_path:
     for step, what in ((20_000, "gradient"), (300, "weight"), (300, "gradient")):
         write_layer_table(tmp_path, bare(step, what))
     write_layer_table(tmp_path, table(1000, ["a"], [normal()]))
-    (tmp_path / "layers" / "notes.npz").write_bytes(b"")
+    (tmp_path / "layers" / "notes.arrays").write_bytes(b"")
     found = [(each.step, each.what, each.has_histograms) for each in layer_table_files(tmp_path)]
     assert found == [
         (300, "gradient", False),
@@ -73,21 +72,21 @@ def test_nobody_else_may_read_them(tmp_path: Path) -> None:
     assert stat.S_IMODE(file.parent.stat().st_mode) == 0o700
 
 
-def test_a_full_disk_leaves_no_litter_and_raises_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(*_: object, **__: object) -> None:
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+def test_a_full_disk_leaves_no_litter_and_raises_nothing(tmp_path: Path) -> None:
+    def training() -> None:
+        limit(100)
+        assert write_layer_table(tmp_path, bare(1)) is None
 
-    monkeypatch.setattr(np, "savez", full)
-    assert write_layer_table(tmp_path, bare(1)) is None
+    in_a_child(training)
     assert list((tmp_path / "layers").iterdir()) == []
 
 
-@pytest.mark.parametrize("content", [b"", b"PK\x03\x04 torn", b"not at all"])
+@pytest.mark.parametrize("content", [b"", b"0a1b2c3d torn", b"not at all"])
 def test_a_damaged_file_is_named(tmp_path: Path, content: bytes) -> None:
     file = write_layer_table(tmp_path, bare(1))
     assert file is not None
     file.write_bytes(content)
-    with pytest.raises(JournalError, match=r"000000000001-gradient\.npz"):
+    with pytest.raises(JournalError, match=r"000000000001-gradient\.arrays"):
         read_layer_table(file)
     whole = write_layer_table(tmp_path, bare(1))
     assert whole is not None

@@ -102,7 +102,7 @@ def test_while_training_goes_on_the_newest_step_waits_for_its_second_table(
 
 
 def test_more_than_fits_into_memory_goes_in_several_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layer_stream, "_MOST_BYTES", 4_000)
+    monkeypatch.setattr(layer_stream, "_MOST_BYTES", 1_000)
     shelf = Shelf()
     keep(tmp_path, range(100, 1000, 100))
     drive(stream_of(tmp_path, shelf))
