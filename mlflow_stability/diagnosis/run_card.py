@@ -36,6 +36,8 @@ def _card(history: RunHistory, diagnosis: Diagnosis) -> RunCard:
     main = main_curve(history)
     about_training = [each for each in _bad(diagnosis) if each.kind not in OF_THE_PROCESS]
     first, last = diagnosis.steps or (None, None)
+    if history.format == "recorded" and main is not None and len(main.steps):
+        first = int(main.steps[0])  # a script may have logged a validation at step 0, before its first step
     reading = diagnosis.curves[0] if diagnosis.curves else None
     return RunCard(
         source=diagnosis.source,

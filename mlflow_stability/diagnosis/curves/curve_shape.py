@@ -67,6 +67,8 @@ ONE_FREQUENCY = 0.3
 """The share of the recent variation that lies in one frequency, from which on it is an oscillation and no noise."""
 BROKEN_U = 0.10
 """How far the end of a U is above its lowest."""
+HELD = 5
+"""The lowest level counts, for an explosion, as the median of so many: a single lucky point is none."""
 EXPLODING, CONVERGED = 100.0, 1e-6
 """Above this a loss that did not fall is exploding; below this it has converged."""
 ROLLING, DEVIATIONS = 1000, 7.0
@@ -196,7 +198,8 @@ def _shape(levels: Levels, trend: str, health: str, began: float) -> str:
     edge = max(1, count // 10)
     start, end = float(np.median(x[:edge])), float(np.median(x[-edge:]))
     start = min(start, float(np.log(began))) if levels.logarithmic and began > 0 else start
-    if health == "exploding" or (levels.logarithmic and end - float(x[lowest]) > np.log(10)):
+    held = np.median(np.lib.stride_tricks.sliding_window_view(x, min(HELD, count)), axis=1)
+    if health == "exploding" or (levels.logarithmic and end - float(held.min()) > np.log(10)):
         return "explosion"
     least = BROKEN_U if levels.logarithmic else 3.0
     if count // 10 <= lowest < count - edge and min(start, end) - float(x[lowest]) > max(least, 3 * levels.noise):

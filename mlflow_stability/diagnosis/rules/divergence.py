@@ -175,7 +175,7 @@ class DivergenceRule(Rule):
                 continue
             values, steps = other.values[other.finite], other.steps[other.finite]
             late = values[steps > best_step][-2:]
-            if len(values) > len(late) > 0 and values.min() > 0:
+            if len(values) > len(late) == 2 and values.min() > 0:
                 return bool(np.log(late.min() / values.min()) > self.smallest_rise)
         return False
 

@@ -11,9 +11,10 @@ several that are equally bad and that passed, the first whose cause is known.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 
-from mlflow_stability.detectors.reported import GiveUp, Rollback
+from mlflow_stability.detectors.reported import EarlyStopping, GiveUp, Rollback
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import said_of
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
@@ -103,7 +104,20 @@ def training_outcome(diagnosis: Diagnosis) -> str:
 def verdict_of(
     outcome: str, episodes: Sequence[Episode], readings: Sequence[CurveReading], points: int, silence: str = ""
 ) -> str:
-    """The one sentence; ``silence``: that the loss is missing at the end, or has a single point, if it is so."""
+    """What is said of the run; ``silence``: that the loss is missing at the end, or has a single point, if it is so."""
+    return _training_sentence(outcome, episodes, readings, points, silence) + _stopped(episodes)
+
+
+def _stopped(episodes: Sequence[Episode]) -> str:
+    """`` Stopped before step 74 was taken: loss is 0.0397 (stop_on=loss<0.05).``; empty where nothing stopped it."""
+    stop = next((each for each in episodes if each.kind == EarlyStopping.kind), None)
+    said = None if stop is None else re.match(r"Training stopped (.*? \(stop_on=.*?\)\.)", stop.message)
+    return "" if said is None else f" Stopped {said[1]}"
+
+
+def _training_sentence(
+    outcome: str, episodes: Sequence[Episode], readings: Sequence[CurveReading], points: int, silence: str
+) -> str:
     main = readings[0] if readings else None
     if outcome == "cannot_tell":
         return f"Cannot tell: {silence or _too_little(main, points)}."

@@ -19,7 +19,8 @@ HEAD = ("run", "outcome", "first issue", "spikes per 10k steps", "recovered", "f
 
 
 def _steps(card: RunCard) -> str:
-    return f"{card.steps:,}{' so far' if card.ended == 'running' else ''}" if card.steps else wording.NOTHING
+    ended = {"running": " so far", "stopped": " stopped"}.get(card.ended, "")
+    return f"{card.steps:,}{ended}" if card.steps else wording.NOTHING
 
 
 def _first_spike(card: RunCard) -> str:

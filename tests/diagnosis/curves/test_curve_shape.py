@@ -57,6 +57,12 @@ def test_noise_alone_leaves_the_first_level_to_the_whole_tenth() -> None:
     assert read(values).first_level == np.median(values[:100])
 
 
+def test_a_single_lucky_point_makes_no_explosion_of_what_follows() -> None:
+    values = np.geomspace(0.6, 0.15, 180) * np.exp(np.random.default_rng(0).normal(0, 0.4, 180))
+    values[175] = 0.005
+    assert read(values).shape == "decay"
+
+
 def test_a_curve_that_left_its_start_upwards_at_once_has_risen_though_it_fell_afterwards() -> None:
     reading = read(np.r_[3.6, 11.8, 30.0, np.geomspace(50, 15.6, 147)])
     assert (reading.trend, reading.shape) == ("rising", "")

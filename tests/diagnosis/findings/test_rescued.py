@@ -49,6 +49,18 @@ def test_a_noisy_loss_that_did_not_move_stayed_where_it_was() -> None:
     )
 
 
+def test_a_run_that_stop_on_ended_says_so_whatever_its_outcome_is() -> None:
+    message = (
+        "Training stopped before step 74 was taken: loss is 0.04 (stop_on=loss<0.05). The weights are from before."
+    )
+    stop = episode("early_stopping", 74, Severity.INFO)
+    stop = replace(stop, message=message)
+    assert verdict_of("healthy", [stop], [READING], 74) == (
+        "Healthy: loss fell from 2 to 1 in 500 steps; no warnings. "
+        "Stopped before step 74 was taken: loss is 0.04 (stop_on=loss<0.05)."
+    )
+
+
 def test_it_is_said_how_often() -> None:
     again = episode("rollback", 320, Severity.INFO, attempt=1, evidence={"target": 300.0})
     assert "rolled back 2 times, last to step 300, after" in verdict_of("recovered", [DIVERGED, BACK, again], [], 500)
