@@ -12,6 +12,7 @@ FILES = (
     "hugging_face",
     "fine_tuning",
     "training_libraries",
+    "own_optimizers",
     "reinforcement_learning",
     "detection",
     "several_processes",

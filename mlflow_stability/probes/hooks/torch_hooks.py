@@ -27,6 +27,7 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.closures import takes_closure, watched_closure
+from mlflow_stability.probes.hooks.foreign_optimizers import ForeignOptimizers
 from mlflow_stability.probes.hooks.hook_handles import HookHandles
 from mlflow_stability.probes.hooks.training_thread import TrainingThread, is_cuda_used
 from mlflow_stability.probes.hooks.uncompiled import uncompiled_hook
@@ -119,6 +120,9 @@ class TorchWatch:
         self._made = guard("step hooks", meter.optimizer_made)
         self._look_away = guard("step hooks", meter.look_away)
         self._uneven = guard("other processes", meter.uneven_inputs)
+        self._foreign = ForeignOptimizers(
+            guard, self._handles, self._thread, self._before_foreign_step, self._step_ended
+        )
 
     def install(self) -> None:
         """Begin to watch."""
@@ -142,6 +146,7 @@ class TorchWatch:
         ):
             self._patch(name, around)
         self._watch_fsdp()
+        self._foreign.look()
 
     @property
     def is_installed(self) -> bool:
@@ -151,6 +156,7 @@ class TorchWatch:
     def remove(self) -> None:
         """Leave torch as it was."""
         self._handles.remove()
+        self._foreign.forget()
         self._watches_fsdp = False
         self._look_away()
 
@@ -187,6 +193,11 @@ class TorchWatch:
         if by_name is not None:
             return args, {**kwargs, "closure": wrapped}
         return (args[0], wrapped, *args[2:]), kwargs
+
+    def _before_foreign_step(self, optimizer: Optimizer) -> None:
+        self._has_nested, self._newest = False, weakref.ref(optimizer)
+        self._counts.steps += 1
+        self._meter_before_step(optimizer)
 
     @uncompiled_hook
     def _after_step(self, optimizer: Optimizer, _args: Any, _kwargs: Any) -> None:
@@ -225,6 +236,8 @@ class TorchWatch:
             tensors = tuple(tensors)
             args, kwargs = ((tensors, *args[1:]), kwargs) if args else (args, {**kwargs, "tensors": tensors})
         self._in_backward = True
+        if len(sys.modules) != self._foreign.modules:
+            self._foreign.look()
         counts = self._counts
         counts.backwards += 1
         if not counts.steps and counts.backwards in (1, BACKWARDS_WITHOUT_STEP):

@@ -12,7 +12,7 @@ weights within one step.
 from __future__ import annotations
 
 import weakref
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -32,6 +32,15 @@ class _Place:
     module: weakref.ref[Module]
     name: str
     buffer: Tensor
+    is_parameter: bool = False
+    """As Keras keeps the moving averages of its layers."""
+
+    def is_current(self) -> bool:
+        """Whether it is still the tensor that its module holds."""
+        module = self.module()
+        if module is None:
+            return False
+        return (module._parameters if self.is_parameter else module._buffers).get(self.name) is self.buffer
 
 
 @dataclass(slots=True)
@@ -102,9 +111,8 @@ class BufferUndo:
 
     def _is_current(self) -> bool:
         """Whether each buffer is still the tensor that its module holds."""
-        for place in self._places:
-            module = place.module()
-            if module is None or module._buffers.get(place.name) is not place.buffer:
+        for place in self._places:  # at every step, and of many buffers
+            if not place.is_current():
                 return False
         return True
 
@@ -116,15 +124,16 @@ class BufferUndo:
         room = self._budget
         for root in [living for each in self._modules if (living := each()) is not None]:
             for path, module in Module.named_modules(root):
-                for name, buffer in module._buffers.items():
-                    if buffer is None or name in module._non_persistent_buffers_set or id(buffer) in seen:
+                for place in _places_of(module):
+                    name, buffer = place.name, place.buffer
+                    if id(buffer) in seen:
                         continue
                     seen.add(id(buffer))
                     if buffer.layout is not torch.strided or hasattr(buffer, "to_local") or buffer.nbytes > room:
                         left_out.append(f"{path}.{name}" if path else name)
                         continue
                     room -= buffer.nbytes
-                    self._places.append(_Place(weakref.ref(module), name, buffer))
+                    self._places.append(place)
                     found.setdefault((buffer.device, buffer.dtype), []).append(buffer)
         self.left_out = tuple(left_out)
         for (device, dtype), buffers in found.items():
@@ -132,6 +141,18 @@ class BufferUndo:
             lengths = [each.numel() for each in buffers]
             parts = [part.view(each.shape) for part, each in zip(torch.split(copy, lengths), buffers, strict=True)]
             self._buckets.append(_Bucket(buffers, copy, parts))
+
+
+def _places_of(module: Module) -> Iterator[_Place]:
+    """The buffers of a module; of a layer of Keras that is trained, what it keeps beside its weights."""
+    for name, buffer in module._buffers.items():
+        if buffer is not None and name not in module._non_persistent_buffers_set:
+            yield _Place(weakref.ref(module), name, buffer)
+    variables = module._modules.get("_torch_params")
+    if variables is not None and getattr(module, "trainable", False):
+        for name, parameter in variables._parameters.items():
+            if parameter is not None and not parameter.requires_grad and parameter.is_floating_point():
+                yield _Place(weakref.ref(variables), name, parameter, is_parameter=True)
 
 
 def _row(bucket: _Bucket) -> Tensor:

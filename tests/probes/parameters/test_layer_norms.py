@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from probes.measured import Measured, Row, backward, by_layer, everywhere, must_be, net, norm
@@ -177,3 +178,12 @@ def test_the_signals_of_a_block_are_the_same_objects_at_every_step() -> None:
         seen.append([id(block.signals) for block in probe.blocks(measured.step)])
         measured.step += 1
     assert seen[0] == seen[1]
+
+
+def test_a_learning_rate_of_numpy_gives_numbers_of_python() -> None:
+    model = net()
+    optimizer = SGD(model.parameters(), lr=np.float64(0.1))
+    measured = Measured([optimizer], [LayerNorms(1, 1)])
+    backward(model, 0)
+    optimizer.step()
+    assert {type(each) for each in measured.end().values()} == {float}
