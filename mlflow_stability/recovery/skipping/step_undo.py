@@ -35,13 +35,6 @@ class _Place:
     is_parameter: bool = False
     """As Keras keeps the moving averages of its layers."""
 
-    def is_current(self) -> bool:
-        """Whether it is still the tensor that its module holds."""
-        module = self.module()
-        if module is None:
-            return False
-        return (module._parameters if self.is_parameter else module._buffers).get(self.name) is self.buffer
-
 
 @dataclass(slots=True)
 class _Bucket:
@@ -111,8 +104,12 @@ class BufferUndo:
 
     def _is_current(self) -> bool:
         """Whether each buffer is still the tensor that its module holds."""
-        for place in self._places:  # at every step, and of many buffers
-            if not place.is_current():
+        for place in self._places:
+            module = place.module()
+            if module is None:
+                return False
+            held = module._parameters if place.is_parameter else module._buffers
+            if held.get(place.name) is not place.buffer:
                 return False
         return True
 
