@@ -21,7 +21,7 @@ FEWEST_BACKWARDS = 2
 FEWEST_NODES = 1000
 """So many nodes of graphs are a sign of training even where neither an optimizer nor a backward pass was seen."""
 WHY_AND_REMEDY = (
-    "nothing is recorded. An optimizer of your own, that is no torch.optim.Optimizer, and torch.func run no hooks. "
+    "nothing is recorded. An optimizer of your own that is not a torch.optim.Optimizer, and torch.func, run no hooks. "
     "Use `with "
     "mlflow_stability.attach(model, optimizer) as session: ... session.step(loss)`."
 )
