@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from mlflow_stability.journal.layout import RankProcess, ranks_of_session
-from mlflow_stability.journal.process_identity import Life, life_of
+from mlflow_stability.journal.process_identity import ProcessStatus, life_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,7 +49,7 @@ class RankProcesses:
         for place, each in enumerate(self._ranks):
             with contextlib.suppress(OSError, AttributeError):  # gone already, or a system without them
                 descriptors[os.pidfd_open(each.identity.pid)] = place
-                if life_of(each.identity) is not Life.LIVES:  # another process has its pid by now, or here
+                if life_of(each.identity) is not ProcessStatus.LIVES:  # another process has its pid by now, or here
                     os.close(descriptors.popitem()[0])
         if descriptors:
             threading.Thread(target=self._wait, args=(descriptors,), name="ranks", daemon=True).start()
