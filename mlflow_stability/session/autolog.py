@@ -95,7 +95,8 @@ def autolog(
         sdr_check_interval: Interval in steps of measurements of representations and sparse codes; 0 for never.
         sdr_collapse_threshold: Share of unique patterns below which sparse codes count as collapsed.
         tokens_per_step: Number of tokens in a step. Default: counted from the model's input.
-        memory_budget: Bytes of device memory for copies of weights. Default: 1 % of it, at most 256 MB.
+        memory_budget: Bytes of device memory for copies of weights, and as many for snapshots on their way to the
+            host. Default: 1 % of it, at most 256 MB.
         system_metrics: Log MLflow's system metrics in the run.
         exit_wait: Seconds without progress after which the end of the training stops waiting for delivery; it waits
             at most four times as long in all.

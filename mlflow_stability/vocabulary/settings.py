@@ -59,7 +59,7 @@ class Settings:
     tokens_per_step: int | None = field(default=None, metadata=whole_number(1, "of tokens", optional=True))
     """How many tokens a step takes; None: as many as the model's first input says."""
     memory_budget: int | None = field(default=None, metadata=whole_number(0, "of bytes", optional=True))
-    """How many bytes of the device the measurements may take for copies; None: 1 % of it, at most 256 MB."""
+    """How many bytes of the device measurements may take for copies, and snapshots again; None: 1 %, at most 256 MB."""
     system_metrics: bool = field(default=False, metadata=yes_or_no())
     """Switch MLflow's own measurements of the machine on for the run."""
     exit_wait: float = field(default=30.0, metadata=number(least=0, what="of seconds"))

@@ -87,3 +87,7 @@ def test_a_name_that_is_not_public_says_so() -> None:
 
 def test_the_package_tells_type_checkers_that_it_is_typed() -> None:
     assert (Path(mlflow_stability.__file__).parent / "py.typed").is_file()
+
+
+def test_an_outlet_can_be_the_first_that_is_loaded_of_the_courier() -> None:
+    assert "mlflow_stability" in loaded_by("import mlflow_stability.courier.outlets.alert_outlet")

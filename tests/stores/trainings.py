@@ -35,7 +35,11 @@ class Ended:
 
 
 def run_trainings(
-    folder: Path, environments: Sequence[Mapping[str, str]], steps: int, seconds_a_step: float = 0.0
+    folder: Path,
+    environments: Sequence[Mapping[str, str]],
+    steps: int,
+    seconds_a_step: float = 0.0,
+    patience: float = 250.0,
 ) -> list[Ended]:
     """Run one for each environment, all at once, each in a directory of its own, until all has been delivered."""
     started = []
@@ -55,11 +59,11 @@ def run_trainings(
         started.append((own, process))
     ended = []
     for own, process in started:
-        said, errors = process.communicate(timeout=250)
+        said, errors = process.communicate(timeout=patience)
         took = map(float, said.split() or 3 * ["nan"])
         ended.append(Ended(own, process.returncode, *took, errors))
     # Couriers outlive their trainings where a server is slow.
-    wait_until(lambda: not [each.folder for each in ended if _sessions(each.folder)], 90)
+    wait_until(lambda: not [each.folder for each in ended if _sessions(each.folder)], patience)
     return ended
 
 
