@@ -11,7 +11,7 @@ import multiprocessing
 import os
 import signal
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -31,7 +31,7 @@ LOOK = 0.5
 
 def deliver_many(
     sessions: Sequence[Path], tracking_uri: str | None, linger: float, jobs: int
-) -> Iterator[DeliveryReport | None]:
+) -> Generator[DeliveryReport | None, None, None]:
     """Deliver these sessions, `jobs` at once, in processes of their own; a report as each ends, None at each look."""
     # Not by fork: this process has connections to the store, and threads of the terminal.
     fresh = multiprocessing.get_context("spawn")

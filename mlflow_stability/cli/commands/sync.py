@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -165,10 +165,18 @@ def command(
     reports: list[DeliveryReport] = []
     waiting = [each for each in sessions if not waits_for_its_process(each.folder)]
     began = time.monotonic()
-    for report in _reports(waiting, tracking_uri, wait, jobs or _usual_jobs(waiting, tracking_uri), out):
-        reports.append(report)
-        for line in _report_lines(names[report.session], known[report.session], report):
-            out.print(line, soft_wrap=True)
+    try:
+        with closing(_reports(waiting, tracking_uri, wait, jobs or _usual_jobs(waiting, tracking_uri), out)) as told:
+            for report in told:
+                reports.append(report)
+                for line in _report_lines(names[report.session], known[report.session], report):
+                    out.print(line, soft_wrap=True)
+    except KeyboardInterrupt:
+        done = sum(not each.remaining and not each.busy for each in reports)
+        out.print(
+            f"Interrupted: delivered {done} of {len(waiting)}. The same command delivers the rest.", soft_wrap=True
+        )
+        raise
     for line in _summary_lines(known, reports, len(sessions) - len(waiting), time.monotonic() - began):
         out.print(line, soft_wrap=True)
     errors = [each.error for each in reports if each.error and each.remaining]
@@ -199,7 +207,7 @@ def _usual_jobs(sessions: list[SessionState], tracking_uri: str | None) -> int:
 
 def _reports(
     sessions: list[SessionState], tracking_uri: str | None, wait: float, jobs: int, out: Console
-) -> Iterator[DeliveryReport]:
+) -> Generator[DeliveryReport, None, None]:
     """The outcome of each session: one after another in this process, or several at once."""
     left = {each.folder: each.size for each in sessions}
     # Where the results go to a terminal, the bar stays below them.
@@ -216,11 +224,12 @@ def _reports(
                 left.pop(report.session)
                 yield report
         else:
-            for each in deliver_many([each.folder for each in sessions], tracking_uri, wait, jobs):
-                if each is not None:
-                    left.pop(each.session)
-                    yield each
-                shown()
+            with closing(deliver_many([each.folder for each in sessions], tracking_uri, wait, jobs)) as several:
+                for each in several:
+                    if each is not None:
+                        left.pop(each.session)
+                        yield each
+                    shown()
 
 
 def _names(sessions: list[SessionState], place: Path) -> dict[Path, str]:

@@ -79,7 +79,7 @@ def test_a_delivery_that_was_killed_is_continued(
     # Two have arrived, and the third is held up in its middle: on a machine of any speed it is killed before its end.
     wait_until(lambda: len(journal_roots_below(shared)) == 1 and troubled_server.mood == "down", 120)
     first.kill()
-    first.wait()
+    first.communicate()
     (session,) = [each for root in journal_roots_below(shared) for each in session_folders(root)]
     wait_until(lambda: not holder_lives(session), 10)  # those that it started end with it
 
@@ -98,14 +98,17 @@ def test_no_process_outlives_the_command(how: signal.Signals, troubled_server: T
     started = psutil.Process(command.pid).children(recursive=True)
     assert len(started) >= 2
     command.send_signal(how)
-    assert command.wait(20) == (INTERRUPTED if how is signal.SIGINT else -how)
+    said, _ = command.communicate(timeout=20)
+    assert command.returncode == (INTERRUPTED if how is signal.SIGINT else -how)
     assert psutil.wait_procs(started, 20)[1] == []
+    if how is signal.SIGINT:
+        assert b"Interrupted: delivered 0 of 3. The same command delivers the rest." in said
     assert len(journal_roots_below(tmp_path / "shared")) == 3
 
 
 def sync_in_a_process(place: Path, *options: str) -> subprocess.Popen[bytes]:
     command = [sys.executable, "-m", "mlflow_stability", "sync", str(place), "--jobs", "2", *options]
-    return subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, start_new_session=True)
+    return subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, start_new_session=True)
 
 
 def left_by_another_machine(root: Path, uri: str) -> Training:
