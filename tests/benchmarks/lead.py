@@ -46,9 +46,9 @@ from torch.nn.functional import cross_entropy
 from torch.optim import SGD, AdamW, Optimizer
 from zoo.healthy.catalog import HEALTHY
 from zoo.healthy.data import dice_of, mlp, points
-from zoo.language import LENGTH, LETTERS, lines, next_letter, written
 
 from mlflow_stability.demo.char_gpt import CharGPT
+from mlflow_stability.demo.tasks.language import LENGTH, LETTERS, lines, next_letter, written
 from mlflow_stability.session.process.courier_link import CourierLink
 from mlflow_stability.vocabulary.measured.observation import StepReading
 
