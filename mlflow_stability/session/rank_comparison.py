@@ -51,6 +51,9 @@ class RankComparison:
             self._noted = recording
             self._begin()
             self._note(recording, f"{len(names)} ranks: loss and time of each at least every {EVERY} steps")
+            with_loss = [rank for rank, loss in enumerate(table.losses) if loss is not None]
+            if with_loss and 0 not in with_loss:
+                recording.note("loss", f"from the last pipeline stage: {_named(with_loss, names)}")
         for event in (
             self._nonfinite(table, names, recording),
             self._spike(table, names),

@@ -139,7 +139,7 @@ class RankSlowStep(FindingType):
     What to try: look for checkpoints, evaluation or logging on that rank; profile its data loader.
 
     When it is wrong: a rank that evaluates or writes checkpoints on purpose. Where the forward pass communicates (FSDP,
-    tensor parallelism), a slow forward pass slows all ranks alike, and only slow loading is seen.
+    tensor parallelism), all ranks wait in it for the slow one, and none is named.
 
     Reference: Jiang et al., MegaScale (arXiv:2402.15627)
     """
@@ -175,7 +175,7 @@ class Straggler(FindingType):
     temperature of its device.
 
     When it is wrong: a rank that evaluates or logs on purpose. Where the forward pass communicates (FSDP, tensor
-    parallelism), a slow forward pass slows all ranks alike, and only slow loading is seen.
+    parallelism), all ranks wait in it for the slow one, and none is named.
 
     Reference: Jiang et al., MegaScale (arXiv:2402.15627)
     """

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite, sqrt
 from statistics import median
@@ -55,7 +56,7 @@ def numbers_of(peaks: RankPeaks) -> list[float]:
     return [float(getattr(peaks, each.name)) for each in dataclasses.fields(RankPeaks)]
 
 
-def peaks_of(numbers: list[float]) -> RankPeaks:
+def peaks_of(numbers: Sequence[float]) -> RankPeaks:
     """Read them where they arrive."""
     broken, spike, loss, level, z, slow, seconds, usual = numbers
     return RankPeaks(int(broken), int(spike), loss, level, z, int(slow), seconds, usual)

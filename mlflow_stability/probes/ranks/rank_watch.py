@@ -15,12 +15,14 @@ from dataclasses import dataclass, field
 from math import fsum, isfinite, nan
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.probe import Guard
+from mlflow_stability.probes.ranks.pipeline_stages import micro_batches_of_loss
 from mlflow_stability.probes.ranks.presence import Presence
 from mlflow_stability.probes.ranks.rank_exchange import RankExchange
 from mlflow_stability.probes.ranks.rank_numbers import EVERY, FIRST, Deliver, RankNumbers
@@ -28,6 +30,7 @@ from mlflow_stability.probes.ranks.rank_row import Measured, RankTable, root
 from mlflow_stability.probes.ranks.shard_norms import ShardNorms
 from mlflow_stability.probes.ranks.shards import LocalSquares, TrainingRanks, local_squares, training_ranks
 from mlflow_stability.probes.step.step_capture import StepCapture
+from mlflow_stability.probes.tensors.gradient_norm import world_size
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.measured.signal_type import SignalType
 
@@ -114,6 +117,26 @@ class RankWatch:
         self._introduction = introduction
         self._on_meet = guard("comparison of ranks", on_meet)
 
+    @property
+    def has_stages(self) -> bool:
+        """Whether each process has other layers of the model: only the last one has a loss."""
+        return self.is_on and self.ranks is not None and self.ranks.stage_copies > 0
+
+    def loss_of(self, losses: Sequence[float]) -> float | None:
+        """The loss of this process, of what it passed to `backward`; of a pipeline the mean of its micro-batches."""
+        if not losses:
+            return None
+        return sum(losses) / micro_batches_of_loss() if self.has_stages else sum(losses)
+
+    def with_loss(self, capture: StepCapture, values: Sequence[float], table: RankTable) -> Sequence[float]:
+        """The values of a capture, with the mean of the losses of all last stages in place of its own."""
+        if not self.has_stages:
+            return values
+        rest = values[len(capture.losses) :]
+        losses = [each for each in table.losses if each is not None]
+        capture.losses = [sum(losses) / len(losses)] if losses else []
+        return [*(sum(losses) / len(losses) for _ in capture.losses), *rest]
+
     def meet(self, optimizer: Optimizer) -> None:
         """An optimizer begins its step for the first time."""
         if not any(each() is optimizer for each in self._optimizers):
@@ -147,6 +170,8 @@ class RankWatch:
         """What was measured of the capture that is over."""
         self._collect()
         share, self._share = self._share, LocalShare()
+        if capture.clips and self.has_stages:  # what clipping found is of one stage
+            capture.clips.clear()
         if capture.norm_of_all is not None:
             if len(share.squares) == 1 and not share.partial:  # the processes have told each other before the step
                 share.needs_norm, share.squares = False, []
@@ -253,19 +278,33 @@ class RankWatch:
     def _measure_gradients(self, capture: StepCapture, optimizer: Optimizer, unscale: Tensor | None) -> None:
         assert self.ranks is not None
         gradients = {id(each.grad) for each in _parameters(optimizer) if each.grad is not None}
+        found: LocalSquares | None = None
         if capture.clips:
             capture.gradients |= gradients
             if len(capture.clips) == 1 and capture.clips[0].order == 2.0 and gradients <= capture.clips[0].gradients:
-                return
+                if not self.has_stages:
+                    return
+                found = self._clipped_stage(capture, gradients)
         self._share.needs_norm, self._share.is_known = True, False
-        found: LocalSquares | None = local_squares(optimizer, self.ranks, unscale)
+        found = local_squares(optimizer, self.ranks, unscale) if found is None else found
         if found is not None:
             self._share.is_known = True
             self._share.squares.append(found.squares)
             if found.partial is not None:
                 self._share.partial.append(found.partial)
-            elif len(self._share.squares) == 1:
+            elif len(self._share.squares) == 1 and len(self.ranks.ranks) == world_size():  # all of whom vote
                 capture.squares_here = found.squares
+
+    def _clipped_stage(self, capture: StepCapture, gradients: set[int]) -> LocalSquares | None:
+        """What clipping has found of this stage alone, before it clipped; None where it is not of one optimizer."""
+        clip = capture.clips[0]
+        if self.ranks is None or self.ranks.is_sharded or len(clip.gradients) != len(gradients):
+            capture.copied = True
+            return None
+        capture.clipped_by_stage = True
+        norm = torch.as_tensor(clip.norm, dtype=torch.float64)
+        norm = norm if clip.scale is None else norm / clip.scale.to(norm)
+        return LocalSquares(norm.square(), None)
 
     def _before_step(self, optimizer: Optimizer, unscale: Tensor | None) -> None:
         norms = self._norms

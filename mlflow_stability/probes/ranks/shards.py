@@ -17,6 +17,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.objects.model_discovery import models_of
+from mlflow_stability.probes.ranks.pipeline_stages import ranks_of_pipeline
 from mlflow_stability.probes.step.readback import values_on_host
 from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, total_norm, world_size
 
@@ -50,12 +51,17 @@ class TrainingRanks:
     """Whether any of the parameters are split over them."""
     flat_shares: dict[int, float]
     """For parameters of FSDP's first version, by identity: one over how often each value is held."""
+    stage_copies: int = 0
+    """Of pipeline stages: how many of these processes have the same stage; 0 where there are none."""
+
+    is_sharded: bool = False
+    """Of pipeline stages: whether their parameters are sharded besides."""
 
     def share(self, tensor: Tensor, parameter: Tensor) -> float | None:
         """What the squares of a parameter or of its gradient count here; None where they cannot be summed."""
         mesh: Any = getattr(tensor, "device_mesh", None)
         if mesh is None:
-            return self.flat_shares.get(id(parameter), 1.0 / len(self.ranks))
+            return self.flat_shares.get(id(parameter), 1.0 / (self.stage_copies or len(self.ranks)))
         placements: Any = tensor.placements  # type: ignore[attr-defined]
         copies = 1
         for dimension, placement in enumerate(placements):
@@ -63,18 +69,27 @@ class TrainingRanks:
                 return None
             if placement.is_replicate():
                 copies *= mesh.size(dimension)
-        return float(mesh.size()) / (copies * len(self.ranks))
+        return self.share_in_mesh(mesh, copies)
+
+    def share_in_mesh(self, mesh: Any, copies: int) -> float:
+        """What a square counts of which each value is held so often in a mesh; a stage is in no other mesh."""
+        return 1.0 / copies if self.stage_copies else float(mesh.size()) / (copies * len(self.ranks))
 
 
 def training_ranks(optimizers: Sequence[Optimizer]) -> TrainingRanks | None:
     """The processes that step these optimizers together; None where this one is known to train alone.
 
-    Known are the meshes of `DTensor` parameters, and the process groups of FSDP, DDP and `ZeroRedundancyOptimizer`.
+    Known are the meshes of `DTensor` parameters, and the process groups of FSDP, DDP, `ZeroRedundancyOptimizer` and of
+    pipelines. Of a pipeline whose stages have copies it is one pipeline: each of its parameters is there once.
     """
     if world_size() == 1:
         return None
     parameters = [each for optimizer in optimizers for each in parameters_of(optimizer)]
     split = any(map(is_split, parameters))
+    pipeline = ranks_of_pipeline(optimizers)
+    if len(pipeline) > 1:
+        ranks = tuple(range(world_size())) if split else pipeline
+        return TrainingRanks(ranks, True, {}, len(ranks) // len(pipeline), split)
     known: set[int] = set()
     for each in parameters:
         mesh: Any = getattr(each, "device_mesh", None)
@@ -167,4 +182,4 @@ def _partial_share(gradient: Any, ranks: TrainingRanks) -> float | None:
             copies *= mesh.size(dimension)
         elif not placement.is_partial() or getattr(placement, "reduce_op", "sum") != "sum":
             return None
-    return float(mesh.size()) / (copies * len(ranks.ranks))
+    return ranks.share_in_mesh(mesh, copies)

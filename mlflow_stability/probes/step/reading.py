@@ -189,7 +189,7 @@ def reading_of(
             signals.append(named("grad_norm_clipped", place))
             found += (before_step if before is None else before, before_step)
         else:
-            basis = COPIED if capture.copied else UNCLIPPED
+            basis = COPIED if capture.copied else "before clipping" if capture.clipped_by_stage else UNCLIPPED
             found.append(before_step)
     for where in capture.learning_rates:
         signals.append(named("learning_rate", where))

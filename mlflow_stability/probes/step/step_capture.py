@@ -67,6 +67,8 @@ class StepCapture:
     """What the optimizers were given."""
     squares_here: Tensor | None = None
     """Of the gradients of its first optimizer, the share of this process in their squares, where a model is split."""
+    clipped_by_stage: bool = False
+    """Whether the norm that clipping took is in `squares_here`: that of one pipeline stage."""
     norm_of_all: float | None = None
     """Of all gradients of a split model, as its processes together know it."""
     gradients: set[int] = field(default_factory=set)

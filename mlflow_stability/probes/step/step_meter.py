@@ -457,17 +457,16 @@ class StepMeter:
         def read(values: Sequence[float], rows: Sequence[Sequence[float]]) -> None:
             self._on_reading(capture.owner, reading_of(capture, values, rows, place, step_time, when, skips))
 
-        scalars, rows = scalars_of(capture), rows_of(capture) if capture.blocks or capture.tables else ()
+        rows = rows_of(capture) if capture.blocks or capture.tables else ()
         if self._ranks.is_on:
-            self._fetch_together(capture, scalars, rows, read)
+            self._fetch_together(capture, rows, read)
         else:
-            self._readback.fetch(scalars, read, rows)
+            self._readback.fetch(scalars_of(capture), read, rows)
 
-    def _fetch_together(
-        self, capture: StepCapture, scalars: Sequence[Tensor | float], rows: Sequence[Tensor], read: Reader
-    ) -> None:
+    def _fetch_together(self, capture: StepCapture, rows: Sequence[Tensor], read: Reader) -> None:
         """The reading waits for what the other processes have measured of it."""
         ranks, share, step = self._ranks, self._ranks.capture_ended(capture), self._scheduler.step
+        scalars = scalars_of(capture)
 
         def read_here(values: Sequence[float], lines: list[list[float]]) -> None:
             mine, own = values[: len(scalars)], lines[: len(rows)]
@@ -477,13 +476,11 @@ class StepMeter:
                 if table is not None:
                     capture.norm_of_all = capture.norm_of_all if table.norm is None else table.norm
                     capture.blocks = [*capture.blocks, *ranks.blocks(table, capture.place, step)]
-                read(mine, own)
+                read(mine if table is None else ranks.with_loss(capture, mine, table), own)
                 if table is not None:
                     ranks.tell(table)
 
-            ranks.take(
-                share, sum(losses) if losses else None, values[len(scalars) :], lines[len(rows) :], read_together
-            )
+            ranks.take(share, ranks.loss_of(losses), values[len(scalars) :], lines[len(rows) :], read_together)
 
         self._readback.fetch([*scalars, *share.squares], read_here, [*rows, *share.rows])
 

@@ -1,4 +1,4 @@
-"""Trains on two gloo processes of which one is odd; prints its steps as they end.
+"""Trains on two gloo processes of which one is odd; prints how many seconds each step took.
 
 Arguments: what is odd, the folder for the journal, and whether the autopilot is on. `failed`: what counts captures
 fails on rank 1; `norms`: what measures weights fails there; `none`: rank 1 has no gradients; `uneven`: rank 1 has fewer
@@ -58,6 +58,7 @@ def fully_shard_all(model: nn.Sequential) -> nn.Module:
 
 
 def train(odd: str, rank: int, model: nn.Module, optimizer: torch.optim.Optimizer, steps: int) -> None:
+    ended = time.monotonic()
     for step in range(1, steps + 1):
         loss = model(torch.randn(4, 6)).square().mean()
         optimizer.zero_grad()
@@ -69,7 +70,8 @@ def train(odd: str, rank: int, model: nn.Module, optimizer: torch.optim.Optimize
         optimizer.step()
         if step <= 4:  # a real step takes longer than the answer of the others, on which nobody waits
             time.sleep(0.3)
-        print(step, flush=True)
+        took, ended = time.monotonic() - ended, time.monotonic()
+        print(f"{took:.3f}", flush=True)
 
 
 def be_odd(odd: str) -> None:

@@ -1,4 +1,4 @@
-"""Trains on two gloo processes of which the first alone is watched; prints its steps as they end.
+"""Trains on two gloo processes of which the first alone is watched; prints how many seconds each step took.
 
 Arguments: `ddp` or `fsdp2`, the folder for the journal, and whether the autopilot is on.
 """
@@ -6,6 +6,7 @@ Arguments: `ddp` or `fsdp2`, the folder for the journal, and whether the autopil
 from __future__ import annotations
 
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -28,12 +29,14 @@ def main(way: str, folder: Path, autopilot: bool) -> None:
     plain = nn.Sequential(nn.Linear(6, 8), nn.Tanh(), nn.Linear(8, 1))
     model = DistributedDataParallel(plain) if way == "ddp" else fully_shard(plain)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
-    for step in range(1, STEPS + 1):
+    ended = time.monotonic()
+    for _ in range(STEPS):
         loss = model(torch.randn(4, 6)).square().mean()
         optimizer.zero_grad()
         loss.backward()
         optimizer.step()
-        print(step, flush=True)
+        took, ended = time.monotonic() - ended, time.monotonic()
+        print(f"{took:.3f}", flush=True)
     dist.barrier()
     dist.destroy_process_group()
 

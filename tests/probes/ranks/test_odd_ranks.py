@@ -8,17 +8,23 @@ import pytest
 from probes.ranks.launching import Ended, launch, recorded
 from probes.ranks.odd_ranks import ODD_AT, STEPS
 
+from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS
+
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 MODES = pytest.mark.parametrize("mode", ["watched", "autopilot"])
-SECONDS = 90.0
-"""Less than a process would wait for another one."""
+SECONDS = 400.0
+"""A busy machine takes its time to start processes."""
+LONGEST_STEP = 60.0
+"""Half of what a process would wait for another one; a step takes a thousandth of it."""
 NO_MORE = "Ranks are no longer compared since step"
 
 
 def trained(odd: str, folder: Path, mode: str) -> tuple[Ended, Ended, dict[int, dict[str, float]]]:
     first, second = launch(2, "odd_ranks.py", odd, str(folder), mode, seconds=SECONDS)
     assert first.code == 0, first.errors
-    assert len(first.printed.splitlines()) == STEPS
+    steps = [float(each) for each in first.printed.split()]
+    assert len(steps) == STEPS
+    assert max(steps) < min(LONGEST_STEP, ANSWER_SECONDS / 2)
     rows = recorded(folder)
     assert list(rows) == list(range(1, STEPS + 1))
     return first, second, rows

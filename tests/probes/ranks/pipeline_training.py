@@ -1,0 +1,101 @@
+"""Trains a model on two gloo processes as a pipeline of two stages, and notes what the whole model would have.
+
+Arguments: the folder for journals and for what is noted; the largest gradient norm of each stage, 0 for no clipping;
+`watched` or `autopilot`; the rank that measures no gradients from step 12 on, -1 for none.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+
+import mlflow_stability
+from mlflow_stability.probes.ranks import rank_watch
+
+STEPS, MICRO_BATCHES, FAILS_AT = 21, 4, 12
+
+
+def whole_model() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Linear(6, 12), nn.Tanh(), nn.Linear(12, 7), nn.Tanh(), nn.Linear(7, 1))
+
+
+def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().mean()
+
+
+def main(folder: Path, limit: float, mode: str, fails: int) -> None:
+    torch.set_num_threads(1)
+    mlflow_stability.autolog(
+        offline=True, strict=fails < 0, journal_dir=folder / "journals", rollback=mode == "autopilot"
+    )
+    dist.init_process_group("gloo")
+    rank = dist.get_rank()
+    whole, layers = whole_model(), whole_model()
+    part = layers[:2] if rank == 0 else layers[2:]
+    stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+    schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=loss_of)
+    optimizer = torch.optim.AdamW(part.parameters(), lr=0.01)
+    truth_optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
+    truth: list[dict[str, float]] = []
+    for step in range(1, STEPS + 1):
+        dice = torch.Generator().manual_seed(step)
+        inputs, targets = torch.randn(8, 6, generator=dice), torch.randn(8, 1, generator=dice)
+        optimizer.zero_grad()
+        schedule.step(inputs) if rank == 0 else schedule.step(target=targets)
+        if limit:
+            nn.utils.clip_grad_norm_(part.parameters(), limit)
+        if rank == fails and step == FAILS_AT:
+            fail()
+        optimizer.step()
+        if step <= 4:  # a real step takes longer than the answer of the others, on which nobody waits
+            time.sleep(0.3)
+        print(step, flush=True)
+        truth.append(step_of(whole, truth_optimizer, inputs, targets, limit))
+    dist.barrier()
+    mlflow_stability.autolog(disable=True)
+    if rank == 0:
+        (folder / "truth.json").write_text(json.dumps(truth))
+    dist.barrier()
+    dist.destroy_process_group()
+
+
+def step_of(model: nn.Sequential, optimizer: Any, inputs: Tensor, targets: Tensor, limit: float) -> dict[str, float]:
+    """A step of the whole model, by hand."""
+    before = [each.detach().clone() for each in model.parameters()]
+    optimizer.zero_grad()
+    loss = loss_of(model(inputs), targets)
+    loss.backward()  # type: ignore[no-untyped-call]
+    gradients = [each.grad for each in model.parameters()]
+    found = {"loss": loss.item(), "grad_norm": norm(gradients), "param_norm": norm(before)}
+    if limit:
+        for stage in (model[:2], model[2:]):
+            nn.utils.clip_grad_norm_(stage.parameters(), limit)
+    type(optimizer).step.__wrapped__(optimizer)  # a step that no hook of torch sees
+    moved = [each.detach() - old for each, old in zip(model.parameters(), before, strict=True)]
+    return {**found, "update_norm": norm(moved)}
+
+
+def norm(tensors: Any) -> float:
+    return float(torch.cat([each.detach().reshape(-1).double() for each in tensors]).norm())
+
+
+def fail() -> None:
+    """As an error of ours would, in what measures gradients."""
+
+    def broken(*_: object) -> None:
+        raise MemoryError("no room for the squares")
+
+    rank_watch.local_squares = broken  # type: ignore[assignment]
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], int(sys.argv[4]))

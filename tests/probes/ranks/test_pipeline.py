@@ -1,0 +1,45 @@
+"""A pipeline of two stages: norms and loss are those of the whole model, though the first stage has no loss."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from probes.ranks.launching import launch, recorded
+from probes.ranks.pipeline_training import FAILS_AT, STEPS
+
+from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.vocabulary.run.milestone import Note
+
+pytestmark = [pytest.mark.scenario, pytest.mark.slow]
+
+
+def trained(folder: Path, limit: float = 0.0, mode: str = "watched", fails: int = -1) -> dict[int, dict[str, float]]:
+    ended = launch(2, "pipeline_training.py", str(folder), str(limit), mode, str(fails), seconds=400)
+    assert [each.code for each in ended] == [0, 0], ended[0].errors[-3000:] + ended[1].errors[-3000:]
+    assert all(len(each.printed.split()) == STEPS for each in ended)
+    rows = recorded(folder / "journals")
+    assert list(rows) == list(range(1, STEPS + 1))
+    return rows
+
+
+@pytest.mark.parametrize(("limit", "mode"), [(0.0, "watched"), (0.2, "watched"), (0.0, "autopilot")])
+def test_norms_and_loss_are_those_of_the_whole_model(tmp_path: Path, limit: float, mode: str) -> None:
+    rows = trained(tmp_path, limit, mode)
+    for step, row in enumerate(json.loads((tmp_path / "truth.json").read_text()), 1):
+        wanted = ["loss", "grad_norm"]
+        wanted += ["param_norm"] if step % 10 == 0 else []
+        wanted += ["update_norm"] if step % 10 == 0 or step in (2, 4) else []
+        seen = {key: rows[step].get(key) for key in wanted}
+        assert seen == pytest.approx({key: row[key] for key in wanted}, rel=1e-5), step
+    (journal,) = (tmp_path / "journals").glob("*/*/journal")
+    notes = {each.key: each.value for each in read_journal(journal) if isinstance(each, Note)}
+    assert notes["loss"].startswith("from the last pipeline stage: rank 1 (")
+
+
+@pytest.mark.parametrize("fails", [0, 1])
+def test_a_stage_that_measures_no_more_holds_nobody_up(tmp_path: Path, fails: int) -> None:
+    rows = trained(tmp_path, fails=fails)
+    assert [step for step, row in rows.items() if "grad_norm" in row] == list(range(1, FAILS_AT))
+    assert all("loss" in row for row in rows.values())
