@@ -39,10 +39,11 @@ def _keys_of_this_attempt() -> Iterator[None]:
     if attempt() == "0":
         yield
         return
+    torch_distributed: Any = torch.distributed  # it does not list this store among what it exports
     known: Any = torch_api.process_groups.pg_map
-    world = torch.distributed.group.WORLD
+    world = torch_distributed.group.WORLD
     backend, store = before = known[world]
-    known[world] = backend, torch.distributed.PrefixStore(f"mlflow_stability/attempt_{attempt()}", store)
+    known[world] = backend, torch_distributed.PrefixStore(f"mlflow_stability/attempt_{attempt()}", store)
     try:
         yield
     finally:

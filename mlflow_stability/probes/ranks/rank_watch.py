@@ -128,14 +128,18 @@ class RankWatch:
             return None
         return sum(losses) / micro_batches_of_loss() if self.has_stages else sum(losses)
 
-    def with_loss(self, capture: StepCapture, values: Sequence[float], table: RankTable) -> Sequence[float]:
+    def with_loss(self, capture: StepCapture, values: Sequence[float], table: RankTable | None) -> Sequence[float]:
         """The values of a capture, with the mean of the losses of all last stages in place of its own."""
         if not self.has_stages:
             return values
-        rest = values[len(capture.losses) :]
-        losses = [each for each in table.losses if each is not None]
-        capture.losses = [sum(losses) / len(losses)] if losses else []
-        return [*(sum(losses) / len(losses) for _ in capture.losses), *rest]
+        loss, told = capture.loss_of_all, () if table is None else table.losses
+        losses = [each for each in told if each is not None]
+        if loss is None and losses:
+            loss = sum(losses) / len(losses)
+        if loss is None:
+            return values
+        rest, capture.losses = values[len(capture.losses) :], [loss]
+        return [loss, *rest]
 
     def meet(self, optimizer: Optimizer) -> None:
         """An optimizer begins its step for the first time."""
@@ -279,6 +283,8 @@ class RankWatch:
         assert self.ranks is not None
         gradients = {id(each.grad) for each in _parameters(optimizer) if each.grad is not None}
         found: LocalSquares | None = None
+        if self.has_stages and capture.losses:
+            capture.loss_here = sum(capture.losses) / micro_batches_of_loss()
         if capture.clips:
             capture.gradients |= gradients
             if len(capture.clips) == 1 and capture.clips[0].order == 2.0 and gradients <= capture.clips[0].gradients:

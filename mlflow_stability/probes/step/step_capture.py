@@ -69,6 +69,10 @@ class StepCapture:
     """Of the gradients of its first optimizer, the share of this process in their squares, where a model is split."""
     clipped_by_stage: bool = False
     """Whether the norm that clipping took is in `squares_here`: that of one pipeline stage."""
+    loss_here: Tensor | float | None = None
+    """Of a pipeline, the loss of this process, where it has the last stage."""
+    loss_of_all: float | None = None
+    """The same as its processes together know it."""
     norm_of_all: float | None = None
     """Of all gradients of a split model, as its processes together know it."""
     gradients: set[int] = field(default_factory=set)

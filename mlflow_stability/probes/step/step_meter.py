@@ -476,7 +476,7 @@ class StepMeter:
                 if table is not None:
                     capture.norm_of_all = capture.norm_of_all if table.norm is None else table.norm
                     capture.blocks = [*capture.blocks, *ranks.blocks(table, capture.place, step)]
-                read(mine if table is None else ranks.with_loss(capture, mine, table), own)
+                read(ranks.with_loss(capture, mine, table), own)
                 if table is not None:
                     ranks.tell(table)
 

@@ -174,7 +174,7 @@ class Autopilot:
             self._batches.let_loss_go()
         if votes:
             self._receive(facts, ends_vote=False)
-            capture.norm_of_all = self._consensus.norm
+            capture.norm_of_all, capture.loss_of_all = self._consensus.norm, self._consensus.loss
         self._shape(optimizer, facts, norm)
         self._rates.update(facts.rates)
 

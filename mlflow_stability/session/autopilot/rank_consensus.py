@@ -32,6 +32,8 @@ MOST_CONDITIONS = 1000
 """Which condition is met on which rank is one number, so that the largest of all ranks is that of one of them."""
 NOT_TOLD = -1.0
 """The row has a place for each process's share of the squares: the largest number there is that share."""
+NO_LOSS = -sys.float_info.max
+"""Likewise the place of each process's loss, which only the last stages of a pipeline tell."""
 NOT_A_NUMBER = sys.float_info.max
 """Stands for NaN there, which has no place in an order."""
 NOT_ON_ALL = (
@@ -127,6 +129,9 @@ class RankVote:
         self._received: list[float] | None = None
         self._size, self._rank = torch.distributed.get_world_size(), torch.distributed.get_rank()
         self._squares: Tensor | None = None
+        self._loss: Tensor | float | None = None
+        self.loss: float | None = None
+        """Of the last stages of a pipeline, in the capture that was voted on last; None where none was told."""
         self.norm: float | None = None
         """Of all gradients of a split model, in the capture that was voted on last; None where it was not told."""
         self.is_over = False
@@ -140,6 +145,7 @@ class RankVote:
             return False
         self._capture, self._received, self.is_over = capture, None, False
         self._squares, self.norm = capture.squares_here, None
+        self._loss, self.loss = capture.loss_here, None
         self._numbers = [0.0] * FIELDS
         return True
 
@@ -193,23 +199,31 @@ class RankVote:
         """What counts captures has failed here: let the others know with one last row, and wait for nobody."""
         if not self.silent and not self.paused:
             self.silent, self.somebody_off = "this process measures no more", True
-            row = torch.tensor([0.0, 1.0, 1.0, *[0.0] * FIELDS, *[NOT_TOLD] * self._size], dtype=torch.float64)
+            told = [NOT_TOLD] * self._size + [NO_LOSS] * self._size
+            row = torch.tensor([0.0, 1.0, 1.0, *[0.0] * FIELDS, *told], dtype=torch.float64)
             with contextlib.suppress(RuntimeError, ValueError):
                 torch.distributed.all_reduce(row, torch.distributed.ReduceOp.MAX, group=self._group, async_op=True)
 
     def _exchange(self, flag: float, is_off: bool, squares: Tensor | None = None) -> float:
         first = self._received is None
         numbers = self._numbers if first else [0.0] * FIELDS
-        shares = [NOT_TOLD] * self._size
+        shares, losses = [NOT_TOLD] * self._size, [NO_LOSS] * self._size
         if squares is not None and first:
             share = squares.item()
             shares[self._rank] = NOT_A_NUMBER if math.isnan(share) else share
-        row = torch.tensor([flag, float(is_off), 0.0, *numbers, *shares], dtype=torch.float64)
+        if self._loss is not None and first:
+            loss = float(self._loss)
+            losses[self._rank] = NOT_A_NUMBER if math.isnan(loss) else loss
+        row = torch.tensor([flag, float(is_off), 0.0, *numbers, *shares, *losses], dtype=torch.float64)
         if not self._reduce(row, torch.distributed.ReduceOp.MAX):
             self._received = [0.0] * FIELDS
             return flag
         broken, somebody_off, gone, *numbers = row.tolist()
-        shares, numbers = numbers[FIELDS:], numbers[:FIELDS]
+        shares, losses = numbers[FIELDS : FIELDS + self._size], numbers[FIELDS + self._size :]
+        numbers = numbers[:FIELDS]
+        told = [math.nan if each == NOT_A_NUMBER else each for each in losses if each > NO_LOSS]
+        if first and told:
+            self.loss = sum(told) / len(told)
         if first and min(shares) > NOT_TOLD:
             self.norm = math.nan if NOT_A_NUMBER in shares else math.sqrt(math.fsum(shares))
         self.somebody_off = self.somebody_off or somebody_off > 0
@@ -264,6 +278,11 @@ class RankConsensus:
     def norm(self) -> float | None:
         """Of all gradients of a split model, as the last vote has told it; None where nobody asked."""
         return None if self._vote is None else self._vote.norm
+
+    @property
+    def loss(self) -> float | None:
+        """Of the last stages of a pipeline, as the last vote has told it."""
+        return None if self._vote is None else self._vote.loss
 
     def pause(self, begin: bool) -> None:
         """Ask nobody for a while: some may have run out of batches."""
