@@ -13,6 +13,7 @@ from dataclasses import fields, replace
 from importlib.util import find_spec
 from typing import Any, Literal
 
+from torch import Tensor
 from torch.nn import Module
 
 from mlflow_stability.alerts import Alert, AlertMessage, alerts_of
@@ -201,10 +202,18 @@ class Attachment:
         self._model = model
         self._optimizer = optimizer
 
-    def step(self, loss: Any = None) -> None:
-        """Record one step; call it after backward, before the gradients are cleared."""
+    def step(
+        self,
+        loss: Any = None,
+        gradients: Mapping[str, Tensor] | Iterable[Tensor] | None = None,
+        learning_rate: float | None = None,
+    ) -> None:
+        """Record one step; call it after backward, before the gradients are cleared.
+
+        `gradients` are those of `torch.func.grad`; by default those that the model's parameters hold.
+        """
         if self.session is not None:
-            self.session.record_step(loss, self._model, self._optimizer)
+            self.session.record_step(loss, self._model, self._optimizer, gradients, learning_rate)
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from threading import get_ident
 from typing import Any
@@ -186,12 +186,16 @@ class Session:
         """Skip the next step: nothing of the training changes by it."""
         self._control().skip_next()
 
-    def record_step(self, loss: Any, model: Module, optimizer: Any) -> None:
+    def record_step(self, loss: Any, model: Module, optimizer: Any, gradients: Any, learning_rate: Any) -> None:
         """Measure and keep one step of a loop that no hook can see."""
         self._unseen.recorded_by_hand()
-        gradients: list[Tensor] = [each.grad for each in model.parameters() if each.grad is not None]
+        if gradients is None:
+            gradients = [each.grad for each in model.parameters()]
+        found = gradients.values() if isinstance(gradients, Mapping) else gradients
+        rates = {} if learning_rate is None else {"": float(learning_rate)}
         by_hand = self._guard("step hooks", self._meter.manual_step)
-        by_hand(loss, gradients, optimizer if isinstance(optimizer, Optimizer) else None)
+        tensors = [each for each in found if isinstance(each, Tensor)]
+        by_hand(loss, tensors, optimizer if isinstance(optimizer, Optimizer) else None, rates)
 
     def pause(self) -> None:
         """Take the hooks off for a while: the script records by hand meanwhile."""

@@ -3,6 +3,7 @@ from __future__ import annotations
 import atexit
 import gc
 import logging
+import math
 import os
 import shutil
 import sys
@@ -16,6 +17,7 @@ from typing import ClassVar
 import pytest
 import torch
 from scenarios.watching import batches, mse, tiny_model
+from torch import Tensor
 from torch.optim import SGD
 from torch.optim import optimizer as torch_optimizer
 
@@ -227,6 +229,29 @@ def test_a_loop_attached_by_hand_is_recorded_while_the_hooks_rest(monkeypatch: p
     assert all({Signal("grad_norm"), Signal("learning_rate")} <= set(each.signals) for each in readings)
     assert isinstance(records[-1], Closing)
     assert records[-1].outcome == "finished"
+
+
+def test_gradients_of_torch_func_and_their_learning_rate_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    without_a_courier(monkeypatch)
+    model = tiny_model()
+    weights = {name: each.detach() for name, each in model.named_parameters()}
+    batch = next(iter(batches(1)))
+
+    def loss_of(weights: dict[str, Tensor]) -> Tensor:
+        return mse(lambda inputs: torch.func.functional_call(model, weights, inputs), batch)  # type: ignore[arg-type]
+
+    with mlflow_stability.attach(model, strict=True, silent=True, exit_wait=0) as watching:
+        gradients, loss = torch.func.grad_and_value(loss_of)(weights)
+        watching.step(loss, gradients, learning_rate=0.1)
+        assert watching.session is not None
+        recording = watching.session.recording
+    assert recording is not None
+    (reading,) = [each for each in read_journal(recording.folder / "journal") if isinstance(each, StepReading)]
+    values = dict(zip(map(str, reading.signals), reading.values, strict=True))
+    norm = math.sqrt(sum(float(each.double().square().sum()) for each in gradients.values()))
+    assert values["loss"] == pytest.approx(float(loss))
+    assert values["grad_norm"] == pytest.approx(norm)
+    assert values["learning_rate"] == 0.1
 
 
 def test_attach_takes_settings_as_autolog_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,6 +13,7 @@ FILES = (
     "fine_tuning",
     "training_libraries",
     "own_optimizers",
+    "data_kinds",
     "reinforcement_learning",
     "detection",
     "several_processes",

@@ -342,12 +342,12 @@ class StepMeter:
             capture.clips.append(Clip(norm, 2.0, frozenset(capture.gradients), None))
         capture.copied = capture.copied or not capture.clips
 
-    def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Optimizer | None) -> None:
+    def manual_step(self, loss: Any, gradients: Sequence[Tensor], optimizer: Any, rates: dict[str, float]) -> None:
         """A whole capture at once, for a loop that no hook can see."""
         capture = self._capture
         self._belongs_to(self._owner_for(optimizer))
-        capture.track, capture.micro_batches = 0, 1
-        capture.begins_step = self._steps.begins(0)
+        capture.track, capture.micro_batches, capture.begins_step = 0, 1, self._steps.begins(0)
+        capture.learning_rates.update(rates)
         if loss is not None:
             self._take_losses(capture, torch.as_tensor(loss), None)
         self._take_norm(gradients, None)
