@@ -49,9 +49,8 @@ def deliver_many(
                 yield DeliveryReport(folder, remaining=1, error=str(error)) if error is not None else each.result()
             if not done:
                 yield None
-        pool.shutdown()
     finally:
-        lifeline.close()
+        lifeline.close()  # all that was to be told is told: nobody waits for libraries that take their time to end
         pool.shutdown(cancel_futures=True)
 
 
