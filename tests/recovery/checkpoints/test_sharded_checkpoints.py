@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
+from mlflow import MlflowClient
 from probes.ranks.launching import Ended, launch
 from recovery.checkpoints import rank_store_faults, sharded_training
 from torch import nn
@@ -20,6 +22,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 
 import mlflow_stability
+from mlflow_stability.courier.streams.checkpoint_stream import CheckpointStream
 from mlflow_stability.errors import CheckpointsRefused
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import listing
 from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointStore
@@ -28,6 +31,7 @@ from mlflow_stability.recovery.checkpoints.sharded_state import layouts_of
 from mlflow_stability.recovery.state.part_discovery import find_parts
 from mlflow_stability.recovery.state.state_copy import copy_state
 from mlflow_stability.recovery.state.training_parts import TrainingParts
+from mlflow_stability.tracking.write.run_checkpoints import RunCheckpoints
 
 TRAINING = str(Path(sharded_training.__file__))
 SECONDS = 300.0
@@ -127,6 +131,28 @@ def test_a_damaged_shard_is_passed_over(parts: TrainingParts, tmp_path: Path) ->
     model, resumed = restored(tmp_path / "c")
     assert resumed.step == 10
     assert "__0_0.distcp is damaged: its SHA-256 differs" in resumed.messages[0]
+    assert torch.equal(model.weight, parts.models[0].weight.full_tensor())  # type: ignore[union-attr,operator]
+
+
+def test_what_was_uploaded_as_it_is_is_fetched_where_the_folder_is_gone(
+    parts: TrainingParts, sqlite_uri: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder,) = saved(parts, tmp_path / "c", 10)
+    client = MlflowClient(sqlite_uri)
+    run_id = client.create_run("0").info.run_id
+    stream = CheckpointStream(tmp_path / "c", RunCheckpoints(client, run_id))
+    while stream.advance(over=True):
+        pass
+    assert stream.done
+    uploaded = client.list_artifacts(run_id, f"stability/checkpoints/{folder.name}")
+    names = sorted(Path(each.path).name for each in uploaded)
+    assert names == [".metadata", "__0_0.distcp", "meta.json", "state.pt"]
+    shutil.rmtree(tmp_path / "c")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+    monkeypatch.setenv("MLFLOW_STABILITY_JOURNAL_DIR", str(tmp_path / "elsewhere"))
+    model = nn.Linear(4, 4)
+    resumed = mlflow_stability.restore(model, torch.optim.AdamW(model.parameters()), run_id=run_id)
+    assert resumed.step == 10
     assert torch.equal(model.weight, parts.models[0].weight.full_tensor())  # type: ignore[union-attr,operator]
 
 
