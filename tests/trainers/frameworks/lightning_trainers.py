@@ -95,19 +95,21 @@ def gan(script: Script) -> None:
 def fit_twice(script: Script, *, resumed: bool) -> None:
     """Half of the steps by one `fit` and half by a second one: of the same module, or from the checkpoint of the first.
 
-    Each is validated at its end, so that there are metrics of Lightning's own.
+    A module made anew from the checkpoint, while the first one is alive, is a track of its own in the run. Each `fit`
+    is validated at its end, so that there are metrics of Lightning's own.
     """
     import lightning.pytorch as pl
 
     script.autolog()
 
     class Module(pl.LightningModule):
-        def __init__(self) -> None:
+        def __init__(self, track: str = "") -> None:
             super().__init__()
-            self.model = model_of()
+            self.model, self.track = model_of(), track
 
         def training_step(self, batch: Tensor, index: int) -> Tensor:
-            loss = nn.functional.mse_loss(self.model(script.batch(batch, len(script.weights[""]))), torch.ones(8, 1))
+            inputs = script.batch(batch, sum(map(len, script.weights.values())))
+            loss = nn.functional.mse_loss(self.model(inputs), torch.ones(8, 1))
             self.loss = loss.item()
             return loss
 
@@ -115,7 +117,7 @@ def fit_twice(script: Script, *, resumed: bool) -> None:
             self.log("val_loss", self.model(batch).square().mean())
 
         def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
-            script.step(self, self.loss, norm_of(self.parameters()))
+            script.step(self, self.loss, norm_of(self.parameters()), self.track)
 
         def configure_optimizers(self) -> Optimizer:
             return AdamW(self.parameters(), lr=0.01)
@@ -126,11 +128,12 @@ def fit_twice(script: Script, *, resumed: bool) -> None:
     first.fit(module, *loaders)
     if resumed:
         first.save_checkpoint("half.ckpt")
-        module = Module()
-        trainer_for(max_epochs=2).fit(module, *loaders, ckpt_path="half.ckpt")
+        second = Module("resumed")
+        trainer_for(max_epochs=2).fit(second, *loaders, ckpt_path="half.ckpt")
+        script.end(module, second, tracks=("", "resumed"))
     else:
         trainer_for(max_epochs=1).fit(module, *loaders)
-    script.end(module)
+        script.end(module)
 
 
 def trainer_for(**limits: Any) -> Any:
