@@ -36,7 +36,7 @@ def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
         listed = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in others.items())
         mild = f"{' and '.join(sorted({each.kind for each in kept}))} found at INFO alone"
         found = mild if kept else f"no {' or '.join(sorted(kinds))} found"
-        verdict = f"{found[:1].upper()}{found[1:]}; findings of other kinds: {listed}."
+        verdict = f"Cannot tell: {found}; findings of other kinds: {listed}."
     remedies = remedies_of(kept, cause, outcome)
     return replace(diagnosis, episodes=kept, outcome=outcome, verdict=verdict, cause=cause, remedies=remedies)
 
