@@ -28,12 +28,16 @@ if TYPE_CHECKING:
     from mlflow_stability.recovery.extras import SPAMAdam, conservative_grad_scaler
     from mlflow_stability.recovery.rollback_policy import RollbackPolicy
     from mlflow_stability.session.autolog import attach, autolog, current_session, flush
-    from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
-    from mlflow_stability.vocabulary.result.comparison import Comparison
-    from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-    from mlflow_stability.vocabulary.result.episode import Episode
-    from mlflow_stability.vocabulary.result.event import Finding, Severity
-    from mlflow_stability.vocabulary.result.model_check import ModelCheck, ModelFinding
+    from mlflow_stability.vocabulary.measured import AttentionMap
+    from mlflow_stability.vocabulary.result import (
+        Comparison,
+        Diagnosis,
+        Episode,
+        Finding,
+        ModelCheck,
+        ModelFinding,
+        Severity,
+    )
 
 __version__ = "0.1.0"
 __all__ = [

@@ -17,7 +17,7 @@ from mlflow_stability.alerts.message import AlertMessage
 from mlflow_stability.alerts.rules import check_rules
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import Takes, check_fields, made_with_known_names, member_of, names, number
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 CONSOLE = "console"
 ENVIRONMENT = "env:"

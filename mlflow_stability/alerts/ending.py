@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from mlflow_stability.detectors.reported import WAYS_TO_END
-from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.run.milestone import Closing
-from mlflow_stability.vocabulary.run.outcome import process_ended
+from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.run import Closing, process_ended
 
 _ENDINGS = {"crashed": "crashed", "exited": "crashed", "killed": "killed", "out_of_memory": "out_of_memory"}
 """The event type of each outcome that is one; who stops a training with Ctrl-C knows it already."""

@@ -9,8 +9,8 @@ from hashlib import sha256
 from typing import Any
 
 from mlflow_stability.detectors.finding_nouns import noun_of
-from mlflow_stability.vocabulary.measured.condition import condition_in
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.measured import condition_in
+from mlflow_stability.vocabulary.result import Severity
 
 _MOST_REMEDIES = 2
 _LONGEST = 1500

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field, replace
 
 from mlflow_stability.alerts.alert import Alert
 from mlflow_stability.alerts.metrics.mirrors import Mirror
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 VARIABLE = "_STABILITY_OUTLETS"
 

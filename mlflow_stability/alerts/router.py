@@ -12,8 +12,8 @@ from typing import Any
 
 from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.rules import rules_of
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Event, Severity
 
 COOLDOWNS = {
     "nan_detected": 60.0,

@@ -10,10 +10,8 @@ from mlflow_stability.alerts.metrics.signal_names import KNOWN_QUANTITIES
 from mlflow_stability.detectors.catalog import KINDS
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import did_you_mean, shown
-from mlflow_stability.vocabulary.measured.condition import Condition, condition_in
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import of_the_whole
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.measured import Condition, StepReading, condition_in, of_the_whole
+from mlflow_stability.vocabulary.result import Event, Severity
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,9 +27,8 @@ from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.artifacts.folders import MAPS_FOLDERS
 from mlflow_stability.tracking.read.stored_attention import StoredAttention, attention_of_folder, attention_of_run
 from mlflow_stability.vocabulary.argument import with_known_names
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.measured import AttentionMap, Signal
+from mlflow_stability.vocabulary.run import RunHistory
 
 _HEAD = re.compile(r"(?:(?P<layer>.*)\.)?head_(?P<head>\d+)")
 _MOST_NAMED = 12

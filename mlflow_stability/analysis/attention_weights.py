@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import shown
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.measured import AttentionMap
 
 
 def maps_of_weights(

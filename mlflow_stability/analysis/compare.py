@@ -21,10 +21,8 @@ from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityEr
 from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
 from mlflow_stability.tracking.in_process.active_run import without_autologging
 from mlflow_stability.vocabulary.argument import shown, with_known_names
-from mlflow_stability.vocabulary.result.comparison import Comparison
-from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
-from mlflow_stability.vocabulary.run.run_card import RunCard
-from mlflow_stability.vocabulary.run.run_history import RunHead
+from mlflow_stability.vocabulary.result import Comparison
+from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHead
 
 MOST_RUNS = 1000
 """Of an experiment, unless more are asked for: comparing so many takes minutes."""

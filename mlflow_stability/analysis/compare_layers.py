@@ -16,7 +16,7 @@ from mlflow_stability.errors import SettingsError
 from mlflow_stability.figures.layers.layers_beside import layers_beside
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.vocabulary.argument import one_of, with_known_names
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.run import RunCard
 
 
 @with_known_names

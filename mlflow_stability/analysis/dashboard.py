@@ -17,8 +17,8 @@ from mlflow_stability.figures.run_page.mark import ROLLBACK, Mark, MarkSketch
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.argument import with_known_names
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.result import Diagnosis
+from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 
 @with_known_names

@@ -20,9 +20,8 @@ from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show wha
 from mlflow_stability.reports.report import Failure
 from mlflow_stability.tracking.in_process.latest_run import latest_run
 from mlflow_stability.vocabulary.argument import with_known_names
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Diagnosis
+from mlflow_stability.vocabulary.run import AskedCurves, RunHistory
 
 
 @with_known_names

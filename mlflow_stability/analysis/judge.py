@@ -15,11 +15,10 @@ from mlflow_stability.analysis.thresholds import asked_detectors
 from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.argument import with_known_names
-from mlflow_stability.vocabulary.measured.observation import Series
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
+from mlflow_stability.vocabulary.measured import Series, Signal
+from mlflow_stability.vocabulary.result import Diagnosis
+from mlflow_stability.vocabulary.run import Metric, RunHistory
+from mlflow_stability.vocabulary.text import meanings_of
 
 
 @with_known_names

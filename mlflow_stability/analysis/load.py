@@ -18,7 +18,7 @@ from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.tracking.read.run_record import RunRecord
 from mlflow_stability.vocabulary.argument import Takes, one_of, with_known_names
-from mlflow_stability.vocabulary.measured.layer_table import PERCENTILES, STATISTICS, LayerTable
+from mlflow_stability.vocabulary.measured import PERCENTILES, STATISTICS, LayerTable
 
 
 def _text(given: object) -> str:

@@ -14,8 +14,8 @@ from pathlib import Path
 from mlflow_stability.analysis.run_folder import store_folder
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.vocabulary.argument import or_list
-from mlflow_stability.vocabulary.run.found_run import FoundRun
-from mlflow_stability.vocabulary.text.harmless_text import visible
+from mlflow_stability.vocabulary.run import FoundRun
+from mlflow_stability.vocabulary.text import visible
 
 _RUN_ID = re.compile(r"[0-9a-fA-F]{32}")
 MOST_LISTED, MOST_SHOWN = 8, 80

@@ -13,9 +13,7 @@ from dataclasses import replace
 from mlflow_stability.diagnosis.advice import remedies_of
 from mlflow_stability.diagnosis.causes.causes import explainable
 from mlflow_stability.diagnosis.verdict import deciding_of, outcome_of, verdict_of
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
 
 
 def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:

@@ -22,11 +22,9 @@ from mlflow_stability.diagnosis.two_runs import (
 )
 from mlflow_stability.errors import StabilityError
 from mlflow_stability.tracking.keys import is_group
-from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
-from mlflow_stability.vocabulary.result.comparison import FirstDifference
-from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
-from mlflow_stability.vocabulary.run.run_card import RunCard
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.measured import LayersBeside
+from mlflow_stability.vocabulary.result import FirstDifference
+from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHistory
 
 
 @dataclass(frozen=True, slots=True)

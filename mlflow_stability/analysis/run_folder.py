@@ -12,7 +12,7 @@ from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
 from mlflow_stability.tracking.artifacts.folders import RECORD_FOLDERS
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 DEFAULT = "mlruns"
 

@@ -23,10 +23,8 @@ from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.run.brief import brief, finding
 from mlflow_stability.reports.run.json_document import number
 from mlflow_stability.vocabulary.argument import did_you_mean
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.run.run_card import RunCard
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.result import Diagnosis, Severity
+from mlflow_stability.vocabulary.run import Metric, RunCard, RunHistory
 
 LAST = "last"
 """What names the newest run."""

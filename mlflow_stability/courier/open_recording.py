@@ -43,7 +43,7 @@ from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write.run_report import REPORT_FOLDER
 from mlflow_stability.tracking.write.run_writer import SystemMetrics
-from mlflow_stability.vocabulary.run.milestone import Closing, Opening
+from mlflow_stability.vocabulary.run import Closing, Opening
 
 _Stream = TypeVar("_Stream", bound=DataStream)
 _logger = logging.getLogger("mlflow_stability.courier")

@@ -21,7 +21,7 @@ from mlflow_stability.courier.progress import CourierStatus, StatusPage
 from mlflow_stability.courier.recording import NO_OUTLETS, Recording
 from mlflow_stability.journal.follower import opening_if_readable
 from mlflow_stability.journal.layout import RELEASED, flush_asked, recording_folders, remove_empty_root
-from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.run import Opening
 
 _WORTH_SAYING = 2.0  # seconds for which the store must be away before anybody hears of it
 _MOST_NOTICES = 20

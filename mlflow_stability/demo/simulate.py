@@ -16,8 +16,7 @@ from mlflow_stability.demo.failures.catalog import SIMULATIONS, known_simulation
 from mlflow_stability.demo.processes import Training, train
 from mlflow_stability.errors import TrackingError
 from mlflow_stability.vocabulary.argument import with_known_names
-from mlflow_stability.vocabulary.result.comparison import Comparison
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result import Comparison, Diagnosis
 
 
 @dataclass(frozen=True, slots=True)

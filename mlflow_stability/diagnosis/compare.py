@@ -12,9 +12,9 @@ from collections.abc import Sequence
 from mlflow_stability.diagnosis.baseline_gate import gate_of
 from mlflow_stability.diagnosis.cohort import cohort_of, in_order_of_stability, spike_rate_of
 from mlflow_stability.diagnosis.parameters.parameter_difference import differences_of
-from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
-from mlflow_stability.vocabulary.result.comparison import Compared, Comparison, FirstDifference
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.measured import LayersBeside
+from mlflow_stability.vocabulary.result import Compared, Comparison, FirstDifference
+from mlflow_stability.vocabulary.run import RunCard
 
 
 def comparison_of(

@@ -47,9 +47,8 @@ from mlflow_stability.diagnosis.verdict import (
     single_loss,
     verdict_of,
 )
-from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE, Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import JUDGED_LIVE, Diagnosis, Episode
+from mlflow_stability.vocabulary.run import RunHistory
 
 MOST_CURVES = 12
 """Of so many curves at most a reading and a sketch are given."""

@@ -16,11 +16,8 @@ from mlflow_stability.diagnosis.curves.levels import levels_of
 from mlflow_stability.diagnosis.curves.resumes import joined, resumed_in
 from mlflow_stability.diagnosis.curves.sketch import sketch_of
 from mlflow_stability.diagnosis.verdict import final_loss, last_part, noun_of
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.run.run_card import LOST, OF_THE_PROCESS, LossLevels, Mark, RunCard
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.run import LOST, OF_THE_PROCESS, LossLevels, Mark, RunCard, RunHistory
 
 OURS = "stability."
 """What the names of our own parameters begin with."""

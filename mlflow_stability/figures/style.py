@@ -20,8 +20,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.font_manager import FontProperties, findfont, get_font
 
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.harmless_text import visible
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.text import visible
 
 DPI = 150
 _PAGE_DPI = 90

@@ -26,8 +26,8 @@ from mlflow_stability.importers.formats.event_file import (
     read_split_event_files,
 )
 from mlflow_stability.importers.log_format import formats
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.name_reading import HELD_OUT, TRAIN, words_of
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import HELD_OUT, TRAIN, words_of
 
 _JSON = re.compile(rb'\s*\{\s*"schema_version":\s*\d+,\s*"summary":')
 _CSV = (b"source,name,outcome,step,issue_type,severity,", b"rank,source,name,outcome,severity,verdict,")

@@ -15,7 +15,7 @@ from functools import cache
 from importlib import import_module
 from pathlib import Path
 
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 class RecognisedBy(IntEnum):

@@ -12,7 +12,7 @@ from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.decode import encoding_of, head_of, reason_of, shown_path, shown_text
 from mlflow_stability.importers.folder import read_folder
 from mlflow_stability.importers.log_format import Opening, formats
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 def read(path: Path) -> list[RunHistory]:

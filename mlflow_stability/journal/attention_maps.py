@@ -13,7 +13,7 @@ from hashlib import blake2b
 from pathlib import Path
 
 from mlflow_stability.journal.array_file import SUFFIX, read_arrays, write_arrays
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap, arrays_of, map_of
+from mlflow_stability.vocabulary.measured import AttentionMap, arrays_of, map_of
 
 FOLDER = "attention"
 _NAME = re.compile(r"(\d{4,})-(\d{12,})-(\d{4,})-[0-9a-f]{8}\.arrays")

@@ -23,8 +23,8 @@ from mlflow_stability.journal.record import (
     unframe,
 )
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.run import Opening
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from mlflow_stability.journal.record import to_json
-from mlflow_stability.vocabulary.run.milestone import Closing
+from mlflow_stability.vocabulary.run import Closing
 
 NAME = "last_words.json"
 SIZE = 4096

@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.journal.array_file import SUFFIX, read_arrays, write_arrays
-from mlflow_stability.vocabulary.measured.layer_table import LayerTable
+from mlflow_stability.vocabulary.measured import LayerTable
 
 FOLDER = "layers"
 _NAME = re.compile(r"(\d{12,})-([a-z]+)(-full)?(?:-\d+)?\.arrays")

@@ -28,10 +28,9 @@ from zlib import crc32
 
 import orjson
 
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Note, Opening, Reset, Returned
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset, Returned
 
 SCHEMA = 1
 Record: TypeAlias = StepReading | Event | Opening | Note | Fact | Reset | Gap | Returned | Closing

@@ -17,9 +17,8 @@ from pathlib import Path
 from mlflow_stability.journal.last_words import LastWords
 from mlflow_stability.journal.record import Record, encode, encode_layout, encode_step
 from mlflow_stability.journal.slow_writes import SLOW_SECONDS, SlowWrites, WriteTimes
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.run.milestone import Closing, Gap, Opening
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.run import Closing, Gap, Opening
 
 NAME = "journal"
 RETRY_SECONDS = 10.0

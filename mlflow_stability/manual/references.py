@@ -16,7 +16,7 @@ from mlflow_stability.detectors.kind_documentation import FindingDocumentation
 from mlflow_stability.diagnosis.causes.catalog import causes as every_cause
 from mlflow_stability.diagnosis.rules import RULES, Rule
 from mlflow_stability.manual.false_alarms import false_alarms_of
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 INTRODUCTION_TO_FINDINGS = (
     "What `diagnose` and the detectors report: what each finding sees, why it matters, what to do, when it is wrong, "

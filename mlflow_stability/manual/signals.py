@@ -11,8 +11,8 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from mlflow_stability.vocabulary.measured.signal_type import SignalType, signal_types
-from mlflow_stability.vocabulary.text.recorded_keys import MAIN, SECTIONS
+from mlflow_stability.vocabulary.measured import SignalType, signal_types
+from mlflow_stability.vocabulary.text import MAIN, SECTIONS
 
 FILE = Path(__file__).with_suffix(".md")
 _TABLE = re.compile(r"^<!-- signals: (?P<interval>.+) -->\n\n(?:\|.*\n)*", re.MULTILINE)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured import Signal
 
 
 @dataclass(frozen=True, slots=True)

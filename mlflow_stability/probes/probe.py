@@ -12,7 +12,7 @@ from torch.optim import Optimizer
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layers import Layers
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.measured import AttentionMap
 from mlflow_stability.vocabulary.settings import Settings
 
 

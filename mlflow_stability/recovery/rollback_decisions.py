@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result import Event
 
 WATCHED = 100
 """For how many steps after going back it is watched whether the restored state holds: the detectors begin anew there,

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 
 from mlflow_stability.recovery.rollback_decisions import Decision
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity
 
 ROLLBACK = "rollback"
 GIVE_UP = "give_up"

@@ -23,7 +23,7 @@ from mlflow_stability.vocabulary.argument import (
     yes_or_no,
 )
 from mlflow_stability.vocabulary.presets import PRESETS
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 ActAhead = Literal["checkpoint", "ease"]
 GiveUp = Literal["continue", "raise"]

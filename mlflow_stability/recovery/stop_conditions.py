@@ -16,9 +16,7 @@ from statistics import median
 from typing import Literal
 
 from mlflow_stability.errors import SettingsError, TrainingDiverged
-from mlflow_stability.vocabulary.measured.condition import Condition, condition_in
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured import Condition, Signal, StepReading, condition_in
 
 BEFORE_STEP = ("loss", "grad_norm", "learning_rate", "loss_scale")
 """What is known before a step is taken."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import re
 
-from mlflow_stability.vocabulary.text.harmless_text import visible
+from mlflow_stability.vocabulary.text import visible
 
 _FORMULA = ("=", "+", "-", "@", "＝", "＋", "－", "＠")
 _MARKDOWN = re.compile(r"[\\`*\[\]<|~&$]|(?<![^\W_])_|_(?![^\W_])|^>")

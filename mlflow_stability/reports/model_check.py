@@ -17,8 +17,7 @@ from rich.text import Text
 
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.terminal_kit import TerminalWriter, number_text
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.result.model_check import ModelCheck, ModelFinding
+from mlflow_stability.vocabulary.result import ModelCheck, ModelFinding, Severity
 
 Rows = Iterator[tuple[Text, Text]]
 

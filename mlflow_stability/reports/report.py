@@ -6,9 +6,7 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
 
 _STORED = frozenset({"recorded", "mlflow"})
 _RUN_ID = re.compile(r"[0-9a-fA-F]{32}")

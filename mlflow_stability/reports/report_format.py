@@ -13,7 +13,7 @@ from pathlib import Path
 
 from mlflow_stability.reports.report import Report
 from mlflow_stability.vocabulary.discovery import constants_of
-from mlflow_stability.vocabulary.result.comparison import Comparison
+from mlflow_stability.vocabulary.result import Comparison
 
 LAST = 1000
 

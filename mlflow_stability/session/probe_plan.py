@@ -17,7 +17,7 @@ from mlflow_stability.session.broken_batch.held_batches import held_batches
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_facts import FactsProbe
-from mlflow_stability.vocabulary.measured.signal_type import modules_with
+from mlflow_stability.vocabulary.measured import modules_with
 from mlflow_stability.vocabulary.settings import Settings
 
 FULL_EVERY = 10

@@ -14,8 +14,8 @@ from mlflow_stability.probes.ranks.rank_numbers import EVERY
 from mlflow_stability.probes.ranks.rank_peaks import z_of_all
 from mlflow_stability.probes.ranks.rank_row import RankTable
 from mlflow_stability.session.recording import Recording
-from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.text.phrases import sigmas
+from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.text import sigmas
 
 MOST_NAMED = 8
 """Of so many ranks the names are told, and of so many findings in the tag."""

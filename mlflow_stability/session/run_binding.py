@@ -46,9 +46,8 @@ from mlflow_stability.tracking.in_process.active_run import (
 from mlflow_stability.tracking.in_process.user_metrics import CLIENT
 from mlflow_stability.tracking.store.address import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.tag_names import last_step
-from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.run.milestone import Closing, Opening
-from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
+from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.run import RUN_STATUS, Closing, Opening
 from mlflow_stability.vocabulary.settings import Settings
 
 RUN_ID_WAIT = 10.0

@@ -49,9 +49,8 @@ from mlflow_stability.session.recording import Recording, UnseenTraining
 from mlflow_stability.session.run_binding import RunBinding
 from mlflow_stability.tracking.in_process.active_run import end_fluent_run, fluent_run_id
 from mlflow_stability.tracking.in_process.latest_run import announce
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.milestone import Closing
-from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
+from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.run import RUN_STATUS, Closing
 from mlflow_stability.vocabulary.settings import Settings
 
 ALERT_SECONDS = 2.0

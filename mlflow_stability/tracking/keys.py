@@ -13,8 +13,8 @@ import re
 from collections.abc import Iterable
 from hashlib import blake2b
 
-from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
-from mlflow_stability.vocabulary.text.recorded_keys import LAYERS, MAIN, chart_of, read_key, topic_of
+from mlflow_stability.vocabulary.measured import Signal, of_the_whole
+from mlflow_stability.vocabulary.text import LAYERS, MAIN, chart_of, read_key, topic_of
 
 SECTION = "stability"
 INSIDE = ("attention", "representations", "routing")

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
+from mlflow_stability.vocabulary.run import RUN_STATUS
 
 OURS = "stability."
 VERDICT = f"{OURS}verdict"

@@ -20,7 +20,7 @@ from urllib.parse import parse_qs
 from mlflow_stability.alerts.alert import INSTALL
 from mlflow_stability.alerts.channels.channel import ChannelError
 from mlflow_stability.alerts.message import AlertMessage
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 _TYPES = {Severity.INFO: "info", Severity.WARNING: "warning", Severity.CRITICAL: "failure"}
 """What apprise calls severities; services turn them into colours, icons and priorities."""

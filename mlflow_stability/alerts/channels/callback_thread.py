@@ -17,8 +17,8 @@ from dataclasses import dataclass, field, replace
 from mlflow_stability.alerts.alert import Alert
 from mlflow_stability.alerts.message import AlertMessage, RunLink
 from mlflow_stability.alerts.router import AlertRouter
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Event
 
 MOST_WAITING = 4000
 _LOOK_EVERY = 0.25

@@ -21,9 +21,9 @@ from mlflow_stability.alerts.metrics.signal_names import (
     STEPS,
     SignalNames,
 )
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.milestone import Fact
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.run import Fact
 
 BUCKETS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0)
 """Upper ends of the histogram of step times, in seconds."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from mlflow_stability.vocabulary.measured.signal_type import signal_types
-from mlflow_stability.vocabulary.text.recorded_keys import SECTIONS
+from mlflow_stability.vocabulary.measured import signal_types
+from mlflow_stability.vocabulary.text import SECTIONS
 
 
 @dataclass(frozen=True, slots=True)

@@ -25,8 +25,7 @@ from importlib import resources
 from pathlib import Path
 
 import mlflow_stability
-from mlflow_stability.vocabulary.run.run_card import RunCard, card_of, text_of
-from mlflow_stability.vocabulary.run.run_history import DAMAGED, RunHead
+from mlflow_stability.vocabulary.run import DAMAGED, RunCard, RunHead, card_of, text_of
 
 if sys.version_info >= (3, 11):
     from importlib.resources.abc import Traversable

@@ -18,9 +18,7 @@ from mlflow_stability.analysis.cards.one_card import cards_at
 from mlflow_stability.detectors.catalog import built, default_detectors, described
 from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
-from mlflow_stability.vocabulary.run.run_card import RunCard
-from mlflow_stability.vocabulary.run.run_history import RunHead
+from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHead
 
 STARTING = 4.0
 """Seconds that it takes to start processes: they have to save more than that."""

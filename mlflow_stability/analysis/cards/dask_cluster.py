@@ -17,8 +17,7 @@ from mlflow_stability.analysis.cards.card_cache import rules_here
 from mlflow_stability.analysis.cards.one_card import texts_at
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.tracking.store.address import tracking_uri_for
-from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
-from mlflow_stability.vocabulary.run.run_card import RunCard, card_of
+from mlflow_stability.vocabulary.run import AskedCurves, RunCard, card_of
 
 DEADLINE = 20
 """Seconds that the scheduler has for its first answer."""

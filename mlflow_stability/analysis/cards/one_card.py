@@ -14,9 +14,7 @@ from mlflow_stability.analysis.diagnose import concluded, histories_of, in_place
 from mlflow_stability.detectors.catalog import built
 from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.errors import StabilityError
-from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
-from mlflow_stability.vocabulary.run.run_card import RunCard, text_of
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHistory, text_of
 
 
 def cards_at(

@@ -22,8 +22,7 @@ import mlflow_stability
 from mlflow_stability.analysis.cards.card_cache import rules_here
 from mlflow_stability.analysis.cards.one_card import cards_at
 from mlflow_stability.detectors.catalog import built
-from mlflow_stability.vocabulary.run.judged_curves import AskedCurves
-from mlflow_stability.vocabulary.run.run_card import RunCard, card_of
+from mlflow_stability.vocabulary.run import AskedCurves, RunCard, card_of
 
 AHEAD = 2
 """Sources that a worker holds."""

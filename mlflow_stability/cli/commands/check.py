@@ -17,8 +17,7 @@ import mlflow_stability
 from mlflow_stability.cli.kit.output import present, put_out
 from mlflow_stability.errors import TORCH_IS_MISSING, SettingsError, StabilityError
 from mlflow_stability.reports.model_check import as_json, show_model_check
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.result.model_check import ModelCheck
+from mlflow_stability.vocabulary.result import ModelCheck, Severity
 
 ARGUMENTS = ("model", "batch", "loss", "optimizer")
 

@@ -19,7 +19,7 @@ from mlflow_stability.cli.kit.terminal import notes_console
 from mlflow_stability.detectors.thresholds import detectors_with
 from mlflow_stability.diagnosis.checklist import Checklist, ChecklistItem, checklist_of
 from mlflow_stability.reports.terminal_kit import TerminalWriter
-from mlflow_stability.vocabulary.text.phrases import capitalised
+from mlflow_stability.vocabulary.text import capitalised
 
 STYLES = {"ok": "green", "bad": "bold red", "unknown": "dim"}
 

@@ -25,8 +25,7 @@ from mlflow_stability.cli.main import COULD_NOT, INTERRUPTED
 from mlflow_stability.reports.comparison import comparison_terminal
 from mlflow_stability.reports.escape import plain, plain_lines
 from mlflow_stability.reports.report_format import FORMATS, render_comparison
-from mlflow_stability.vocabulary.result.comparison import Comparison
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Comparison, Severity
 
 FOUND = 1
 

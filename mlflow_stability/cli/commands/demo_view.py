@@ -23,9 +23,8 @@ from mlflow_stability.diagnosis.verdict import final_loss, last_part
 from mlflow_stability.reports.run.terminal import show_gist
 from mlflow_stability.reports.terminal_kit import TerminalWriter, draw, number_text
 from mlflow_stability.tracking.store.run_page import RunPage
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.text.phrases import counted, times
+from mlflow_stability.vocabulary.result import Diagnosis, Event
+from mlflow_stability.vocabulary.text import counted, times
 
 CURVE_ROWS = 4
 ACTS = ("rollback", "step_skipped")

@@ -31,8 +31,7 @@ from mlflow_stability.reports.report import Failure, Report, is_from_store
 from mlflow_stability.reports.report_format import FORMATS, render
 from mlflow_stability.reports.run import brief, terminal
 from mlflow_stability.reports.terminal_kit import TerminalWriter, written
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Severity
 
 FOUND = 1
 FLOORS = {"warning": Severity.WARNING, "critical": Severity.CRITICAL}

@@ -16,7 +16,7 @@ from mlflow_stability.errors import StabilityError, UnreadableLogError
 from mlflow_stability.importers.decode import shown_text
 from mlflow_stability.importers.open_log import read
 from mlflow_stability.tracking.imports import RunImport
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 @click.command("import")

@@ -21,7 +21,7 @@ from mlflow_stability.errors import SettingsError, UnreadableLogError
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.report import Failure, Report
 from mlflow_stability.reports.report_format import render
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result import Diagnosis
 
 _UNFIT = re.compile(r"[^\w.-]+")
 NO_BROWSER = "No browser here: copy the file to a machine that has one."

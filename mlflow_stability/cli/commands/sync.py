@@ -42,7 +42,7 @@ from mlflow_stability.journal.layout import (
 )
 from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.store.address import is_sqlite, same_store, strip_credentials
-from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.run import Opening
 from mlflow_stability.vocabulary.settings import JOURNAL_FOLDER
 
 JOBS = 4

@@ -18,7 +18,7 @@ from mlflow_stability.cli.watch.view import finding_line, status_line, view
 from mlflow_stability.cli.watch.watched_run import WatchedRun
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.terminal_kit import TerminalWriter
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 LINES_ONCE = 40
 A_LINE_EVERY = 10.0

@@ -11,7 +11,7 @@ from click.shell_completion import CompletionItem
 from mlflow_stability.detectors.catalog import DETECTORS, KINDS, ON_REQUEST, name_of
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.reports.escape import plain
-from mlflow_stability.vocabulary.text.foreign_names import SHORT_KINDS
+from mlflow_stability.vocabulary.text import SHORT_KINDS
 
 RULES_ON_REQUEST = tuple(name_of(each) for each in ON_REQUEST)
 """The names of rules that look only when they are asked for."""

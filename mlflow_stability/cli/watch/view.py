@@ -17,9 +17,8 @@ from mlflow_stability.cli.watch.watched_run import WatchedRun
 from mlflow_stability.figures.run_page.curve import Curve
 from mlflow_stability.figures.run_page.zone import GRADIENT_NORM, zone_of
 from mlflow_stability.reports.terminal_kit import GUTTER, TerminalWriter, axis, draw, mark_line, number_text
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.text import counted
 
 LOSS_ROWS, NORM_ROWS = 5, 3
 QUIET = 60.0

@@ -11,11 +11,9 @@ from collections import deque
 
 from mlflow_stability.figures.run_page.curve import Curve, CurveSketch
 from mlflow_stability.journal.record import Record
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.milestone import Closing, Reset, Returned
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Episode, Event
+from mlflow_stability.vocabulary.run import Closing, Reset, Returned
 
 CURVES = ("loss", "grad_norm")
 QUANTITIES = (*CURVES, "learning_rate", "update_ratio", "eta_seconds", "skipped_steps")

@@ -23,9 +23,9 @@ from mlflow_stability.courier.progress import Delivered, read_page, write_page
 from mlflow_stability.courier.run import silent_end
 from mlflow_stability.journal.layout import ALERTS
 from mlflow_stability.journal.record import Record
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.run import Opening
 
 LINK_SECONDS = 15.0
 """For so long alerts wait for the run that they are about."""

@@ -23,7 +23,7 @@ from mlflow_stability.courier.streams.metric_stream import DeliveryPace, MetricS
 from mlflow_stability.journal.layout import mirror_page
 from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.write.thinning import Point
-from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.run import Opening
 
 RUN_SECONDS = 30.0
 """For so long a mirror waits for the name of the run."""

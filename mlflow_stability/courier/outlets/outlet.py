@@ -16,9 +16,9 @@ from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.last_words import closing_in, read_last_words
 from mlflow_stability.journal.record import Record
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.milestone import Closing, Returned
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.run import Closing, Returned
 
 _READ_AT_ONCE = 500
 

@@ -13,7 +13,7 @@ from mlflow_stability.courier.outlets.mirror_outlet import MirrorOutlet
 from mlflow_stability.courier.outlets.outlet import Outlet, OutletPlan, TrainingState
 from mlflow_stability.courier.progress import Delivered
 from mlflow_stability.journal.layout import ALERTS, mirror_page
-from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.run import Opening
 
 _logger = logging.getLogger("mlflow_stability.courier")
 

@@ -28,7 +28,7 @@ from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.tag_names import FOR_PROGRAMS
 from mlflow_stability.tracking.write.run_images import RunImages, image_key
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.measured import AttentionMap
 
 MOST_LAYERS = 12
 

@@ -26,7 +26,7 @@ from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.artifacts.attention_parts import picture_name
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary.measured.layer_table import LayerTable
+from mlflow_stability.vocabulary.measured import LayerTable
 
 INTERVAL = 600.0
 _READ_AT_ONCE = 500

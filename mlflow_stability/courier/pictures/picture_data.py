@@ -19,10 +19,9 @@ from mlflow_stability.figures.run_page.dashboard_data import MOST_CURVES, QUANTI
 from mlflow_stability.figures.run_page.mark import MarkSketch
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.keys import is_group
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.milestone import Closing
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.run import Closing
 
 BY_LAYER = tuple(dict.fromkeys(quantity for each in run_figures() for quantity in each.by_layer))
 """The quantities that have a picture by layer."""

@@ -21,7 +21,7 @@ from mlflow_stability.journal.process_identity import (
     life_of,
 )
 from mlflow_stability.journal.writer import NAME as JOURNAL
-from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.run import Opening
 
 _SILENT_SECONDS = 60.0
 

@@ -26,11 +26,9 @@ from mlflow_stability.reports.words import run_phrases
 from mlflow_stability.tracking import tag_names
 from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.write.run_description import section_of
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.run.outcome import process_ended
-from mlflow_stability.vocabulary.run.run_card import RunCard
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.phrases import capitalised, counted
+from mlflow_stability.vocabulary.result import Diagnosis
+from mlflow_stability.vocabulary.run import RunCard, RunHistory, process_ended
+from mlflow_stability.vocabulary.text import capitalised, counted
 
 FEW_ACTIONS = 2
 SDR_COLLAPSE = SdrCollapse.kind

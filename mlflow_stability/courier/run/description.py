@@ -11,8 +11,8 @@ from collections import Counter
 from mlflow_stability.courier.streams.run_summary import RunSummary, events_in_words
 from mlflow_stability.reports.escape import markdown
 from mlflow_stability.tracking.write.run_description import section_of
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.phrases import times
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.text import times
 
 SHOWN = {"loss": "loss", "grad_norm": "gradient norm", "learning_rate": "learning rate"}
 """The quantities of the line of figures, and their words."""

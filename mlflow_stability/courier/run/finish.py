@@ -12,9 +12,8 @@ from datetime import UTC, datetime
 from mlflow_stability.courier.process.rank_processes import RankEnd
 from mlflow_stability.courier.streams.run_summary import RunSummary
 from mlflow_stability.detectors.reported import RankDied
-from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.run.milestone import Closing
-from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
+from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.run import RUN_STATUS, Closing
 
 _ENDED = frozenset({"FINISHED", "FAILED", "KILLED"})
 

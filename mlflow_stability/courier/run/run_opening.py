@@ -19,7 +19,7 @@ from mlflow_stability.tracking.store.run_page import run_page
 from mlflow_stability.tracking.tag_names import JOB
 from mlflow_stability.tracking.write.recording_claim import RecordingTag, claim_place, place_among, tag_name
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.run import Opening
 
 RECORD_SCHEMA = "1"
 

@@ -24,7 +24,7 @@ from mlflow_stability.tracking.artifacts.folders import DATA_FOLDER, README
 from mlflow_stability.tracking.artifacts.record_events import bookkeeping_name
 from mlflow_stability.tracking.write.recording_claim import RecordingTag, recordings_in, tag_name
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary.run.milestone import Closing
+from mlflow_stability.vocabulary.run import Closing
 
 _INTERVAL = 10.0
 _DESCRIBED_EVERY = 60.0

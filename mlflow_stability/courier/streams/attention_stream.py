@@ -24,7 +24,7 @@ from mlflow_stability.tracking.artifacts.attention_parts import AttentionPart, w
 from mlflow_stability.tracking.artifacts.folders import MAPS_FOLDER
 from mlflow_stability.tracking.store.store_errors import RefusedError
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.measured import AttentionMap
 
 PAGE = "attention.json"
 """How far maps and pictures are."""

@@ -24,9 +24,9 @@ from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.artifacts.folders import EVENTS_FOLDER
 from mlflow_stability.tracking.artifacts.record_events import LINES_PER_FILE, Said, events_name, line_of
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Reset, Returned
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Reset, Returned
 
 LEAST_SECONDS = 60.0
 USUAL_STEPS = 10.0

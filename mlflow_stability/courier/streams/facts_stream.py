@@ -21,7 +21,7 @@ from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.artifacts.folders import DATA_FOLDER
 from mlflow_stability.tracking.write.run_params import is_chosen
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.run import Opening
 
 SECONDS = 5.0
 """For how long one question may take: work trees on network file systems can be slow."""

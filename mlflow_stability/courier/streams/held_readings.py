@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 
-from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured import StepReading
 
 HELD_READINGS = 64
 """So many readings are held: events come up to half as many later."""

@@ -23,8 +23,7 @@ from mlflow_stability.tracking.artifacts.layer_parts import layer_part_name, wri
 from mlflow_stability.tracking.write.layer_metrics import LayerMetrics, chosen_signals
 from mlflow_stability.tracking.write.run_writer import RunWriter
 from mlflow_stability.tracking.write.thinning import Point
-from mlflow_stability.vocabulary.measured.layer_table import STATISTICS, LayerTable
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured import STATISTICS, LayerTable, Signal
 
 PAGE = "layers.json"
 """Up to which step tables have arrived."""

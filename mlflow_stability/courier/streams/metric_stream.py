@@ -26,8 +26,8 @@ from mlflow_stability.tracking.store.address import is_sqlite
 from mlflow_stability.tracking.write.layer_metrics import LayerMetrics
 from mlflow_stability.tracking.write.single_values import SingleValues
 from mlflow_stability.tracking.write.thinning import Point, Thinner, is_of_the_script
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Event
 
 _SMALLEST_BATCH = 10
 # One in twenty-five of the script's own calls then meets one of ours, so that its 95th percentile stays what it was.

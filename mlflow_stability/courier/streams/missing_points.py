@@ -23,9 +23,8 @@ from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.write.layer_metrics import LayerMetrics
 from mlflow_stability.tracking.write.single_values import SingleValues
 from mlflow_stability.tracking.write.thinning import Point, Thinner, is_extreme, is_of_the_script
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Event
 
 _READ_AT_ONCE = 500
 

@@ -18,7 +18,7 @@ from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.tracking.artifacts.folders import RECORD_FOLDER
 from mlflow_stability.tracking.artifacts.record_parts import PartBuffer, part_name
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured import StepReading
 
 _READ_AT_ONCE = 500
 _MOST_WAITING = 1_000_000

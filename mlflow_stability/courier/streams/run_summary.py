@@ -9,11 +9,11 @@ from pathlib import Path
 
 from mlflow_stability.detectors.reported import Rollback
 from mlflow_stability.journal.record import Record
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Note, Returned
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Returned
 from mlflow_stability.vocabulary.settings import BATCHES_FOLDER, CHECKPOINTS_FOLDER
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.text import counted
 
 
 class RunSummary:

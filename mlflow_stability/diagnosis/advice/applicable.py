@@ -20,9 +20,8 @@ from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR
 from mlflow_stability.diagnosis.findings.attempt_span import FOR_EVER, RunAttempts, attempts_of_run
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Cause, Episode
+from mlflow_stability.vocabulary.run import RunHistory
 
 OF_HALF_PRECISION = re.compile(r"\b(?:fp16|half precision|loss scale)\b", re.IGNORECASE)
 OF_TEMPERATURE = "Raise the temperature"

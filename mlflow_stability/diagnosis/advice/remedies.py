@@ -17,10 +17,8 @@ from collections.abc import Iterable, Sequence
 
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.verdict import deciding_of
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.phrases import capitalised
+from mlflow_stability.vocabulary.result import Cause, Episode, Severity
+from mlflow_stability.vocabulary.text import capitalised
 
 TOPICS = (
     re.compile(r"^lower the learning rate\b"),

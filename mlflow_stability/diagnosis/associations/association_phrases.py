@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 from mlflow_stability.diagnosis.parameters.exposure import Watched
 from mlflow_stability.diagnosis.parameters.features import Feature
 from mlflow_stability.diagnosis.parameters.split import Split, best_split
-from mlflow_stability.vocabulary.text.phrases import capitalised
+from mlflow_stability.vocabulary.text import capitalised
 
 ALIKE = 0.1
 """Shares of unstable runs that differ by less than this leave it to the time to tell the sides apart."""

@@ -26,8 +26,8 @@ from mlflow_stability.diagnosis.associations.confounding import put_together, ra
 from mlflow_stability.diagnosis.parameters.exposure import Watched, watched_of
 from mlflow_stability.diagnosis.parameters.features import Feature, features_of
 from mlflow_stability.diagnosis.parameters.split import best_split
-from mlflow_stability.vocabulary.result.cohort import Association
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import Association
+from mlflow_stability.vocabulary.run import RunCard
 
 FEWEST_RUNS = 10
 """Runs below which nothing is tested."""

@@ -18,7 +18,7 @@ from sklearn.tree import DecisionTreeClassifier
 from mlflow_stability.diagnosis.parameters.exposure import Watched
 from mlflow_stability.diagnosis.parameters.features import NOT_SET, Feature
 from mlflow_stability.diagnosis.parameters.split import middles_of
-from mlflow_stability.vocabulary.result.cohort import Tree
+from mlflow_stability.vocabulary.result import Tree
 
 FEWEST_RUNS, FEWEST_OF_A_KIND = 20, 5
 DEPTH = 3

@@ -15,9 +15,8 @@ from scipy import stats
 from mlflow_stability.diagnosis.baseline_gate.final_gap import Gap, gap_between, level_of, spread_of
 from mlflow_stability.diagnosis.cohort import chance_of_more, same_but_the_seed, spike_rate_of
 from mlflow_stability.diagnosis.verdict import listed
-from mlflow_stability.vocabulary.result.comparison import Gate, GateVerdict
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import BaselineGate, GateVerdict, Severity
+from mlflow_stability.vocabulary.run import RunCard
 
 UNLIKELY = 0.01
 """Something is worse beyond noise if chance makes it so for any of the runs less often than this."""
@@ -31,7 +30,7 @@ FEWEST_SEEDS = 3
 """Repetitions of the baseline, itself included, whose spread tells what a seed does."""
 
 
-def gate_of(cards: Sequence[RunCard], baseline: RunCard) -> Gate:
+def gate_of(cards: Sequence[RunCard], baseline: RunCard) -> BaselineGate:
     """All others against the baseline; runs that could not be read fail."""
     others = [card for card in cards if card.source != baseline.source]
     siblings = [card for card in cards if same_but_the_seed(card, baseline)]
@@ -39,7 +38,7 @@ def gate_of(cards: Sequence[RunCard], baseline: RunCard) -> Gate:
     verdicts = tuple(
         _verdict(card, baseline, [each for each in siblings if each.source != card.source], unlikely) for card in others
     )
-    return Gate(baseline.source, baseline.name, verdicts, tuple(_unclear(others, baseline)))
+    return BaselineGate(baseline.source, baseline.name, verdicts, tuple(_unclear(others, baseline)))
 
 
 def _verdict(card: RunCard, baseline: RunCard, siblings: Sequence[RunCard], unlikely: float) -> GateVerdict:

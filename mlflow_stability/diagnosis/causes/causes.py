@@ -19,11 +19,8 @@ from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.attempt_span import RunAttempts, attempts_of_run
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings, settings_of
 from mlflow_stability.diagnosis.verdict import deciding_of, noun_of
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.run.run_card import OF_THE_PROCESS
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Cause, Episode, Severity
+from mlflow_stability.vocabulary.run import OF_THE_PROCESS, RunHistory
 
 SAME_TROUBLE = 0.05
 """Episodes that began within this share of the run before another one are where it came from, ..."""

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
 from mlflow_stability.diagnosis.parameters.recorded_settings import RecordedSettings
-from mlflow_stability.vocabulary.result.cause import Cause
+from mlflow_stability.vocabulary.result import Cause
 
 CERTAINTIES = ("certain", "likely", "possible")
 """How sure a cause can be, the surest first."""

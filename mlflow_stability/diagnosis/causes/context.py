@@ -20,9 +20,8 @@ from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, Curve, RunCurves, curves_of, median_deviation
 from mlflow_stability.diagnosis.findings.attempt_span import AttemptSpan, RunAttempts, attempts_of_run
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Episode, Event
+from mlflow_stability.vocabulary.run import RunHistory
 
 JUST_BEFORE = 50
 """So many logged points before the first bad one are just before it."""

@@ -20,8 +20,8 @@ from mlflow_stability.diagnosis.causes.context import RECENT, EpisodeContext, no
 from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer, last_layer_with_gradient
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.rules.gradient_rise import GradientRiseRule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.result import Episode
+from mlflow_stability.vocabulary.text import counted
 
 FEWEST_SUMMED = 8
 """So many steps of growth at least."""

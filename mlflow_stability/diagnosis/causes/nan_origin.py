@@ -18,8 +18,8 @@ from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.one_batch import sudden_check, unsound_before, value_at
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.text.phrases import capitalised
+from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.text import capitalised
 
 KIND = "nan_origin"
 NEAR = 2

@@ -11,7 +11,7 @@ from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, C
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, norms_before, shown, usual_norm
 from mlflow_stability.diagnosis.causes.nan_origin import origin_near, overflowed, range_of, source_of
 from mlflow_stability.diagnosis.curves.curves import Curve
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result import Event
 
 HALVINGS = 3
 """So many reductions of the loss scale just before mean that it was collapsing."""

@@ -8,9 +8,9 @@ from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
-from mlflow_stability.vocabulary.measured.signal import of_the_whole
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.text.phrases import factor
+from mlflow_stability.vocabulary.measured import of_the_whole
+from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.text import factor
 
 SHRUNK = 0.7
 """Weights whose norm falls below this share of itself from one measurement to the next are decayed away."""

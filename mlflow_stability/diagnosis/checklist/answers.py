@@ -17,10 +17,9 @@ from mlflow_stability.diagnosis.causes.context import shown
 from mlflow_stability.diagnosis.checklist.question import Answer, AnswerFunction, Case
 from mlflow_stability.diagnosis.curves.curves import Curve
 from mlflow_stability.diagnosis.parameters.recorded_settings import settings_of
-from mlflow_stability.vocabulary.measured.signal import of_the_whole
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.phrases import capitalised, counted
+from mlflow_stability.vocabulary.measured import of_the_whole
+from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.text import capitalised, counted
 
 MOST_POINTS = 50
 """So many points before the trouble tell what is usual."""

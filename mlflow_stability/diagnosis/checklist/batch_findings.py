@@ -7,8 +7,8 @@ from __future__ import annotations
 
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.nan_origin import near, origin_near, overflowed, range_of, said_of, source_of
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.text import counted
 
 MOST = 4
 """So many tensors of a batch are told of."""

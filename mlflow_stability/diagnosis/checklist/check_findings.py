@@ -16,11 +16,9 @@ from mlflow_stability.diagnosis.checklist.batch_findings import birth_said, inpu
 from mlflow_stability.diagnosis.checklist.question import Answer, Case, State
 from mlflow_stability.diagnosis.curves.chance_level import chance_of
 from mlflow_stability.diagnosis.curves.curves import decoded
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.run.outcome import process_ended
-from mlflow_stability.vocabulary.text.phrases import sentence
+from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.run import process_ended
+from mlflow_stability.vocabulary.text import sentence
 
 NON_FINITE = ("nan_detected", "inf_detected")
 FALLEN = 0.9

@@ -14,10 +14,8 @@ from mlflow_stability.diagnosis.checklist.decision import Decision, decided, in_
 from mlflow_stability.diagnosis.checklist.orders import GENERAL, ORDERS, QUESTIONS
 from mlflow_stability.diagnosis.checklist.question import Case, State
 from mlflow_stability.diagnosis.curves.curves import run_curves
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.run import RunHistory
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlflow_stability.diagnosis.causes.context import EpisodeContext
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result import Diagnosis
 
 State = Literal["ok", "bad", "unknown"]
 

@@ -16,9 +16,9 @@ from mlflow_stability.diagnosis.cohort.learning_rate_sensitivity import sensitiv
 from mlflow_stability.diagnosis.cohort.seed_groups import FEWEST, groups_of_seeds, seed_groups_of, stopped_early
 from mlflow_stability.diagnosis.cohort.survival import survival_of
 from mlflow_stability.diagnosis.parameters.features import NOT_SET, Feature
-from mlflow_stability.vocabulary.result.cohort import Cohort, ParamPlot, SeedGroup, Tree
-from mlflow_stability.vocabulary.run.run_card import RunCard
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.result import Cohort, ParamPlot, SeedGroup, Tree
+from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.text import counted
 
 FEWEST_RUNS = 3
 """Fewer are compared one by one."""

@@ -29,8 +29,8 @@ from scipy import stats
 
 from mlflow_stability.diagnosis.parameters.seeds import seeds_of
 from mlflow_stability.diagnosis.parameters.setting import setting_of
-from mlflow_stability.vocabulary.result.cohort import Interval, SeedGroup
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import Interval, SeedGroup
+from mlflow_stability.vocabulary.run import RunCard
 
 FEWEST = 3
 """Runs of a group below which nothing is said about chance."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.curves.curves import Curve
 from mlflow_stability.diagnosis.curves.levels import Levels, levels_of, noise_of
-from mlflow_stability.vocabulary.result.diagnosis import CurveReading
+from mlflow_stability.vocabulary.result import CurveReading
 
 FEWEST_TO_EXTRAPOLATE = 12
 """Fewer levels are not fitted."""

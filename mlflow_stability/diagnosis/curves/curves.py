@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import FIRST, LITTLE, began_at, least_that_matters, take_turns
-from mlflow_stability.vocabulary.measured.signal import of_the_whole
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.measured import of_the_whole
+from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 LARGEST_STORED = 1.79e308
 """MLflow's SQL stores keep an infinity as the largest float."""

@@ -21,12 +21,9 @@ import numpy as np
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of, scaled
 from mlflow_stability.errors import SettingsError
-from mlflow_stability.vocabulary.measured.signal import of_the_whole
-from mlflow_stability.vocabulary.run.judged_curves import AskedCurves, JudgedCurves
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning
-from mlflow_stability.vocabulary.text.name_reading import COARSE, FINE, TESTS, words_of
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.measured import of_the_whole
+from mlflow_stability.vocabulary.run import AskedCurves, JudgedCurves, Metric, RunHistory
+from mlflow_stability.vocabulary.text import COARSE, FINE, TESTS, Meaning, counted, words_of
 
 AS_MANY = 0.5
 """Averages over epochs are taken if they are at least so many, as a share of the single steps."""

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 
 from mlflow_stability.diagnosis.curves.curves import Curve
-from mlflow_stability.vocabulary.result.diagnosis import Sketch
+from mlflow_stability.vocabulary.result import Sketch
 
 STRETCHES = 400
 """How many a sketch has at most."""

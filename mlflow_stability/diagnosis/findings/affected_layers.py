@@ -21,10 +21,10 @@ from mlflow_stability.detectors.gradients.layer_explosion import LayerExplosion
 from mlflow_stability.detectors.optimizer.update_ratio import UpdateRatioHigh, UpdateRatioLow
 from mlflow_stability.detectors.optimizer.weight_spike import WeightSpike
 from mlflow_stability.diagnosis.curves.curves import Curve, curves_of
-from mlflow_stability.vocabulary.measured.signal import of_the_whole
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.measured import of_the_whole
+from mlflow_stability.vocabulary.result import Episode
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import counted
 
 NAMED = 5
 """So many other layers the message names; the evidence holds all."""

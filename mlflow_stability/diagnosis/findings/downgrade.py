@@ -16,8 +16,7 @@ import numpy as np
 from mlflow_stability.diagnosis.curves.curves import NORMAL_MAD, Curve, RunCurves, median_deviation
 from mlflow_stability.diagnosis.curves.log_resolution import is_rounding
 from mlflow_stability.diagnosis.rules.spike import SpikeRule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity
 
 BEFORE = 32
 """So many values before an episode say what was normal."""

@@ -13,9 +13,8 @@ import numpy as np
 
 from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Episode, Event
+from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.sensitivity import with_highest_score
 
 NEIGHBOURS = 16

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 import numpy as np
 
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.result import Episode
+from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 LINE = "line"
 """What the line is called among the evidence, as of what a log says in words."""

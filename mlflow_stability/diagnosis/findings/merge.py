@@ -11,8 +11,7 @@ from dataclasses import replace
 
 from mlflow_stability.diagnosis.findings.episodes import REMARKS
 from mlflow_stability.diagnosis.findings.same_trouble import joined_by_trouble, with_births, with_what_was_skipped
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.sensitivity import with_highest_score
 
 NEAR = 0.02

@@ -9,10 +9,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 from mlflow_stability.detectors.reported import WAYS_TO_END
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.run.outcome import process_ended
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.run import RunHistory, process_ended
 
 REMEDIES = {each.kind: each.remedies for each in WAYS_TO_END}
 BAD = ("crashed", "killed", "out_of_memory")

@@ -14,8 +14,7 @@ import numpy as np
 
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import levels_of
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity
 
 SMALL = 0.10
 """A rise by less than this share that passed is no more than a ripple."""

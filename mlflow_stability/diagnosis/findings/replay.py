@@ -17,10 +17,9 @@ from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.detectors.panel import Panel
 from mlflow_stability.diagnosis.curves.curves import RunCurves, decoded, starts_of
 from mlflow_stability.diagnosis.findings.usual_units import in_usual_units
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 BETTER_SEEN_WHOLE = frozenset({"inf_detected", "nan_detected", "overfitting", "plateau"})
 """Kinds for which the rules of whole curves are asked instead, where nothing was judged while it trained."""

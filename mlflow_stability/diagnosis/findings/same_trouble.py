@@ -13,8 +13,7 @@ from dataclasses import replace
 from mlflow_stability.detectors.optimizer.step_skipped import StepSkipped
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import said_of
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity
 
 NON_FINITE = ("nan_detected", "inf_detected")
 SKIPPED = StepSkipped.kind

@@ -21,10 +21,9 @@ from mlflow_stability.detectors.reported import WAYS_TO_END, Rollback
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.episodes import NEIGHBOURS
 from mlflow_stability.diagnosis.rules.skipped_end import SkippedEndRule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.result import Episode, Event, Severity
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import counted
 
 SHARE = 0.5
 """So many of the last steps must have been skipped, up to the end of the run."""

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.run.run_history import Metric
+from mlflow_stability.vocabulary.run import Metric
 
 SHARES = frozenset({"memory_share", "mfu", "sdr_unique_ratio"})
 """The quantities that are shares."""

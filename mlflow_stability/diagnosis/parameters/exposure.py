@@ -13,7 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.parameters.setting import setting_of
-from mlflow_stability.vocabulary.run.run_card import STEADY, RunCard
+from mlflow_stability.vocabulary.run import STEADY, RunCard
 
 
 @dataclass(frozen=True, slots=True, eq=False)

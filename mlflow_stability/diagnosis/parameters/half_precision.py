@@ -10,7 +10,7 @@ import re
 
 import numpy as np
 
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 FP16 = re.compile(r"(?<![a-z])(?:fp16|float16|half|16-mixed|16-true)\b")
 OTHER = re.compile(r"^(?:no|(?:32|64|bf16)(?:-true|-mixed)?|(?:torch\.)?(?:fp32|float32|tf32|bfloat16|float64))$")

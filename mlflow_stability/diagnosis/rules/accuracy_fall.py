@@ -17,8 +17,7 @@ from mlflow_stability.diagnosis.curves.levels import noise_of
 from mlflow_stability.diagnosis.curves.training_since import training_since
 from mlflow_stability.diagnosis.curves.turning_point import by_chance, turned
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity
 
 _TRAINED = re.compile(r"(?:^|[^a-z])(?:train|training|tr)(?:$|[^a-z])")
 _HELD_OUT = re.compile(r"(?:^|[^a-z])(?:val|valid|validation|eval|test|dev)(?:$|[^a-z])")

@@ -15,9 +15,8 @@ from mlflow_stability.detectors.loss.divergence import Divergence
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import Levels, coarser, levels_of, noise_of
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.phrases import factor
+from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.text import factor
 
 LAST = 5
 """So many last points say together where a loss ended: a single one may be lucky."""

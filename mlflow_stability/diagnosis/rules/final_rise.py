@@ -15,9 +15,8 @@ from mlflow_stability.detectors.loss.divergence import Divergence
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of, scaled
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.phrases import factor
+from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.text import factor
 
 SMOOTHED = 5
 """A single high point is no rise."""

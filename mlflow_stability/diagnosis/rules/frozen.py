@@ -11,8 +11,7 @@ from mlflow_stability.detectors.loss.plateau import Plateau
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.log_resolution import quantum_of
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,8 +14,7 @@ from mlflow_stability.detectors.loss.overfitting import Overfitting
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.training_since import training_since
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,8 +15,7 @@ from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import Levels, levels_of
 from mlflow_stability.diagnosis.rules.divergence import onset
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,9 +10,8 @@ import numpy as np
 from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.phrases import infinite
+from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.text import infinite
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,8 +17,7 @@ from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.training_since import TrainingSince, training_since
 from mlflow_stability.diagnosis.curves.turning_point import by_chance, turned
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity
 
 FEW = 10
 """Of fewer validations two stand for a level; of more three, or a tenth of them."""

@@ -21,8 +21,8 @@ from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.diagnosis.rules.scores import with_scores
 from mlflow_stability.vocabulary.discovery import subclasses_in
 from mlflow_stability.vocabulary.judging_rule import CLASSIC
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
+from mlflow_stability.vocabulary.result import Episode
+from mlflow_stability.vocabulary.run import RUN_STATUS
 
 RULES: tuple[type[Rule], ...] = tuple(
     sorted(

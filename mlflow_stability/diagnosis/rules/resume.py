@@ -16,8 +16,7 @@ from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of
 from mlflow_stability.diagnosis.curves.resumes import goes_on, pieces_of
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity
 
 
 @dataclass(frozen=True, slots=True)

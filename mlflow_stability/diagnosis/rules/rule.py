@@ -13,7 +13,7 @@ from typing import ClassVar
 
 from mlflow_stability.detectors.engine import Detector, FindingType
 from mlflow_stability.diagnosis.curves.curves import RunCurves
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result import Episode
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity
 
 
 @dataclass(frozen=True, slots=True)

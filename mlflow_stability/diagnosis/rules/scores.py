@@ -14,8 +14,7 @@ from dataclasses import replace
 from mlflow_stability.detectors.sensitivity import moved
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import most_severe
+from mlflow_stability.vocabulary.result import Episode, most_severe
 from mlflow_stability.vocabulary.sensitivity import MOST, SCORE
 
 HALVINGS = 6

@@ -9,9 +9,8 @@ import numpy as np
 from mlflow_stability.detectors.optimizer.step_skipped import StepSkipped
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.text import counted
 
 
 @dataclass(frozen=True, slots=True)

@@ -18,9 +18,8 @@ from mlflow_stability.diagnosis.curves.levels import scaled
 from mlflow_stability.diagnosis.curves.log_resolution import is_rounding
 from mlflow_stability.diagnosis.curves.prominence import Jumps, jumps_of, noise_of_points, tail_limit
 from mlflow_stability.diagnosis.rules.rule import Rule
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.phrases import sigmas
+from mlflow_stability.vocabulary.result import Episode, Severity
+from mlflow_stability.vocabulary.text import sigmas
 
 
 @dataclass(frozen=True, slots=True)

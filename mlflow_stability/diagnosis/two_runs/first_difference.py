@@ -20,8 +20,8 @@ from numpy.typing import NDArray
 from mlflow_stability.diagnosis.curves.levels import noise_of, scaled
 from mlflow_stability.diagnosis.parameters.seeds import seeds_of
 from mlflow_stability.diagnosis.run_card import main_curve
-from mlflow_stability.vocabulary.result.comparison import FirstDifference
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.result import FirstDifference
+from mlflow_stability.vocabulary.run import RunHistory
 
 FEWEST = 8
 """Common steps below which nothing is said about noise."""

@@ -13,8 +13,8 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from mlflow_stability.diagnosis.two_runs.layer_timeline import BY_LAYER, SMALLEST, LayerCourse, StepColumns
-from mlflow_stability.vocabulary.measured.layers_beside import BrokenAt, Cells, Farthest, LayersBeside, own_columns
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.measured import BrokenAt, Cells, Farthest, LayersBeside, own_columns
+from mlflow_stability.vocabulary.run import RunCard
 
 COLUMNS = 384
 """At most so many before they are put together."""

@@ -15,8 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.diagnosis.curves.curves import decoded
-from mlflow_stability.vocabulary.measured.layers_beside import Cells
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
+from mlflow_stability.vocabulary.measured import Cells
+from mlflow_stability.vocabulary.run import Metric, RunHistory
 
 BY_LAYER = ("grad_norm", "update_ratio", "param_norm", "attention_entropy")
 """What is laid beside each other."""

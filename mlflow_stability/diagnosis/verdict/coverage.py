@@ -17,8 +17,8 @@ from mlflow_stability.diagnosis.rules.divergence import DivergenceRule
 from mlflow_stability.diagnosis.rules.overfitting import OverfittingRule
 from mlflow_stability.diagnosis.rules.plateau import PlateauRule
 from mlflow_stability.diagnosis.rules.spike import SpikeRule
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.run import Metric, RunHistory
+from mlflow_stability.vocabulary.text import counted
 
 FEWEST, SHARE = 10, 0.05
 """So many points of another metric, and this share of all it has, lie behind the last loss."""

@@ -9,8 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import replace
 
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result import Cause, Diagnosis
 
 STEP = "step"
 _BEFORE = re.compile(r"\b([Ss])tep(s?)(?= \d)")

@@ -18,11 +18,9 @@ from mlflow_stability.detectors.reported import EarlyStopping, GiveUp, Rollback
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import said_of
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
-from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.run.run_card import OF_THE_PROCESS
-from mlflow_stability.vocabulary.text.phrases import counted, factor, times
+from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.run import OF_THE_PROCESS
+from mlflow_stability.vocabulary.text import counted, factor, times
 
 NON_FINITE = ("nan_detected", "inf_detected")
 KINDS_THAT_DECIDE: dict[str, tuple[str, ...]] = {

@@ -20,7 +20,7 @@ from numpy.typing import NDArray
 
 from mlflow_stability.figures.scale import number_text
 from mlflow_stability.figures.style import BAD, FAINT, SMALL_SIZE, Picture
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.measured import AttentionMap
 
 COLOURS = "viridis"
 HIDDEN, HIDDEN_NAME = "#e6e6e6", "hidden by the causal mask"

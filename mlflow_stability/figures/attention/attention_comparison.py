@@ -39,7 +39,7 @@ from mlflow_stability.figures.style import (
     our_style,
     shown,
 )
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.measured import AttentionMap
 
 MOST_ROWS = 5
 """Rows of panels: the mean of all heads, and those heads that differ most."""

@@ -37,7 +37,7 @@ from mlflow_stability.figures.style import (
     say_instead,
     shown,
 )
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.measured import AttentionMap
 
 _MOST_COLUMNS = 7
 _WIDEST = 2.9

@@ -30,8 +30,15 @@ from mlflow_stability.figures.style import (
     say_instead,
     shown,
 )
-from mlflow_stability.vocabulary.measured.distribution_shape import QUARTILES_OF_NORMAL, Shape, shape_of
-from mlflow_stability.vocabulary.measured.layer_table import LEVELS, PERCENTILES, STATISTICS, LayerTable
+from mlflow_stability.vocabulary.measured import (
+    LEVELS,
+    PERCENTILES,
+    QUARTILES_OF_NORMAL,
+    STATISTICS,
+    LayerTable,
+    Shape,
+    shape_of,
+)
 
 REACH = 6.0
 """How far to both sides a ridge is drawn, in widths."""

@@ -31,7 +31,7 @@ from mlflow_stability.figures.style import (
     our_style,
     shown,
 )
-from mlflow_stability.vocabulary.measured.layers_beside import OUTSIDE, LayersBeside
+from mlflow_stability.vocabulary.measured import OUTSIDE, LayersBeside
 
 _COLOURS = "viridis"
 _SPECIAL = {

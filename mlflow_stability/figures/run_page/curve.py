@@ -13,8 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.measured.observation import Series
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured import Series, Signal
 
 MOST_ATTEMPTS = 64
 """How many attempts are kept apart; beyond that nobody could tell their lines from each other."""

@@ -20,7 +20,7 @@ from mlflow_stability.figures.run_page.series_chart import draw_series
 from mlflow_stability.figures.run_page.zone import GRADIENT_NORM, UPDATE_RATIO, Zone
 from mlflow_stability.figures.scale import step_axis
 from mlflow_stability.figures.style import FAINT, SEVERITY, TURNED_BACK, Picture, entitle, new_figure, our_style
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Severity
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.importers.assemble.log_content import Column
-from mlflow_stability.vocabulary.run.attempts import attempts_of
+from mlflow_stability.vocabulary.run import attempts_of
 
 _Floats = NDArray[np.float64]
 _Ints = NDArray[np.int64]

@@ -17,11 +17,10 @@ from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.assemble.clock import Clock, clock_of
 from mlflow_stability.importers.assemble.log_content import Column, LogContent, LogWords
 from mlflow_stability.importers.decode import shown_path
-from mlflow_stability.vocabulary.measured.observation import Series
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
-from mlflow_stability.vocabulary.text.phrases import counted, sentence
+from mlflow_stability.vocabulary.measured import Series
+from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.run import Metric, RunHistory
+from mlflow_stability.vocabulary.text import Meaning, counted, meanings_of, sentence
 
 
 def history_of(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result import Event
 
 MOST_VALUES = 8_000_000
 """How many values are held at once, at 40 bytes each."""

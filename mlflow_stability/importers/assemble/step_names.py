@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from functools import lru_cache
 
-from mlflow_stability.vocabulary.text.name_reading import words_of
+from mlflow_stability.vocabulary.text import words_of
 
 _STEPS = (
     ("global step", "globalstep", "g step"),

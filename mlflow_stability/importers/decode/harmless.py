@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from mlflow_stability.vocabulary.text.harmless_text import visible
+from mlflow_stability.vocabulary.text import visible
 
 _LONGEST = 300
 

@@ -24,7 +24,7 @@ from mlflow_stability.importers.assemble.step_names import is_epoch, is_time, st
 from mlflow_stability.importers.decode import lines_of, text_of
 from mlflow_stability.importers.files.ray_result import chosen
 from mlflow_stability.importers.formats.csv_header import cells_of, is_number, names_of
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 _ClockColumns = tuple[str | None, str | None, str | None]
 

@@ -26,7 +26,7 @@ from mlflow_stability.importers.assemble.step_names import counts_within_epochs,
 from mlflow_stability.importers.decode import as_json
 from mlflow_stability.importers.files.ray_result import chosen
 from mlflow_stability.importers.text.log_line import LogLine
-from mlflow_stability.vocabulary.text.name_reading import HELD_OUT, words_of
+from mlflow_stability.vocabulary.text import HELD_OUT, words_of
 
 _DEEPEST = 6
 _LONG = 10_000

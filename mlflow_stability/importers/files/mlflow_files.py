@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.tracking.tag_names import process_end
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 _LONGEST_TEXT = 5000
 _DEEPEST = 12

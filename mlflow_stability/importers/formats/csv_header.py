@@ -15,7 +15,7 @@ from pathlib import Path
 from mlflow_stability.errors import UnreadableLogError
 from mlflow_stability.importers.decode import plain, shown_path
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 _LINES_LOOKED_AT = 30
 _FEWEST_ROWS = 5

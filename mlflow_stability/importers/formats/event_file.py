@@ -17,7 +17,7 @@ from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.decode import opened
 from mlflow_stability.importers.files.wire_format import fields_of, records_of, signed
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 _Event = tuple[int, float, dict[str, float]]
 _WALL_TIME, _STEP, _VERSION, _SUMMARY = 1, 2, 3, 5

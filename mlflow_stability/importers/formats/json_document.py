@@ -21,7 +21,7 @@ from mlflow_stability.importers.assemble.step_names import is_epoch, step_name
 from mlflow_stability.importers.decode import shown_path, text_of
 from mlflow_stability.importers.files.json_rows import closed, json_line, log_row, number_in, parsed, row_lines
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 LARGEST = 500_000_000
 """A document is held whole; one with more characters than this is refused."""

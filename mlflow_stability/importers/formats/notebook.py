@@ -20,8 +20,8 @@ from mlflow_stability.importers.formats.json_document import Document, document_
 from mlflow_stability.importers.formats.text_log import TextLog
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
 from mlflow_stability.importers.text.overwritten import all_states, last_states
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import meanings_of
 
 FEWEST = 8
 """Bars that leave fewer points than this in the end are read in all their states."""

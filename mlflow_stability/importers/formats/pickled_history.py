@@ -13,7 +13,7 @@ from mlflow_stability.importers.decode import opened, shown_path, shown_text
 from mlflow_stability.importers.files.plain_pickle import NotPlainError, plain_value
 from mlflow_stability.importers.formats.json_document import Document, read_document
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RunHistory
 
 LARGEST = 128 * 1024 * 1024
 """A pickle is held whole; no history is larger than this."""

@@ -44,8 +44,8 @@ from mlflow_stability.importers.text.overwritten import is_unfinished_bar
 from mlflow_stability.importers.text.pair_line import held_out_in, pair_line, said_of
 from mlflow_stability.importers.text.printed_lists import PrintedLists, has_loss_curve
 from mlflow_stability.importers.text.table_lines import ColumnTable, KeyValueTable
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.foreign_names import said_in
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import said_in
 
 _UNKNOWN = float("nan")
 _WORTH_A_BLOCK = 24

@@ -22,8 +22,8 @@ from mlflow_stability.importers.files.wire_format import fields_of, signed, zigz
 from mlflow_stability.importers.formats.text_log import TextLog
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
 from mlflow_stability.importers.text.log_words import LogWordReader
-from mlflow_stability.vocabulary.run.run_history import RunHistory
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.run import RunHistory
+from mlflow_stability.vocabulary.text import counted
 
 _MARK = b":W&B"
 _IDENTITY = 7  # the mark, a number of two bytes, a version

@@ -14,7 +14,7 @@ import numpy as np
 from mlflow_stability.importers.assemble import log_content
 from mlflow_stability.importers.assemble.log_content import Column, LogContent
 from mlflow_stability.importers.text.log_line import LogLine
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
+from mlflow_stability.vocabulary.text import meanings_of
 
 MOST_SHAPES = 1000
 """How many kinds of lines are told apart."""

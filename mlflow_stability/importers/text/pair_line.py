@@ -13,7 +13,7 @@ from functools import lru_cache
 from mlflow_stability.importers.assemble.step_names import is_epoch, step_rank
 from mlflow_stability.importers.text.line_pattern import NUMBER, LineParts, number_of
 from mlflow_stability.importers.text.log_line import LogLine
-from mlflow_stability.vocabulary.text.name_reading import HELD_OUT, LOSS_LIKE, LOSSES, words_of
+from mlflow_stability.vocabulary.text import HELD_OUT, LOSS_LIKE, LOSSES, words_of
 
 LONGEST = 4000
 """Of a longer line only so many characters are looked at."""

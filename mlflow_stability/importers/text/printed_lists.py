@@ -12,7 +12,7 @@ import numpy as np
 
 from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.files.json_rows import number_in, parsed
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
+from mlflow_stability.vocabulary.text import meanings_of
 
 
 class PrintedLists:

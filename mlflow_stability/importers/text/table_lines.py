@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from mlflow_stability.importers.assemble.step_names import is_epoch, step_rank
 from mlflow_stability.importers.files.json_rows import log_row
 from mlflow_stability.importers.text.log_line import LogLine
-from mlflow_stability.vocabulary.text.name_reading import LOSSES, words_of
+from mlflow_stability.vocabulary.text import LOSSES, words_of
 
 _RULE = frozenset("-+|=: \t")
 _CLOCK = re.compile(r"\d+(?::\d+)+|\d+(?:\.\d+)?(?:[GMK]B?|[mu]?s|sec|min|h|s/it|it/s)")

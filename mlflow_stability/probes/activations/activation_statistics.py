@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mlflow_stability.probes.activations.activation_samples import ActivationSample, OutputKind
 from mlflow_stability.probes.tensors.device_numbers import on_device
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType(

@@ -29,9 +29,7 @@ from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, next_sampled_step
 from mlflow_stability.probes.rerun.forward_rerun import unwrapped
 from mlflow_stability.probes.step.readback import Parcel
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType
 
 SIGNALS = (
     SignalType(

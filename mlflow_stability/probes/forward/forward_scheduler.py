@@ -32,7 +32,7 @@ from mlflow_stability.probes.forward.unmeasured_parts import not_looked_into
 from mlflow_stability.probes.hooks.running_calls import RunningPass
 from mlflow_stability.probes.probe import BaseProbe, ForwardProbe, Guard
 from mlflow_stability.probes.rerun.forward_rerun import SecondPass, unwrapped
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result import Event
 
 UNFIT = frozenset({"ScriptModule", "DataParallel"})
 """Classes of models that are left alone: hooks do not run in them, or in several threads at once."""

@@ -16,7 +16,7 @@ from torch.optim import Optimizer
 from mlflow_stability.detectors.reported import NotMeasured
 from mlflow_stability.probes.objects.model_discovery import parameters_in
 from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, world_size
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity
 
 
 def unseen_parts(models: Sequence[Module], optimizers: Sequence[Optimizer], step: int) -> list[Event]:

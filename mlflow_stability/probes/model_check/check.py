@@ -27,8 +27,7 @@ from mlflow_stability.probes.model_check.values import layers_of, optimizers_fou
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.rerun.forward_rerun import unwrapped
 from mlflow_stability.vocabulary.argument import shown, with_known_names
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.result.model_check import LayerCheck, ModelCheck, ModelFinding
+from mlflow_stability.vocabulary.result import LayerCheck, ModelCheck, ModelFinding, Severity
 
 ABOVE_CHANCE = 1.0
 """Cross-entropy by which a loss lies so far above chance that the model is sure of wrong answers."""

@@ -19,8 +19,7 @@ from torch.optim import Optimizer
 from mlflow_stability.detectors.reported import ModelLint
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
-from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.result.model_check import ModelFinding
+from mlflow_stability.vocabulary.result import Event, ModelFinding, Severity
 
 _NORMS = ("LayerNorm", "GroupNorm", "RMSNorm")
 _EPS = ("eps", "variance_epsilon", "epsilon")  # as torch, Llama and TensorFlow's heirs call it

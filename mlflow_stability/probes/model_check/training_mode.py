@@ -16,7 +16,7 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.model_check.settings import count_of
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity
 
 FEWEST_ROWS = 4
 """The fewest rows that a batch normalisation should average: of two rows, each is the mirror image of the other."""

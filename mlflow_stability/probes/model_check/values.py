@@ -23,8 +23,7 @@ from mlflow_stability.probes.model_check.settings import count_of, first_names, 
 from mlflow_stability.probes.objects.module_names import plain_name
 from mlflow_stability.probes.step.readback import Readback
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.result.model_check import LayerCheck, ModelFinding
+from mlflow_stability.vocabulary.result import LayerCheck, ModelFinding, Severity
 
 Named = tuple[str, Tensor]
 _WITH_UNITS = (nn.Linear, nn.Conv1d, nn.Conv2d, nn.Conv3d)

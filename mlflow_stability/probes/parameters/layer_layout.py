@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.tensors.device_numbers import on_device
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured import Signal
 
 MOST_SIGNAL_SETS = 64
 

@@ -33,7 +33,7 @@ from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFacto
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.tensor_sums import squares
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType(

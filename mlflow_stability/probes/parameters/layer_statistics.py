@@ -24,8 +24,7 @@ from mlflow_stability.probes.probe import PeriodicProbe, StepView
 from mlflow_stability.probes.tensors.device_numbers import on_device
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.tensor_sums import flat_view, largest_of, nonzeros_of, scalars
-from mlflow_stability.vocabulary.measured.layer_table import BINS, LEVELS, LayerTable, layer_table_of
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import BINS, LEVELS, LayerTable, SignalType, layer_table_of
 
 SIGNALS = (
     SignalType("gradient_mean", "mean of the gradients of each layer", "gradients", interval="by layer"),

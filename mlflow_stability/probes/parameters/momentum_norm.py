@@ -15,7 +15,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.per_optimizer import PartsByOptimizer, WholeNorms, whole_norm
 from mlflow_stability.probes.probe import NORMS_EVERY, PeriodicProbe, ProbeFactory, StepView
 from mlflow_stability.probes.tensors.tensor_sums import squares
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType(

@@ -20,7 +20,7 @@ from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copy_budg
 from mlflow_stability.probes.tensors.gradient_norm import dense_gradients
 from mlflow_stability.probes.tensors.memory_chunks import share_out
 from mlflow_stability.probes.tensors.tensor_sums import nonzeros_of, scalars
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType(

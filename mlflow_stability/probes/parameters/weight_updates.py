@@ -35,7 +35,7 @@ from mlflow_stability.probes.tensors.flat_copies import bytes_of_copy, copies_an
 from mlflow_stability.probes.tensors.gradient_norm import few_values, norm_of_row
 from mlflow_stability.probes.tensors.memory_chunks import Piece, share_out
 from mlflow_stability.probes.tensors.tensor_sums import squares
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType(

@@ -25,7 +25,7 @@ from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.performance.step_timing import ACCELERATED
 from mlflow_stability.probes.probe import BaseProbe, Guard
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType(

@@ -25,7 +25,7 @@ import torch
 from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.probe import PeriodicProbe, StepView
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType("memory_allocated", "device memory in use", "memory", exported="llm_gpu_memory_bytes", unit="By"),

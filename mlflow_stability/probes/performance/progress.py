@@ -28,7 +28,7 @@ from mlflow_stability.probes.block import Block
 from mlflow_stability.probes.objects.model_discovery import living, schedules_of
 from mlflow_stability.probes.parameters.layer_layout import whole_signals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType(

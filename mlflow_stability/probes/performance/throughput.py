@@ -28,7 +28,7 @@ from mlflow_stability.probes.performance.batch_shape import BatchShape, batch_sh
 from mlflow_stability.probes.performance.device_peaks import device_peak
 from mlflow_stability.probes.performance.flop_totals import FlopTotals
 from mlflow_stability.probes.probe import BaseProbe, StepView, next_multiple
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType(

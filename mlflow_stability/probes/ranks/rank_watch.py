@@ -31,8 +31,7 @@ from mlflow_stability.probes.ranks.shard_norms import ShardNorms
 from mlflow_stability.probes.ranks.shards import LocalSquares, TrainingRanks, local_squares, training_ranks
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.probes.tensors.gradient_norm import world_size
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import Signal, SignalType
 
 SIGNALS = (
     SignalType("loss_ranks_mean", "mean of the losses of all ranks", "loss"),

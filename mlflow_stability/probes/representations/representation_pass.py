@@ -31,7 +31,7 @@ from mlflow_stability.probes.representations.representation_spectrum import desc
 from mlflow_stability.probes.representations.sparse_codes import QUANTITIES as OF_CODES
 from mlflow_stability.probes.representations.sparse_codes import describe_codes
 from mlflow_stability.probes.step.readback import value_on_host
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType("sdr_input_ratio", "share of inputs that differ", "representations", interval="forward pass"),

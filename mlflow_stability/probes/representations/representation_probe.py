@@ -23,7 +23,7 @@ from mlflow_stability.probes.objects.watched_modules import WatchedModules
 from mlflow_stability.probes.probe import Guard, ProbeContext, ProbeFactory, next_sampled_step
 from mlflow_stability.probes.representations.representation_pass import RepresentationPass
 from mlflow_stability.probes.step.readback import Readback
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured import Signal
 
 LOOKS = 2
 """In so many looks at a model codes are looked for everywhere."""

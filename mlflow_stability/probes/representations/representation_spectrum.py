@@ -18,7 +18,7 @@ import math
 import torch
 from torch import Tensor
 
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType(

@@ -21,7 +21,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from mlflow_stability.probes.tensors.device_numbers import on_device, widest
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import SignalType
 
 SIGNALS = (
     SignalType(

@@ -38,7 +38,7 @@ from mlflow_stability.probes.routing.router_statistics import (
     scores_in,
 )
 from mlflow_stability.probes.tensors.device_numbers import on_device
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured import Signal
 
 FIRST_LOOK = 10
 LOOKS = 2

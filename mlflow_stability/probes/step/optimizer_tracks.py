@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.step.track_names import leads, name_of
-from mlflow_stability.vocabulary.measured.signal import TRACK
+from mlflow_stability.vocabulary.measured import TRACK
 
 MOST = 16
 """How many of them have names of their own; a script that makes an optimizer for every sample has the rest in one."""

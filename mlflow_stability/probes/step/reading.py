@@ -12,8 +12,7 @@ from torch import Tensor
 from mlflow_stability.probes.parameters.layer_statistics import Table
 from mlflow_stability.probes.parameters.per_optimizer import root_of_squares
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.vocabulary.measured.signal import Signal, one_layout
-from mlflow_stability.vocabulary.measured.signal_type import SignalType, signal_types
+from mlflow_stability.vocabulary.measured import Signal, SignalType, one_layout, signal_types
 
 SIGNALS = (
     SignalType(

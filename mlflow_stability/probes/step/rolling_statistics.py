@@ -26,8 +26,7 @@ from functools import lru_cache
 from operator import mul
 from typing import TypeAlias
 
-from mlflow_stability.vocabulary.measured.signal import Signal, of_the_whole
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import Signal, SignalType, of_the_whole
 
 SIGNALS = (
     SignalType("loss_ema", "smoothed loss", "loss", exported="llm_training_loss_ema"),

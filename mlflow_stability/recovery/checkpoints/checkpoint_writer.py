@@ -19,7 +19,7 @@ from mlflow_stability.recovery.checkpoints.checkpoint_store import CheckpointSto
 from mlflow_stability.recovery.checkpoints.rank_store import RankStore
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.state.state_copy import StateCopy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity
 
 IsFinite = Callable[[StateCopy], bool]
 _Item = TypeVar("_Item")

@@ -15,7 +15,7 @@ from __future__ import annotations
 from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin
 from mlflow_stability.recovery.nan_origin.origin_checks import overflowed
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity
 
 REMEDIES = {
     "input": ("Inspect the saved batch and the code that makes it.",),

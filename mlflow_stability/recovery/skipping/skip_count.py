@@ -13,7 +13,7 @@ from typing import Any, Literal
 
 from mlflow_stability.recovery.extras import GROWTH_FACTOR, GROWTH_INTERVAL
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity
 
 KIND = "step_skipped"
 REMEDIES = (

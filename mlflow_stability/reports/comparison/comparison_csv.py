@@ -11,8 +11,8 @@ import io
 from collections.abc import Iterator
 
 from mlflow_stability.reports.escape import csv_cell
-from mlflow_stability.vocabulary.result.comparison import Compared, Comparison, Difference
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import Compared, Comparison, Difference
+from mlflow_stability.vocabulary.run import RunCard
 
 COLUMNS = (
     "rank",

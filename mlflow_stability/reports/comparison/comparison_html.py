@@ -23,7 +23,7 @@ from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.reports.words.comparison_names import told_apart
 from mlflow_stability.reports.words.comparison_summary import lead
-from mlflow_stability.vocabulary.result.comparison import Comparison
+from mlflow_stability.vocabulary.result import Comparison
 
 STABLEST, SICKEST = 50, 50
 

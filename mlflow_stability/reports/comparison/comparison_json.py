@@ -13,10 +13,9 @@ from dataclasses import asdict
 from importlib import resources
 from typing import Any
 
-from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
-from mlflow_stability.vocabulary.result.comparison import Compared, Comparison
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.run.run_card import Mark
+from mlflow_stability.vocabulary.measured import LayersBeside
+from mlflow_stability.vocabulary.result import Compared, Comparison, Severity
+from mlflow_stability.vocabulary.run import Mark
 
 SCHEMA_VERSION = 1
 _DRAWN = frozenset({"sketch", "course", "error"})

@@ -14,7 +14,7 @@ from mlflow_stability.reports.markdown_sections import section_lines, table_line
 from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.reports.words.comparison_names import told_apart
 from mlflow_stability.reports.words.comparison_summary import lead
-from mlflow_stability.vocabulary.result.comparison import Compared, Comparison
+from mlflow_stability.vocabulary.result import Compared, Comparison
 
 STABLEST, SICKEST = 25, 25
 

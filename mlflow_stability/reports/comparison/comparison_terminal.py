@@ -20,7 +20,7 @@ from mlflow_stability.reports.terminal_kit.section_rows import draw_section
 from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.reports.words.comparison_names import told_apart
 from mlflow_stability.reports.words.comparison_summary import lead
-from mlflow_stability.vocabulary.result.comparison import Compared, Comparison
+from mlflow_stability.vocabulary.result import Compared, Comparison
 
 WIDTH_OF_A_FILE = 100
 STABLEST, SICKEST = 5, 10

@@ -13,9 +13,8 @@ from mlflow_stability.reports.sections import Row, Section, Sign, failures, sent
 from mlflow_stability.reports.words import comparison_phrases as wording
 from mlflow_stability.reports.words import layer_phrases as layers_wording
 from mlflow_stability.reports.words.comparison_summary import notes
-from mlflow_stability.vocabulary.result.cohort import Cohort
-from mlflow_stability.vocabulary.result.comparison import Comparison, Gate
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import BaselineGate, Cohort, Comparison
+from mlflow_stability.vocabulary.run import RunCard
 
 FEW_GROUPS, FEW_CAUSES, FEW_WORSE, FEW_DIFFERENCES, FEW_UNREAD = 8, 5, 10, 16, 10
 MOST_CAUSES = 20
@@ -64,7 +63,7 @@ def comparison_sections(comparison: Comparison) -> ComparisonSections:
     )
 
 
-def _gate(gate: Gate) -> Section:
+def _gate(gate: BaselineGate) -> Section:
     """Runs that are worse, one by one; of many that are not, their number."""
     worse = [each for each in gate.verdicts if not each.passed]
     passed = [each for each in gate.verdicts if each.passed]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.report_format import ReportFormat
-from mlflow_stability.vocabulary.result.comparison import Comparison
+from mlflow_stability.vocabulary.result import Comparison
 
 
 def run(report: Report) -> str:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from mlflow_stability.reports.html_kit.axis import Tick, decades, round_numbers
 from mlflow_stability.reports.html_kit.sketched import DrawnCurve
 from mlflow_stability.reports.terminal_kit import number_text
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result import Episode
 
 WIDTH, HEIGHT = 1000, 300
 """Units of the drawing."""

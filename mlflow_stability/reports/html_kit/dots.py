@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from mlflow_stability.reports.html_kit.axis import Axis, Tick, axis_of
-from mlflow_stability.vocabulary.result.cohort import ParamPlot
+from mlflow_stability.vocabulary.result import ParamPlot
 
 MARGIN = 4.0
 """Percent that stay free at each edge, so that no dot is cut."""

@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 from mlflow_stability.figures.layers.layer_label import labels_of
 from mlflow_stability.reports.html_kit.axis import Axis, Tick, apart
 from mlflow_stability.reports.words import layer_phrases as wording
-from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
+from mlflow_stability.vocabulary.measured import LayersBeside
 
 _SIGNATURE = b"\x89PNG\r\n\x1a\n"
 _EIGHT_BITS, _WITH_OPACITY = 8, 6

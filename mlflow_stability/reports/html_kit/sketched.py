@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis, Sketch
+from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Sketch
 
 WIDE_RANGE = 10.0
 """From this ratio of the highest to the lowest value on, the scale is logarithmic: a spike leaves the rest readable."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.reports.html_kit.axis import Axis, Tick
 from mlflow_stability.reports.html_kit.overlay import HEIGHT, WIDTH
-from mlflow_stability.vocabulary.result.cohort import SurvivalCurve
+from mlflow_stability.vocabulary.result import SurvivalCurve
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,9 +16,7 @@ from typing import Any
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run.json_document import SCHEMA_VERSION, number
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
 
 LARGEST = 8000
 """Bytes of one run."""

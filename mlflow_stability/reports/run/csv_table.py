@@ -14,8 +14,7 @@ from collections.abc import Iterator
 from mlflow_stability.reports.escape import csv_cell
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.words.run_phrases import WELL
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result import Diagnosis, Episode
 
 COLUMNS = (
     "source",

@@ -18,7 +18,7 @@ from mlflow_stability.reports.run.sections import overview, run_sections
 from mlflow_stability.reports.sections import failures
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.reports.words import run_phrases as wording
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
+from mlflow_stability.vocabulary.result import Diagnosis
 
 MOST_CHARTS = 6
 """Curves drawn of one run; the table lists them all."""

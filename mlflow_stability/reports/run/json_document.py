@@ -13,10 +13,7 @@ from importlib import resources
 from typing import Any
 
 from mlflow_stability.reports.report import Failure, Report
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Episode, Severity
 
 SCHEMA_VERSION = 1
 

@@ -12,8 +12,7 @@ from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.sections import Row, Section, Sign, sentences
 from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.reports.words import run_phrases as wording
-from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
+from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Episode
 
 FEW_REMEDIES, FEW_REASONS = 5, 4
 HEADINGS = {"certain": "Cause", "likely": "Likely cause", "possible": "Possible cause"}

@@ -32,10 +32,8 @@ from mlflow_stability.reports.terminal_kit import (
 )
 from mlflow_stability.reports.terminal_kit.section_rows import draw_section
 from mlflow_stability.reports.words import run_phrases as wording
-from mlflow_stability.vocabulary.result.diagnosis import Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.text import counted
 
 CURVE_ROWS = 6
 FEW_FINDINGS, FEW_ORIGINS, FEW_CURVES = 12, 2, 2

@@ -12,8 +12,7 @@ import numpy as np
 from rich.text import Text
 
 from mlflow_stability.reports.terminal_kit.braille_curve import GUTTER, column_of
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
+from mlflow_stability.vocabulary.result import Episode, Severity
 
 STYLES = {Severity.INFO: "blue", Severity.WARNING: "yellow", Severity.CRITICAL: "bold red"}
 """How each severity looks on a terminal; each is named in words as well."""

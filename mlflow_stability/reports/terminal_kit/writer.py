@@ -15,8 +15,8 @@ from rich.text import Text
 
 from mlflow_stability.reports.escape import plain
 from mlflow_stability.reports.terminal_kit.marks import STYLES
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.phrases import capitalised
+from mlflow_stability.vocabulary.result import Severity
+from mlflow_stability.vocabulary.text import capitalised
 
 OUTCOME_STYLES = defaultdict(
     lambda: "bold red", healthy="bold green", cannot_tell="bold", unstable="bold yellow", recovered="bold yellow"

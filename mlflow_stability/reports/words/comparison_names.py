@@ -10,8 +10,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import PurePath
 
-from mlflow_stability.vocabulary.result.comparison import Comparison
-from mlflow_stability.vocabulary.run.run_card import RunCard
+from mlflow_stability.vocabulary.result import Comparison
+from mlflow_stability.vocabulary.run import RunCard
 
 FEWEST = 8
 """Characters of an id that are shown at least."""

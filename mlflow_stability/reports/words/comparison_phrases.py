@@ -7,18 +7,21 @@ from collections.abc import Sequence
 
 from mlflow_stability.diagnosis.causes.catalog import cause_phrase
 from mlflow_stability.reports.terminal_kit import number_text
-from mlflow_stability.vocabulary.result.cohort import (
+from mlflow_stability.vocabulary.result import (
     Association,
     Cohort,
+    Compared,
+    Comparison,
+    Difference,
     Interval,
+    Rate,
     SeedGroup,
     Sensitivity,
     SurvivalCurve,
     Tree,
 )
-from mlflow_stability.vocabulary.result.comparison import Compared, Comparison, Difference, Rate
-from mlflow_stability.vocabulary.run.run_card import RunCard
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.run import RunCard
+from mlflow_stability.vocabulary.text import counted
 
 OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}
 CONFOUNDING = "Correlation only: vary it alone to confirm."

@@ -5,9 +5,8 @@ In: a comparison. Out: sentences. Guarantees: each note once, with the runs that
 
 from __future__ import annotations
 
-from mlflow_stability.vocabulary.result.comparison import Comparison
-from mlflow_stability.vocabulary.result.diagnosis import JUDGED_LIVE
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.result import JUDGED_LIVE, Comparison
+from mlflow_stability.vocabulary.text import counted
 
 
 def lead(comparison: Comparison) -> str:

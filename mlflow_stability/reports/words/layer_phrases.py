@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 from mlflow_stability.reports.terminal_kit import number_text
-from mlflow_stability.vocabulary.measured.layers_beside import LayersBeside
+from mlflow_stability.vocabulary.measured import LayersBeside
 
 TITLES = {
     "grad_norm": "Gradient norm by layer",

@@ -9,11 +9,8 @@ from mlflow_stability.diagnosis.causes.catalog import cause_phrase
 from mlflow_stability.diagnosis.verdict import noun_of
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.terminal_kit import number_text
-from mlflow_stability.vocabulary.result.cause import Cause
-from mlflow_stability.vocabulary.result.diagnosis import CurveReading, Diagnosis
-from mlflow_stability.vocabulary.result.episode import Episode
-from mlflow_stability.vocabulary.result.event import Severity
-from mlflow_stability.vocabulary.text.phrases import changed, counted
+from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Episode, Severity
+from mlflow_stability.vocabulary.text import changed, counted
 
 OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}
 """Words for programs that people would write otherwise."""

@@ -29,8 +29,8 @@ from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
 from mlflow_stability.session.autopilot.step_evaluator import StepEvaluator
 from mlflow_stability.session.autopilot.step_modifier import StepFacts, StepModifier
 from mlflow_stability.session.recording import Recording, ScriptMetric
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Event
 
 SAVE_SECONDS = 60.0
 """For how long the end of a training waits for its last good state to be written."""

@@ -27,8 +27,8 @@ from mlflow_stability.session.broken_batch.held_batches import report_of
 from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording import Recording
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Event
 from mlflow_stability.vocabulary.settings import CHECKPOINTS_FOLDER, Settings
 
 CLOSE_SECONDS = 30.0

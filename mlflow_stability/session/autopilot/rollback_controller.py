@@ -37,7 +37,7 @@ from mlflow_stability.session.autopilot.rank_consensus import Orders, RankConsen
 from mlflow_stability.session.autopilot.snapshot_manager import KnownParts, SnapshotManager
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
 from mlflow_stability.session.recording import Recording
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity
 
 OR_GO_ON = 'To continue without rollbacks: rollback=RollbackPolicy(on_give_up="continue").'
 HARMFUL = of_instability(Instability.HARMFUL)

@@ -38,7 +38,7 @@ from mlflow_stability.recovery.state.training_parts import TrainingParts, WeakTr
 from mlflow_stability.recovery.state.value_tree import replaced
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.guard import PartGuard
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result import Event
 
 ROOM = 2
 """So many times the size of a state must be free for the present one to be set aside."""

@@ -19,7 +19,7 @@ from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.session.autopilot.rank_consensus import Orders
 from mlflow_stability.session.autopilot.rollback_controller import StepOutcome
 from mlflow_stability.session.autopilot.step_modifier import StepModifier
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity
 
 SPIKES = (LossSpike.kind, GradientExplosion.kind)
 WARM_UP_FROM = 0.01

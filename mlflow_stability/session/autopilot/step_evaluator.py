@@ -24,8 +24,8 @@ from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
 from mlflow_stability.session.autopilot.step_modifier import ReadStep, StepFacts, StepModifier, read_step
 from mlflow_stability.session.broken_batch.batch_report import BatchReport
 from mlflow_stability.session.broken_batch.spike_batches import SPIKES
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Event, Severity
 
 
 class StepEvaluator:

@@ -22,7 +22,7 @@ from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote
 from mlflow_stability.recovery.state.training_parts import TrainingParts
 from mlflow_stability.recovery.stop_conditions import Stop
-from mlflow_stability.vocabulary.measured.observation import StepReading
+from mlflow_stability.vocabulary.measured import StepReading
 
 
 @dataclass(slots=True, eq=False)

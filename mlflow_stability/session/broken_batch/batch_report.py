@@ -34,7 +34,7 @@ from mlflow_stability.recovery.nan_origin import (
     replay_step,
     save_batch,
 )
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity
 
 KIND = "broken_batch"
 PART = "the broken batch"

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from mlflow_stability.probes.probe import Guard
 from mlflow_stability.recovery.nan_origin import CapturedBatch
 from mlflow_stability.session.broken_batch.batch_report import PART, BatchReport
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.result import Event
 
 SPIKES = frozenset({"loss_spike", "gradient_explosion"})
 """Findings whose batch is kept."""

@@ -15,9 +15,9 @@ from typing import Any
 
 from mlflow_stability.session.output.log_line import write_line
 from mlflow_stability.session.output.troubles import Troubles
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.milestone import Closing
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.run import Closing
+from mlflow_stability.vocabulary.text import counted
 
 MOST_ENDS = 5
 """So many runs of one process get a line of their own at its end."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.detectors.catalog import of_instability
 from mlflow_stability.detectors.engine import Instability
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity
 
 GAP = 100
 """Steps: as many as between two measurements by layer, which see the same trouble later."""

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from mlflow_stability.session.process.process_end import closing_of
-from mlflow_stability.vocabulary.run.milestone import Closing
+from mlflow_stability.vocabulary.run import Closing
 
 
 class CellEnd:

@@ -19,7 +19,7 @@ from typing import Any, NoReturn
 
 from mlflow_stability.errors import TrainingDiverged
 from mlflow_stability.session.process.courier_link import DeliveringCourier, wait_for_delivery
-from mlflow_stability.vocabulary.run.milestone import Closing
+from mlflow_stability.vocabulary.run import Closing
 
 # What torch says when the CPU's allocator fails; an accelerator's has a class of its own.
 _OUT_OF_MEMORY = ("can't allocate memory", "not enough memory", "out of memory")

@@ -15,8 +15,8 @@ from collections.abc import Callable
 from math import isfinite
 from weakref import WeakSet
 
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.measured import StepReading
+from mlflow_stability.vocabulary.result import Event
 
 MOST = 32
 """So many steps wait at most, ..."""

@@ -29,12 +29,9 @@ from mlflow_stability.session.guard import PartGuard
 from mlflow_stability.session.recording.deferred_detection import DeferredDetection
 from mlflow_stability.session.recording.representation_summary import RepresentationTotals
 from mlflow_stability.session.recording.script_metrics import ScriptMetric
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal, one_layout
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
-from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Note, Opening, Reset, Returned
+from mlflow_stability.vocabulary.measured import AttentionMap, Signal, SignalType, StepReading, one_layout
+from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.run import Closing, Fact, Note, Opening, Reset, Returned
 
 SIGNALS = (
     SignalType(

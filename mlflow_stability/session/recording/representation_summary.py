@@ -11,9 +11,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from mlflow_stability.detectors.reported import RepresentationSummary
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.measured import Signal, StepReading
+from mlflow_stability.vocabulary.result import Event, Severity
 
 OF_CODES, OF_ROWS = "sdr_active_bits", "effective_rank"
 """What is there at every measurement of codes, or of other representations."""

@@ -13,9 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from mlflow_stability.tracking.in_process.user_metrics import LoggedMetric, UserMetrics
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
-from mlflow_stability.vocabulary.text.metric_names import meanings_of
+from mlflow_stability.vocabulary.measured import Signal, SignalType
+from mlflow_stability.vocabulary.text import meanings_of
 
 SIGNALS = (
     SignalType(

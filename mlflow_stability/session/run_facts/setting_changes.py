@@ -18,7 +18,7 @@ from mlflow_stability.probes.model_check import evaluation_mode, few_rows, model
 from mlflow_stability.probes.run_facts import MOST_GROUPS, MOST_OPTIMIZERS, group_settings
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of
 from mlflow_stability.session.run_facts.training_facts import TrainingView
-from mlflow_stability.vocabulary.result.event import Event, Severity
+from mlflow_stability.vocabulary.result import Event, Severity
 
 LOOK_EVERY = 10
 MOST_TOLD = 3

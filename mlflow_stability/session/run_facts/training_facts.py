@@ -20,7 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from mlflow_stability.probes.run_facts import model_facts, optimizer_facts, scaler_facts, scheduler_facts, torch_facts
 from mlflow_stability.session.run_facts.secret_arguments import command_line
-from mlflow_stability.vocabulary.run.milestone import Fact
+from mlflow_stability.vocabulary.run import Fact
 
 LIBRARIES = ("accelerate", "datasets", "deepspeed", "lightning", "mlflow", "numpy", "pytorch_lightning", "transformers")
 """Those whose versions are told where the script has loaded them."""

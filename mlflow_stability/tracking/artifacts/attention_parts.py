@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap, arrays_of, map_of
+from mlflow_stability.vocabulary.measured import AttentionMap, arrays_of, map_of
 
 _PART = re.compile(r"part-(\d{3,})-(\d{4,})-(\d{12,})\.npz")
 

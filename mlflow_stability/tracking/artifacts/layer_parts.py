@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from mlflow_stability.vocabulary.measured.layer_table import PERCENTILES, STATISTICS, LayerTable
+from mlflow_stability.vocabulary.measured import PERCENTILES, STATISTICS, LayerTable
 
 SCHEMA_KEY = b"mlflow_stability.schema"
 SCHEMA = 1

@@ -15,8 +15,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, fields
 from typing import Any, TypeAlias
 
-from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Note, Opening, Reset
+from mlflow_stability.vocabulary.result import Event, Severity
+from mlflow_stability.vocabulary.run import Closing, Fact, Gap, Note, Opening, Reset
 
 LINES_PER_FILE = 10_000
 Said: TypeAlias = Event | Opening | Note | Fact | Reset | Gap | Closing

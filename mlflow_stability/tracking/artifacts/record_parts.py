@@ -22,8 +22,7 @@ import pyarrow.parquet as pq
 from numpy.typing import NDArray
 
 from mlflow_stability.tracking.read.run_record import RunRecord
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured import Signal, StepReading
 
 SCHEMA_KEY = b"mlflow_stability.schema"
 SCHEMA = 1

@@ -24,8 +24,7 @@ from mlflow_stability.tracking.store.address import tracking_uri_for
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.run_creation import tracking_store
 from mlflow_stability.tracking.store.store_errors import not_mlflow, store_trouble
-from mlflow_stability.vocabulary.run.outcome import RUN_STATUS
-from mlflow_stability.vocabulary.run.run_history import RunHistory
+from mlflow_stability.vocabulary.run import RUN_STATUS, RunHistory
 
 # Not `stability.*`: those tags say that a run was recorded by us, and most imported ones were not.
 HASH, STATE, SOURCE = "imported.hash", "imported.state", "imported.from"

@@ -14,7 +14,7 @@ from mlflow.entities import Run, ViewType
 from mlflow_stability.tracking.read.run_search import searched_runs
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import store_trouble
-from mlflow_stability.vocabulary.run.found_run import FoundRun
+from mlflow_stability.vocabulary.run import FoundRun
 
 MOST = 50
 _BEGINNING = re.compile(r"[0-9a-fA-F]{1,32}")

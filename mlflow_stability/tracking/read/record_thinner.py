@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.tracking.read.run_record import RunRecord, joined
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.result import Event
 
 AROUND = 100
 """Steps before and after an event, and at both ends of the record, of which everything is kept."""

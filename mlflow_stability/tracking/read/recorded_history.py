@@ -20,11 +20,10 @@ from mlflow_stability.tracking.artifacts.record_parts import part_order, read_pa
 from mlflow_stability.tracking.keys import parse_key
 from mlflow_stability.tracking.read.run_record import RunRecord, joined
 from mlflow_stability.tracking.tag_names import OURS, process_end
-from mlflow_stability.vocabulary.measured.observation import Series
-from mlflow_stability.vocabulary.result.event import Event
-from mlflow_stability.vocabulary.run.milestone import Closing, Fact, Gap, Note
-from mlflow_stability.vocabulary.run.run_history import DAMAGED, Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning
+from mlflow_stability.vocabulary.measured import Series
+from mlflow_stability.vocabulary.result import Event
+from mlflow_stability.vocabulary.run import DAMAGED, Closing, Fact, Gap, Metric, Note, RunHistory
+from mlflow_stability.vocabulary.text import Meaning
 
 
 @dataclass(frozen=True, slots=True)

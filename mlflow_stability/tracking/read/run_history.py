@@ -38,12 +38,10 @@ from mlflow_stability.tracking.read.run_record import RunRecord, whole_number
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import store_trouble
 from mlflow_stability.tracking.tag_names import is_recorded
-from mlflow_stability.vocabulary.measured.observation import Series
-from mlflow_stability.vocabulary.result.event import Event as Happened
-from mlflow_stability.vocabulary.run.attempts import attempts_of, in_order
-from mlflow_stability.vocabulary.run.run_history import Metric, RunHistory
-from mlflow_stability.vocabulary.text.metric_names import Meaning, meanings_of
-from mlflow_stability.vocabulary.text.phrases import counted
+from mlflow_stability.vocabulary.measured import Series
+from mlflow_stability.vocabulary.result import Event as Happened
+from mlflow_stability.vocabulary.run import Metric, RunHistory, attempts_of, in_order
+from mlflow_stability.vocabulary.text import Meaning, counted, meanings_of
 
 DELETED = "This run was deleted; it is readable until MLflow's garbage collection."
 READERS = 4

@@ -39,9 +39,8 @@ from mlflow_stability.tracking.store.address import strip_credentials
 from mlflow_stability.tracking.store.download import no_progress_bar
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import not_mlflow, sentence, store_trouble
-from mlflow_stability.vocabulary.measured.layer_table import LayerTable
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.result.event import Event
+from mlflow_stability.vocabulary.measured import LayerTable, Signal
+from mlflow_stability.vocabulary.result import Event
 
 _T = TypeVar("_T")
 _logger = logging.getLogger(__name__)

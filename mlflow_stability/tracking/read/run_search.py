@@ -22,7 +22,7 @@ from mlflow_stability.tracking.store.address import strip_credentials
 from mlflow_stability.tracking.store.reachable_client import answering_client
 from mlflow_stability.tracking.store.store_errors import store_trouble
 from mlflow_stability.tracking.write.run_report import COMPARISON_TAG
-from mlflow_stability.vocabulary.run.run_history import RunHead
+from mlflow_stability.vocabulary.run import RunHead
 
 PAGE, LARGEST_PAGE = 50, 1000
 """Runs that are asked for at first and at most: each comes with all of its parameters, tags and last values."""

@@ -14,7 +14,7 @@ from pathlib import Path
 from mlflow_stability.errors import RunNotFoundError
 from mlflow_stability.tracking.artifacts.attention_parts import AttentionPart, attention_part, read_attention_part
 from mlflow_stability.tracking.artifacts.folders import MAPS_FOLDER, MAPS_FOLDERS
-from mlflow_stability.vocabulary.measured.attention_map import AttentionMap
+from mlflow_stability.vocabulary.measured import AttentionMap
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,8 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from mlflow_stability.tracking.keys import is_group
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.measured.signal_type import Combined, type_of
+from mlflow_stability.vocabulary.measured import Combined, Signal, type_of
 
 UNNUMBERED = "unnumbered"
 """What the layers of a module are called together that stand in none of its numbered blocks."""

@@ -22,7 +22,7 @@ from mlflow_stability.errors import TrackingError
 from mlflow_stability.tracking.keys import SECTION, section_of
 from mlflow_stability.tracking.tag_names import FOR_PROGRAMS
 from mlflow_stability.tracking.write.run_writer import RunWriter
-from mlflow_stability.vocabulary.run.milestone import Opening
+from mlflow_stability.vocabulary.run import Opening
 
 LIVE_SECONDS = 30.0
 CHOOSING = -1

@@ -25,7 +25,7 @@ from mlflow_stability.tracking.write.run_description import with_section
 from mlflow_stability.tracking.write.run_images import RunImages
 from mlflow_stability.tracking.write.run_params import RunParams
 from mlflow_stability.tracking.write.thinning import Point
-from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.measured import Signal
 
 _LONGEST_TAG = 5000  # the least that MLflow's stores take without cutting
 _GIVE_UP_AFTER = 3  # refusals of one key, after which it is not offered again

@@ -13,8 +13,8 @@ from dataclasses import astuple
 from typing import Any
 
 from mlflow_stability.tracking.write.thinning import Point
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.text.recorded_keys import MAIN
+from mlflow_stability.vocabulary.measured import Signal
+from mlflow_stability.vocabulary.text import MAIN
 
 
 class SingleValues:

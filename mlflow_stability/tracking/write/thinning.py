@@ -21,9 +21,7 @@ from dataclasses import astuple, dataclass
 from typing import Any
 
 from mlflow_stability.tracking.write.layer_metrics import Chosen, LayerMetrics, chosen_signals
-from mlflow_stability.vocabulary.measured.observation import StepReading
-from mlflow_stability.vocabulary.measured.signal import Signal
-from mlflow_stability.vocabulary.measured.signal_type import SignalType
+from mlflow_stability.vocabulary.measured import Signal, SignalType, StepReading
 
 SIGNALS = (
     SignalType("loss_min", "least loss since the last point of the chart", "loss", interval="every step"),

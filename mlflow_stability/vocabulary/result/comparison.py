@@ -82,7 +82,7 @@ class GateVerdict:
 
 
 @dataclass(frozen=True, slots=True)
-class Gate:
+class BaselineGate:
     """All runs against one."""
 
     baseline: str
@@ -114,7 +114,7 @@ class Comparison(ShownAsPage):
     """Where two runs part; None for more than two."""
     layers: tuple[LayersBeside, ...] = ()
     """Of two runs, in their order: what both have by layer, or by attention head."""
-    gate: Gate | None = None
+    gate: BaselineGate | None = None
     """Whether each is worse than the baseline; None where none was named."""
     cohort: Cohort | None = None
     """What the runs have in common; None for fewer than three."""

@@ -10,11 +10,11 @@ from diagnosis.cards import card_of_loss, made
 from diagnosis.histories import falling
 
 from mlflow_stability.diagnosis.baseline_gate.gate import gate_of
-from mlflow_stability.vocabulary.result.comparison import Gate
+from mlflow_stability.vocabulary.result.comparison import BaselineGate
 from mlflow_stability.vocabulary.run.run_card import RunCard
 
 
-def failed(gate: Gate) -> list[str]:
+def failed(gate: BaselineGate) -> list[str]:
     return [each.source for each in gate.verdicts if not each.passed]
 
 
