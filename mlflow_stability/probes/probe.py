@@ -34,6 +34,8 @@ class StepView:
     """Before a step: that of all gradients of this optimizer, unscaled; None: nobody took it."""
     limits: Mapping[str, float] = field(default_factory=dict)
     """With which limits the script has clipped these gradients: ``max_norm``, ``clip_value``."""
+    kept_for: int = 0
+    """Before a step: in how many steps in a row gradients were added to those of the step before; 0: not for sure."""
 
 
 class Guard(Protocol):

@@ -114,13 +114,16 @@ class ProbeScheduler:
         norms: Sequence[Tensor | float],
         limits: Mapping[str, float] = NO_LIMITS,
         begins_step: bool = True,
+        kept_for: int = 0,
     ) -> None:
         """Runs before each optimizer step; the first begins a capture. `place`: where signals of the model belong."""
         if self._due is None:
             self._due = self._begin(place, begins_step)
         if self._due:
             alone = norms[0] if len(norms) == 1 else None  # of several, the last may be of another optimizer
-            by_step = StepView(optimizer, self.step, self._layers, unscale, place=place, norm=alone, limits=limits)
+            by_step = StepView(
+                optimizer, self.step, self._layers, unscale, False, place, norm=alone, limits=limits, kept_for=kept_for
+            )
             by_own_step = by_step if self._own_step == self.step else replace(by_step, step=self._own_step)
             with self._walk:
                 for each in self._due:
@@ -245,6 +248,7 @@ class NoProbes:
         norms: Sequence[Tensor | float],
         limits: Mapping[str, float] = NO_LIMITS,
         begins_step: bool = True,
+        kept_for: int = 0,
     ) -> None:
         """Nothing to do."""
 

@@ -17,6 +17,7 @@ from mlflow_stability.detectors.reported.setup import (
     BatchDiscarded,
     ConfigurationChanged,
     EvaluationMode,
+    MissingZeroGrad,
     ModelLint,
     NotMeasured,
 )
@@ -29,6 +30,7 @@ __all__ = [
     "EvaluationMode",
     "GiveUp",
     "JobRestarted",
+    "MissingZeroGrad",
     "ModelLint",
     "NotMeasured",
     "RankDied",

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from mlflow_stability.detectors.engine import Symptom
 from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
 from mlflow_stability.detectors.gradients.gradient_vanishing import GradientVanishing
+from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import RECENT, EpisodeContext, norms_before, shown, split, usual_of
 from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer, last_layer_with_gradient
@@ -33,6 +34,19 @@ NEAR = 16
 """The growth ends at most so many points before or after the beginning of the trouble."""
 MOSTLY = 0.6
 """This share of the steps at least went up."""
+
+
+def kept_gradients_check(around: EpisodeContext) -> CheckResult:
+    """Whether it was seen while it trained that nobody clears gradients; that it was not seen says nothing."""
+    said = next((each for each in around.said(MissingZeroGrad.kind) if each.step <= around.latest), None)
+    if said is None:
+        return CheckResult()
+    return is_it(
+        "gradients_not_cleared",
+        f"zero_grad() is missing: since step {said.step} each step used the gradients of the steps before it as well.",
+        since=said.step,
+        certainty="certain",
+    )
 
 
 def accumulation_check(around: EpisodeContext) -> CheckResult:
@@ -228,15 +242,27 @@ CAUSES = (
     CauseDocumentation(
         "gradients_not_cleared",
         "Gradients accumulate because zero_grad() is missing.",
-        "The gradient norm grew steadily to 2.5 times its baseline, by about one gradient per step, while the loss was "
-        "normal.",
+        "While it trained, the gradients of one step were seen to be there when the next began; or the gradient norm "
+        "grew steadily to 2.5 times its baseline, by about one gradient per step, while the loss was normal.",
         "A slow growth of the gradients themselves.",
         ("Call optimizer.zero_grad() in every step, or after each accumulation.",),
         phrase="missing zero_grad()",
     ),
 )
+_KEPT = frozenset({"gradients_not_cleared"})
 CHECKS = (
-    Check(accumulation_check, {Symptom.RISING: 40}, frozenset({"gradients_not_cleared"})),
+    Check(
+        kept_gradients_check,
+        {
+            Symptom.NON_FINITE: 45,
+            Symptom.RISING: 15,
+            Symptom.STUCK: 15,
+            Symptom.LARGE_UPDATES: 15,
+            Symptom.INSIDE: 45,
+        },
+        _KEPT,
+    ),
+    Check(accumulation_check, {Symptom.RISING: 40}, _KEPT),
     Check(explosion_check, {Symptom.NON_FINITE: 60, Symptom.RISING: 50}, frozenset({"gradient_explosion"})),
     Check(growth_check, {Symptom.RISING: 80}, frozenset({"gradient_explosion"})),
     Check(

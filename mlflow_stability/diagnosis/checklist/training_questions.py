@@ -86,7 +86,7 @@ QUESTIONS: dict[str, Question] = {
     "zero_grad": Question(
         "Are gradients cleared between steps?",
         "Print the norm before each backward pass: it must be 0, or None, once for each optimizer step.",
-        setting("accumulation|gradient_accumulation_steps|accumulate_grad_batches", "gradient accumulation"),
+        reported("missing zero_grad()", "missing_zero_grad"),
     ),
     "update_ratio": Question(
         "Are updates of a healthy size beside the weights?",

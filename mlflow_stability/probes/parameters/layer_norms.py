@@ -142,7 +142,10 @@ def _one_rate(optimizer: Optimizer) -> float | Tensor | None:
     first = rates[0]
     if len(rates) > 1 and (not {*map(type, rates)} <= {float, int} or len({*rates}) > 1):
         return None
-    return nan if first is None else on_host_if_there(first.detach()) if isinstance(first, Tensor) else float(first)
+    if isinstance(first, Tensor):
+        return on_host_if_there(first.detach())
+    # A number of numpy is not taken everywhere; a class of the script's own need not say what it is worth.
+    return nan if first is None else float.__float__(first) if isinstance(first, float) else float(first)
 
 
 def _by_layer(joined: Joined) -> list[Block]:

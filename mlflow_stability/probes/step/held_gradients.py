@@ -1,7 +1,10 @@
-"""Detects gradients that a script discarded between backward passes, and steps without a backward pass.
+"""Detects gradients that a script discarded between backward passes or never clears, and steps without a backward pass.
 
 ``zero_grad()`` has a hook; ``p.grad = None`` and ``p.grad.zero_()`` have none. One parameter of each known optimizer
-is checked before and after a backward pass; all of them only where that one's gradient is gone or changed.
+is checked before and after a backward pass; all of them only where that one's gradient is gone or changed. Where it is
+as the step before has left it when the first backward pass of the next one begins, and not zero, the next step gets the
+sum of both.
+
 `SinceLastStep` tells the first step of a training without ``backward()`` from a late step of the previous capture.
 
 Guarantees: no gradient is kept alive, changed or waited for. Where gradients go elsewhere in a backward pass (flat
@@ -13,12 +16,13 @@ from __future__ import annotations
 import weakref
 from dataclasses import dataclass
 
+import torch
 from torch import Tensor
 from torch.optim import Optimizer
 from torch.utils.weak import TensorWeakRef
 
 from mlflow_stability.probes.hooks import torch_api
-from mlflow_stability.probes.step.readback import value_on_host
+from mlflow_stability.probes.step.readback import Parcel, value_on_host
 from mlflow_stability.probes.tensors.gradient_norm import gradients_of, is_split, parameters_of, total_norm
 
 MOST = 16
@@ -27,6 +31,9 @@ MOST = 16
 
 SURE_AFTER = 4
 """After so many steps it is known that no backward pass reaches an optimizer."""
+KEPT_FOR = 3
+"""So many steps in a row with the gradients of the step before are no accident; then their values are read once, for
+`p.grad.data.zero_()` leaves no other trace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,8 +71,12 @@ class HeldGradients:
     def step_begins(self) -> None:
         """Runs right before the first backward pass of a step."""
         for each in self.followed.values():
-            each.note()
+            touched = each.note()
             each.reached = False
+            if each.stepped:
+                each.holds_last = not touched and each.gradient is not None
+                if each.holds_last and each.kept_for == KEPT_FOR - 1 and each.values is None:
+                    each.ask_for_values()
 
     def backward_ended(self) -> None:
         """Runs right after each backward pass."""
@@ -73,10 +84,24 @@ class HeldGradients:
             if each.note():
                 each.reached = each.gradient is not None
 
+    def step_ended(self, optimizer: Optimizer) -> None:
+        """Runs right after a step of this optimizer."""
+        known = self.followed.get(id(optimizer))
+        if known is not None:
+            known.kept_for = known.kept_for + 1 if known.holds_last else 0
+            known.holds_last, known.stepped = False, True
+            known.note()
+
+    def kept_for(self, optimizer: Optimizer) -> int:
+        """In how many steps in a row, up to the last, the gradients of the step before were added; 0: not for sure."""
+        known = self.followed.get(id(optimizer))
+        return 0 if known is None or known.kept_for < KEPT_FOR or not known.is_more_than_zero() else known.kept_for
+
     def left(self) -> Left:
         """Runs right before a further backward pass of the same step."""
         emptied, held, unknown = [], False, False
         for each in self.followed.values():
+            each.holds_last = each.holds_last and (each.reached or each.is_as_noted())
             optimizer = each.optimizer()
             if not each.reached or optimizer is None:
                 continue
@@ -84,7 +109,7 @@ class HeldGradients:
             held, unknown = held or holds is True, unknown or holds is None
             if holds is False:
                 emptied.append(optimizer)
-                each.reached = False
+                each.reached = each.holds_last = False
         nothing = bool(emptied) and not held and not unknown
         return Left(tuple(emptied), nothing, not held and (unknown or not emptied))
 
@@ -101,7 +126,19 @@ class HeldGradients:
 class _Witness:
     """The one parameter of an optimizer."""
 
-    __slots__ = ("ever_reached", "gradient", "optimizer", "parameter", "reached", "steps", "version")
+    __slots__ = (
+        "ever_reached",
+        "gradient",
+        "holds_last",
+        "kept_for",
+        "optimizer",
+        "parameter",
+        "reached",
+        "stepped",
+        "steps",
+        "values",
+        "version",
+    )
 
     def __init__(self, optimizer: Optimizer, parameter: Tensor) -> None:
         self.optimizer = weakref.ref(optimizer)
@@ -114,6 +151,25 @@ class _Witness:
         """Whether a backward pass of this step has given it a gradient."""
         self.ever_reached = False
         self.steps = 0
+        self.stepped = False
+        """Whether its gradient was noted at the end of a step."""
+        self.holds_last = False
+        """Whether the gradients of this step were added to those of the step before."""
+        self.kept_for = 0
+        """In how many steps in a row they were."""
+        self.values: Parcel | None = None
+        """The largest value of such a gradient, on its way to the host."""
+
+    def ask_for_values(self) -> None:
+        """Have the largest value of its gradient brought to the host."""
+        gradient = None if self.gradient is None else self.gradient()
+        if gradient is not None and gradient.layout is torch.strided:
+            with torch.no_grad():
+                self.values = Parcel([gradient.detach().abs().amax().float()])
+
+    def is_more_than_zero(self) -> bool:
+        """Whether its gradient was kept, not set to zero by means that leave no trace; False while nobody knows."""
+        return self.values is not None and self.values.arrived and float(self.values.opened()[0]) != 0.0
 
     def note(self) -> bool:
         """Keep how its gradient is now; whether anybody has touched it since it was noted."""

@@ -138,6 +138,7 @@ class StepMeter:
         self._begin_held = guard("discarded gradients", self._held.step_begins)
         self._note_held = guard("discarded gradients", self._held.backward_ended)
         self._follow = guard("discarded gradients", self._held.before_step)
+        self._end_held = guard("discarded gradients", self._held.step_ended)
         self._take_norm = guard("gradient norm", self._norm)
         self._take_learning_rates = guard("learning rate", take_rates)
         self._take_scale = guard("loss scale", take_scale)
@@ -279,7 +280,8 @@ class StepMeter:
         unscale, found_inf = getattr(optimizer, "grad_scale", None), getattr(optimizer, "found_inf", None)
         if capture.scaler is not None or found_inf is not None:
             self._take_scale(capture, optimizer)
-        if not known.is_settled or id(optimizer) not in self._held.followed:
+        held = self._held.followed.get(id(optimizer))
+        if not known.is_settled or held is None:
             self._follow(optimizer)
             self._take_engine(capture, optimizer, known)
         elif known.engine is not None:
@@ -293,7 +295,10 @@ class StepMeter:
         else:
             self._take_learning_rates(capture, optimizer, known)
         begins = capture.begins_step
-        self._scheduler.before_step(optimizer, unscale, known.place, capture.norms, capture.limits, begins_step=begins)
+        kept = self._held.kept_for(optimizer) if held is not None and held.kept_for else 0
+        self._scheduler.before_step(
+            optimizer, unscale, known.place, capture.norms, capture.limits, begins_step=begins, kept_for=kept
+        )
         if self._ranks.is_on:
             step = 0 if capture.owner is None else self._scheduler.step
             self._ranks.before_step(capture, optimizer, unscale, step, self._waits_for_ranks)
@@ -320,6 +325,7 @@ class StepMeter:
         if not capture.stepped:
             return
         capture.ended.add(id(optimizer))
+        self._end_held(optimizer)
         self._scheduler.after_step(optimizer, getattr(optimizer, "grad_scale", None), capture.place, self._swallowing)
         if self._ranks.is_on:
             self._ranks.after_step(optimizer, self._swallowing)

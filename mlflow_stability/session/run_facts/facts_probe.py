@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mlflow_stability.detectors.reported import NotMeasured
+from mlflow_stability.detectors.reported import MissingZeroGrad, NotMeasured
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.objects.model_discovery import covering, living, outermost, places_of
 from mlflow_stability.probes.performance.batch_shape import batch_shape, batch_words, plain_batch
@@ -26,6 +26,7 @@ from mlflow_stability.probes.run_facts import autocast_now
 from mlflow_stability.session.recording import Recording
 from mlflow_stability.session.run_facts.setting_changes import LOOK_EVERY, SettingChanges
 from mlflow_stability.session.run_facts.training_facts import TrainingFacts, TrainingView
+from mlflow_stability.vocabulary.result import Event, Severity
 
 FIRST_STEPS = 32
 """For so many steps every step is looked at for an optimizer that is new; then one in ten, ..."""
@@ -67,6 +68,8 @@ class FactsProbe(ForwardObserver, BaseProbe):
         """Who counts operations, where somebody does."""
         self._batch = self._autocast = ""
         self._rows = 0
+        self._kept: set[int] = set()
+        """The optimizers of which it was told that nobody clears their gradients, by identity."""
         self._plain: tuple[Any, ...] | None = None
         """What tells that batch from others, where it is made of tensors alone."""
         self._limits: dict[str, str] = {}
@@ -88,6 +91,7 @@ class FactsProbe(ForwardObserver, BaseProbe):
     def before_step(self, view: StepView) -> None:
         """Take note of a new optimizer; every ten steps, look at the whole training."""
         look = self._watch.due(view.step) and view.step != self._looked_at
+        self._tell_of_kept(view)
         is_new = self._is_new(view.optimizer)
         self._note_limits(view)
         if is_new:
@@ -114,6 +118,23 @@ class FactsProbe(ForwardObserver, BaseProbe):
             if plain is None or plain != self._plain:
                 shape, self._plain = batch_shape(args, kwargs), plain
                 self._batch, self._rows = batch_words(args, kwargs), 0 if shape is None else shape.samples
+
+    def _tell_of_kept(self, view: StepView) -> None:
+        """Tell once that nobody clears the gradients of an optimizer, and again when it was cleared in between."""
+        optimizer, kept_for = id(view.optimizer), view.kept_for
+        if not kept_for:
+            self._kept.discard(optimizer)
+        elif optimizer not in self._kept:
+            self._kept.add(optimizer)
+            first = max(1, view.step - kept_for)
+            message = (
+                f"Gradients are not cleared since step {first}: each step used those of the step before as well, "
+                f"{kept_for} steps in a row."
+            )
+            evidence = {"steps": float(kept_for)}
+            remedies = MissingZeroGrad.remedies
+            event = Event(first, MissingZeroGrad.kind, Severity.WARNING, message, evidence=evidence, remedies=remedies)
+            self._recording.emit(event)
 
     def _is_new(self, optimizer: Optimizer) -> bool:
         if any(each() is optimizer for each in self._optimizers) or self._searches >= MOST_SEARCHES:

@@ -125,6 +125,19 @@ def test_gradients_that_grow_as_a_sum_does_while_the_loss_is_usual_may_not_have_
     assert (cause.name, cause.certainty) == ("gradients_not_cleared", "possible")
 
 
+@pytest.mark.parametrize(("since", "cause"), [(AT - 30, "gradients_not_cleared"), (AT + 200, "")])
+def test_gradients_that_were_seen_not_to_be_cleared_are_the_certain_cause_of_what_comes_after(
+    since: int, cause: str
+) -> None:
+    message = f"Gradients are not cleared since step {since}: each step used those of the step before as well, 3 steps."
+    seen = Event(since, "missing_zero_grad", Severity.WARNING, message)
+    found = diagnosis_of(with_signals(events=[seen])).cause
+    assert ("" if found is None else found.name) == cause
+    if found is not None:
+        assert (found.certainty, found.since) == ("certain", since)
+        assert f"since step {since} each step used the gradients of the steps before it as well" in found.statement
+
+
 def test_gradients_that_multiply_are_not_taken_for_a_sum() -> None:
     norms = 0.3 * np.exp(np.random.default_rng(3).normal(0, 0.1, COUNT))
     norms[AT - 12 :] = 0.25 * 1.4 ** np.minimum(40, np.arange(COUNT - AT + 12))
