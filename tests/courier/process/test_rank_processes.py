@@ -28,8 +28,8 @@ def started(folder: Path, count: int) -> list[subprocess.Popen[bytes]]:
 
 
 def end(process: subprocess.Popen[bytes]) -> None:
-    process.kill()
-    process.wait()
+    with process:  # closes the pipe, and waits
+        process.kill()
 
 
 def test_the_first_that_ended_is_named_with_how_long_before(tmp_path: Path) -> None:
