@@ -111,8 +111,7 @@ class MissingZeroGrad(FindingType):
     """
 
     kind = "missing_zero_grad"
-    noun = "a missing zero_grad()"
-    plural = "missing calls of zero_grad()"
+    noun = "uncleared gradients"
     order = 1122
     severities = (Severity.WARNING,)
     remedies = ("Call optimizer.zero_grad() in every step, or after each accumulation.",)

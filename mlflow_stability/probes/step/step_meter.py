@@ -296,9 +296,7 @@ class StepMeter:
             self._take_learning_rates(capture, optimizer, known)
         begins = capture.begins_step
         kept = self._held.kept_for(optimizer) if held is not None and held.kept_for else 0
-        self._scheduler.before_step(
-            optimizer, unscale, known.place, capture.norms, capture.limits, begins_step=begins, kept_for=kept
-        )
+        self._scheduler.before_step(optimizer, unscale, known.place, capture.norms, capture.limits, begins, kept)
         if self._ranks.is_on:
             step = 0 if capture.owner is None else self._scheduler.step
             self._ranks.before_step(capture, optimizer, unscale, step, self._waits_for_ranks)
@@ -316,8 +314,7 @@ class StepMeter:
 
     def step_ended(self, optimizer: Optimizer) -> None:
         """Runs after a top-level step."""
-        capture = self._capture
-        since = self._since
+        capture, since = self._capture, self._since
         if since.made:
             since.made.clear()
         if not since.in_backward:

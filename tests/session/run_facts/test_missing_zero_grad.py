@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from session.run_facts.test_facts_probe import Watched
+from session.run_facts.watched_facts import Watched
 from torch import Tensor, nn
 from torch.nn.utils import clip_grad_norm_
 from torch.optim import LBFGS, SGD, Adam, Optimizer
