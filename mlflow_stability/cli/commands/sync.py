@@ -268,7 +268,7 @@ def _report_lines(name: str, session: SessionState, report: DeliveryReport) -> I
 def _summary_lines(
     known: Mapping[Path, SessionState], reports: Sequence[DeliveryReport], kept_before: int, seconds: float
 ) -> Iterator[str]:
-    """What became of all of them."""
+    """Sums up the delivery of all journals."""
     done = [each for each in reports if not each.busy and not each.remaining]
     kept = [each.kept_for for each in reports if each.kept_for]
     if len(known) > 1:
