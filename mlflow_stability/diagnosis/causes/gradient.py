@@ -246,6 +246,7 @@ CAUSES = (
         "grew steadily to 2.5 times its baseline, by about one gradient per step, while the loss was normal.",
         "A slow growth of the gradients themselves.",
         ("Call optimizer.zero_grad() in every step, or after each accumulation.",),
+        helped_by_smaller_updates=False,
         phrase="missing zero_grad()",
     ),
 )
