@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 import subprocess
 from pathlib import Path
 
@@ -12,18 +13,20 @@ from scenarios.sharded_flight import NAN_AT, STEPS
 from scenarios.test_several_processes import finish, free_port, start
 
 import mlflow_stability
+from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import damage_of, listing
+from mlflow_stability.vocabulary.result import Event
 
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
-NO_WAIT = {"MLFLOW_STABILITY_EXIT_WAIT": "0"}
-"""Where nothing is read from the run."""
+OFFLINE = {"MLFLOW_STABILITY_OFFLINE": "1"}
+"""Where nothing is read from the run, so that nobody needs to deliver it."""
 
 
 def started(
-    trouble: str, uri: str, folder: Path, script: str = "ddp_flight.py", ranks: int = 2, **environment: str
+    trouble: str, uri: str, folder: Path, script: str = "ddp_flight.py", ranks: int = 2, *more: str, **environment: str
 ) -> list[subprocess.Popen[str]]:
     together = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), **environment}
-    arguments = trouble, str(folder / "journals")
+    arguments = trouble, str(folder / "journals"), *more
     return [start(script, *arguments, uri=uri, RANK=str(rank), **together) for rank in range(ranks)]
 
 
@@ -73,7 +76,7 @@ def test_a_return_is_one_for_both(sqlite_uri: str, tmp_path: Path) -> None:
 
 
 def test_a_guard_that_fails_on_one_rank_is_off_on_both_and_training_goes_on(sqlite_uri: str, tmp_path: Path) -> None:
-    first, second = both("fail", sqlite_uri, tmp_path)
+    first, second = both("fail", sqlite_uri, tmp_path, **OFFLINE)
     assert len(first) == 260
     assert weights(first) == weights(second)
 
@@ -82,7 +85,7 @@ def test_a_guard_that_fails_on_one_rank_is_off_on_both_and_training_goes_on(sqli
 def test_where_one_rank_cannot_go_back_none_does_and_nobody_tries_again(
     sqlite_uri: str, tmp_path: Path, trouble: str
 ) -> None:
-    ranks = started(trouble, sqlite_uri, tmp_path, **NO_WAIT)
+    ranks = started(trouble, sqlite_uri, tmp_path, **OFFLINE)
     said = [each.communicate(timeout=120) for each in ranks]
     assert [each.returncode for each in ranks] == [0, 0], said
     first, second = (numbers(printed) for printed, _ in said)
@@ -97,7 +100,7 @@ def test_where_one_rank_cannot_go_back_none_does_and_nobody_tries_again(
 def test_one_rank_may_ask_to_skip_and_going_back_when_asked_is_one_return_for_both(
     sqlite_uri: str, tmp_path: Path
 ) -> None:
-    first, second = both("asked", sqlite_uri, tmp_path, **NO_WAIT)
+    first, second = both("asked", sqlite_uri, tmp_path, **OFFLINE)
     assert weights(first) == weights(second)
     same = [row[0] for before, row in itertools.pairwise(first) if before[1] == row[1]]
     assert same == [150.0]
@@ -109,7 +112,7 @@ def test_one_rank_may_ask_to_skip_and_going_back_when_asked_is_one_return_for_bo
 def test_a_training_that_is_stopped_ends_on_all_ranks_before_the_step(
     sqlite_uri: str, tmp_path: Path, trouble: str
 ) -> None:
-    ranks = started(trouble, sqlite_uri, tmp_path, **NO_WAIT)
+    ranks = started(trouble, sqlite_uri, tmp_path, **OFFLINE)
     said = [each.communicate(timeout=120) for each in ranks]
     assert [each.returncode for each in ranks] == [1, 1], said
     assert all("TrainingDiverged: Training stopped before step 150 was taken" in errors for _, errors in said)
@@ -123,30 +126,57 @@ def test_a_training_that_is_stopped_ends_on_all_ranks_before_the_step(
     assert list(folder.glob("rollback_ckpt-*")), "the last good state is kept, once"
 
 
-@pytest.mark.parametrize("trouble", ["jump", "half"])
-def test_weights_split_over_four_processes_are_skipped_and_set_back_on_all_or_none(
-    sqlite_uri: str, tmp_path: Path, trouble: str
+@pytest.mark.parametrize(("way", "trouble"), [("fsdp2", "jump"), ("fsdp2", "half"), ("zero", "jump")])
+def test_what_four_processes_share_out_is_skipped_and_set_back_on_all_or_none(
+    sqlite_uri: str, tmp_path: Path, way: str, trouble: str
 ) -> None:
-    ranks = started(trouble, sqlite_uri, tmp_path, "sharded_flight.py", 4, **NO_WAIT)
+    ranks = started(trouble, sqlite_uri, tmp_path, "sharded_flight.py", 4, way, **OFFLINE)
     said = [each.communicate(timeout=400) for each in ranks]
     assert [each.returncode for each in ranks] == [0] * 4, said
     rows = [numbers(printed) for printed, _ in said]
     first = rows[0]
     assert len(first) == STEPS
     assert all(weights(each) == weights(first) for each in rows), "all ranks have the same weights, bit for bit"
-    same = [row[0] for before, row in itertools.pairwise(first) if before[1] == row[1]]
-    assert same == [NAN_AT]
+    for each in rows:
+        same = [row[0] for before, row in itertools.pairwise(each) if before[1:4:2] == row[1:4:2]]
+        assert same == [NAN_AT], "neither weights nor the rank's optimizer state were changed, on any rank"
     if trouble == "half":
         known = [row[1] for row in first if row[0] != NAN_AT]
         assert len(set(known)) == len(known), "no state came back, on any rank"
         assert said[0][1].count("give_up: Rollback from step") == 1
     else:
-        assert said[0][1].count("Rolled back from step ") == 1
+        (back,) = re.findall(r"Rolled back from step (\d+) to step (\d+)", said[0][1])
+        left, target = map(int, back)
+        assert all(each[left - 1][1:4:2] == each[target - 1][1:4:2] for each in rows), "the state came back on all"
         assert sum(row[2] for row in first[-20:]) / 20 < 0.1, "the jump of the learning rate is survived"
         assert not any("switched off" in errors for _, errors in said)
-    assert said[0][1].count("4 of 4 trained parameters are split over processes") == 1
+    assert said[0][1].count("4 of 4 trained parameters are split over processes") == (way == "fsdp2")
     assert not any("trained parameters are split" in errors for _, errors in said[1:])
+    if way == "zero":
+        assert said[0][1].count("Call consolidate_state_dict() of ZeroRedundancyOptimizer on every rank") == 1
+        return
     (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
     good = [each for each in listing(directory) if each.is_good]
     assert good, "all processes write checkpoints together"
     assert not any(damage_of(each) for each in good)
+
+
+def test_an_early_sign_of_divergence_acts_on_both_ranks_of_a_sharded_model(sqlite_uri: str, tmp_path: Path) -> None:
+    ranks = started("ahead", sqlite_uri, tmp_path, "sharded_flight.py", 2, "fsdp2", MLFLOW_STABILITY_OFFLINE="1")
+    said = [each.communicate(timeout=200) for each in ranks]
+    assert [each.returncode for each in ranks] == [0, 0], said
+    rows = [numbers(printed) for printed, _ in said]
+    assert weights(rows[0]) == weights(rows[1])
+    (journal,) = (tmp_path / "journals").glob("*/*/journal")
+    events = [each for each in read_journal(journal) if isinstance(each, Event)]
+    (told,) = [each for each in events if each.kind == "smaller_steps"]
+    assert told.message.startswith("All ranks write a checkpoint after the next step. Learning rate starts at 0.5 ")
+    for each in rows:
+        shares = [row[4] for row in each]
+        assert shares[: told.step] == pytest.approx([1.0] * told.step, abs=0.01)
+        assert shares[told.step] == pytest.approx(0.5, abs=0.01), "each rank halved the learning rate of its shards"
+    (directory,) = (tmp_path / "journals" / "checkpoints").iterdir()
+    (written,) = listing(directory)
+    assert written.step == told.step + 1
+    assert written.is_good
+    assert not damage_of(written)

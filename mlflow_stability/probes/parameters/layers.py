@@ -7,6 +7,7 @@ Parameters that are split over processes are left out: a part of a norm is not t
 
 from __future__ import annotations
 
+import sys
 from collections.abc import MutableMapping, Sequence
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -19,7 +20,7 @@ from torch.utils.weak import WeakIdKeyDictionary
 from mlflow_stability.probes.objects.model_discovery import models_of
 from mlflow_stability.probes.objects.module_names import owners_of_parameters
 from mlflow_stability.probes.parameters.layer_layout import LayerLayout
-from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of
+from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, world_size
 
 MOST_SEARCHES = 32
 """A script that makes an optimizer for every sample has no layers that could be followed: no more are named then."""
@@ -126,6 +127,7 @@ def _held_by(optimizer: Optimizer, before: str, owners: dict[int, str], places: 
     rows: list[tuple[int, str, int, int, int]] = []
     frozen: dict[str, None] = {}
     complete, split, position = True, False, 0
+    partitioned = world_size() > 1 and "deepspeed" in sys.modules  # its optimizers step parts of copies of the weights
     seen: set[int] = set()
     for number, group in enumerate(optimizer.param_groups):
         for parameter in group["params"]:
@@ -135,6 +137,8 @@ def _held_by(optimizer: Optimizer, before: str, owners: dict[int, str], places: 
                 frozen[name] = None
             elif not _can_be_measured(parameter):
                 complete, split = False, split or is_split(parameter)
+            elif partitioned and id(parameter) not in owners:
+                complete, split = False, True
             elif parameter.numel() and id(parameter) not in seen:  # torch only warns of one that is listed twice
                 seen.add(id(parameter))
                 rows.append((position, name, number, place, parameter.numel()))

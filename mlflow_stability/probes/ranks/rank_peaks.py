@@ -15,7 +15,7 @@ from statistics import median
 
 from mlflow_stability.detectors.engine.baseline import Baseline
 from mlflow_stability.detectors.engine.detector import Point
-from mlflow_stability.detectors.loss.loss_spike import LossSpike
+from mlflow_stability.detectors.loss import LossSpike
 
 USUAL_OF = 32
 """The usual time is the median of so many captures."""

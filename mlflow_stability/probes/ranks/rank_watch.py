@@ -27,8 +27,9 @@ from mlflow_stability.probes.ranks.presence import Presence
 from mlflow_stability.probes.ranks.rank_exchange import RankExchange
 from mlflow_stability.probes.ranks.rank_numbers import EVERY, FIRST, Deliver, RankNumbers
 from mlflow_stability.probes.ranks.rank_row import Measured, RankTable, root
-from mlflow_stability.probes.ranks.shard_norms import ShardNorms
-from mlflow_stability.probes.ranks.shards import LocalSquares, TrainingRanks, local_squares, training_ranks
+from mlflow_stability.probes.ranks.shards import TrainingRanks, training_ranks
+from mlflow_stability.probes.ranks.split_gradient_norm import LocalSquares, local_squares
+from mlflow_stability.probes.ranks.split_layer_norms import SplitLayerNorms, momentum_of_own_part
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.probes.tensors.gradient_norm import world_size
 from mlflow_stability.vocabulary.measured import Signal, SignalType
@@ -93,7 +94,7 @@ class RankWatch:
         self.ranks: TrainingRanks | None = None
         self._layers_every, self._budget, self._on_end = layers_every, budget_bytes, on_end
         self._numbers: RankNumbers | None = None
-        self._norms: ShardNorms | None = None
+        self._norms: SplitLayerNorms | None = None
         self._optimizers: list[weakref.ref[Optimizer]] = []
         self._share = LocalShare()
         self._signals: dict[str, tuple[Signal, ...]] = {}
@@ -267,7 +268,7 @@ class RankWatch:
                 self._on_meet(exchange.names, exchange.introductions)
         self.is_split = ranks.is_split
         if ranks.is_split:
-            self._norms = ShardNorms(ranks, self._budget)
+            self._norms = SplitLayerNorms(ranks, self._budget)
             self._norms.learn(living)
 
     def _all_here(self, ranks: TrainingRanks) -> bool:
@@ -301,15 +302,18 @@ class RankWatch:
                 capture.squares_here = found.squares
 
     def _clipped_stage(self, capture: StepCapture, gradients: set[int]) -> LocalSquares | None:
-        """What clipping has found of this stage alone, before it clipped; None where it is not of one optimizer."""
+        """What clipping has found of this stage, before it clipped; None where it is not of one optimizer.
+
+        Each process that has this stage has found the same norm.
+        """
         clip = capture.clips[0]
-        if self.ranks is None or self.ranks.is_sharded or len(clip.gradients) != len(gradients):
+        if self.ranks is None or len(clip.gradients) != len(gradients):
             capture.copied = True
             return None
         capture.clipped_by_stage = True
         norm = torch.as_tensor(clip.norm, dtype=torch.float64)
         norm = norm if clip.scale is None else norm / clip.scale.to(norm)
-        return LocalSquares(norm.square(), None)
+        return LocalSquares(norm.square() / self.ranks.stage_copies, None)
 
     def _before_step(self, optimizer: Optimizer, unscale: Tensor | None) -> None:
         norms = self._norms
@@ -319,8 +323,13 @@ class RankWatch:
             norms.before_step(optimizer, unscale, updates=True)
 
     def _after_step(self, optimizer: Optimizer, skipped: bool) -> None:
+        share = self._share
         if self._norms is not None:
             self._norms.after_step(optimizer, skipped)
+        elif self._numbers is not None and share.step and share.step % EVERY == 0:
+            own = momentum_of_own_part(optimizer)
+            if own is not None:
+                share.whole["momentum"] = share.whole["momentum"] + own if "momentum" in share.whole else own
 
     def _collected(self) -> None:
         share, norms = self._share, self._norms

@@ -19,10 +19,14 @@ from torch.optim import Optimizer
 from mlflow_stability.probes.objects.model_discovery import models_of
 from mlflow_stability.probes.ranks.pipeline_stages import ranks_of_pipeline
 from mlflow_stability.probes.step.readback import values_on_host
-from mlflow_stability.probes.tensors.gradient_norm import is_split, parameters_of, total_norm, world_size
+from mlflow_stability.probes.tensors.gradient_norm import (
+    is_of_one_rank,
+    is_split,
+    parameters_of,
+    world_size,
+)
 
-MOST_PARTIAL = 2**16
-"""Up to how many values of gradients that are still to be summed over processes are sent as they are."""
+FSDP1 = "FullyShardedDataParallel"
 
 
 def local_part(tensor: Tensor) -> Tensor:
@@ -54,12 +58,11 @@ class TrainingRanks:
     stage_copies: int = 0
     """Of pipeline stages: how many of these processes have the same stage; 0 where there are none."""
 
-    is_sharded: bool = False
-    """Of pipeline stages: whether their parameters are sharded besides."""
-
     def share(self, tensor: Tensor, parameter: Tensor) -> float | None:
         """What the squares of a parameter or of its gradient count here; None where they cannot be summed."""
         mesh: Any = getattr(tensor, "device_mesh", None)
+        if mesh is None and is_of_one_rank(parameter):
+            return 1.0
         if mesh is None:
             return self.flat_shares.get(id(parameter), 1.0 / (self.stage_copies or len(self.ranks)))
         placements: Any = tensor.placements  # type: ignore[attr-defined]
@@ -72,15 +75,15 @@ class TrainingRanks:
         return self.share_in_mesh(mesh, copies)
 
     def share_in_mesh(self, mesh: Any, copies: int) -> float:
-        """What a square counts of which each value is held so often in a mesh; a stage is in no other mesh."""
-        return 1.0 / copies if self.stage_copies else float(mesh.size()) / (copies * len(self.ranks))
+        """What a square counts of which each value is held so often in one of the meshes of a model or stage."""
+        return float(mesh.size()) / (copies * (self.stage_copies or len(self.ranks)))
 
 
 def training_ranks(optimizers: Sequence[Optimizer]) -> TrainingRanks | None:
     """The processes that step these optimizers together; None where this one is known to train alone.
 
     Known are the meshes of `DTensor` parameters, and the process groups of FSDP, DDP, `ZeroRedundancyOptimizer` and of
-    pipelines. Of a pipeline whose stages have copies it is one pipeline: each of its parameters is there once.
+    pipelines. Of a pipeline whose stages several processes have together, it is all processes.
     """
     if world_size() == 1:
         return None
@@ -88,8 +91,11 @@ def training_ranks(optimizers: Sequence[Optimizer]) -> TrainingRanks | None:
     split = any(map(is_split, parameters))
     pipeline = ranks_of_pipeline(optimizers)
     if len(pipeline) > 1:
-        ranks = tuple(range(world_size())) if split else pipeline
-        return TrainingRanks(ranks, True, {}, len(ranks) // len(pipeline), split)
+        world = tuple(range(world_size()))  # also where nothing here is split: it may be in another stage
+        ranks = pipeline if len(world) % len(pipeline) else world
+        copies, units = len(ranks) // len(pipeline), [module for module, kind in _wrappers(optimizers) if kind == FSDP1]
+        shares = {key: each / copies for unit in units for key, each in _flat_shares(unit).items()}
+        return TrainingRanks(ranks, True, shares, copies)
     known: set[int] = set()
     for each in parameters:
         mesh: Any = getattr(each, "device_mesh", None)
@@ -98,11 +104,13 @@ def training_ranks(optimizers: Sequence[Optimizer]) -> TrainingRanks | None:
     flat: dict[int, float] = {}
     for module, kind in _wrappers(optimizers):
         known.update(_ranks_of(module.process_group) if hasattr(module, "process_group") else ())
-        if kind == "FullyShardedDataParallel":
+        if kind == FSDP1:
             known.update(_ranks_of(getattr(module, "_inter_node_pg", None)))
             flat.update(_flat_shares(module))
     for optimizer in optimizers:
         known.update(_ranks_of(getattr(optimizer, "process_group", None)))
+    if not known and any(map(is_of_one_rank, parameters)):
+        known.update(range(world_size()))  # who sums up the other gradients is the script's own business
     if len(known) < 2 or torch.distributed.get_rank() not in known:
         return None
     held = {key: each / len(known) for key, each in flat.items()}
@@ -113,7 +121,7 @@ def _wrappers(optimizers: Sequence[Optimizer]) -> Iterator[tuple[Any, str]]:
     for model in models_of(optimizers):
         for module in Module.modules(model):
             kind = type(module).__name__
-            if kind in ("FullyShardedDataParallel", "DistributedDataParallel"):
+            if kind in (FSDP1, "DistributedDataParallel"):
                 yield module, kind
 
 
@@ -129,57 +137,3 @@ def _flat_shares(module: Any) -> dict[int, float]:
     size = float(handle.process_group.size()) if handle.uses_sharded_strategy else 1.0
     flat = handle.flat_param
     return {id(each): size for each in (flat, *(getattr(flat, "_params", None) or ()))}
-
-
-@dataclass(frozen=True, slots=True)
-class LocalSquares:
-    """What this process contributes to the squared norm of all gradients."""
-
-    squares: Tensor
-    partial: Tensor | None
-    """Values that are to be summed over processes before they are squared."""
-
-
-def local_squares(optimizer: Optimizer, ranks: TrainingRanks, unscale: Tensor | None) -> LocalSquares | None:
-    """The squares of the gradients of one optimizer; None where a part of them cannot be known here."""
-    by_share: dict[float, list[Tensor]] = {}
-    partial: list[Tensor] = []
-    for parameter in parameters_of(optimizer):
-        gradient = parameter.grad
-        if gradient is None:
-            continue
-        local, share = local_part(gradient), ranks.share(gradient, parameter)
-        if share is not None:
-            by_share.setdefault(share, []).append(local)
-            continue
-        copies = _partial_share(gradient, ranks)
-        if copies is None:
-            return None
-        partial.append(local.detach().reshape(-1).double() * copies)
-    found: Tensor | None = None
-    with torch.no_grad():
-        for share, some in by_share.items():
-            norm = total_norm(some)
-            if norm is None:
-                return None
-            squares = norm.double().square() * share
-            found = squares if found is None else found + squares.to(found.device)
-        scale = None if unscale is None else unscale.double()
-        if found is None:
-            found = torch.zeros((), dtype=torch.float64)
-        values = torch.cat(partial) if partial else None
-        if scale is not None:
-            found = found / scale.to(found.device).square()
-            values = None if values is None else values / scale.to(values.device)
-    return None if values is not None and len(values) > MOST_PARTIAL else LocalSquares(found, values)
-
-
-def _partial_share(gradient: Any, ranks: TrainingRanks) -> float | None:
-    """What of a value still to be summed counts here; None where it is cut into shards besides."""
-    mesh, copies = gradient.device_mesh, 1
-    for dimension, placement in enumerate(gradient.placements):
-        if placement.is_replicate():
-            copies *= mesh.size(dimension)
-        elif not placement.is_partial() or getattr(placement, "reduce_op", "sum") != "sum":
-            return None
-    return ranks.share_in_mesh(mesh, copies)

@@ -9,13 +9,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.objects import state_of
 from mlflow_stability.recovery.skipping import PutBack, copy_bookkeeping
 from mlflow_stability.recovery.state.host_copy import local_part
 from mlflow_stability.recovery.state.state_copy import OptimizerCopy
@@ -62,7 +63,7 @@ class OptimizerPlan:
         `groups` are the saved hyper-parameters: all of them are put back, or those alone that an optimizer learns and
         those that are broken.
         """
-        copy, state = self._copy, cast("dict[Any, Any]", self._optimizer.state)
+        copy, state = self._copy, state_of(self._optimizer)
         self._put_back = copy_bookkeeping(self._optimizer)
         for name, (parameter, group) in self._parameters.items():
             saved = copy.state.get(name)
@@ -77,7 +78,7 @@ class OptimizerPlan:
 
     def apply(self) -> None:
         """Put in place what was made; tensors are filled by who asked for `pairs`."""
-        state = cast("dict[Any, Any]", self._optimizer.state)
+        state = state_of(self._optimizer)
         for parameter, _ in self._parameters.values():
             if parameter not in self._entries:
                 state.pop(parameter, None)

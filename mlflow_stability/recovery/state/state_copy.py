@@ -14,11 +14,12 @@ import dataclasses
 import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import Any, cast
+from typing import Any
 
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.objects import state_of
 from mlflow_stability.recovery.state.finite_check import FiniteCheck
 from mlflow_stability.recovery.state.host_copy import HostCopies, bytes_of
 from mlflow_stability.recovery.state.rng_state import rng_state
@@ -61,7 +62,7 @@ def optimizer_state(optimizer: Optimizer, names: Mapping[int, str]) -> Optimizer
     state: dict[str, Any] = {}
     shared: dict[str, Any] = {}
     on_host: dict[str, tuple[str, ...]] = {}
-    for key, entry in cast("dict[Any, Any]", optimizer.state).items():
+    for key, entry in state_of(optimizer).items():
         if not isinstance(key, Tensor):
             if isinstance(key, str):
                 shared[key] = entry
@@ -140,7 +141,7 @@ def bytes_of_state(parts: TrainingParts) -> int:
     """How much memory a copy would take, before it is made; what is shared counts as often as it is named."""
     found = [each.tensor for each in named_tensors(parts)]
     for optimizer in parts.optimizers:
-        replaced(dict(optimizer.state), lambda tensor: found.append(tensor))
+        replaced(dict(state_of(optimizer)), lambda tensor: found.append(tensor))
     return sum(bytes_of(each) for each in found)
 
 

@@ -18,7 +18,9 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
+from mlflow_stability.probes.objects import ZERO
 from mlflow_stability.probes.objects.model_discovery import living
+from mlflow_stability.probes.tensors import is_of_one_rank, world_size
 from mlflow_stability.recovery.state.host_copy import local_part
 
 
@@ -72,7 +74,7 @@ def _living(references: Sequence[weakref.ref[Any]]) -> tuple[Any, ...]:
     return tuple(each for reference in references if (each := reference()) is not None)
 
 
-_SPLITTING = ("FullyShardedDataParallel", "ZeroRedundancyOptimizer")
+_SPLITTING = ("FullyShardedDataParallel", ZERO)
 """Kinds of modules and optimizers that split what they hold without saying so of their tensors."""
 
 
@@ -90,6 +92,8 @@ def holds_shards(parts: TrainingParts) -> bool:
     """Whether all that is split over processes are sharded parameters, each of which knows its part of the whole."""
     modules = [each for model in parts.models for each in Module.modules(model)]
     if stage_of_pipeline(parts) or any(type(each).__name__ in _SPLITTING for each in (*parts.optimizers, *modules)):
+        return False
+    if any(is_of_one_rank(each) for model in parts.models for each in Module.parameters(model)):
         return False
     return any(local_part(each) is not each for model in parts.models for each in Module.parameters(model))
 
@@ -113,6 +117,8 @@ def what_splits(parts: TrainingParts) -> str:
             if type(module).__name__ in _SPLITTING:
                 return type(module).__name__
         for name, parameter in Module.named_parameters(model):
+            if is_of_one_rank(parameter) and world_size() > 1:
+                return f"parameter {name} is another one on each rank"
             if local_part(parameter) is not parameter:
                 return f"parameter {name} is a {type(parameter).__name__}"
     return ""

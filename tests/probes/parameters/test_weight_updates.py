@@ -55,6 +55,20 @@ def test_updates_are_what_the_weights_really_did(name: str, dtype: torch.dtype) 
         must_be(measured.end(), truth(model, before))
 
 
+def test_the_update_of_one_small_tensor_is_what_it_really_did() -> None:
+    model = nn.Linear(4, 1, bias=False)
+    optimizer = AdamW(model.parameters(), lr=0.01)
+    measured = Measured([optimizer], [WeightUpdates(1, 100)])
+    for _ in range(3):
+        model(torch.randn(8, 4)).square().mean().backward()
+        before = weights_of(model)
+        optimizer.step()
+        row, wanted = measured.end(), truth(model, before)
+        assert wanted["update_norm"] > 0
+        must_be(row, {key: wanted[key] for key in row})
+        assert {"update_norm", "update_ratio"} <= set(row)
+
+
 def test_a_closure_may_be_evaluated_many_times() -> None:
     model = net()
     optimizer = LBFGS(model.parameters(), lr=0.1, max_iter=4)

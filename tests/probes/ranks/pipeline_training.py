@@ -1,7 +1,8 @@
-"""Trains a model on two gloo processes as a pipeline of two stages, and notes what the whole model would have.
+"""Trains a model on gloo processes as a pipeline of two stages, and notes what the whole model would have.
 
 Arguments: the folder for journals and for what is noted; the largest gradient norm of each stage, 0 for no clipping;
-`watched` or `autopilot`; the rank that measures no gradients from step 12 on, -1 for none.
+`watched` or `autopilot`; the rank that measures no gradients from step 12 on, -1 for none; what several processes do
+with a stage: `alone`, where each has one, `ddp`, `fsdp2` or `tensor`.
 """
 
 from __future__ import annotations
@@ -15,7 +16,12 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+from torch.distributed.fsdp import fully_shard
 from torch.distributed.pipelining import PipelineStage, ScheduleGPipe
+from torch.distributed.tensor import Replicate
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.nn.parallel import DistributedDataParallel
 
 import mlflow_stability
 from mlflow_stability.probes.ranks import rank_watch
@@ -32,47 +38,71 @@ def loss_of(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets).square().mean()
 
 
-def main(folder: Path, limit: float, mode: str, fails: int) -> None:
+def joined(way: str, part: nn.Sequential, mesh: DeviceMesh) -> nn.Module:
+    """A stage that several processes have together."""
+    if way == "ddp":
+        # Without the option torch 2.13 cannot run DDP in a pipeline: it counts parameters once for each micro-batch.
+        return DistributedDataParallel(part, process_group=mesh.get_group(), find_unused_parameters=True)
+    if way == "fsdp2":
+        for each in part:
+            if isinstance(each, nn.Linear):
+                fully_shard(each, mesh=mesh)
+        return fully_shard(part, mesh=mesh)
+    if len(part) == 2:
+        return parallelize_module(part, mesh, {"0": ColwiseParallel(output_layouts=Replicate())})
+    return parallelize_module(part, mesh, {each: RowwiseParallel(input_layouts=Replicate()) for each in ("2", "4")})
+
+
+def main(folder: Path, limit: float, mode: str, fails: int, way: str) -> None:
     torch.set_num_threads(1)
     mlflow_stability.autolog(
         offline=True, strict=fails < 0, journal_dir=folder / "journals", rollback=mode == "autopilot"
     )
     dist.init_process_group("gloo")
-    rank = dist.get_rank()
+    mesh = init_device_mesh("cpu", (2, dist.get_world_size() // 2), mesh_dim_names=("stages", "together"))
+    number, mine = mesh.get_coordinate() or ()
     whole, layers = whole_model(), whole_model()
-    part = layers[:2] if rank == 0 else layers[2:]
-    stage = PipelineStage(part, rank, 2, torch.device("cpu"))
+    own = layers[:2] if number == 0 else layers[2:]
+    part = own if way == "alone" else joined(way, own, mesh["together"])
+    stage = PipelineStage(part, number, 2, torch.device("cpu"), group=mesh.get_group("stages"))
     schedule = ScheduleGPipe(stage, MICRO_BATCHES, loss_fn=loss_of)
     optimizer = torch.optim.AdamW(part.parameters(), lr=0.01)
     truth_optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
     truth: list[dict[str, float]] = []
     for step in range(1, STEPS + 1):
-        dice = torch.Generator().manual_seed(step)
-        inputs, targets = torch.randn(8, 6, generator=dice), torch.randn(8, 1, generator=dice)
+        batches = [batch_of(step, each) for each in range(2 if way in ("ddp", "fsdp2") else 1)]
+        inputs, targets = batches[min(mine, len(batches) - 1)]
         optimizer.zero_grad()
-        schedule.step(inputs) if rank == 0 else schedule.step(target=targets)
+        schedule.step(inputs) if number == 0 else schedule.step(target=targets)
         if limit:
             nn.utils.clip_grad_norm_(part.parameters(), limit)
-        if rank == fails and step == FAILS_AT:
+        if dist.get_rank() == fails and step == FAILS_AT:
             fail()
         optimizer.step()
         if step <= 4:  # a real step takes longer than the answer of the others, on which nobody waits
             time.sleep(0.3)
         print(step, flush=True)
-        truth.append(step_of(whole, truth_optimizer, inputs, targets, limit))
+        truth.append(step_of(whole, truth_optimizer, batches, limit))
     dist.barrier()
     mlflow_stability.autolog(disable=True)
-    if rank == 0:
+    if dist.get_rank() == 0:
         (folder / "truth.json").write_text(json.dumps(truth))
     dist.barrier()
     dist.destroy_process_group()
 
 
-def step_of(model: nn.Sequential, optimizer: Any, inputs: Tensor, targets: Tensor, limit: float) -> dict[str, float]:
+def batch_of(step: int, number: int) -> tuple[Tensor, Tensor]:
+    dice = torch.Generator().manual_seed(step + 1000 * number)
+    return torch.randn(8, 6, generator=dice), torch.randn(8, 1, generator=dice)
+
+
+def step_of(
+    model: nn.Sequential, optimizer: Any, batches: list[tuple[Tensor, Tensor]], limit: float
+) -> dict[str, float]:
     """A step of the whole model, by hand."""
     before = [each.detach().clone() for each in model.parameters()]
     optimizer.zero_grad()
-    loss = loss_of(model(inputs), targets)
+    loss = torch.stack([loss_of(model(inputs), targets) for inputs, targets in batches]).mean()
     loss.backward()  # type: ignore[no-untyped-call]
     gradients = [each.grad for each in model.parameters()]
     found = {"loss": loss.item(), "grad_norm": norm(gradients), "param_norm": norm(before)}
@@ -98,4 +128,4 @@ def fail() -> None:
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], int(sys.argv[4]))
+    main(Path(sys.argv[1]), float(sys.argv[2]), sys.argv[3], int(sys.argv[4]), sys.argv[5])

@@ -13,7 +13,7 @@ FLAT = {f"{quantity}@norm" for quantity in ("param_norm", "grad_norm", "update_n
 """FSDP's flat parameters have no layers but their units: the normalisation is in that of the whole model."""
 PARTIAL = {"lr_ratio", "grad_norm@norm"}
 """Gradients that torch itself sums up only in the optimizer are known to no process by layer."""
-UNKNOWN = {"fsdp1": FLAT, "sequence": PARTIAL, "zero": {"momentum_norm"}}
+UNKNOWN = {"fsdp1": FLAT, "sequence": PARTIAL}
 
 
 def must_agree(ways: tuple[str, ...], processes: int, folder: Path, **options: float | bool) -> None:

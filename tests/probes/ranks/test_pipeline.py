@@ -15,18 +15,32 @@ from mlflow_stability.vocabulary.run.milestone import Note
 pytestmark = [pytest.mark.scenario, pytest.mark.slow]
 
 
-def trained(folder: Path, limit: float = 0.0, mode: str = "watched", fails: int = -1) -> dict[int, dict[str, float]]:
-    ended = launch(2, "pipeline_training.py", str(folder), str(limit), mode, str(fails), seconds=400)
-    assert [each.code for each in ended] == [0, 0], ended[0].errors[-3000:] + ended[1].errors[-3000:]
+def trained(
+    folder: Path, limit: float = 0.0, mode: str = "watched", fails: int = -1, way: str = "alone"
+) -> dict[int, dict[str, float]]:
+    processes = 2 if way == "alone" else 4
+    ended = launch(processes, "pipeline_training.py", str(folder), str(limit), mode, str(fails), way, seconds=400)
+    assert [each.code for each in ended] == [0] * processes, ended[0].errors[-3000:] + ended[1].errors[-3000:]
     assert all(len(each.printed.split()) == STEPS for each in ended)
     rows = recorded(folder / "journals")
     assert list(rows) == list(range(1, STEPS + 1))
     return rows
 
 
-@pytest.mark.parametrize(("limit", "mode"), [(0.0, "watched"), (0.2, "watched"), (0.0, "autopilot")])
-def test_norms_and_loss_are_those_of_the_whole_model(tmp_path: Path, limit: float, mode: str) -> None:
-    rows = trained(tmp_path, limit, mode)
+@pytest.mark.parametrize(
+    ("way", "limit", "mode"),
+    [
+        ("alone", 0.0, "watched"),
+        ("alone", 0.2, "watched"),
+        ("alone", 0.0, "autopilot"),
+        ("ddp", 0.2, "watched"),
+        ("fsdp2", 0.2, "watched"),
+        ("tensor", 0.2, "watched"),
+        ("fsdp2", 0.0, "autopilot"),
+    ],
+)
+def test_norms_and_loss_are_those_of_the_whole_model(tmp_path: Path, way: str, limit: float, mode: str) -> None:
+    rows = trained(tmp_path, limit, mode, way=way)
     for step, row in enumerate(json.loads((tmp_path / "truth.json").read_text()), 1):
         wanted = ["loss", "grad_norm"]
         wanted += ["param_norm"] if step % 10 == 0 else []
@@ -35,7 +49,7 @@ def test_norms_and_loss_are_those_of_the_whole_model(tmp_path: Path, limit: floa
         assert seen == pytest.approx({key: row[key] for key in wanted}, rel=1e-5), step
     (journal,) = (tmp_path / "journals").glob("*/*/journal")
     notes = {each.key: each.value for each in read_journal(journal) if isinstance(each, Note)}
-    assert notes["loss"].startswith("from the last pipeline stage: rank 1 (")
+    assert notes["loss"].startswith(f"from the last pipeline stage: rank {1 if way == 'alone' else 2} (")
 
 
 @pytest.mark.parametrize("fails", [0, 1])

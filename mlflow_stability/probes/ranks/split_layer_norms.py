@@ -19,6 +19,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.objects import holder_of_state, state_of
 from mlflow_stability.probes.objects.model_discovery import models_of
 from mlflow_stability.probes.objects.module_names import owners_of_parameters
 from mlflow_stability.probes.parameters.layer_layout import LayerLayout
@@ -55,7 +56,7 @@ class _Before:
     weights: Tensor
 
 
-class ShardNorms:
+class SplitLayerNorms:
     """The shards of one training."""
 
     def __init__(self, ranks: TrainingRanks, budget_bytes: int | None = None) -> None:
@@ -197,6 +198,16 @@ class ShardNorms:
             None if turns is None else UpdateChunks(turns, len(parameters), device),
             _key(optimizer),
         )
+
+
+def momentum_of_own_part(optimizer: Optimizer) -> Tensor | None:
+    """The squared momentum of the parameters whose state is here; None where the optimizer shares none out."""
+    if holder_of_state(optimizer) is optimizer:
+        return None
+    buffers = [_buffer(each) for each in state_of(optimizer).values()]
+    with torch.no_grad():
+        found = squares([each for each in buffers if each is not None])
+        return torch.zeros(1, dtype=torch.float64) if found is None else found.sum().reshape(1)
 
 
 def _trained(optimizer: Optimizer) -> list[Tensor]:
