@@ -104,6 +104,7 @@ SYMBOLS: dict[str, Symbol] = {
     "backward": Symbol("torch.autograd:backward", "the loss"),
     "zero_grad_of_optimizer": Symbol("torch.optim.optimizer:Optimizer.zero_grad", "discarded gradients"),
     "zero_grad_of_module": Symbol("torch.nn:Module.zero_grad", "discarded gradients"),
+    "graph_replay": Symbol("torch.cuda:CUDAGraph.replay", "the count of replayed CUDA graphs"),
     "get_total_norm": Symbol("torch.nn.utils.clip_grad:_get_total_norm", _NORM),
     "public_get_total_norm": Symbol("torch.nn.utils:get_total_norm", _NORM),
     "clip_grads_with_norm_": Symbol("torch.nn.utils.clip_grad:_clip_grads_with_norm_", _LIMIT),

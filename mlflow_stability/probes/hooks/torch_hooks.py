@@ -21,6 +21,7 @@ from types import CodeType, FrameType
 from typing import Any
 
 import torch
+from torch import Tensor
 from torch.compiler import is_compiling
 from torch.optim import Optimizer
 from torch.optim.optimizer import register_optimizer_step_post_hook, register_optimizer_step_pre_hook
@@ -63,6 +64,8 @@ _CLIP_NAMES = (
     ("public_clip_grad_value_", "clip_value"),
 )
 
+_READ_TWICE = (Sequence, Tensor, type(None))
+
 BACKWARDS_WITHOUT_STEP = 200
 """From how many backward passes on it is odd that no optimizer step was seen: more than anybody accumulates."""
 
@@ -75,10 +78,12 @@ class Counts:
     steps: int = 0
     optimizers: int = 0
     """How many were made."""
+    replays: int = 0
+    """Of CUDA graphs, since the last step or new optimizer: what they compute runs no hook."""
 
     def clear(self) -> None:
         """Count anew."""
-        self.backwards = self.steps = self.optimizers = 0
+        self.backwards = self.steps = self.optimizers = self.replays = 0
 
 
 class TorchWatch:
@@ -108,6 +113,7 @@ class TorchWatch:
         self._backward_over = guard("step hooks", meter.backward_ended)
         self._backward_failed = guard("step hooks", meter.backward_failed)
         self._zeroed = guard("step hooks", meter.zeroed)
+        self._replayed = guard("step hooks", meter.replayed)
         self._clip = guard("norm before clipping", meter.clip)
         self._clipped = guard("clipping", meter.clipped)
         self._scaled = guard("step hooks", meter.scaled)
@@ -131,6 +137,7 @@ class TorchWatch:
         handles.hold(register_optimizer_step_post_hook(self._after_step))
         handles.patch(Optimizer, "__init__", self._around_making)
         self._patch("backward", self._around_backward)
+        self._patch("graph_replay", self._around_replay)
         for name in ("zero_grad_of_optimizer", "zero_grad_of_module"):
             self._patch(name, self._around_zero_grad)
         for name in _NORM_NAMES:
@@ -184,6 +191,7 @@ class TorchWatch:
                 return None
             self._newest = weakref.ref(optimizer)
         self._counts.steps += 1
+        self._counts.replays = 0
         by_name = kwargs.get("closure")
         closure = by_name if by_name is not None else args[1] if len(args) > 1 and takes_closure(optimizer) else None
         if closure is None:
@@ -214,6 +222,7 @@ class TorchWatch:
             self._made(optimizer)
             self._watch_fsdp()
             self._counts.optimizers += 1
+            self._counts.replays = 0
             if not self._counts.steps:
                 self._signs()
 
@@ -232,7 +241,7 @@ class TorchWatch:
         if self._in_backward:  # reentrant checkpoints run a backward inside a backward
             return original(*args, **kwargs)
         tensors = args[0] if args else kwargs.get("tensors")
-        if not isinstance(tensors, Sequence | torch.Tensor | None):  # a generator can be read only once
+        if type(tensors) is not Tensor and not isinstance(tensors, _READ_TWICE):  # a generator can be read only once
             tensors = tuple(tensors)
             args, kwargs = ((tensors, *args[1:]), kwargs) if args else (args, {**kwargs, "tensors": tensors})
         self._in_backward = True
@@ -252,6 +261,14 @@ class TorchWatch:
             self._in_backward = False
             self._backward_over()
 
+    def _around_replay(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        counts = self._counts
+        counts.replays += 1
+        self._replayed()
+        if counts.replays == BACKWARDS_WITHOUT_STEP:
+            self._signs()
+        return original(*args, **kwargs)
+
     def _around_zero_grad(self, original: Callable[..., Any], owner: Any, *args: Any, **kwargs: Any) -> Any:
         result = original(owner, *args, **kwargs)
         # After a step nothing is thrown away; but what Ctrl-C has left behind of ours goes with whatever comes next.
@@ -261,7 +278,7 @@ class TorchWatch:
 
     def _around_norm(self, original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         tensors = args[0] if args else kwargs.pop("tensors")
-        tensors = [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)  # it may be a generator
+        tensors = [tensors] if isinstance(tensors, Tensor) else list(tensors)  # it may be a generator
         norm = original(tensors, *args[1:], **kwargs)
         order = args[1] if len(args) > 1 else kwargs.get("norm_type", 2.0)
         self._clip(tensors, order, norm)

@@ -16,9 +16,8 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.detectors.engine.gradient_flow import gradient_flow
-from mlflow_stability.detectors.gradients.gradient_vanishing_layers import GradientVanishingLayers
-from mlflow_stability.detectors.inside.dead_units import DeadUnits
-from mlflow_stability.detectors.inside.saturated_activation import SaturatedActivation
+from mlflow_stability.detectors.gradients import GradientVanishingLayers
+from mlflow_stability.detectors.inside import DeadUnits, SaturatedActivation
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.probes.model_check.batch_loss import LossFunction
 from mlflow_stability.probes.model_check.one_batch import BatchPass, run_batch

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import isclose, isfinite
+from operator import attrgetter
 
 from torch import Tensor
 
@@ -25,8 +26,8 @@ class ClippedNorm:
     """What the script clipped last."""
 
     def __init__(self) -> None:
-        self._versions: dict[int, int] = {}
-        """The version of each gradient right after it was clipped, by its identity: none is kept alive."""
+        self._clipped: tuple[list[int], list[int]] | None = None
+        """The gradients right after they were clipped, by identity, and the version of each: none is kept alive."""
         self._norm: float | None = None
         """By which it was clipped: a script may have put norms of several processes together."""
         self.times = 0
@@ -42,11 +43,9 @@ class ClippedNorm:
         """Runs when the script has clipped the gradients of these parameters, by a norm that it gives."""
         self.times += 1
         self._norm = value_on_host(norm) if isinstance(norm, Tensor) else None
-        self._versions = {}
+        self._clipped = None
         if self.times == 1 and type(parameters) is list:
-            gradients = [each.grad for each in parameters if each.grad is not None]
-            if gradients and not gradients[0].is_inference():
-                self._versions = {id(each): each._version for each in gradients}
+            self._clipped = _state([gradient for each in parameters if (gradient := each.grad) is not None])
 
     def of(self, capture: StepCapture, gradients: Sequence[Tensor]) -> float | None:
         """The norm of the gradients that an optimizer is about to use; None where it has to be measured."""
@@ -56,9 +55,7 @@ class ClippedNorm:
         clip = capture.clips[0]
         if clip.order != 2.0 or clip.scale is not None or self._norm is None or self._norm != clip.norm:
             return None
-        if not isfinite(self._norm):
-            return None
-        if not gradients or gradients[0].is_inference() or self._versions != {id(g): g._version for g in gradients}:
+        if self._clipped is None or not isfinite(self._norm) or self._clipped != _state(gradients):
             return None
         worked_out = self._norm * min(1.0, limit / (self._norm + 1e-6))  # as `clip_grads_with_norm_` does
         self._left -= 1
@@ -73,3 +70,13 @@ class ClippedNorm:
         found = value_on_host(measured) if isinstance(measured, Tensor) else measured
         self.is_on = found is not None and expected is not None and isclose(found, expected, rel_tol=ALIKE)
         self._left = MEASURED_EVERY - 1
+
+
+_version = attrgetter("_version")
+
+
+def _state(gradients: Sequence[Tensor]) -> tuple[list[int], list[int]] | None:
+    """Which they are, and how often each was written to; None where torch does not count that."""
+    if not gradients or gradients[0].is_inference():
+        return None
+    return list(map(id, gradients)), list(map(_version, gradients))

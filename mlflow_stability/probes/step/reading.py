@@ -30,6 +30,13 @@ SIGNALS = (
         exported="llm_micro_batches",
     ),
     SignalType(
+        "graph_replays",
+        "replays of CUDA graphs in the step: what they compute runs no hook, its losses are not recorded",
+        "timing",
+        interval="every step",
+        left_out="zero",
+    ),
+    SignalType(
         "grad_norm",
         "L2 norm of all gradients, before clipping; after clipping where the recording notes so",
         "gradients",
@@ -47,8 +54,8 @@ SIGNALS = (
     ),
     SignalType(
         "learning_rate",
-        "learning rate of the first parameter group, as the script set it: while a training is eased back in after a "
-        "rollback, its steps use a share of it; further groups are `learning_rate@group_1`, …",
+        "learning rate of the first parameter group, as the script set it; steps that are reduced after a rollback "
+        "have `learning_rate_used` beside it; further groups are `learning_rate@group_1`, …",
         "optimizer",
         interval="every step",
         exported="llm_learning_rate",
@@ -174,6 +181,9 @@ def reading_of(
         signals += (named("loss", place), named("micro_batches", place))
         found.append(losses[0] if len(losses) == 1 else fsum(losses) if all(map(isfinite, losses)) else sum(losses))
         found.append(float(micro_batches))
+    if capture.replays:
+        signals.append(named("graph_replays", place))
+        found.append(float(capture.replays))
     basis = ""
     if norms:
         before_step = root_of_squares(norms)

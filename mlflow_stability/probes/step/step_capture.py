@@ -54,6 +54,8 @@ class StepCapture:
     losses: list[Tensor | float] = field(default_factory=list)
     """On their device; numbers where that is the host."""
     micro_batches: int = 0
+    replays: int = 0
+    """Of CUDA graphs."""
     unsure: int = 0
     """Of how many of the first losses nobody can tell whether their gradients are still there."""
     discards: dict[int, Discarded] = field(default_factory=dict)

@@ -13,7 +13,7 @@ from __future__ import annotations
 import math
 import time
 import weakref
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -48,53 +48,12 @@ from mlflow_stability.probes.step.step_capture import (
     taken,
 )
 from mlflow_stability.probes.step.step_count import StepCount
+from mlflow_stability.probes.step.step_order import StepOrder
 from mlflow_stability.probes.tensors.gradient_norm import parameters_of, total_norm, whole_gradients_of
 
+_NUMBERS = (float, int)
 RANKS_SECONDS = 2.0
 """For how long the end of a recording waits for what other processes have measured."""
-REMEMBERED_CAPTURES = 16
-"""One that did not step for so long is not waited for."""
-
-
-class StepOrder:
-    """The optimizers of each track, by identity."""
-
-    def __init__(self) -> None:
-        self._captures_ended = 0
-        self._last_stepped: dict[int, dict[int, int]] = {}
-        """For each track, in which capture each optimizer stepped last."""
-
-    def is_complete(self, track: int, ended: set[int]) -> bool:
-        """Whether every optimizer has ended its step that stepped in the captures before this one."""
-        stepped = self._last_stepped.get(track)
-        if stepped is None:
-            return False
-        recent = self._captures_ended - REMEMBERED_CAPTURES
-        for each, when in stepped.items():
-            if when > recent and each not in ended:
-                break
-        else:
-            return True
-        return False
-
-    def capture_ended(self, track: int, stepped: Iterable[int]) -> None:
-        """These stepped in the capture that is over."""
-        self._captures_ended += 1
-        known = self._last_stepped.get(track)
-        if known is None:
-            known = self._last_stepped[track] = {}
-        for each in stepped:
-            known[each] = self._captures_ended
-
-    def came_late(self, track: int, optimizer: int) -> None:
-        """This one stepped after its capture seemed to be over."""
-        self._last_stepped[track][optimizer] = self._captures_ended
-
-    def clear(self) -> None:
-        """Forget them all."""
-        self._last_stepped.clear()
-
-
 OnReading = Callable[[Any, ProbeReading], None]  # takes what `owner_for` gave, and the capture's reading
 SchedulerFor = Callable[[Any], ProbeScheduler | None]  # gives the probes of what `owner_for` gave
 
@@ -192,6 +151,12 @@ class StepMeter:
         self._note_held()
         self._scheduler.backward_ended()
 
+    def replayed(self) -> None:
+        """Runs right before a CUDA graph is replayed, which may hold a forward and a backward pass."""
+        if self._capture.stepped and not self._evaluating:
+            self._end_capture()
+        self._capture.replays += 1
+
     def backward_failed(self) -> None:
         """Runs when the backward pass ended in an exception: an interrupted notebook cell, say."""
         capture, again = self._capture, self._evaluating and self._evaluated
@@ -216,7 +181,7 @@ class StepMeter:
 
     def clipped(self, kind: str, limit: Any, parameters: Any = None, norm: Any = None) -> None:
         """Runs after the script clipped gradients; no limit is fetched from a device, and an infinite one is none."""
-        if not self._capture.stepped and isinstance(limit, int | float) and math.isfinite(limit):
+        if not self._capture.stepped and isinstance(limit, _NUMBERS) and math.isfinite(limit):
             self._capture.limits[kind] = float(limit)
             if self._clipped_norm.is_on:
                 self._clipped_norm.clipped(parameters, norm)
@@ -263,7 +228,8 @@ class StepMeter:
         is_first = not capture.stepped
         if is_first:
             owner = self._owner_for(optimizer)
-            if owner is self._owner and not capture.micro_batches and self._is_late(optimizer):
+            announced = capture.micro_batches or capture.replays
+            if owner is self._owner and not announced and self._is_late(optimizer):
                 return
             capture.owner = owner
             if owner is not self._owner or not self._owner_is_met:

@@ -1,4 +1,7 @@
-"""The L2 norm of all gradients in few kernels, and which gradients are complete in this process."""
+"""The L2 norm of all gradients in few kernels, and which gradients are complete in this process.
+
+That of a model split over processes is in `probes/ranks/split_gradient_norm.py`.
+"""
 
 from __future__ import annotations
 
@@ -35,10 +38,19 @@ def gradients_of(optimizer: Optimizer) -> list[Tensor]:
     return found
 
 
+def is_of_one_rank(parameter: Tensor) -> bool:
+    """Whether a parameter is marked as another one on each rank, as experts are: by DDP, which leaves it alone, or by
+    ``parameter.allreduce = False``, as Megatron and DeepSpeed do.
+    """
+    return getattr(parameter, "_ddp_ignored", False) is True or getattr(parameter, "allreduce", None) is False
+
+
 def is_split(parameter: Tensor) -> bool:
-    """Whether a parameter is split over processes: by FSDP, in either of its versions, or as a `DTensor`."""
+    """Whether a parameter is split over processes: by FSDP in either version, as a `DTensor`, or by experts."""
     if hasattr(parameter, "full_tensor"):
         return True
+    if is_of_one_rank(parameter):
+        return world_size() > 1
     for mark in _MARKS_OF_FSDP:
         if hasattr(parameter, mark):
             return world_size() > 1
@@ -105,7 +117,7 @@ def few_values(tensors: Sequence[Tensor]) -> Tensor | None:
         if left < 0 or not alike or (recorded and each.requires_grad):
             return None
     row: Tensor = torch_api.flatten_dense_tensors(tensors)
-    return row
+    return row.clone() if len(tensors) == 1 else row  # of a single tensor torch gives a view
 
 
 def norm_of_row(row: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -31,29 +31,55 @@ MOST_PASSES = 32
 """And so many passes."""
 
 
-@dataclass(eq=False)  # no slots: it is referred to weakly, which slots allow only from Python 3.11 on
 class CapturedBatch:
     """One forward pass of a model that trains."""
 
-    root: weakref.ref[Module]
-    args: tuple[Any, ...]
-    kwargs: dict[str, Any]
-    autocast: tuple[bool, torch.dtype]
-    device: torch.device
-    random: tuple[Tensor, Tensor | None]
-    """The state of the random numbers of the host and of the device, right before."""
-    step: int = 0
-    """Which step it belongs to, counted by captures: trainings side by side have several in what is recorded as one."""
-    outputs: tuple[Tensor | None, ...] = ()
-    """The numbers that came out, in order; None where one was too large to be held."""
-    ended: bool = False
-    """Whether anything came out at all."""
-    gradients: dict[int, list[Tensor]] = field(default_factory=dict)
-    """What came back to the outputs, by their place among them; one for each backward pass through them."""
-    nodes: tuple[tuple[str, int], ...] = ()
-    """Where the outputs stand in the graph of gradients: name and number of each node."""
-    versions: tuple[int, ...] = ()
-    bytes: int = 0
+    # No dataclass: one is made in every step, and with these slots, a weak reference too, in a third of the time.
+    __slots__ = (
+        "__weakref__",
+        "args",
+        "autocast",
+        "bytes",
+        "device",
+        "ended",
+        "gradients",
+        "kwargs",
+        "nodes",
+        "outputs",
+        "random",
+        "root",
+        "step",
+        "versions",
+    )
+
+    def __init__(
+        self,
+        root: weakref.ref[Module],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        autocast: tuple[bool, torch.dtype],
+        device: torch.device,
+        random: tuple[Tensor, Tensor | None],
+        step: int,
+        versions: tuple[int, ...],
+        size: int,
+    ) -> None:
+        self.root, self.args, self.kwargs, self.autocast, self.device = root, args, kwargs, autocast, device
+        self.random = random
+        """The state of the random numbers of the host and of the device, right before."""
+        self.step = step
+        """Which step it belongs to, counted by captures: trainings side by side have several in what is recorded as
+        one."""
+        self.outputs: tuple[Tensor | None, ...] = ()
+        """The numbers that came out, in order; None where one was too large to be held."""
+        self.ended = False
+        """Whether anything came out at all."""
+        self.gradients: dict[int, list[Tensor]] = {}
+        """What came back to the outputs, by their place among them; one for each backward pass through them."""
+        self.nodes: tuple[tuple[str, int], ...] = ()
+        """Where the outputs stand in the graph of gradients: name and number of each node."""
+        self.versions = versions
+        self.bytes = size
 
     @property
     def all_outputs(self) -> bool:
@@ -64,6 +90,13 @@ class CapturedBatch:
     def input_bytes(self) -> int:
         """Of its inputs alone."""
         return self.bytes - sum(each.nbytes for each in self.outputs if each is not None)
+
+    def without_outputs(self) -> CapturedBatch:
+        """The same pass with its inputs alone."""
+        same = self.root, self.args, self.kwargs, self.autocast, self.device, self.random, self.step, self.versions
+        alone = CapturedBatch(*same, self.input_bytes)
+        alone.ended = self.ended
+        return alone
 
     @property
     def was_changed(self) -> bool:
@@ -104,8 +137,8 @@ class BatchCapture(ForwardObserver):
         """Which step the next pass belongs to; set at the first optimizer step before it."""
         self.loss: CapturedLoss | None = None
         """What backward was called on last, until its optimizer steps: its graph holds on to the weights."""
-        self._known: tuple[weakref.ref[Module], torch.device] | None = None
-        """The model that was called last, and where it is."""
+        self._known: tuple[weakref.ref[Module], torch.device, bool] | None = None
+        """The model that was called last, where it is, and whether that is the host."""
         self._devices: weakref.WeakKeyDictionary[Module, torch.device] = weakref.WeakKeyDictionary()
         self.too_large = 0
         """How many bytes the last batch had, if it was too large to be held; else 0."""
@@ -130,9 +163,9 @@ class BatchCapture(ForwardObserver):
             return
         known = self._known
         if known is None or known[0]() is not root:
-            known = self._known = weakref.ref(root), self._device_of(root)
-        device = known[1]
-        if self._host_only and device.type != "cpu":
+            device = self._device_of(root)
+            known = self._known = weakref.ref(root), device, device.type == "cpu"
+        if self._host_only and not known[2]:
             return
         first = args[0] if len(args) == 1 and not kwargs else None
         if type(first) is Tensor and first.layout is torch.strided and not first.is_nested:  # nearly always
@@ -149,20 +182,12 @@ class BatchCapture(ForwardObserver):
         self.too_large = size if size > self._most_bytes else 0
         if self.too_large:
             return
+        device = known[1]
         kind = device.type
         autocast = torch.is_autocast_enabled(kind), torch.get_autocast_dtype(kind)
-        self._open = CapturedBatch(
-            known[0],
-            args,
-            kwargs,
-            autocast,
-            device,
-            (torch.default_generator.get_state(), None if kind == "cpu" else _device_random(device)),
-            self.step,
-            versions=versions,
-            bytes=size,
-        )
-        passes.append(self._open)
+        random = torch.default_generator.get_state(), None if known[2] else _device_random(device)
+        batch = self._open = CapturedBatch(known[0], args, kwargs, autocast, device, random, self.step, versions, size)
+        passes.append(batch)
 
     def forward_gave(self, outputs: Any) -> None:
         """Runs right after it, with what came out."""

@@ -15,6 +15,8 @@ from torch import Tensor
 DEEPEST = 16
 """What is nested deeper is not looked into: it may contain itself."""
 
+_EMPTY_IS_FALSE = (dict, tuple, list, type(None))
+
 
 def tensors_in(*trees: Any) -> list[Tensor]:
     """Every tensor in them, in order."""
@@ -24,7 +26,7 @@ def tensors_in(*trees: Any) -> list[Tensor]:
             found.append(tree)
         elif type(tree) is tuple and len(tree) == 1 and isinstance(tree[0], Tensor):  # nearly always
             found.append(tree[0])
-        elif tree:
+        elif type(tree) not in _EMPTY_IS_FALSE or tree:  # an array or a `TensorDict` has no truth value
             _collect(tree, found, DEEPEST)
     return found
 

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
+from mlflow_stability.probes.objects import state_of
 from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts, facts_of_tensor
 from mlflow_stability.recovery.nan_origin.nan_trace import NanOrigin, is_finite, word_of
 
@@ -36,7 +37,7 @@ def nonfinite_weight(
         if parameter is None or group is None:
             continue
         kind = type(optimizer).__name__
-        for key, value in _numbers(optimizer.state.get(parameter, {})):
+        for key, value in _numbers(state_of(optimizer).get(parameter, {})):
             if not is_finite(value):
                 return NanOrigin(
                     "optimizer", module, kind, name=key, inputs=(facts_of_tensor(key, value),), output=facts

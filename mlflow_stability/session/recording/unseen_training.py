@@ -14,12 +14,19 @@ from collections.abc import Callable
 
 from mlflow_stability.probes.hooks import torch_api
 from mlflow_stability.probes.hooks.torch_hooks import BACKWARDS_WITHOUT_STEP, Counts
-from mlflow_stability.tracking.in_process.active_run import RunEndWatch
+from mlflow_stability.tracking.in_process import RunEndWatch
 
 FEWEST_BACKWARDS = 2
 """A single backward pass may be a picture of gradients, or a training that has just begun."""
+WARM_UP = 16
+"""So many steps are trained at most before a whole step is captured in a CUDA graph; torch's manual says 3."""
 FEWEST_NODES = 1000
 """So many nodes of graphs are a sign of training even where neither an optimizer nor a backward pass was seen."""
+GRAPHS = (
+    "not recorded where they train: what a CUDA graph computes runs no hooks. Capture the forward and backward pass "
+    "alone and call optimizer.step() after the replay, or use `with mlflow_stability.attach(model, optimizer) as "
+    "session: ... session.step(loss)`."
+)
 WHY_AND_REMEDY = (
     "nothing is recorded. An optimizer of your own that is not a torch.optim.Optimizer, and torch.func, run no hooks. "
     "Use `with "
@@ -60,6 +67,7 @@ class UnseenTraining:
         self._run_end.install()
         if self.counts.backwards >= BACKWARDS_WITHOUT_STEP:
             self._say(f"autolog() saw {self.counts.backwards} backward passes")
+        self._say_of_graphs()
 
     def recorded_by_hand(self) -> None:
         """The script records its steps itself."""
@@ -97,3 +105,12 @@ class UnseenTraining:
         if counts.optimizers and (nodes > 0 or torch_api.has_compiled()):
             return "autolog() saw a new optimizer, forward passes"
         return "autolog() saw forward passes with gradients" if nodes >= FEWEST_NODES and not self._recorded else ""
+
+    def _say_of_graphs(self) -> None:
+        """A training that was captured as a whole, after a few steps that warm it up, has no more steps to be seen."""
+        counts = self.counts
+        trains = counts.optimizers or counts.backwards or counts.steps
+        if counts.replays >= BACKWARDS_WITHOUT_STEP and trains and counts.steps <= WARM_UP and not self._said:
+            self._said = True
+            since = f"since step {counts.steps} " if counts.steps else ""
+            self._warn(f"autolog() saw {counts.replays} replays of CUDA graphs {since}and no optimizer step: {GRAPHS}")

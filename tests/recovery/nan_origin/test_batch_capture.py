@@ -5,6 +5,7 @@ import weakref
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from recovery.guarded_training import differences, picture
@@ -14,6 +15,7 @@ from torch import Tensor, nn
 from mlflow_stability.recovery.nan_origin.batch_capture import BatchCapture, CapturedBatch
 from mlflow_stability.recovery.nan_origin.batch_facts import TensorFacts, facts_of, save_batch
 from mlflow_stability.recovery.nan_origin.batch_replay import replay_batch
+from mlflow_stability.recovery.nan_origin.nested_tensors import tensors_in
 
 NAN, INF = float("nan"), float("inf")
 
@@ -238,3 +240,12 @@ def test_tensors_of_inference_mode_are_held_and_run_again_like_any_other() -> No
     assert not batch.was_changed
     told = replay_batch(batch)
     assert told.conclusion == "data or numerics"
+
+
+def test_what_has_no_truth_value_is_looked_through_like_anything_else() -> None:
+    class Batch(dict[str, Tensor]):  # as a `TensorDict`
+        def __bool__(self) -> bool:
+            raise RuntimeError("Converting a tensordict to boolean value is not permitted")
+
+    first, second = torch.ones(1), torch.zeros(2)
+    assert tensors_in(Batch(first=first), np.ones(3), (), {}, None, [second]) == [first, second]

@@ -1,0 +1,113 @@
+"""A training in CUDA graphs: what is replayed is counted, and a step that is replayed as a whole is told of.
+
+The graph is played by a stand-in: it writes to its tensors without autograd and without a hook, as a replay does.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import mlflow
+import pytest
+import torch
+from torch import nn
+
+import mlflow_stability
+from mlflow_stability.journal.follower import read_journal
+from mlflow_stability.vocabulary import StepReading
+
+SAID = "replays of CUDA graphs"
+
+
+class Graph:
+    """What was captured is run again, and nobody hears of it."""
+
+    def __init__(self, run: Callable[[], None]) -> None:
+        self.run = run
+
+    def replay(self) -> None:
+        self.run()
+
+
+@pytest.fixture
+def lines(
+    tmp_path: Path, sqlite_uri: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> Iterator[pytest.LogCaptureFixture]:
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", sqlite_uri)
+    monkeypatch.setattr(torch.cuda, "CUDAGraph", Graph)
+    original = Graph.replay
+    caplog.set_level(logging.WARNING, "mlflow_stability")
+    mlflow_stability.autolog(journal_dir=tmp_path / "journals", offline=True, strict=True)
+    yield caplog
+    mlflow_stability.autolog(disable=True)
+    assert Graph.replay is original
+
+
+def said(lines: pytest.LogCaptureFixture) -> list[str]:
+    return [each.getMessage() for each in lines.records if SAID in each.getMessage()]
+
+
+def warmed_up(steps: int) -> tuple[nn.Linear, torch.optim.SGD]:
+    model = nn.Linear(4, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    for _ in range(steps):
+        optimizer.zero_grad()
+        model(torch.ones(2, 4)).square().mean().backward()
+        optimizer.step()
+    return model, optimizer
+
+
+def test_a_step_that_was_captured_as_a_whole_is_told_of_once(lines: pytest.LogCaptureFixture) -> None:
+    model, _ = warmed_up(3)
+
+    def whole_step() -> None:
+        model.weight.data.mul_(0.99)
+
+    graph = Graph(whole_step)
+    for _ in range(500):
+        graph.replay()
+    (line,) = said(lines)
+    assert "autolog() saw 200 replays of CUDA graphs since step 3 and no optimizer step: not recorded" in line
+    assert "call optimizer.step() after the replay" in line
+
+
+def test_a_prediction_by_graphs_is_none_of_our_business(lines: pytest.LogCaptureFixture) -> None:
+    graph = Graph(lambda: None)
+    for _ in range(300):
+        graph.replay()
+    warmed_up(40)
+    for _ in range(300):
+        graph.replay()
+    assert said(lines) == []
+
+
+def test_steps_after_replays_are_recorded_each_with_its_gradients_and_the_count(
+    lines: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    with mlflow.start_run():
+        model, optimizer = warmed_up(3)
+
+        def forward_and_backward() -> None:
+            for each in model.parameters():
+                assert each.grad is not None
+                each.grad.copy_(torch.full_like(each, 2.0))
+
+        graph = Graph(forward_and_backward)
+        for _ in range(10):
+            graph.replay()
+            graph.replay()
+            optimizer.step()
+    mlflow_stability.autolog(disable=True)
+    (journal,) = (tmp_path / "journals").rglob("journal")
+    readings = [each for each in read_journal(journal) if isinstance(each, StepReading)]
+    steps = [
+        {signal.quantity: value for signal, value in zip(each.signals, each.values, strict=True) if not signal.place}
+        for each in readings
+    ]
+    assert len(steps) == 13
+    assert all("graph_replays" not in each for each in steps[:3])
+    assert [each["graph_replays"] for each in steps[3:]] == [2.0] * 10
+    assert [each["grad_norm"] for each in steps[3:]] == [pytest.approx(2.0 * 5**0.5)] * 10
+    assert said(lines) == []
