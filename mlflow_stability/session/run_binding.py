@@ -31,7 +31,9 @@ from mlflow_stability.session.output import DeliveredRun, TrainingOutput
 from mlflow_stability.session.process import CourierLink, RecordedRun, Say
 from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording import Recording, ScriptMetrics
-from mlflow_stability.tracking.in_process.active_run import (
+from mlflow_stability.session.sweep_trials import SweepTrial, running_trial
+from mlflow_stability.tracking.in_process import (
+    CLIENT,
     ImplicitRunJoin,
     RunInProgress,
     announced_run,
@@ -43,7 +45,6 @@ from mlflow_stability.tracking.in_process.active_run import (
     measures_machine,
     tracking_uri,
 )
-from mlflow_stability.tracking.in_process.user_metrics import CLIENT
 from mlflow_stability.tracking.store.address import absolute_uri, default_uri, strip_credentials
 from mlflow_stability.tracking.tag_names import last_step
 from mlflow_stability.vocabulary.result import Event, Severity
@@ -106,6 +107,10 @@ class RunBinding:
         self._rank: tuple[int, int] | None = None
         self._join = ImplicitRunJoin(self._joinable_run_id)
         self._heard = ScriptMetrics()
+        self._trial: SweepTrial | None = None
+        """The one that the recording is for, where the training is part of a sweep."""
+        self._trial_is_told = False
+        self._trial_of = guard("trials of a sweep", running_trial)
         self._hear = guard("the script's own metrics", self._hear_the_script)
 
     def recording_for(self, optimizer: object) -> Recording | None:
@@ -119,10 +124,16 @@ class RunBinding:
             self._newest = weakref.ref(optimizer)
             is_new = optimizer not in self._known_optimizers
             self._known_optimizers.add(optimizer)
+            if is_new:
+                self._heard.install_trainers()
+                self._meet_trial()
         exclusive = self.settings.exclusive
         run = None if exclusive and self.recording is not None else self._changed_run(is_new)
         if run is not None or self.recording is None:
             self._switch(run)
+            self._tell_trial("trial")
+        elif is_new and self._trial is not None:
+            self._tell_trial(self._trial.name.replace(" ", "_"))  # one of several trials in one run
         elif self._own and not exclusive and CLIENT in sys.modules:
             self._join.install()  # the script may have imported MLflow since
         if not self._heard.is_on and CLIENT in sys.modules:
@@ -130,6 +141,26 @@ class RunBinding:
         if self._heard.waiting:
             self._hear()
         return self.recording
+
+    def _meet_trial(self) -> None:
+        """End the recording of a run of ours with its trial of a sweep: what comes next has a run of its own."""
+        before, self._trial = self._trial, self._trial_of()
+        was, now = (each.identity if each is not None else () for each in (before, self._trial))
+        if was == now:
+            return
+        self._trial_is_told = False
+        if self.recording is None or self.settings.exclusive:
+            return
+        if fluent_run_id() is not None and fluent_run_id() == self._join.joined:
+            end_fluent_run(RUN_STATUS["finished"])  # by the script's own metrics, and it would go on in this one
+        if self._own and fluent_run_id() is None:
+            self._end_recording(Closing("finished", run_was_active=False))
+
+    def _tell_trial(self, prefix: str) -> None:
+        """Have the run know the parameters of its trial, once."""
+        if self._trial is not None and self.recording is not None and not self._trial_is_told:
+            self._trial_is_told = True
+            self.recording.know(self._trial.facts(prefix))
 
     def close(self, closing: Closing) -> None:
         """End the recording in progress."""
@@ -267,6 +298,10 @@ class RunBinding:
             self._join.install()
         self._begun()
 
+    def _named_after_trial(self) -> dict[str, str]:
+        """The name of a run that the courier starts."""
+        return {"mlflow.runName": self._trial.name} if self._trial is not None and self._trial.name else {}
+
     @staticmethod
     def _tell_of_restart(recording: Recording) -> None:
         """Have the run say that this is another attempt of its job."""
@@ -326,7 +361,7 @@ class RunBinding:
             log_every_n_steps=self.settings.log_every_n_steps,
             layer_metrics=_LAYER_METRICS[self.settings.layer_metrics],
             system_metrics=self.settings.system_metrics and not (run is not None and measures_machine(run.run_id)),
-            tags=dict(self.settings.extra_tags),
+            tags=(self._named_after_trial() if run is None else {}) | dict(self.settings.extra_tags),
             world_size=self._rank[1] if self._rank else 1,
             job=job.name if job is not None and job.can_restart else "",
             restarts=0 if job is None else job.restarts,

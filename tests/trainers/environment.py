@@ -18,6 +18,9 @@ from pathlib import Path
 
 from trainers.script import Trainer
 
+DONE = "installed.txt"
+"""Says what an environment was made for."""
+
 
 class NotInstallableError(Exception):
     """Pip refused, and said this."""
@@ -32,14 +35,27 @@ def python_for(trainer: Trainer, folder: Path) -> Path:
     """A Python in which this trainer can be imported."""
     if not (trainer.packages or trainer.alone):
         return Path(sys.executable)
-    place = folder / re.sub(r"\W+", "-", "-".join((*trainer.packages, *trainer.alone)).lower())
-    python, done = place / "bin" / "python", place / "installed.txt"
-    asked = "\n".join([sys.version, sys.prefix, *_constraints(), *trainer.packages, "--no-deps", *trainer.alone])
-    if not done.exists() or done.read_text(encoding="utf-8") != asked:
+    place = _place(trainer, folder)
+    python = place / "bin" / "python"
+    if not is_installed(trainer, folder):
         shutil.rmtree(place, ignore_errors=True)
         _make(place, python, trainer)
-        done.write_text(asked, encoding="utf-8")
+        (place / DONE).write_text(_asked(trainer), encoding="utf-8")
     return python
+
+
+def is_installed(trainer: Trainer, folder: Path) -> bool:
+    """Whether its environment is there, and as it would be made now."""
+    done = _place(trainer, folder) / DONE
+    return done.exists() and done.read_text(encoding="utf-8") == _asked(trainer)
+
+
+def _place(trainer: Trainer, folder: Path) -> Path:
+    return folder / re.sub(r"\W+", "-", "-".join((*trainer.packages, *trainer.alone)).lower())
+
+
+def _asked(trainer: Trainer) -> str:
+    return "\n".join([sys.version, sys.prefix, *_constraints(), *trainer.packages, "--no-deps", *trainer.alone])
 
 
 def _make(place: Path, python: Path, trainer: Trainer) -> None:

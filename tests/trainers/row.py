@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from itertools import pairwise
 
-from trainers.script import Mode, Trainer
+from trainers.script import NAN_AT, Mode, Trainer
 from trainers.trials import Noted, Recorded, Series, Trial
 
 HEAD = (
@@ -18,6 +18,7 @@ HEAD = (
     "steps seen / real",
     "loss",
     "gradient norm",
+    "validation loss",
     "bit-identical",
     "guard",
     "rollback",
@@ -47,7 +48,7 @@ class Row:
 
 def failed(name: str, why: str) -> Row:
     """A trainer that could not even be tried."""
-    return Row(name, ("", "", "", "", "", "", "", ""), [why])
+    return Row(name, remarks=[why])
 
 
 def row_of(trainer: Trainer, trials: Mapping[Mode, Trial], again: Trial | None = None) -> Row:
@@ -60,20 +61,25 @@ def row_of(trainer: Trainer, trials: Mapping[Mode, Trial], again: Trial | None =
     identical = _identical(bare.noted, watched.noted, again.noted if again else None)
     rescued = [skipped(trials[mode].noted) if mode in trials else NOT_TRIED for mode in RESCUES]
     run = ", ".join(watched.recorded.status) if watched.recorded else ""
+    if watched.noted and watched.recorded and sorted(watched.noted.sampled) != sorted(watched.recorded.sampled):
+        run += f", with parameters of {len(watched.recorded.sampled)} of {len(watched.noted.sampled)} trials !"
     versions = ", ".join(f"{each} {version}" for each, version in bare.versions.items() if each != "torch")
     if watched.recorded and watched.recorded.tags.get("stability.grad_norm", "").startswith(AFTER_CLIPPING):
         norm = "after clipping, as the run says"
-    cells = (steps, loss, norm, identical, *rescued, run or "none")
+    cells = (steps, loss, norm, _validation(watched), identical, *rescued, run or "none")
     good = _is_good(cells) and not any(trial.error for trial in trials.values())
+    own_log = trials["guard"].noted.own_log if "guard" in trials and trials["guard"].noted else []
+    if own_log and math.isfinite(own_log[NAN_AT]):
+        remarks.append(f"its own log has a loss of {own_log[NAN_AT]:g} for the NaN of step {NAN_AT + 1}")
     if names:
         remarks.insert(0, f"tracks: {names}")
     return Row(trainer.name, (*cells, versions), remarks, good)
 
 
 def _is_good(cells: tuple[str, ...]) -> bool:
-    steps, loss, norm, identical, guard, rollback, run = cells
+    steps, loss, norm, validation, identical, guard, rollback, run = cells
     counts = [each.partition(" / ") for each in steps.split(", ")]
-    right = all(seen == real for seen, _, real in counts) and "!" not in loss + norm
+    right = all(seen == real for seen, _, real in counts) and "!" not in loss + norm + validation
     rescued = {guard, rollback} <= {"skipped", NOT_TRIED}
     return right and identical == "yes" and rescued and set(run.split(", ")) == {"FINISHED"}
 
@@ -97,6 +103,15 @@ def _against_the_script(noted: Noted | None, recorded: Recorded | None) -> tuple
         steps.append(f"{max(len(more.losses), len(more.norms))} / 0")
         names.append(f"{_place(name)} is no track of the script")
     return ", ".join(steps), ", ".join(losses), ", ".join(norms), ", ".join(names)
+
+
+def _validation(watched: Trial) -> str:
+    """How far the recorded validation losses are from those of the trainer."""
+    real = watched.noted.validation if watched.noted else []
+    seen = watched.recorded.validation if watched.recorded else []
+    if len(seen) != len(real):
+        return f"{len(seen)} of {len(real)} !"
+    return _difference(seen, real) if real else NOT_TRIED
 
 
 def _place(name: str) -> str:

@@ -36,6 +36,10 @@ class Script:
     losses: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     norms: dict[str, list[float]] = field(default_factory=lambda: defaultdict(list))
     weights: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    validation: list[float] = field(default_factory=list)
+    own_log: list[float] = field(default_factory=list)
+    sampled: list[float] = field(default_factory=list)
+    """The learning rates of the trials of a sweep."""
 
     def autolog(self) -> None:
         """The line that a user adds to the script; nothing if the training is to be bare."""
@@ -75,6 +79,14 @@ class Script:
         if norm is not None:
             self.norms[track].append(_number(norm))
 
+    def validated(self, *losses: float | Tensor) -> None:
+        """Note validation losses that the trainer has computed."""
+        self.validation += map(_number, losses)
+
+    def logged(self, *losses: float) -> None:
+        """Note what the trainer's own log says of the loss of each step."""
+        self.own_log += losses
+
     def end(self, *models: nn.Module | Iterable[Tensor], tracks: tuple[str, ...] = ("",)) -> None:
         """Note what the training leaves: weights, buffers, random generators."""
         for model, track in zip(models, tracks, strict=True):
@@ -83,6 +95,9 @@ class Script:
             "losses": self.losses,
             "norms": self.norms,
             "weights": self.weights,
+            "validation": self.validation,
+            "own_log": self.own_log,
+            "sampled": self.sampled,
             "state": [fingerprint(each.state_dict().values()) for each in models if isinstance(each, nn.Module)],
             "finite": all(bool(_local(each).isfinite().all()) for model in models for each in _parameters(model)),
             "random": hashlib.blake2b(repr(_random_states()).encode()).hexdigest(),

@@ -28,6 +28,8 @@ from mlflow_stability.tracking.tag_names import is_recorded
 TESTS = Path(__file__).resolve().parents[1]
 LONGEST = 300.0
 """So many seconds a trial may take."""
+LEARNING_RATE = "stability.trial.lr"
+"""Where a run has that of its trial."""
 ARRIVAL = 120.0
 """So many seconds a run may take to be ended in MLflow: a busy machine is no fault of a trainer."""
 
@@ -49,6 +51,12 @@ class Noted:
     state: list[str]
     random: str
     finite: bool
+    validation: list[float] = field(default_factory=list)
+    """Losses that the trainer itself has computed."""
+    own_log: list[float] = field(default_factory=list)
+    """What the trainer's own log says of the loss of each step."""
+    sampled: list[float] = field(default_factory=list)
+    """The learning rates of the trials of a sweep."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +68,10 @@ class Recorded:
     status: tuple[str, ...]
     """Of all runs."""
     tags: dict[str, str]
+    validation: list[float] = field(default_factory=list)
+    """Validation losses, of all runs."""
+    sampled: list[float] = field(default_factory=list)
+    """The learning rates that runs have as parameters of their trials."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +103,9 @@ def run_trial(trainer: Trainer, mode: Mode, python: Path, folder: Path, template
     outs = [folder / f"rank_{rank}.json" for rank in range(trainer.processes)]
     environments = _environments(trainer.processes, uri)
     wait = f"{ARRIVAL:.0f}" if mode == "watched" else "0"
-    environments = [{**each, "MLFLOW_STABILITY_EXIT_WAIT": wait} for each in environments]
+    offline = "0" if mode == "watched" else "1"  # only what was watched is read from its run
+    delivery = {"MLFLOW_STABILITY_EXIT_WAIT": wait, "MLFLOW_STABILITY_OFFLINE": offline}
+    environments = [{**each, **delivery} for each in environments]
     started = [
         _start([str(python), "-m", "trainers.trial", trainer.name, mode, str(out)], folder, environment, out)
         for out, environment in zip(outs, environments, strict=True)
@@ -177,7 +191,9 @@ def _noted(out: Path) -> Noted:
         name: Series(page["losses"].get(name, []), page["norms"].get(name, []), weights)
         for name, weights in page["weights"].items()
     }
-    return Noted(tracks, page["state"], page["random"], page["finite"])
+    return Noted(
+        tracks, page["state"], page["random"], page["finite"], page["validation"], page["own_log"], page["sampled"]
+    )
 
 
 def _recorded(client: MlflowClient, uri: str) -> Recorded:
@@ -191,11 +207,15 @@ def _recorded(client: MlflowClient, uri: str) -> Recorded:
         time.sleep(0.5)
     tracks: dict[str, Series] = {}
     tags: dict[str, str] = {}
+    validation: list[float] = []
     for run in runs:
         if is_recorded(run.data.tags):
             tags |= read_run_history(run.info.run_id, uri).tags
-            tracks |= _tracks(run.info.run_id, mlflow_stability.load_run(run.info.run_id, uri, layout="long"))
-    return Recorded(tracks, tuple(run.info.status for run in runs), tags)
+            frame = mlflow_stability.load_run(run.info.run_id, uri, layout="long")
+            tracks |= _tracks(run.info.run_id, frame)
+            validation += frame[frame["quantity"] == "val_loss"].sort_values("step")["value"].tolist()
+    sampled = [float(run.data.params[LEARNING_RATE]) for run in runs if LEARNING_RATE in run.data.params]
+    return Recorded(tracks, tuple(run.info.status for run in runs), tags, validation, sampled)
 
 
 def _tracks(run: str, frame: Any) -> dict[str, Series]:

@@ -46,8 +46,8 @@ class DeferredDetection:
             late = step.time - self._judged_at
             if len(self._waiting) >= MOST or not 0 <= late < SECONDS or not isfinite(sum(step.values)):
                 return self.settle()
-        if self._thread is None:
-            self._start()
+        if self._thread is None and not self._start():
+            return self.settle()
         return []
 
     def settle(self) -> list[Event]:
@@ -70,13 +70,19 @@ class DeferredDetection:
             self._over.set()
             thread.join(2 * IDLE_SECONDS)
 
-    def _start(self) -> None:
+    def _start(self) -> bool:
+        """Begin the thread; False where there can be none: at the exit of the process, or under its limit."""
         self._over = threading.Event()
-        self._thread = threading.Thread(
+        thread = threading.Thread(
             target=self._look_after, args=(self._over,), name="mlflow-stability judge", daemon=True
         )
+        try:
+            thread.start()
+        except RuntimeError:
+            return False
+        self._thread = thread
         _live.add(self)
-        self._thread.start()
+        return True
 
     def _look_after(self, over: threading.Event) -> None:
         before: StepReading | None = None

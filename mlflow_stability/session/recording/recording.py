@@ -57,7 +57,7 @@ STEPS_WITHOUT_LOSS = 20
 TELL_EVERY = 100
 NO_LOSS = (
     "no loss recorded: no backward pass began at a scalar tensor (torch.func, torch.autograd.grad, a "
-    "pipeline stage, or gradients set by the script)"
+    "pipeline stage, a CUDA graph, or gradients set by the script)"
 )
 
 
@@ -87,8 +87,8 @@ class LossCount:
         self._told = True
         message = (
             f"No loss recorded in {self._steps} step{'s' * (self._steps > 1)}: no backward pass began at a "
-            "scalar tensor. Typical reasons: torch.func, torch.autograd.grad, a pipeline stage, or gradients "
-            "set by the script. Gradient norms and learning rates are recorded."
+            "scalar tensor. Typical reasons: torch.func, torch.autograd.grad, a pipeline stage, a CUDA graph, or "
+            "gradients set by the script. Gradient norms and learning rates are recorded."
         )
         remedy = (
             "Pass the loss yourself: `with mlflow_stability.attach(model, optimizer) as session: session.step(loss)`."

@@ -1,8 +1,9 @@
 """Finds the validation losses among the metrics that the script logs itself, so that they are judged while it trains.
 
-In: what was heard at MLflow's client, from any thread. Out: on request, the validation losses of one run, in their
-order. Guarantees: what is asked of the names is what `diagnose` asks of them afterwards; a name keeps its meaning for
-the length of a run; at most `MOST_WAITING` values wait, the oldest give way.
+In: what was heard at MLflow's client and from trainers of other libraries, from any thread. Out: on request, the
+validation losses of one run, in their order. Guarantees: what is asked of the names is what `diagnose` asks of them
+afterwards; a name keeps its meaning for the length of a run; a value that a trainer has and logs to MLflow as well is
+given once; at most `MOST_WAITING` values wait, the oldest give way.
 """
 
 from __future__ import annotations
@@ -12,14 +13,15 @@ from collections import deque
 from dataclasses import dataclass
 from typing import Any
 
-from mlflow_stability.tracking.in_process.user_metrics import LoggedMetric, UserMetrics
+from mlflow_stability.session.recording.trainer_metrics import TrainerMetrics
+from mlflow_stability.tracking.in_process import LoggedMetric, UserMetrics
 from mlflow_stability.vocabulary.measured import Signal, SignalType
 from mlflow_stability.vocabulary.text import meanings_of
 
 SIGNALS = (
     SignalType(
         "val_loss",
-        "validation loss that the script logged last; in the record alone, for MLflow has it",
+        "validation loss logged last by the script or its trainer; in the record alone",
         "loss",
         interval="every step",
         exported="llm_validation_loss",
@@ -28,6 +30,8 @@ SIGNALS = (
 )
 
 MOST_WAITING = 10_000
+MOST_REMEMBERED = 1_000
+"""Of so many values it is known whether the trainer, MLflow or both have told them."""
 MOST_NAMES = 2_000
 """A script that makes up a new name at every step has no meanings to be found out after this many."""
 _VALIDATION = "val_loss"
@@ -55,19 +59,27 @@ class ScriptMetrics:
         """Whether it listens."""
         self.wanted = ""
         """The name of a metric that is asked for, whatever it means; ``val_loss`` is the validation loss too."""
-        self._ear = UserMetrics(self._heard)
+        self._client = UserMetrics(self._heard)
+        self._trainers = TrainerMetrics(self._heard)
         self._run_id = ""
+        self._told: dict[tuple[str, str], int] = {}
+        """By name and value how many times more the trainer has told it than MLflow's client."""
         self._layouts: dict[str, tuple[Signal, ...] | None] = {}
         """For each name of this run the signals that it becomes; None where it is no validation loss."""
 
     def install(self) -> None:
         """Begin to listen, once the script has imported MLflow."""
-        self._ear.install()
-        self.is_on = self._ear.is_on
+        self._client.install()
+        self.is_on = self._client.is_on
+
+    def install_trainers(self) -> None:
+        """Listen to the trainers that the script has imported since the last call."""
+        self._trainers.install()
 
     def remove(self) -> None:
-        """Leave MLflow as it was."""
-        self._ear.remove()
+        """Leave MLflow and trainers as they were."""
+        self._client.remove()
+        self._trainers.remove()
         self.is_on = False
 
     def take(self, run_id: str | None) -> list[ScriptMetric]:
@@ -75,20 +87,32 @@ class ScriptMetrics:
 
         Raises what went wrong at listening, here and not in the script's call.
         """
-        if self._ear.failure is not None:
-            raise self._ear.failure
-        if run_id is None:  # nobody knows the run yet, so nothing can have been logged to it
-            return []
+        failure = self._client.failure or self._trainers.failure
+        if failure is not None:
+            raise failure
         taken = [self.waiting.popleft() for _ in range(len(self.waiting))]
-        mine = [each for each in taken if each[0].run_id == run_id]
+        if run_id is None:  # nobody knows the run yet, so that what was logged to one has to wait
+            self.waiting.extendleft(reversed([each for each in taken if each[0].run_id is not None]))
+        mine = [each for each in taken if each[0].run_id in (run_id, None)]
         if run_id != self._run_id:
-            self._run_id, self._layouts = run_id, {}
+            if self._run_id:  # else it is the same one, whose name was not known
+                self._layouts, self._told = {}, {}
+            self._run_id = run_id or ""
         self._learn([metric.key for metric, _, _ in mine])
         return [
             _reading(layout or (), value, metric.step, when, self._asked(metric.key, layout or ()))
             for metric, value, when in mine
-            if (layout := self._layouts.get(metric.key)) or metric.key == self.wanted
+            if ((layout := self._layouts.get(metric.key)) or metric.key == self.wanted) and self._is_new(metric, value)
         ]
+
+    def _is_new(self, metric: LoggedMetric, value: float) -> bool:
+        """Whether it was not told by the other one of trainer and MLflow before."""
+        known, one = (metric.key, f"{value:.6g}"), 1 if metric.run_id is None else -1
+        more = self._told.pop(known, 0)
+        self._told[known] = more + one
+        if len(self._told) > MOST_REMEMBERED:
+            del self._told[next(iter(self._told))]
+        return more * one >= 0
 
     def _asked(self, name: str, layout: tuple[Signal, ...]) -> str:
         is_validation = self.wanted == _VALIDATION and layout[:1] == (Signal(_VALIDATION),)
@@ -96,7 +120,7 @@ class ScriptMetrics:
 
     def _heard(self, metric: LoggedMetric) -> None:
         """Runs in the thread that logs."""
-        is_known = metric.run_id == self._run_id and self._layouts.get(metric.key, ()) is None
+        is_known = metric.run_id in (self._run_id, None) and self._layouts.get(metric.key, ()) is None
         if is_known and metric.key != self.wanted:
             return  # known, and no validation loss: most are
         self.waiting.append((metric, _number(metric.value), time.time()))

@@ -22,7 +22,8 @@ CLIENT = "mlflow.tracking.client"
 class LoggedMetric:
     """One value that the script has logged."""
 
-    run_id: str
+    run_id: str | None
+    """None where it was told to no run, but by a trainer of the training that is being recorded."""
     key: str
     value: Any
     """As the script gave it: a number, or a tensor that holds one."""

@@ -26,7 +26,7 @@ LONGEST_BEFORE = 500
 """What older servers take."""
 _CHOSEN = re.compile(
     r"(?:(?:optimizer|group)_\d+\.)*(?:optimizer|learning_rate|weight_decay|betas|momentum|clipping\..+)|optimizer_\d+"
-    r"|scheduler|model|batch|accumulation|autocast|parameter_types|seed"
+    r"|(?:trial|job)(?:_\w+)?\..+|scheduler|model|batch|accumulation|autocast|parameter_types|seed"
 )
 _USUAL = {"accumulation": "1", "parameter_types": "float32", "betas": "(0.9, 0.999)", "momentum": "0"}
 """What is not chosen by most, and said by its absence."""

@@ -100,6 +100,19 @@ def test_no_thread_is_left_when_it_is_stopped_and_none_while_the_process_forks()
     assert threading.active_count() == before - 1
 
 
+def test_where_no_thread_can_be_started_each_step_is_judged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    def none_more(_thread: threading.Thread) -> None:
+        raise RuntimeError("can't create new thread at interpreter shutdown")
+
+    monkeypatch.setattr(threading.Thread, "start", none_more)
+    judged = Judged()
+    late = DeferredDetection(judged)
+    for step in range(1, 4):
+        late.take(reading(step, 100 + step / 1000))
+    assert judged.steps == [1, 2, 3]
+    late.stop()
+
+
 def test_an_error_while_the_training_stands_still_is_raised_where_it_comes_next() -> None:
     failing = threading.Event()
 

@@ -35,11 +35,13 @@ def deepspeed(script: Script, stage: int) -> None:
         loss = nn.functional.mse_loss(engine(inputs), torch.ones(8, 1))
         engine.backward(loss)
         # ZeRO has taken the gradients out of the parameters, and tells their norm after the step.
-        script.step(model, loss, None if stage else norm_of(model.parameters()))
+        with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=stage == 3):
+            script.step(model, loss, None if stage else norm_of(model.parameters()))
         engine.step()
         if stage:
             script.note(norm=engine.get_global_grad_norm())
-    script.end(model)
+    with deepspeed.zero.GatheredParameters(list(model.parameters()), enabled=stage == 3):
+        script.end(model)
     torch.distributed.destroy_process_group()
 
 
@@ -64,6 +66,9 @@ def ray_train(script: Script) -> None:
             nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             ray.train.report({"loss": loss.item()})
+        validation = nn.functional.mse_loss(model(torch.ones(8, 6)), torch.ones(8, 1)).item()
+        ray.train.report({"val_loss": validation})
+        mine.validated(validation)
         mine.end(model)
 
     ray.init(num_cpus=3, include_dashboard=False, log_to_driver=True)
@@ -78,5 +83,7 @@ def ray_train(script: Script) -> None:
 TRAINERS = [
     Trainer("DeepSpeed ZeRO-0", lambda script: deepspeed(script, 0), packages=("deepspeed",), shown=("deepspeed",)),
     Trainer("DeepSpeed ZeRO-1", lambda script: deepspeed(script, 1), packages=("deepspeed",), shown=("deepspeed",)),
+    Trainer("DeepSpeed ZeRO-2", lambda script: deepspeed(script, 2), packages=("deepspeed",), shown=("deepspeed",)),
+    Trainer("DeepSpeed ZeRO-3", lambda script: deepspeed(script, 3), packages=("deepspeed",), shown=("deepspeed",)),
     Trainer("Ray Train", ray_train, packages=("ray[train]",), shown=("ray",)),
 ]

@@ -47,7 +47,19 @@ def ultralytics(script: Script) -> None:
             return found
 
         def validate(self) -> tuple[dict[str, float], float]:
-            return {}, 0.0  # it needs operators of torchvision
+            theirs, self.validator = self.validator, self.given_losses
+            try:
+                return super().validate()  # type: ignore[no-any-return]
+            finally:
+                self.validator = theirs
+
+        def final_eval(self) -> None:
+            """Likewise."""
+
+        def given_losses(self, _trainer: Any) -> dict[str, float]:
+            """Stands for a validator: theirs needs operators of torchvision."""
+            script.validated(1.5)
+            return {"val/box_loss": 1.5, "fitness": 0.5}
 
         def optimizer_step(self) -> None:
             script.step(self.model, self.loss, norm_of(self.model.parameters()))

@@ -44,14 +44,18 @@ def hugging_face(script: Script) -> None:
             learning_rate=0.01,
             max_grad_norm=1.0,
             logging_steps=5,
+            eval_strategy="steps",
+            eval_steps=8,
             report_to=[],
             save_strategy="no",
             use_cpu=True,
             disable_tqdm=True,
         ),
         train_dataset=data,  # type: ignore[arg-type]
+        eval_dataset=data[:4],  # type: ignore[arg-type]
     )
     trainer.train()
+    script.validated(*(each["eval_loss"] for each in trainer.state.log_history if "eval_loss" in each))
     script.end(model)
 
 
@@ -74,6 +78,10 @@ def accelerate(script: Script) -> None:
                 accelerator.clip_grad_norm_(model.parameters(), 1.0)
             optimizer.step()
             optimizer.zero_grad()
+    with torch.no_grad():
+        validation = nn.functional.mse_loss(model(torch.ones(8, 6)), torch.ones(8, 1)).item()
+    accelerator.log({"val_loss": validation})
+    script.validated(validation)
     script.end(model)
 
 

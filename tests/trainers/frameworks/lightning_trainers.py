@@ -116,6 +116,10 @@ def fit_twice(script: Script, *, resumed: bool) -> None:
         def validation_step(self, batch: Tensor, index: int) -> None:
             self.log("val_loss", self.model(batch).square().mean())
 
+        def on_validation_end(self) -> None:
+            if not self.trainer.sanity_checking:
+                script.validated(self.trainer.callback_metrics["val_loss"])
+
         def on_before_optimizer_step(self, optimizer: Optimizer) -> None:
             script.step(self, self.loss, norm_of(self.parameters()), self.track)
 

@@ -53,7 +53,7 @@ def keras(script: Script) -> None:
     for part in range(3):  # an epoch each: the batches of `fit` begin anew
         here = slice(part * STEPS * 8 // 3, (part + 1) * STEPS * 8 // 3)
         validation = (np.ones((8, 6), np.float32), np.ones((8, 1), np.float32))
-        model.fit(
+        fitted = model.fit(
             inputs[here],
             targets[here],
             batch_size=8,
@@ -61,6 +61,7 @@ def keras(script: Script) -> None:
             validation_data=validation,
             verbose=0,
         )
+        script.validated(*fitted.history["val_loss"])
     script.end(parameters + [each.value for each in model.non_trainable_variables])
 
 
@@ -112,6 +113,7 @@ def fastai(script: Script) -> None:
     learner = Learner(loaders, model_of(), loss_func=nn.functional.mse_loss, cbs=[Noting()])
     with learner.no_bar(), learner.no_logging():
         learner.fit_one_cycle(1, 0.01)
+    script.validated(learner.recorder.values[-1][1])
     script.end(learner.model)
 
 

@@ -39,6 +39,8 @@ def ignite(script: Script) -> None:
 def skorch(script: Script) -> None:
     from skorch import NeuralNetRegressor
     from skorch.callbacks import Callback, GradientNormClipping
+    from skorch.dataset import Dataset
+    from skorch.helper import predefined_split
 
     script.autolog()
 
@@ -49,7 +51,8 @@ def skorch(script: Script) -> None:
     class Net(NeuralNetRegressor):  # type: ignore[misc]
         def get_loss(self, *args: Any, **named: Any) -> torch.Tensor:
             loss: torch.Tensor = super().get_loss(*args, **named)
-            self.noted_loss = loss.item()
+            if named.get("training"):
+                self.noted_loss = loss.item()
             return loss
 
     net = Net(
@@ -58,7 +61,7 @@ def skorch(script: Script) -> None:
         lr=0.01,
         max_epochs=1,
         batch_size=8,
-        train_split=None,
+        train_split=predefined_split(Dataset(np.ones((8, 6), np.float32), np.ones((8, 1), np.float32))),
         callbacks=[("noting", Noting()), ("clipping", GradientNormClipping(1.0))],
         verbose=0,
     )
@@ -66,6 +69,7 @@ def skorch(script: Script) -> None:
     if script.nan(NAN_AT):
         inputs[NAN_AT * 8 : (NAN_AT + 1) * 8] = np.nan
     net.fit(inputs, np.ones((STEPS * 8, 1), np.float32))
+    script.validated(*net.history[:, "valid_loss"])
     script.end(net.module_)
 
 
