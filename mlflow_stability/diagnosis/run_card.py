@@ -6,6 +6,7 @@ same history and diagnosis give the same card; what cannot be told is None, neve
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 
 import numpy as np
@@ -85,7 +86,8 @@ def _why(diagnosis: Diagnosis, about_training: list[Episode]) -> str:
         return cause.statement
     if first.cause is not None and first.cause.statement == cause.statement:
         return cause.statement
-    return f"Cause of {noun_of(cause.kind)} at step {cause.step}: {cause.statement}"
+    what = re.sub(r"^an? ", "the ", noun_of(cause.kind))
+    return f"Cause of {what} at step {cause.step}: {cause.statement}"
 
 
 def main_curve(history: RunHistory) -> Curve | None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 
+from mlflow_stability.probes.objects import ZERO
 from mlflow_stability.recovery.rollback_decisions import Decision
 from mlflow_stability.vocabulary.result import Event, Severity
 
@@ -75,6 +76,12 @@ def rollback_event(
     )
 
 
+SAVE_SHARDED = "Save checkpoints with torch.distributed.checkpoint, from all processes."
+SAVE_SHARDED_OPTIMIZER = (
+    f"Call consolidate_state_dict() of {ZERO} on every rank, then save model and optimizer on rank 0."
+)
+
+
 def no_checkpoints_event(split: str, step: int) -> Event:
     """States are kept in memory alone, for no process holds all of one."""
     return Event(
@@ -83,7 +90,7 @@ def no_checkpoints_event(split: str, step: int) -> Event:
         Severity.WARNING,
         f"No checkpoints written: the state is split over processes ({split}), and one file would hold only a "
         "part of it. Rollbacks to snapshots in memory still work.",
-        remedies=("Save checkpoints with torch.distributed.checkpoint, from all processes.",),
+        remedies=(SAVE_SHARDED_OPTIMIZER if split == ZERO else SAVE_SHARDED,),
     )
 
 

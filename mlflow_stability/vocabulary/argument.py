@@ -236,18 +236,18 @@ def with_known_names(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """
     known = list(inspect.signature(function).parameters)
     call = f"{function.__qualname__.removesuffix('.__init__')}()"
-    checked = [(place, name) for place, name in enumerate(known) if name in EVERYWHERE]
+    checked = [(position, name) for position, name in enumerate(known) if name in EVERYWHERE]
     plain: Callable[..., _R] = function
 
     @functools.wraps(function)
     def called(*given: _P.args, **named: _P.kwargs) -> _R:
         check_names(call, named, known)
         in_order, by_name = list(given), dict(named)
-        for place, name in checked:
+        for position, name in checked:
             if name in by_name:
                 by_name[name] = EVERYWHERE[name].checked(name, by_name[name])
-            elif place < len(in_order):
-                in_order[place] = EVERYWHERE[name].checked(name, in_order[place])
+            elif position < len(in_order):
+                in_order[position] = EVERYWHERE[name].checked(name, in_order[position])
         outer = _GIVEN.set(frozenset(named))
         try:
             return plain(*in_order, **by_name)

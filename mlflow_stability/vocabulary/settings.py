@@ -71,7 +71,7 @@ class Settings:
     exclusive: bool = field(default=False, metadata=yes_or_no())
     """Leave runs alone that the user started; record only into runs of our own."""
     silent: bool = field(default=False, metadata=yes_or_no())
-    """Say nothing, not even warnings."""
+    """Say nothing, not even warnings, except that recorded data is lost or not delivered."""
     strict: bool = field(default=False, metadata=yes_or_no())
     """Raise our own errors into the training instead of switching the failing part off."""
     extra_tags: Mapping[str, str] = field(default_factory=dict, metadata=texts_by_name("{'team': 'speech'}"))

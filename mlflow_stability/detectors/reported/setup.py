@@ -6,6 +6,7 @@ They are reported, not detected; each is documented here in the same sections as
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import ClassVar
 
 from mlflow_stability.detectors.engine.finding_type import FindingType
 from mlflow_stability.vocabulary.result.event import Severity
@@ -16,8 +17,9 @@ class ConfigurationChanged(FindingType):
     """A setting of the training changed while it ran.
 
     What it sees: another weight decay, other betas, a new parameter group, parameters frozen or unfrozen, another batch
-    shape, another number of micro-batches in a step. Each is reported once it holds for two checks in a row, every 10
-    steps. The learning rate has its own series, and changes by the autopilot are reported separately.
+    shape, another number of micro-batches in a step, gradients that are cleared again. Each is reported once it holds
+    for two checks in a row, every 10 steps. The learning rate has its own series, and changes by the autopilot are
+    reported separately.
 
     Why it matters: curves change where a setting changed, and the run's parameters hold only the first value.
 
@@ -96,7 +98,7 @@ class MissingZeroGrad(FindingType):
 
     What it sees: one parameter of each optimizer, after its step and before the next backward pass. In three steps in a
     row its gradient was neither replaced, nor written to, nor set to zero. Reported once, with the first of these
-    steps, and again after it was cleared in between.
+    steps, and again after it was cleared in between; a `configuration_changed` says since when it is cleared again.
 
     Why it matters: the optimizer gets the sum of all gradients since then. Steps become larger and point to the past,
     until the training oscillates or diverges.
@@ -115,6 +117,8 @@ class MissingZeroGrad(FindingType):
     order = 1122
     severities = (Severity.WARNING,)
     remedies = ("Call optimizer.zero_grad() in every step, or after each accumulation.",)
+    not_cleared_since: ClassVar[str] = "not_cleared_since"
+    """In the evidence of a change of the configuration: they are cleared again, and since this step they were not."""
 
 
 @dataclass(frozen=True, slots=True)

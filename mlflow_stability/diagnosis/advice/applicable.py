@@ -4,8 +4,9 @@ In: a run, its episodes and their causes. Out: the episodes and causes with reme
 told to leave fp16 who does not train in it, to raise a temperature that was not measured, to clip at a norm at which
 gradients are clipped already, or to go back where there is nothing to go back to or where that has just been done;
 where it was found where a NaN was born, nobody is told to look for it; where one operation or one batch broke, nobody
-is told to lower the learning rate or to clip, for a NaN is left as it is by both. What a run does not say is a
-condition.
+is told to lower the learning rate or to clip, for a NaN is left as it is by both. Where it was seen directly what
+smaller steps do nothing about, as a missing zero_grad(), that comes first, and smaller steps are left out. What a run
+does not say is a condition.
 """
 
 from __future__ import annotations
@@ -14,8 +15,8 @@ import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
-from mlflow_stability.detectors.inside.activation_nonfinite import ActivationNonfinite
-from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
+from mlflow_stability.detectors.inside import ActivationNonfinite
+from mlflow_stability.detectors.loss import InfDetected, NanDetected
 from mlflow_stability.diagnosis.causes.catalog import causes
 from mlflow_stability.diagnosis.causes.nan_origin import KIND, NEAR
 from mlflow_stability.diagnosis.findings.attempt_span import FOR_EVER, RunAttempts, attempts_of_run
@@ -49,7 +50,8 @@ LOOKING = frozenset(
     }
 )
 """What to look for where nobody knows yet what broke."""
-CALMER = re.compile(r"^(?:Lower the learning rate|Clip gradients)")
+CALMER = re.compile(r"^(?:Lower the learning rate|Clip gradients|Lengthen the learning-rate warm-up|Warm up the )")
+LOOKING_AT_BATCH = re.compile(r"^Inspect (?:the loss and )?the batch\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,21 +121,30 @@ def _going_back(episode: Episode, facts: Facts) -> str:
 
 
 def _left_to_do(episode: Episode, episodes: Sequence[Episode]) -> tuple[str, ...]:
-    """An episode's remedies, without those to find out what was found out, or that do nothing against its cause."""
-    if episode.kind not in BREAKING:
-        return episode.remedies
+    """An episode's remedies, without those to find out what was found out, or that do nothing against its cause.
+
+    What goes against a cause that was seen directly comes first.
+    """
     cause = _cause_near(episode, episodes)
-    found = _was_found(episode, episodes)
+    certain = cause is not None and cause.certain
+    if episode.kind not in BREAKING and not certain:
+        return episode.remedies
     useless = [] if cause is None or causes()[cause.name].helped_by_smaller_updates else [CALMER]
     if useless and cause is not None and cause.name != "gradient_non_finite":  # which another type may well mend
         useless.append(OF_HALF_PRECISION)
+    against: tuple[str, ...] = ()
+    if useless and cause is not None and certain:
+        against = cause.remedies or causes()[cause.name].remedies
+        if not any(map(LOOKING_AT_BATCH.search, against)):
+            useless.append(LOOKING_AT_BATCH)
+    found = bool(against) or _was_found(episode, episodes)
     left = [each for each in episode.remedies if not any(one.search(each) for one in useless)]
-    return tuple(each for each in left if not (found and each in LOOKING))
+    return (*against, *(each for each in left if not (found and each in LOOKING)))
 
 
 def _cause_near(episode: Episode, episodes: Sequence[Episode]) -> Cause | None:
-    """Its own cause, or for what is only mentioned that of what broke at the same time."""
-    if episode.cause is not None:
+    """Its own cause, or for a break that is only mentioned that of what broke at the same time."""
+    if episode.cause is not None or episode.kind not in BREAKING:
         return episode.cause
     beside = [each for each in episodes if each.attempt == episode.attempt and each.kind in BREAKING]
     near = [each for each in beside if each.start - NEAR <= episode.start <= each.start + NEAR]

@@ -9,9 +9,7 @@ import math
 import numpy as np
 
 from mlflow_stability.detectors.engine import Symptom
-from mlflow_stability.detectors.loss.overfitting import Overfitting
-from mlflow_stability.detectors.loss.plateau import Plateau
-from mlflow_stability.detectors.loss.repeated_data import ConstantOutput, RepeatedData
+from mlflow_stability.detectors.loss import ConstantOutput, Overfitting, Plateau, RepeatedData
 from mlflow_stability.detectors.reported import WAYS_TO_END
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown

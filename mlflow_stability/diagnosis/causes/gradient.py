@@ -13,13 +13,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import Symptom
-from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.gradients.gradient_vanishing import GradientVanishing
+from mlflow_stability.detectors.gradients import GradientExplosion, GradientVanishing
 from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import RECENT, EpisodeContext, norms_before, shown, split, usual_of
 from mlflow_stability.diagnosis.causes.layer_norms_before import exploding_layer, last_layer_with_gradient
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.findings.uncleared_gradients import cleared_from
 from mlflow_stability.diagnosis.rules.gradient_rise import GradientRiseRule
 from mlflow_stability.vocabulary.result import Episode
 from mlflow_stability.vocabulary.text import counted
@@ -30,6 +30,8 @@ USUAL = 64
 """So many norms before tell what is usual."""
 GROWN = 2.5
 """The norm must have grown by so much while the loss was as usual."""
+SETTLED_AFTER = 50
+"""What begins more steps after gradients were cleared again has another cause."""
 NEAR = 16
 """The growth ends at most so many points before or after the beginning of the trouble."""
 MOSTLY = 0.6
@@ -38,12 +40,15 @@ MOSTLY = 0.6
 
 def kept_gradients_check(around: EpisodeContext) -> CheckResult:
     """Whether it was seen while it trained that nobody clears gradients; that it was not seen says nothing."""
-    said = next((each for each in around.said(MissingZeroGrad.kind) if each.step <= around.latest), None)
+    started, every = around.episode.start, around.history.events or ()
+    before = (each for each in around.said(MissingZeroGrad.kind) if each.step <= around.latest)
+    lasting = (each for each in before if (cleared_from(each.step, every) or started) >= started - SETTLED_AFTER)
+    said = next(lasting, None)
     if said is None:
         return CheckResult()
     return is_it(
         "gradients_not_cleared",
-        f"zero_grad() is missing: since step {said.step} each step used the gradients of the steps before it as well.",
+        f"Gradients were not cleared from step {said.step} on; each step used those of the steps before it as well.",
         since=said.step,
         certainty="certain",
     )
@@ -69,8 +74,8 @@ def accumulation_check(around: EpisodeContext) -> CheckResult:
     return is_it(
         "gradients_not_cleared",
         f"The gradient norm grew steadily from {shown(float(grown[0]))} to {shown(float(grown[-1]))} in the "
-        f"{len(grown)} steps to step {int(norm.steps[end - 1])}, while the loss was normal: zero_grad() may be "
-        "missing.",
+        f"{len(grown)} steps to step {int(norm.steps[end - 1])}, by about one gradient a step, while the loss was "
+        "normal.",
         f"largest increase in one step: {shown(float(np.abs(np.diff(grown)).max()))}",
         since=int(norm.steps[end - len(grown)]),
         certainty="possible",

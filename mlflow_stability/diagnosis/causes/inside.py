@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from mlflow_stability.detectors.engine import Symptom
-from mlflow_stability.detectors.inside.attention_collapse import AttentionCollapse
+from mlflow_stability.detectors.inside import AttentionCollapse
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.weights import setting_check

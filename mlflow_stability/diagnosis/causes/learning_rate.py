@@ -18,7 +18,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import LEAST_RISE, Point, RateRestart, Symptom
-from mlflow_stability.detectors.optimizer.learning_rate_jump import LearningRateJump
+from mlflow_stability.detectors.optimizer import LearningRateJump
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import JUST_BEFORE, EpisodeContext, shown
 from mlflow_stability.diagnosis.causes.step_size import lower_by, step_size_check

@@ -6,7 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import Symptom
-from mlflow_stability.detectors.optimizer.loss_scale_collapse import LossScaleCollapse
+from mlflow_stability.detectors.optimizer import LossScaleCollapse
 from mlflow_stability.diagnosis.causes.check import CauseDocumentation, Check, CheckResult, is_it, is_not, not_seen
 from mlflow_stability.diagnosis.causes.context import EpisodeContext, norms_before, shown, usual_norm
 from mlflow_stability.diagnosis.causes.nan_origin import origin_near, overflowed, range_of, source_of

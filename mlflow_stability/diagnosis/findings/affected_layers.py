@@ -15,11 +15,13 @@ from math import isfinite
 import numpy as np
 
 from mlflow_stability.detectors.engine.gradient_flow import gradient_flow
-from mlflow_stability.detectors.gradients.gradient_vanishing_layers import GradientVanishingLayers
-from mlflow_stability.detectors.gradients.imbalance import GradientImbalance, WeightImbalance
-from mlflow_stability.detectors.gradients.layer_explosion import LayerExplosion
-from mlflow_stability.detectors.optimizer.update_ratio import UpdateRatioHigh, UpdateRatioLow
-from mlflow_stability.detectors.optimizer.weight_spike import WeightSpike
+from mlflow_stability.detectors.gradients import (
+    GradientImbalance,
+    GradientVanishingLayers,
+    LayerExplosion,
+    WeightImbalance,
+)
+from mlflow_stability.detectors.optimizer import UpdateRatioHigh, UpdateRatioLow, WeightSpike
 from mlflow_stability.diagnosis.curves.curves import Curve, curves_of
 from mlflow_stability.vocabulary.measured import of_the_whole
 from mlflow_stability.vocabulary.result import Episode

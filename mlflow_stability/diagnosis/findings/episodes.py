@@ -12,7 +12,9 @@ from dataclasses import replace
 import numpy as np
 
 from mlflow_stability.detectors.engine import Detector
+from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
+from mlflow_stability.diagnosis.findings.uncleared_gradients import cleared_from
 from mlflow_stability.vocabulary.result import Episode, Event
 from mlflow_stability.vocabulary.run import RunHistory
 from mlflow_stability.vocabulary.sensitivity import with_highest_score
@@ -60,7 +62,10 @@ def episodes_of(
                 runs.append([event])
         for run in runs:
             episode = _episode(run, name, start, kind in experimental)
-            found.append(episode if curve is None else _ended(episode, curve))
+            if kind == MissingZeroGrad.kind:
+                found.append(_cleared(episode, history))
+            else:
+                found.append(episode if curve is None else _ended(episode, curve))
     return sorted(found, key=lambda each: (each.attempt, each.start))
 
 
@@ -81,6 +86,12 @@ def _episode(events: list[Event], metric: str, start: int, experimental: bool) -
         remedies=first.remedies,
         experimental=experimental,
     )
+
+
+def _cleared(episode: Episode, history: RunHistory) -> Episode:
+    """Gradients that were not cleared, with whether they were in the end, and since when."""
+    again = cleared_from(episode.start, history.events or ())
+    return replace(episode, recovered=again is not None, end=episode.end if again is None else again)
 
 
 def _ended(episode: Episode, curve: Curve) -> Episode:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from mlflow_stability.detectors.optimizer.step_skipped import StepSkipped
+from mlflow_stability.detectors.optimizer import StepSkipped
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import said_of
 from mlflow_stability.vocabulary.result import Episode, Severity

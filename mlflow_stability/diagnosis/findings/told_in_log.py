@@ -14,9 +14,9 @@ from itertools import pairwise
 
 import numpy as np
 
-from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse
-from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
-from mlflow_stability.detectors.optimizer.step_skipped import StepSkipped
+from mlflow_stability.detectors.inside import SdrCollapse
+from mlflow_stability.detectors.loss import InfDetected, NanDetected
+from mlflow_stability.detectors.optimizer import StepSkipped
 from mlflow_stability.detectors.reported import WAYS_TO_END, Rollback
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.findings.episodes import NEIGHBOURS

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import Moves
-from mlflow_stability.detectors.loss.overfitting import Overfitting
+from mlflow_stability.detectors.loss import Overfitting
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of
 from mlflow_stability.diagnosis.curves.training_since import training_since

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import RISE, Moves
-from mlflow_stability.detectors.loss.divergence import Divergence
+from mlflow_stability.detectors.loss import Divergence
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of, scaled
 from mlflow_stability.diagnosis.rules.rule import Rule

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.detectors.loss.plateau import Plateau
+from mlflow_stability.detectors.loss import Plateau
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.log_resolution import quantum_of
 from mlflow_stability.diagnosis.rules.rule import Rule

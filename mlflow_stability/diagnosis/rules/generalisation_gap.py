@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from mlflow_stability.detectors.engine import Moves
-from mlflow_stability.detectors.loss.overfitting import Overfitting
+from mlflow_stability.detectors.loss import Overfitting
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.training_since import training_since
 from mlflow_stability.diagnosis.rules.rule import Rule

@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from mlflow_stability.detectors.engine import Moves
-from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
+from mlflow_stability.detectors.gradients import GradientExplosion
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import Levels, levels_of
 from mlflow_stability.diagnosis.rules.divergence import onset

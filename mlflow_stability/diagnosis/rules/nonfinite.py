@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
+from mlflow_stability.detectors.loss import InfDetected, NanDetected
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule
 from mlflow_stability.vocabulary.result import Episode, Severity

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import Detector, Moves, stays_at_chance
-from mlflow_stability.detectors.loss.overfitting import Overfitting
+from mlflow_stability.detectors.loss import Overfitting
 from mlflow_stability.detectors.sensitivity import only_moved
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.training_since import TrainingSince, training_since
@@ -139,7 +139,10 @@ class OverfittingRule(Rule):
         values, steps = validation.values[validation.finite], validation.steps[validation.finite]
         peak = best + int(np.argmax(values[best:]))
         by = f" (+{last / lowest - 1:.0%}, threshold {math.expm1(self.smallest_rise):.0%})" if lowest > 0 else ""
-        message = f"{validation.name} rose from {lowest:.4g} at step {int(steps[best])} to {last:.4g} at the end{by}"
+        about = "" if math.isclose(lowest, values[best], rel_tol=1e-3) else "about "  # the median of several
+        message = (
+            f"{validation.name} rose from {about}{lowest:.4g} at step {int(steps[best])} to {last:.4g} at the end{by}"
+        )
         return Episode(
             self.kind,
             Severity.WARNING,

@@ -13,8 +13,8 @@ from collections.abc import Iterable, Sequence
 
 from mlflow_stability.detectors.catalog import SEEN_FROM_OUTSIDE
 from mlflow_stability.detectors.engine import Detector
-from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.loss.loss_spike import LossSpike
+from mlflow_stability.detectors.gradients import GradientExplosion
+from mlflow_stability.detectors.loss import LossSpike
 from mlflow_stability.detectors.sensitivity import factor_of, moved, only_moved
 from mlflow_stability.diagnosis.curves.curves import RunCurves
 from mlflow_stability.diagnosis.rules.rule import Rule

@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 
 from mlflow_stability.detectors.engine import Moves
-from mlflow_stability.detectors.loss.divergence import Divergence
+from mlflow_stability.detectors.loss import Divergence
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import noise_of
 from mlflow_stability.diagnosis.curves.resumes import goes_on, pieces_of

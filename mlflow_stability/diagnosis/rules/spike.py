@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.detectors.engine import Detector, Moves
-from mlflow_stability.detectors.loss.loss_spike import LossSpike
+from mlflow_stability.detectors.loss import LossSpike
 from mlflow_stability.diagnosis.curves.bumps import bumps_of
 from mlflow_stability.diagnosis.curves.curves import Curve, RunCurves
 from mlflow_stability.diagnosis.curves.levels import scaled

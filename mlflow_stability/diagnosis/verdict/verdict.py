@@ -17,6 +17,7 @@ from collections.abc import Sequence
 from mlflow_stability.detectors.reported import EarlyStopping, GiveUp, Rollback
 from mlflow_stability.diagnosis.causes.nan_origin import KIND as BIRTH
 from mlflow_stability.diagnosis.causes.nan_origin import said_of
+from mlflow_stability.diagnosis.findings.uncleared_gradients import persists
 from mlflow_stability.diagnosis.verdict.finding_phrases import listed
 from mlflow_stability.vocabulary.result import CurveReading, Diagnosis, Episode, Severity
 from mlflow_stability.vocabulary.run import OF_THE_PROCESS
@@ -121,19 +122,24 @@ def _training_sentence(
         return f"Cannot tell: {silence or _too_little(main, points)}."
     bad = [each for each in episodes if each.severity >= Severity.WARNING]
     course = _course(main, bad, silence)
+    last = (
+        f"; last value {main.last:.4g}" if main is not None and _is_noisy(main) and "last value" not in course else ""
+    )
     if outcome == "healthy":
         return f"Healthy: {course}; no warnings."
     deciding = deciding_of(outcome, bad)
     title = outcome.replace("_", " ").capitalize()
     if deciding is None:
         return f"{title}: {course}; no warnings before that."
+    back = f"{_back(episodes)} after {_worst_of(bad)}" if any(each.kind == Rollback.kind for each in episodes) else ""
+    if outcome == "unstable" and back and any(map(persists, episodes)):
+        return f"Unstable: {back}, but zero_grad() is still missing; {course}{last}.{_born(episodes)}"
     if outcome == "unstable":
         first = min(each.start for each in bad)
         where = f"at step {first}" if all(each.start == first for each in bad) else f"from step {first} on"
         return f"Unstable: {listed(each.kind for each in bad)} {where}; {course}.{_born(episodes)}"
     if outcome == RECOVERED:
-        last = f"; last value {main.last:.4g}" if main is not None and _is_noisy(main) else ""
-        return f"Recovered: {_back(episodes)} after {_worst_of(bad)}; {course}{last}.{_born(episodes)}"
+        return f"Recovered: {back}; {course}{last}.{_born(episodes)}"
     others = len(bad) - 1
     more = f" {others} more finding{'s' if others > 1 else ''} of at least WARNING." if others else ""
     return f"{title}: {_not_rescued(deciding, episodes)}{more}"
@@ -170,12 +176,15 @@ def _to_the_end(deciding: Episode) -> str:
 
 
 def _rescued(episodes: Sequence[Episode]) -> bool:
-    """Whether a rollback helped: nothing critical is left that none undid, and rollbacks were not given up."""
+    """Whether a rollback helped: nothing critical is left that none undid, rollbacks were not given up, and no cause
+    is known to go on.
+    """
     undone = max(((each.attempt, each.end) for each in episodes if each.kind == Rollback.kind), default=(-1, -1))
     critical = (each for each in episodes if each.severity is Severity.CRITICAL and each.recovered is False)
     lasting = any((each.attempt, each.end) > undone for each in critical)
     kinds = {each.kind for each in episodes}
-    return Rollback.kind in kinds and GiveUp.kind not in kinds and not lasting
+    held = GiveUp.kind in kinds or any(map(persists, episodes))  # or it may break again at any step
+    return Rollback.kind in kinds and not held and not lasting
 
 
 def _back(episodes: Sequence[Episode]) -> str:

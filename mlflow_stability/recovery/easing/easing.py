@@ -21,6 +21,7 @@ from torch.optim import Optimizer
 from torch.utils.weak import WeakIdKeyDictionary
 
 from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.objects import state_of
 from mlflow_stability.recovery.skipping import local_part
 
 Rate = float | Tensor
@@ -218,7 +219,7 @@ FIRST_MOMENTS = ("exp_avg", "momentum_buffer")
 def reset_momentum(optimizer: Optimizer) -> int:
     """Set its first moments to zero; gives how many tensors that were."""
     count = 0
-    for state in optimizer.state.values():
+    for state in state_of(optimizer).values():
         for name in FIRST_MOMENTS:
             moment = state.get(name)
             if isinstance(moment, Tensor):
@@ -236,7 +237,7 @@ def reset_moments(optimizer: Optimizer) -> int:
     Of an optimizer without second moments, the first ones are set to zero, and nothing else.
     """
     count = reset_momentum(optimizer)
-    for state in optimizer.state.values():
+    for state in state_of(optimizer).values():
         second = [each for name in SECOND_MOMENTS if isinstance(each := state.get(name), Tensor)]
         for each in second:
             each.data.zero_()

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from mlflow_stability.probes.tensors.gradient_norm import gradients_of, total_norm
+from mlflow_stability.probes.tensors import gradients_of, total_norm
 
 
 def is_sound(losses: Sequence[Tensor | float], norm: Tensor, largest: float | None) -> bool:

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 from torch.optim import LBFGS, Optimizer
 
-from mlflow_stability.probes.tensors.gradient_norm import parameters_of
+from mlflow_stability.probes.tensors import parameters_of
 from mlflow_stability.recovery.skipping.step_check import broken_flag, is_sound, takes_found_inf
 from mlflow_stability.recovery.skipping.step_undo import BufferUndo, PutBack, copy_bookkeeping, copy_everything
 

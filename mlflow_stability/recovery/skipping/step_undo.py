@@ -22,6 +22,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.hooks import torch_api
+from mlflow_stability.probes.objects import state_of
 
 BUDGET = 64 * 2**20
 """How many bytes of the device the copy may take."""
@@ -162,13 +163,13 @@ PutBack = Callable[[], None]
 def copy_bookkeeping(optimizer: Optimizer) -> PutBack:
     """Remember which state there is, and every number that is not a tensor: counters of groups and parameters."""
     groups = [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
-    kept: dict[Any, Any] = optimizer.state
+    kept = state_of(optimizer)
     states = {key: (entry, dict(entry) if isinstance(entry, dict) else None) for key, entry in kept.items()}
 
     def put_back() -> None:
         for group, before in zip(optimizer.param_groups, groups, strict=False):
             _be_again(group, before, keep="params")
-        state: dict[Any, Any] = optimizer.state
+        state = state_of(optimizer)
         for key in [each for each in state if each not in states]:
             del state[key]
         for key, (entry, content) in states.items():
@@ -185,7 +186,7 @@ def copy_everything(optimizer: Optimizer) -> PutBack:
     put_bookkeeping_back = copy_bookkeeping(optimizer)
     parameters = [each for group in optimizer.param_groups for each in group["params"]]
     with torch.no_grad():
-        undo = [_undo_of(each) for each in (*parameters, *optimizer.state.values())]
+        undo = [_undo_of(each) for each in (*parameters, *state_of(optimizer).values())]
 
     def put_back() -> None:
         put_bookkeeping_back()

@@ -17,6 +17,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.errors import TrainingDiverged
+from mlflow_stability.probes.step.reading import ProbeReading
 from mlflow_stability.probes.step.step_capture import StepCapture
 from mlflow_stability.recovery.rollback_decisions import Decision
 from mlflow_stability.recovery.skipping import cap_loss_scale, values_before_step
@@ -28,6 +29,7 @@ from mlflow_stability.session.autopilot.snapshot_manager import KnownParts, Snap
 from mlflow_stability.session.autopilot.step_adjustment import StepAdjustment
 from mlflow_stability.session.autopilot.step_evaluator import StepEvaluator
 from mlflow_stability.session.autopilot.step_modifier import StepFacts, StepModifier
+from mlflow_stability.session.autopilot.used_rate import with_used_rate
 from mlflow_stability.session.recording import Recording, ScriptMetric
 from mlflow_stability.vocabulary.measured import StepReading
 from mlflow_stability.vocabulary.result import Event
@@ -209,6 +211,11 @@ class Autopilot:
         """Runs before the reading of a capture is asked for."""
         if self._facts is not None:
             self._pending.append(self._facts)
+
+    def with_used_rate(self, reading: ProbeReading) -> ProbeReading:
+        """The same with the learning rate that its step was really taken with, where we have reduced it."""
+        facts = self._pending[0] if self._pending else None
+        return reading if facts is None or not facts.eased else with_used_rate(reading, facts)
 
     def on_reading(self, reading: StepReading, events: Sequence[Event]) -> None:
         """Runs when a step was read and judged by the panel."""

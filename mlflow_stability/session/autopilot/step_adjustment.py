@@ -9,9 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from mlflow_stability.detectors.gradients.gradient_explosion import GradientExplosion
-from mlflow_stability.detectors.loss.divergence_ahead import DivergenceAhead
-from mlflow_stability.detectors.loss.loss_spike import LossSpike
+from mlflow_stability.detectors.gradients import GradientExplosion
+from mlflow_stability.detectors.loss import DivergenceAhead, LossSpike
 from mlflow_stability.detectors.reported.autopilot import SmallerSteps
 from mlflow_stability.recovery.easing import reset_moments
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy

@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.optim import Optimizer
 
 from mlflow_stability.probes.step.step_capture import StepCapture
-from mlflow_stability.probes.tensors.gradient_norm import gradients_of, parameters_of
+from mlflow_stability.probes.tensors import gradients_of, parameters_of
 from mlflow_stability.recovery.easing import AdaptiveClip, Easing, EasingClip, EasingPlan, rates_of
 from mlflow_stability.recovery.rollback_policy import RollbackPolicy
 from mlflow_stability.recovery.skipping import BufferUndo, GradientLimit, StepGuard, Verdict, Vote
@@ -46,6 +46,8 @@ class StepFacts:
     """By which its batch is known, where batches are held."""
     rates: dict[int, tuple[float, ...]] = field(default_factory=dict)
     """At which learning rates each optimizer really stepped."""
+    eased: bool = False
+    """Whether these may be other ones than the script has set."""
 
 
 class StepModifier:
@@ -104,6 +106,7 @@ class StepModifier:
                 self._easing_clip(facts.place, self._policy.easing_clip).before_step(gradients, norm)
         if self.easing is not None:
             self.easing.before_step(optimizer, facts.step)
+            facts.eased = True
         facts.rates[id(optimizer)] = rates_of(optimizer)
 
     def swallowed(self, optimizer: Optimizer, capture: StepCapture) -> None:

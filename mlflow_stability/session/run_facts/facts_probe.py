@@ -16,7 +16,7 @@ from torch.nn import Module
 from torch.optim import Optimizer
 from torch.optim.lr_scheduler import LRScheduler
 
-from mlflow_stability.detectors.reported import MissingZeroGrad, NotMeasured
+from mlflow_stability.detectors.reported import ConfigurationChanged, MissingZeroGrad, NotMeasured
 from mlflow_stability.probes.forward.forward_watch import ForwardObserver
 from mlflow_stability.probes.objects.model_discovery import covering, living, outermost, places_of
 from mlflow_stability.probes.performance.batch_shape import batch_shape, batch_words, plain_batch
@@ -68,8 +68,8 @@ class FactsProbe(ForwardObserver, BaseProbe):
         """Who counts operations, where somebody does."""
         self._batch = self._autocast = ""
         self._rows = 0
-        self._kept: set[int] = set()
-        """The optimizers of which it was told that nobody clears their gradients, by identity."""
+        self._kept: dict[int, int] = {}
+        """Since which step nobody clears the gradients of an optimizer, by its identity, where that was told."""
         self._plain: tuple[Any, ...] | None = None
         """What tells that batch from others, where it is made of tensors alone."""
         self._limits: dict[str, str] = {}
@@ -123,10 +123,11 @@ class FactsProbe(ForwardObserver, BaseProbe):
         """Tell once that nobody clears the gradients of an optimizer, and again when it was cleared in between."""
         optimizer, kept_for = id(view.optimizer), view.kept_for
         if not kept_for:
-            self._kept.discard(optimizer)
+            first = self._kept.pop(optimizer, None)
+            if first is not None:
+                self._tell_of_cleared(first, view.step - 1)
         elif optimizer not in self._kept:
-            self._kept.add(optimizer)
-            first = max(1, view.step - kept_for)
+            first = self._kept[optimizer] = max(1, view.step - kept_for)
             message = (
                 f"Gradients are not cleared since step {first}: each step used those of the step before as well, "
                 f"{kept_for} steps in a row."
@@ -135,6 +136,15 @@ class FactsProbe(ForwardObserver, BaseProbe):
             remedies = MissingZeroGrad.remedies
             event = Event(first, MissingZeroGrad.kind, Severity.WARNING, message, evidence=evidence, remedies=remedies)
             self._recording.emit(event)
+
+    def _tell_of_cleared(self, first: int, cleared: int) -> None:
+        message = f"Gradients are cleared again at step {cleared}; since step {first} they were not."
+        evidence = {MissingZeroGrad.not_cleared_since: float(first)}
+        remedies = ConfigurationChanged.remedies
+        changed = Event(
+            cleared, ConfigurationChanged.kind, Severity.INFO, message, evidence=evidence, remedies=remedies
+        )
+        self._recording.emit(changed)
 
     def _is_new(self, optimizer: Optimizer) -> bool:
         if any(each() is optimizer for each in self._optimizers) or self._searches >= MOST_SEARCHES:

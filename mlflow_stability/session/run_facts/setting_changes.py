@@ -16,7 +16,7 @@ from mlflow_stability.detectors.reported import ConfigurationChanged
 from mlflow_stability.probes.forward.unmeasured_parts import unseen_parts
 from mlflow_stability.probes.model_check import evaluation_mode, few_rows, model_lint
 from mlflow_stability.probes.run_facts import MOST_GROUPS, MOST_OPTIMIZERS, group_settings
-from mlflow_stability.probes.tensors.gradient_norm import parameters_of
+from mlflow_stability.probes.tensors import parameters_of
 from mlflow_stability.session.run_facts.training_facts import TrainingView
 from mlflow_stability.vocabulary.result import Event, Severity
 

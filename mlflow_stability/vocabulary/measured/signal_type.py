@@ -15,7 +15,7 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Literal
 
-FOLDERS = ("probes", "session/recording", "tracking/write")
+FOLDERS = ("probes", "session/recording", "session/autopilot", "tracking/write")
 """Where signals are measured."""
 Interval = Literal["every step", "every 10 steps", "by layer", "forward pass"]
 Combined = Literal["mean", "norm", "min", "max"]

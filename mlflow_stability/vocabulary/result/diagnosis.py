@@ -79,7 +79,7 @@ class Diagnosis(ShownAsPage):
     outcome: str
     """``healthy``; ``unstable``: trouble that passed; ``recovered``: trouble that a rollback ended; ``diverged``;
     ``broken``: non-finite to the end; ``stuck``; ``overfitted``; ``crashed``, ``killed``, ``out_of_memory``,
-    ``exited``, ``interrupted``; ``cannot_tell``."""
+    ``exited``, ``interrupted``; ``cannot_tell``; ``not_found``: nothing of the kinds that were asked for."""
     verdict: str
     """One sentence."""
     episodes: tuple[Episode, ...] = ()

@@ -23,21 +23,21 @@ def attempts_of(steps: NDArray[np.int64]) -> NDArray[np.int64]:
     ahead = np.diff(steps)
     usual = float(np.median(ahead[ahead > 0])) if (ahead > 0).any() else 1.0
     began, attempt = 0, 0
-    for place in backward:
-        highest = int(steps[began:place].max())
-        if steps[place] >= highest:
+    for index in backward:
+        highest = int(steps[began:index].max())
+        if steps[index] >= highest:
             continue  # came back from an overtaken point
-        soon = steps[place : place + MOST_OVERTAKEN + 1]
-        is_late = highest - int(steps[place]) <= MOST_OVERTAKEN * usual and bool((soon > highest).any())
-        repeats = bool((steps[began:place] == steps[place]).any())
+        soon = steps[index : index + MOST_OVERTAKEN + 1]
+        is_late = highest - int(steps[index]) <= MOST_OVERTAKEN * usual and bool((soon > highest).any())
+        repeats = bool((steps[began:index] == steps[index]).any())
         if is_late and not repeats:
             continue
         attempt += 1
-        attempts[place:] = attempt
-        began = int(place)
+        attempts[index:] = attempt
+        began = int(index)
     return attempts
 
 
 def in_order(steps: NDArray[np.int64], attempts: NDArray[np.int64]) -> NDArray[np.int64]:
-    """The places of the points, attempt by attempt and sorted by step; of one step, as they were logged."""
+    """The indices of the points, attempt by attempt and sorted by step; of one step, as they were logged."""
     return np.lexsort((steps, attempts)).astype(np.int64)

@@ -12,6 +12,7 @@ from mlflow_stability.detectors.catalog import documentation
 from mlflow_stability.detectors.loss.divergence import Divergence
 from mlflow_stability.detectors.loss.nonfinite import NanDetected
 from mlflow_stability.detectors.optimizer.loss_scale_collapse import LossScaleCollapse
+from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.diagnosis.advice.applicable import with_fitting_remedies
 from mlflow_stability.diagnosis.advice.remedies import remedies_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
@@ -195,3 +196,20 @@ def test_what_is_said_of_fp16_is_a_condition_where_the_run_does_not_say_in_what_
         "If it trains in fp16: train in bf16 instead.",
         "If it trains in fp16: start with a loss scale of 1024 that grows by 1.5 every 200 steps.",
     )
+
+
+@pytest.mark.parametrize("kind", ["divergence", "loss_spike", "gradient_explosion", "divergence:start"])
+def test_smaller_steps_are_not_advised_where_it_was_seen_that_gradients_are_not_cleared(kind: str) -> None:
+    losses = falling(400)
+    losses[AT : AT + 3 if kind == "loss_spike" else None] = 30
+    seen = Event(AT - 20, "missing_zero_grad", Severity.WARNING, "Gradients are not cleared since step 230.")
+    remedies = documentation(kind).remedies
+    broke = Event(AT, kind.partition(":")[0], Severity.CRITICAL, "It stands out.", remedies=remedies)
+    norms = metric_of("grad_norm", falling(400))
+    with_cause = diagnosis_of(run_of(metric_of("loss", losses), norms, events=[seen, broke]))
+    (episode,) = [each for each in with_cause.episodes if each.start == AT and each.kind == broke.kind]
+    call, back = MissingZeroGrad.remedies[0], f"Restart from a checkpoint before step {AT}, if there is one."
+    assert episode.remedies in ((call,), (call, back))
+    without = diagnosis_of(run_of(metric_of("loss", losses), norms, events=[broke]))
+    assert any(each.startswith(("Lower the learning rate", "Clip")) for each in without.remedies)
+    assert not any(each.startswith(("Lower", "Clip", "Length", "Inspect the batch")) for each in with_cause.remedies)

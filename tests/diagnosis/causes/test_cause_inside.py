@@ -135,7 +135,9 @@ def test_gradients_that_were_seen_not_to_be_cleared_are_the_certain_cause_of_wha
     assert ("" if found is None else found.name) == cause
     if found is not None:
         assert (found.certainty, found.since) == ("certain", since)
-        assert f"since step {since} each step used the gradients of the steps before it as well" in found.statement
+        assert (
+            f"not cleared from step {since} on; each step used those of the steps before it as well" in found.statement
+        )
 
 
 def test_gradients_that_multiply_are_not_taken_for_a_sum() -> None:

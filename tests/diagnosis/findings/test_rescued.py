@@ -94,6 +94,34 @@ def test_trouble_that_passed_by_itself_is_no_recovery_of_ours() -> None:
     assert outcome([DIVERGED]) == "unstable"
 
 
+UNCLEARED = Event(180, "missing_zero_grad", Severity.WARNING, "Gradients are not cleared since step 180.")
+CLEARED = Event(
+    260, "configuration_changed", Severity.INFO, "Gradients are cleared again.", evidence={"not_cleared_since": 180.0}
+)
+
+
+@pytest.mark.parametrize(
+    ("later", "expected"),
+    [
+        ((), "Unstable: rolled back to step 170 after a divergence at step 200 (1 more finding), but zero_grad() is"),
+        ((CLEARED,), "Recovered: rolled back to step 170 after a divergence at step 200 (1 more finding); loss"),
+    ],
+)
+def test_a_run_whose_gradients_are_still_not_cleared_has_not_recovered(later: tuple[Event, ...], expected: str) -> None:
+    losses = falling(500, noise=0.05)
+    losses[200:210] *= 30
+    events = (
+        UNCLEARED,
+        Event(200, "divergence", Severity.CRITICAL, "loss stands out.", evidence={"loss": float(losses[200])}),
+        Event(210, "rollback", Severity.INFO, "Rolled back from step 210 to step 170.", evidence={"target": 170.0}),
+        *later,
+    )
+    diagnosis = diagnosis_of(run_of(metric_of("loss", losses), events=events))
+    assert diagnosis.verdict.startswith(expected)
+    (uncleared,) = [each for each in diagnosis.episodes if each.kind == "missing_zero_grad"]
+    assert (uncleared.recovered, uncleared.end) == ((True, 260) if later else (False, 180))
+
+
 NOT_BACK = episode("divergence", 200, Severity.CRITICAL, recovered=False, metric="loss", attempt=0)
 RATIO = {"best": 0.01, "highest": 9.0, "last": 0.03}
 

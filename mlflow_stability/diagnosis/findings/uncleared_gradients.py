@@ -1,0 +1,24 @@
+"""Tells how long gradients were not cleared.
+
+In: events of a run. Out: for a `missing_zero_grad` event, the step from which on gradients were cleared again. While
+nothing says so they are not cleared: who records tells of it once, and again only after they were cleared in between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from mlflow_stability.detectors.reported import ConfigurationChanged, MissingZeroGrad
+from mlflow_stability.vocabulary.result import Episode, Event
+
+
+def cleared_from(first: int, events: Iterable[Event]) -> int | None:
+    """From which step on gradients that were not cleared since step ``first`` were; None: to the end they were not."""
+    changes = (each for each in events if each.kind == ConfigurationChanged.kind)
+    again = (each.step for each in changes if each.evidence.get(MissingZeroGrad.not_cleared_since) == first)
+    return min(again, default=None)
+
+
+def persists(episode: Episode) -> bool:
+    """Whether it says that gradients are not cleared, to the end."""
+    return episode.kind == MissingZeroGrad.kind and episode.recovered is False
