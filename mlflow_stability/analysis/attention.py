@@ -22,7 +22,7 @@ from mlflow_stability.errors import RunNotFoundError, SettingsError
 from mlflow_stability.figures.attention.attention_comparison import attention_comparison
 from mlflow_stability.figures.attention.attention_entropy import LayerEntropy, attention_entropy
 from mlflow_stability.figures.attention.attention_heatmap import attention_heatmap as draw
-from mlflow_stability.figures.run_page.curve import Curve, curve_of, curve_of_values
+from mlflow_stability.figures.run_page import Curve, curve_of, curve_of_values
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.artifacts.folders import MAPS_FOLDERS
 from mlflow_stability.tracking.read.stored_attention import StoredAttention, attention_of_folder, attention_of_run

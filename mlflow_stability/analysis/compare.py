@@ -19,7 +19,7 @@ from mlflow_stability.analysis.thresholds import asked_detectors
 from mlflow_stability.detectors.engine import Detector
 from mlflow_stability.errors import RunNotFoundError, SettingsError, StabilityError
 from mlflow_stability.reports import notebook  # noqa: F401 - notebooks show what is returned here as a page
-from mlflow_stability.tracking.in_process.active_run import without_autologging
+from mlflow_stability.tracking.in_process import without_autologging
 from mlflow_stability.vocabulary.argument import shown, with_known_names
 from mlflow_stability.vocabulary.result import Comparison
 from mlflow_stability.vocabulary.run import AskedCurves, RunCard, RunHead

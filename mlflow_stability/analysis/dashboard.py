@@ -10,10 +10,17 @@ from collections import Counter
 
 from mlflow_stability.analysis.diagnose import history_of
 from mlflow_stability.diagnosis.diagnose import diagnosis_of
-from mlflow_stability.figures.run_page.curve import Curve, curve_of
+from mlflow_stability.figures.run_page import (
+    MOST_CURVES,
+    QUANTITIES,
+    ROLLBACK,
+    Curve,
+    DashboardData,
+    Mark,
+    MarkSketch,
+    curve_of,
+)
 from mlflow_stability.figures.run_page.dashboard import dashboard as draw
-from mlflow_stability.figures.run_page.dashboard_data import MOST_CURVES, QUANTITIES, DashboardData
-from mlflow_stability.figures.run_page.mark import ROLLBACK, Mark, MarkSketch
 from mlflow_stability.figures.style import Picture
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.argument import with_known_names

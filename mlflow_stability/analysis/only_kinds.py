@@ -6,13 +6,12 @@ where nothing above INFO is hidden, the run's verdict stands; a run whose troubl
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from mlflow_stability.diagnosis.advice import remedies_of
 from mlflow_stability.diagnosis.causes.causes import explainable
-from mlflow_stability.diagnosis.verdict import deciding_of, outcome_of, verdict_of
+from mlflow_stability.diagnosis.verdict import deciding_of, listed, noun_of, outcome_of, verdict_of
 from mlflow_stability.vocabulary.result import Diagnosis, Episode, Severity
 
 
@@ -29,14 +28,25 @@ def only_kinds(diagnosis: Diagnosis, kinds: Collection[str]) -> Diagnosis:
         deciding = deciding_of(outcome, explainable(kept))
         cause = None if deciding is None else deciding.cause
     else:
-        outcome = "cannot_tell"
-        others = Counter(each.kind for each in bad)
-        listed = ", ".join(f"{kind} ({count})" if count > 1 else kind for kind, count in others.items())
-        mild = f"{' and '.join(sorted({each.kind for each in kept}))} found at INFO alone"
-        found = mild if kept else f"no {' or '.join(sorted(kinds))} found"
-        verdict = f"Cannot tell: {found}; findings of other kinds: {listed}."
+        outcome = "not_found"
+        none = f"no {' or '.join(map(_plainly, sorted(kinds)))}{_where(diagnosis)}"
+        mild = f"no warning{_where(diagnosis)}, only {listed(each.kind for each in kept)} (INFO)" if kept else ""
+        verdict = f"Not found: {mild or none}. Other findings: {listed(each.kind for each in bad)}."
     remedies = remedies_of(kept, cause, outcome)
     return replace(diagnosis, episodes=kept, outcome=outcome, verdict=verdict, cause=cause, remedies=remedies)
+
+
+def _plainly(kind: str) -> str:
+    """``nan_detected`` as in "no NaN found": "NaN"."""
+    return noun_of(kind).removeprefix("a ").removeprefix("an ")
+
+
+def _where(diagnosis: Diagnosis) -> str:
+    """How much was looked at: `` in 800 steps``."""
+    if diagnosis.steps is None:
+        return ""
+    first, last = diagnosis.steps
+    return f" in {last - first + 1:,} {diagnosis.unit}s"
 
 
 def _bad(episodes: Sequence[Episode]) -> list[Episode]:

@@ -44,20 +44,20 @@ class Leftover:
     """When its training last wrote to it; what couriers write does not count, for every delivery does."""
 
 
-def leftovers(place: Path) -> list[Leftover]:
+def leftovers(directory: Path) -> list[Leftover]:
     """All of them below a folder, the one that changed longest ago first."""
-    found = [_measured(folder) for root in journal_roots_below(place) for folder in _over(root)]
+    found = [_measured(folder) for root in journal_roots_below(directory) for folder in _over(root)]
     return sorted(found, key=lambda each: each.changed)
 
 
-def clean_up(place: Path, older_than: float | None = None, largest: int | None = None) -> list[Leftover]:
+def clean_up(directory: Path, older_than: float | None = None, largest: int | None = None) -> list[Leftover]:
     """Remove what is older than so many seconds, and then the oldest until everything takes at most `largest` bytes."""
-    left, removed = leftovers(place), []
+    left, removed = leftovers(directory), []
     now = time.time()
     if older_than is not None:
         removed = [each for each in left if now - each.changed > older_than]
     if largest is not None:
-        total = size_of(place) - sum(each.size for each in removed)
+        total = size_of(directory) - sum(each.size for each in removed)
         for each in left:
             if total > largest and each not in removed and now - each.changed > YOUNGEST:
                 removed.append(each)
@@ -69,9 +69,9 @@ def clean_up(place: Path, older_than: float | None = None, largest: int | None =
     return removed
 
 
-def size_of(place: Path) -> int:
+def size_of(directory: Path) -> int:
     """Bytes of everything in the journals below a folder."""
-    return sum(_measured(root).size for root in journal_roots_below(place))
+    return sum(_measured(root).size for root in journal_roots_below(directory))
 
 
 def _over(root: Path) -> Iterator[Path]:

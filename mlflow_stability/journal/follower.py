@@ -1,7 +1,7 @@
-"""Reads a journal while it is being written, from any place on.
+"""Reads a journal while it is being written, from any position on.
 
-In: a journal's path and the place up to which it was read. Out: the records behind it, each with the place after it.
-Guarantees: a line that is not whole yet is left for later, one that never will be is passed over and counted, and
+In: a journal's path and the position up to which it was read. Out: the records behind it, each with the position after
+it. Guarantees: a line that is not whole yet is left for later, one that never will be is passed over and counted, and
 nothing torn is ever given out as data.
 """
 
@@ -29,7 +29,7 @@ from mlflow_stability.vocabulary.run import Opening
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """A record and the place in the file behind it."""
+    """A record and the position in the file behind it."""
 
     record: Record
     end: int
@@ -43,7 +43,7 @@ class JournalFollower:
     def __init__(self, path: Path, start: int = 0) -> None:
         self.path = path
         self.position = 0
-        """The place up to which lines were read."""
+        """The position up to which lines were read."""
         self.broken_lines = 0
         self._start = start
         self._layouts: dict[int, tuple[Signal, ...]] = {}

@@ -58,10 +58,10 @@ def mark_folder(folder: Path, job: LaunchedJob) -> None:
         (folder / MARK).write_text(job.name)
 
 
-def marked_folders(place: Path, job: LaunchedJob) -> list[Path]:
-    """The folders in a place that belong to this job, those of its last attempt first."""
+def marked_folders(directory: Path, job: LaunchedJob) -> list[Path]:
+    """The folders in a directory that belong to this job, those of its last attempt first."""
     found = []
-    for mark in place.glob(f"*/{MARK}"):
+    for mark in directory.glob(f"*/{MARK}"):
         with contextlib.suppress(OSError):  # removed meanwhile
             if mark.read_text() == job.name:
                 found.append((mark.stat().st_mtime, mark.parent))

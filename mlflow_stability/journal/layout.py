@@ -163,10 +163,10 @@ def is_session(folder: Path) -> bool:
     return bool(recording_folders(folder)) or any((folder / name).exists() for name in (STATUS, RELEASED))
 
 
-def journal_roots_below(place: Path) -> list[Path]:
+def journal_roots_below(directory: Path) -> list[Path]:
     """The journal roots in a folder: itself, or those of many trainings anywhere below it; links are not followed."""
     roots = []
-    for path, folders, _ in os.walk(place):
+    for path, folders, _ in os.walk(directory):
         here = Path(path)
         if here.name == JOURNAL_FOLDER or any(is_session(here / each) for each in folders):
             roots.append(here)

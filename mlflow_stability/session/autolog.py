@@ -25,7 +25,7 @@ from mlflow_stability.session.autopilot import autopilot_config_of
 from mlflow_stability.session.detector_choice import chosen_detectors
 from mlflow_stability.session.process import closing_of
 from mlflow_stability.session.session import Session
-from mlflow_stability.tracking.in_process.latest_run import latest
+from mlflow_stability.tracking.in_process import latest
 from mlflow_stability.vocabulary.argument import check_names, given_names, with_known_names
 from mlflow_stability.vocabulary.presets import with_preset
 from mlflow_stability.vocabulary.settings import DISABLE, EXIT_WAIT, Settings, settings_from_environment
@@ -150,7 +150,7 @@ def autolog(
             is set), "otel:http://localhost:4318" for OpenTelemetry.
         exclusive: Ignore runs started by the script; record only into runs of this package.
         disable: Stop recording and remove all hooks.
-        silent: Suppress all output, warnings included.
+        silent: Suppress all output, warnings included, except that recorded data is lost or not delivered.
         strict: Raise internal errors instead of switching the failing part off. For tests of this package.
         extra_tags: Tags for the run.
     """

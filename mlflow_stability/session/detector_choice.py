@@ -7,9 +7,8 @@ from typing import cast
 
 from mlflow_stability.detectors.catalog import default_detectors, named
 from mlflow_stability.detectors.engine import Detector
-from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse, SdrLowDiversity
-from mlflow_stability.detectors.loss.divergence import DivergenceClassic
-from mlflow_stability.detectors.loss.divergence_ahead import DivergenceAhead
+from mlflow_stability.detectors.inside import SdrCollapse, SdrLowDiversity
+from mlflow_stability.detectors.loss import DivergenceAhead, DivergenceClassic
 from mlflow_stability.detectors.thresholds import as_asked
 from mlflow_stability.errors import SettingsError
 from mlflow_stability.vocabulary.settings import Settings

@@ -47,8 +47,7 @@ from mlflow_stability.session.rank_comparison import RankComparison
 from mlflow_stability.session.ranks import rank_and_world_size
 from mlflow_stability.session.recording import Recording, UnseenTraining
 from mlflow_stability.session.run_binding import RunBinding
-from mlflow_stability.tracking.in_process.active_run import end_fluent_run, fluent_run_id
-from mlflow_stability.tracking.in_process.latest_run import announce
+from mlflow_stability.tracking.in_process import announce, end_fluent_run, fluent_run_id
 from mlflow_stability.vocabulary.result import Event
 from mlflow_stability.vocabulary.run import RUN_STATUS, Closing
 from mlflow_stability.vocabulary.settings import Settings
@@ -346,6 +345,7 @@ class Session:
                 recording.step,
                 failure,
                 recording.folder.parent.parent,
+                if_silent=True,
             )
         self._disk_said = bool(failure)
 
@@ -462,5 +462,5 @@ class Session:
         self._alerts.tell(event)
         self._output.found(event, may_act=self._lifecycle is not None)
 
-    def _warn(self, message: str, *args: Any) -> None:
-        self._output.warn(message, *args)
+    def _warn(self, message: str, *args: Any, if_silent: bool = False) -> None:
+        self._output.warn(message, *args, if_silent=if_silent)

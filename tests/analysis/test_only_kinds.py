@@ -19,8 +19,8 @@ def test_nothing_that_rests_on_a_hidden_kind_is_shown() -> None:
     whole = diagnose(write_log(Path("a.jsonl"), ending_in_nan()))
     assert whole.outcome == "broken"
     narrowed = only_kinds(whole, ("plateau",))
-    assert (narrowed.episodes, narrowed.cause, narrowed.remedies, narrowed.outcome) == ((), None, (), "cannot_tell")
-    assert narrowed.verdict == ("Cannot tell: no plateau found; findings of other kinds: nan_detected.")
+    assert (narrowed.episodes, narrowed.cause, narrowed.remedies, narrowed.outcome) == ((), None, (), "not_found")
+    assert narrowed.verdict == "Not found: no plateau in 600 steps. Other findings: NaN."
 
 
 def test_what_is_kept_has_the_verdict_that_it_would_have_alone() -> None:
@@ -44,4 +44,4 @@ def test_what_is_found_at_info_alone_is_not_said_to_be_missing() -> None:
     mild = replace(whole.episodes[0], kind="rollback", severity=Severity.INFO)
     narrowed = only_kinds(replace(whole, episodes=(*whole.episodes, mild)), ("rollback",))
     assert narrowed.episodes == (mild,)
-    assert narrowed.verdict.startswith("Cannot tell: rollback found at INFO alone; findings of other kinds: ")
+    assert narrowed.verdict.startswith("Not found: no warning in 600 steps, only a rollback (INFO). Other findings: ")

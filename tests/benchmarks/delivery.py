@@ -97,7 +97,7 @@ def deliver(uri: str, options: argparse.Namespace) -> None:
         uuid.uuid4().hex, process.pid, process.create_time(), socket.gethostname(), time.time(), uri, "/", run_id
     )
     journal = JournalWriter(folder / "000-benchmark", opening)
-    link = CourierLink(folder, uri, lambda *words: None)
+    link = CourierLink(folder, uri, lambda *words, **how: None)
     link.start()
     signals = tuple(Signal(f"signal_{number:03d}") for number in range(options.signals))
     waiting: list[int] = []

@@ -156,7 +156,8 @@ def test_a_process_of_a_container_is_found_from_outside_and_inside(mounts):
     child.wait(10)
     is_first = Path("/proc/self/ns/pid").readlink() == Path("pid:[4026531836]")
     assert life_of(identity) is (ProcessStatus.GONE if is_first else ProcessStatus.UNKNOWN)
-    assert asked(identity, "unshare", "-pf", *mounts) == "unknown"
+    # The kernel may give a new namespace the number of the one that has ended; then it is known to be gone.
+    assert asked(identity, "unshare", "-pf", *mounts) in ("unknown", "gone")
 
 
 def test_a_clock_of_a_container_that_counts_otherwise_tells_nothing():

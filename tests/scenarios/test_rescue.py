@@ -91,6 +91,20 @@ def test_the_schedule_stays_where_the_script_has_it(rescued: Any) -> None:
     assert rates == train()[1]
 
 
+def test_the_learning_rate_really_used_is_recorded_beside_that_of_the_script_while_it_is_lower(rescued: Any) -> None:
+    flown, _, _ = rescued
+    rates: dict[str, dict[int, float]] = {"learning_rate": {}, "learning_rate_used": {}}
+    for reading in [each for each in flown.records if isinstance(each, StepReading)]:
+        for signal, value in zip(reading.signals, reading.values, strict=True):
+            rates.get(signal.quantity, {})[reading.step] = value
+    used, script = rates["learning_rate_used"], rates["learning_rate"]
+    back = [each.step for each in flown.events("rollback")]
+    assert min(used) == back[0] + 1
+    assert all(rate < script[step] for step, rate in used.items())
+    first = flown.events("rollback")[0].evidence["learning_rate"]
+    assert used[back[0] + 1] == pytest.approx(first)
+
+
 def test_every_return_is_told_with_its_target_and_marked_in_the_curves(rescued: Any) -> None:
     flown = rescued[0]
     returns = flown.events("rollback")

@@ -175,11 +175,12 @@ def test_a_journal_folder_that_cannot_be_made_is_one_warning_and_training_goes_o
     assert "Pass another folder with autolog(journal_dir=...)" in record.getMessage()
 
 
-def test_a_courier_that_cannot_be_started_costs_only_the_delivery(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("silent", [False, True])
+def test_a_courier_that_cannot_be_started_costs_only_the_delivery_and_is_told_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, silent: bool
 ) -> None:
     monkeypatch.setattr(sys, "executable", str(tmp_path / "no python here"))
-    mlflow_stability.autolog(exit_wait=0)
+    mlflow_stability.autolog(exit_wait=0, silent=silent)
     with caplog.at_level(logging.WARNING, "mlflow_stability"):
         losses = train()
     recording = session().recording

@@ -82,7 +82,7 @@ def _explain(out: TerminalWriter, about: FindingDocumentation) -> None:
     out.paragraph("Why it matters", about.why)
     out.paragraph("What to do", about.try_)
     out.paragraph("When it is wrong", about.wrong)
-    out.section("Thresholds", _thresholds(out, about))
+    out.section("Thresholds", _thresholds(out, about), first_at_most=0.45)
     if not about.rule:
         for rule in RULES:
             if rule.kind == about.kind:
@@ -91,7 +91,8 @@ def _explain(out: TerminalWriter, about: FindingDocumentation) -> None:
         rules = [each for each in (*RULES_BESIDE, *RULES_ON_REQUEST) if each.startswith(f"{about.kind}:")]
         others = [documentation(each) for each in rules]
         out.section("Other rules", ((out.text(each.name), out.text(each.sentence)) for each in others))
-    out.paragraph("Reference", about.reference)
+    show_reference = out.paragraph if " " in about.reference else out.link
+    show_reference("Reference", about.reference)
 
 
 def _severity(about: FindingDocumentation) -> str:

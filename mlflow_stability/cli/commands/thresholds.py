@@ -42,7 +42,8 @@ def _print(out: TerminalWriter, kind: str | None) -> None:
     sections = [*judged, *(rule_constants() if kind is None else ())]
     shown = 0
     for title, thresholds in sections:
-        out.section(title, ((_value(out, one), out.text(one.meaning)) for one in thresholds), space=shown > 0)
+        rows = ((_value(out, one), out.text(one.meaning)) for one in thresholds)
+        out.section(title, rows, space=shown > 0, first_at_most=0.45)
         shown += bool(thresholds)
     if not shown:
         out.paragraph("No thresholds", "This finding is reported as it happens, and decided by no number.")

@@ -14,8 +14,7 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from mlflow_stability.cli.watch.watched_run import WatchedRun
-from mlflow_stability.figures.run_page.curve import Curve
-from mlflow_stability.figures.run_page.zone import GRADIENT_NORM, zone_of
+from mlflow_stability.figures.run_page import GRADIENT_NORM, Curve, zone_of
 from mlflow_stability.reports.terminal_kit import GUTTER, TerminalWriter, axis, draw, mark_line, number_text
 from mlflow_stability.vocabulary.result import Episode, Severity
 from mlflow_stability.vocabulary.text import counted

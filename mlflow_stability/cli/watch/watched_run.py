@@ -9,7 +9,7 @@ import math
 import time
 from collections import deque
 
-from mlflow_stability.figures.run_page.curve import Curve, CurveSketch
+from mlflow_stability.figures.run_page import Curve, CurveSketch
 from mlflow_stability.journal.record import Record
 from mlflow_stability.vocabulary.measured import Signal, StepReading
 from mlflow_stability.vocabulary.result import Episode, Event

@@ -1,6 +1,6 @@
 """The scalars of one recording in another tool: the points that MLflow's charts get, under the same keys.
 
-In: the journal, from the place up to which it was mirrored. Out: points, on a thread of its own: some tools take
+In: the journal, from the position up to which it was mirrored. Out: points, on a thread of its own: some tools take
 seconds to begin. Guarantees: neither the run nor the training waits for a mirror; one that fails is reported once and
 tried again; a new courier goes on where the one before it was killed.
 """

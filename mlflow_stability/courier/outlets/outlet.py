@@ -63,7 +63,7 @@ class JournalReader:
         self.returned: Closing | None = None
         """How it ended if no other step comes."""
         self.until = start
-        """The place up to which it was read."""
+        """The position up to which it was read."""
         self._folder = folder
         self._follower = JournalFollower(folder / JOURNAL, start)
         self._more = True

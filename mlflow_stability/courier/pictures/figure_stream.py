@@ -17,9 +17,9 @@ from pathlib import Path
 
 from mlflow_stability.courier.pictures.picture_data import PictureData
 from mlflow_stability.courier.progress import Delivered
-from mlflow_stability.figures.layers.layer_grid import LayerGrid
+from mlflow_stability.figures.layers import LayerGrid
 from mlflow_stability.figures.run_figure import RunFigure, run_figures
-from mlflow_stability.figures.run_page.dashboard_data import DashboardData
+from mlflow_stability.figures.run_page import DashboardData
 from mlflow_stability.journal.follower import JournalFollower
 from mlflow_stability.journal.layer_tables import LayerTableFile, layer_table_files, read_layer_table
 from mlflow_stability.journal.writer import NAME as JOURNAL
@@ -73,7 +73,7 @@ class FigureStream:
     def __init__(self, delivered: Delivered, writer: RunWriter) -> None:
         self.done = False
         self.reached = 0
-        """The place up to which the journal was heard."""
+        """The position up to which the journal was heard."""
         self._delivered = delivered
         self._writer = writer
         self._follower = JournalFollower(delivered.folder / JOURNAL)

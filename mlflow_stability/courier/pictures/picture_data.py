@@ -12,11 +12,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers.layer_grid import LayerGrid, LayerSketch
+from mlflow_stability.figures.layers import LayerGrid, LayerSketch
 from mlflow_stability.figures.run_figure import run_figures
-from mlflow_stability.figures.run_page.curve import CurveSketch
-from mlflow_stability.figures.run_page.dashboard_data import MOST_CURVES, QUANTITIES, DashboardData
-from mlflow_stability.figures.run_page.mark import MarkSketch
+from mlflow_stability.figures.run_page import MOST_CURVES, QUANTITIES, CurveSketch, DashboardData, MarkSketch
 from mlflow_stability.journal.record import Record
 from mlflow_stability.tracking.keys import is_group
 from mlflow_stability.vocabulary.measured import Signal, StepReading

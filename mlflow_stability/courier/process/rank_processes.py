@@ -36,7 +36,7 @@ class RankProcesses:
     def __init__(self, session: Path) -> None:
         self._session = session
         self._ended: dict[int, float] = {}
-        """When each ended, by its place among them; the first one records."""
+        """When each ended, by its index among them; the first one records."""
         self._ranks: list[RankProcess] = []
         self._lock = threading.Lock()
 
@@ -46,9 +46,9 @@ class RankProcesses:
             return
         self._ranks = ranks_of_session(self._session)
         descriptors = {}
-        for place, each in enumerate(self._ranks):
+        for index, each in enumerate(self._ranks):
             with contextlib.suppress(OSError, AttributeError):  # gone already, or a system without them
-                descriptors[os.pidfd_open(each.identity.pid)] = place
+                descriptors[os.pidfd_open(each.identity.pid)] = index
                 if life_of(each.identity) is not ProcessStatus.LIVES:  # another process has its pid by now, or here
                     os.close(descriptors.popitem()[0])
         if descriptors:

@@ -40,11 +40,11 @@ class Delivered:
     offset: int = 0
     """What is added to its steps."""
     metrics_until: int = 0
-    """The place in the journal up to which metrics have arrived."""
+    """The position in the journal up to which metrics have arrived."""
     thinning: dict[str, Any] = field(default_factory=dict)
-    """The thinner's state at that place."""
+    """The thinner's state at that position."""
     parts_until: int = 0
-    """The place up to which the Parquet record has arrived."""
+    """The position up to which the Parquet record has arrived."""
     events_files: int = 0
     """How many files of events are full and have arrived."""
     git: dict[str, str] | None = None
@@ -52,7 +52,7 @@ class Delivered:
     complete: bool = False
     """Everything that was recorded has arrived."""
     filled_until: int = 0
-    """The place up to which the points that a slow store was spared have arrived as well."""
+    """The position up to which the points that a slow store was spared have arrived as well."""
 
     @classmethod
     def read(cls, folder: Path) -> Delivered:

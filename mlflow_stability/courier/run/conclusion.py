@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from mlflow_stability.analysis.diagnose import concluded, in_place
 from mlflow_stability.courier.streams.run_summary import events_in_words
-from mlflow_stability.detectors.inside.sdr_collapse import SdrCollapse
+from mlflow_stability.detectors.inside import SdrCollapse
 from mlflow_stability.detectors.reported import RepresentationSummary
 from mlflow_stability.diagnosis.run_card import run_card_of
 from mlflow_stability.diagnosis.verdict import training_outcome

@@ -117,7 +117,7 @@ class EventStream:
         self.story = RunSummary(delivered.offset)
         self.concluded = False
         self.reached = 0
-        """The place up to which the journal was heard."""
+        """The position up to which the journal was heard."""
         self._stalls = StallWatch()
         self._all_heard_at: float | None = None
         """When the end of the journal was seen last; steps may have come since then."""

@@ -101,7 +101,7 @@ class FactsStream:
 
     @property
     def reached(self) -> int:
-        """The place in the journal up to which facts were heard: the events' own."""
+        """The position in the journal up to which facts were heard: the events' own."""
         return self._events.reached
 
     def advance(self, over: bool) -> bool:

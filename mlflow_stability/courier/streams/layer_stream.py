@@ -99,7 +99,7 @@ class LayerStream:
 
 
 def _as_many_as_fit(files: list[LayerTableFile]) -> list[LayerTableFile]:
-    """The first of them, whole steps only: the place to go on from is a step."""
+    """The first of them, whole steps only: the position to go on from is a step."""
     sizes = list(accumulate(_size(each) for each in files))
     room = next((number for number, size in enumerate(sizes) if size > _MOST_BYTES), len(files))
     if room == len(files):

@@ -146,7 +146,7 @@ class MetricStream:
 
     @property
     def reached(self) -> int:
-        """The place up to which no point waits; what is only held back for company does not count."""
+        """The position up to which no point waits; what is only held back for company does not count."""
         return self._read_until if not self._batches else self._delivered.metrics_until
 
     @property
@@ -227,7 +227,7 @@ class MetricStream:
         return {**self._thinner.saved(), **self._single_values.saved(), "raised": self._raised}
 
     def _send(self, batch: PointBatch) -> None:
-        """One request; the place in the journal moves on when all of the batch has arrived."""
+        """One request; the position in the journal moves on when all of the batch has arrived."""
         points = batch.points[self._sent_of_first : self._sent_of_first + self._pace.batch]
         if points:
             began = time.monotonic()

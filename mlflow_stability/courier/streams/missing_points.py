@@ -100,7 +100,7 @@ class MissingPointStream:
         made, asked = Thinner(self._asked, self._layers), Thinner(self._asked, self._layers)
         curves = SingleValues()
         held = HeldReadings()
-        follower, place = JournalFollower(self._delivered.folder / JOURNAL), 0
+        follower, position = JournalFollower(self._delivered.folder / JOURNAL), 0
 
         def chosen() -> list[Point]:
             reading, begins, marked = held.pop()
@@ -118,12 +118,12 @@ class MissingPointStream:
             found: list[Point] = []
             for entry in entries:
                 if isinstance(entry.record, StepReading) and not is_of_the_script(entry.record):
-                    held.add(entry.record, place)
+                    held.add(entry.record, position)
                     if held.full:
                         found += chosen()
                 elif isinstance(entry.record, Event):
                     held.mark(entry.record.step)
-                place = entry.end
+                position = entry.end
             yield found
         found = []
         while held:

@@ -1,6 +1,6 @@
 """Carries every reading of a journal into the Parquet record of its run.
 
-In: the journal, from the place up to which parts have arrived. Out: parts, seldom at first and ever more seldom, so
+In: the journal, from the position up to which parts have arrived. Out: parts, seldom at first and ever more seldom, so
 that a long run does not end as thousands of files. Guarantees: a part that is sent twice lands on itself; at most
 `_MOST_WAITING` observations are in memory.
 """
@@ -43,7 +43,7 @@ class PartStream:
 
     @property
     def reached(self) -> int:
-        """The place up to which parts have arrived; what waits for the next part to be due does not count."""
+        """The position up to which parts have arrived; what waits for the next part to be due does not count."""
         return self._delivered.parts_until if self._overdue else self._read_until
 
     def advance(self, over: bool) -> bool:

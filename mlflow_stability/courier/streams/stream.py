@@ -19,7 +19,7 @@ class Stream(Protocol):
 
     @property
     def reached(self) -> int:
-        """The place in the journal up to which everything has arrived that should have by now."""
+        """The position in the journal up to which everything has arrived that should have by now."""
 
     def advance(self, over: bool) -> bool:
         """Do a bite of work; True if there is more to do at once. `over`: nothing more will be recorded, send the rest.

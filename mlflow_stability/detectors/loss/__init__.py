@@ -1,1 +1,24 @@
 """Judgements of the loss."""
+
+from __future__ import annotations
+
+from mlflow_stability.detectors.loss.divergence import Divergence, DivergenceClassic
+from mlflow_stability.detectors.loss.divergence_ahead import DivergenceAhead
+from mlflow_stability.detectors.loss.loss_spike import LossSpike
+from mlflow_stability.detectors.loss.nonfinite import InfDetected, NanDetected
+from mlflow_stability.detectors.loss.overfitting import Overfitting
+from mlflow_stability.detectors.loss.plateau import Plateau
+from mlflow_stability.detectors.loss.repeated_data import ConstantOutput, RepeatedData
+
+__all__ = [
+    "ConstantOutput",
+    "Divergence",
+    "DivergenceAhead",
+    "DivergenceClassic",
+    "InfDetected",
+    "LossSpike",
+    "NanDetected",
+    "Overfitting",
+    "Plateau",
+    "RepeatedData",
+]

@@ -1,1 +1,12 @@
 """Pictures by layer and step."""
+
+from __future__ import annotations
+
+from mlflow_stability.figures.layers.layer_grid import LayerGrid, LayerSketch
+from mlflow_stability.figures.layers.layer_label import labels_of
+
+__all__ = [
+    "LayerGrid",
+    "LayerSketch",
+    "labels_of",
+]

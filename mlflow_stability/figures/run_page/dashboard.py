@@ -35,7 +35,7 @@ class _Panel:
 _PANELS = (
     _Panel("loss", ("loss", "val_loss"), 2.5),
     _Panel("gradient norm", ("grad_norm", "grad_norm_clipped"), 1.9, GRADIENT_NORM),
-    _Panel("learning rate", ("learning_rate",), 1.2),
+    _Panel("learning rate", ("learning_rate", "learning_rate_used"), 1.2),
     _Panel("update ratio", ("update_ratio",), 1.6, UPDATE_RATIO),
 )
 _EMPTY = 0.5

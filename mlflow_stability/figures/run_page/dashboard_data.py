@@ -14,6 +14,7 @@ QUANTITIES = (
     "grad_norm",
     "grad_norm_clipped",
     "learning_rate",
+    "learning_rate_used",
     "update_ratio",
     "skipped_steps",
 )

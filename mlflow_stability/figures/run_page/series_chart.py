@@ -25,7 +25,7 @@ PIXELS = 1200
 """Stretches that a line is drawn of at most: about the pixels of its width."""
 _NOISY_FROM = 150
 """Points from which on a line gets its usual value drawn over it."""
-_SET_BY_THE_SCRIPT = frozenset({"learning_rate"})
+_SET_BY_THE_SCRIPT = frozenset({"learning_rate", "learning_rate_used"})
 """What has no noise: each of its jumps is meant, and none is to be smoothed away."""
 _APART = 0.05
 """The share of the width below which non-finite values are counted together."""

@@ -54,5 +54,5 @@ def render(comparison: Comparison) -> str:
 @cache
 def _template() -> Template:
     return page_template(
-        "comparison.html", wording=wording, numbers=numbers, number_text=number_text, width=WIDTH, height=HEIGHT
+        "comparison_page.html", wording=wording, numbers=numbers, number_text=number_text, width=WIDTH, height=HEIGHT
     )

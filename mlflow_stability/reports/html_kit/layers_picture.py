@@ -20,7 +20,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mlflow_stability.figures.layers.layer_label import labels_of
+from mlflow_stability.figures.layers import labels_of
 from mlflow_stability.reports.html_kit.axis import Axis, Tick, apart
 from mlflow_stability.reports.words import layer_phrases as wording
 from mlflow_stability.vocabulary.measured import LayersBeside

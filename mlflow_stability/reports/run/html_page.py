@@ -47,4 +47,4 @@ def _charts(diagnosis: Diagnosis) -> list[Chart]:
 
 @cache
 def _template() -> Template:
-    return page_template("report.html", wording=wording, number_text=number_text, width=WIDTH, height=HEIGHT)
+    return page_template("run_page.html", wording=wording, number_text=number_text, width=WIDTH, height=HEIGHT)

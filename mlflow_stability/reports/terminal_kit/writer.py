@@ -19,7 +19,12 @@ from mlflow_stability.vocabulary.result import Severity
 from mlflow_stability.vocabulary.text import capitalised
 
 OUTCOME_STYLES = defaultdict(
-    lambda: "bold red", healthy="bold green", cannot_tell="bold", unstable="bold yellow", recovered="bold yellow"
+    lambda: "bold red",
+    healthy="bold green",
+    cannot_tell="bold",
+    not_found="bold",
+    unstable="bold yellow",
+    recovered="bold yellow",
 )
 """How each outcome looks; it is always there in words too."""
 LONGEST = 2000
@@ -50,6 +55,13 @@ class TerminalWriter:
             Rule(self.text(title, "bold"), align="left", characters="─" if self.unicode else "-", style="dim")
         )
 
+    def link(self, title: str, address: str) -> None:
+        """A title, and an address beneath it in one line, however long, so that it can be opened; nothing for none."""
+        if address:
+            self.console.print()
+            self.console.print(self.text(title, "bold"))
+            self.console.print(Text.assemble("  ", self.text(address)), soft_wrap=True)
+
     def paragraph(self, title: str, said: str, *, names: bool = False) -> None:
         """A title, and a sentence or more beneath it, or `names` from a program; nothing for nothing."""
         if said:
@@ -57,10 +69,20 @@ class TerminalWriter:
             self.console.print(self.text(title, "bold"))
             self.console.print(Padding(self.text(said if names else capitalised(said)), (0, 0, 0, 2)))
 
-    def section(self, title: str, rows: Iterable[tuple[RenderableType, RenderableType]], *, space: bool = True) -> None:
-        """A title, and beneath it rows of two columns, the second of which wraps within itself; nothing for no rows."""
+    def section(
+        self,
+        title: str,
+        rows: Iterable[tuple[RenderableType, RenderableType]],
+        *,
+        space: bool = True,
+        first_at_most: float = 1 / 3,
+    ) -> None:
+        """A title, and beneath it rows of two columns, the second of which wraps within itself; nothing for no rows.
+
+        The first column takes at most the share `first_at_most` of the width.
+        """
         table = Table(box=None, show_header=False, pad_edge=False, padding=(0, 2, 0, 0))
-        table.add_column(overflow="fold", max_width=self.console.width // 3)
+        table.add_column(overflow="fold", max_width=int(self.console.width * first_at_most))
         table.add_column(overflow="fold", ratio=1)
         for left, right in rows:
             table.add_row(left, right)

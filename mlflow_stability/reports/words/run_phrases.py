@@ -12,7 +12,7 @@ from mlflow_stability.reports.terminal_kit import number_text
 from mlflow_stability.vocabulary.result import Cause, CurveReading, Diagnosis, Episode, Severity
 from mlflow_stability.vocabulary.text import changed, counted
 
-OUTCOMES = {"cannot_tell": "cannot tell", "out_of_memory": "out of memory"}
+OUTCOMES = {"cannot_tell": "cannot tell", "not_found": "not found", "out_of_memory": "out of memory"}
 """Words for programs that people would write otherwise."""
 TRENDS = {
     "strong": "fell strongly",
@@ -25,7 +25,7 @@ STABILITIES = {"smooth": "low noise"}
 SHAPES = {"u-shape": "U-shaped"}
 FEW_NAMES = 3
 """Of so many names at most each is told."""
-WELL = frozenset({"healthy", "cannot_tell"})
+WELL = frozenset({"healthy", "cannot_tell", "not_found"})
 """The outcomes that are no trouble."""
 
 

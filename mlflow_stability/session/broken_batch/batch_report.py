@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -137,7 +137,7 @@ class BatchReport(ForwardObserver):
     def inputs_of_step(self, batch_number: int | None = None) -> tuple[CapturedBatch, ...]:
         """What its passes were called with, without what came out; nothing where that is too large to be kept."""
         passes = self._capture.passes(self.batch_number if batch_number is None else batch_number)
-        inputs = tuple(replace(each, outputs=(), gradients={}, nodes=(), bytes=each.input_bytes) for each in passes)
+        inputs = tuple(each.without_outputs() for each in passes)
         room = MOST_SPIKE_BYTES - self._spike_bytes
         return inputs if sum(each.bytes for each in inputs) <= room else ()
 

@@ -1,7 +1,8 @@
 """Writes the lines of one session: recording begins, findings, rollbacks, the end.
 
 In: what the session sees, and what the courier has concluded. Out: log lines of the logger `mlflow_stability`.
-Guarantees: a silent session writes nothing at all; of several processes that train together one writes.
+Guarantees: a silent session writes only that recorded data is lost or not delivered; of several processes that train
+together one writes.
 """
 
 from __future__ import annotations
@@ -85,9 +86,11 @@ class TrainingOutput:
         self._begun: set[str] = set()
         """Runs whose beginning was said."""
 
-    def warn(self, message: str, *args: Any) -> None:
-        """Write a line about something that needs attention."""
-        if not self.silent:
+    def warn(self, message: str, *args: Any, if_silent: bool = False) -> None:
+        """Write a line about something that needs attention; ``if_silent``: also in a silent session, because recorded
+        data is lost or not delivered, and no run can say so.
+        """
+        if if_silent or not self.silent:
             write_line(logging.WARNING, message, *args)
 
     def info(self, message: str, *args: Any) -> None:

@@ -121,8 +121,9 @@ class CourierLink:
                 self.warn(
                     "The courier process could not be started (%s). Training continues and everything is "
                     "kept in %s. Run `mlflow-stability sync` to deliver it.",
-                    error,
+                    str(error),  # an error holds on to its frames
                     self.folder.parent,
+                    if_silent=True,
                 )
         self._start_after = time.monotonic() + RESTART_PAUSE
 
@@ -191,6 +192,7 @@ class CourierLink:
                     "recording has stopped. Start a new run, or call autolog(disable=True) and autolog() "
                     "again, to record further.",
                     self.folder,
+                    if_silent=True,
                 )
             self._revive()
             self._pass_on()
@@ -352,6 +354,7 @@ def wait_for_delivery(awaited: Sequence[DeliveringCourier]) -> list[DeliveringCo
                 link.left(),
                 trouble,
                 link.folder.parent,
+                if_silent=True,
             )
         else:
             link.warn(

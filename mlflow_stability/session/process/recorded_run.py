@@ -8,7 +8,7 @@ from weakref import WeakMethod
 
 from mlflow_stability.session.output import TrainingOutput
 from mlflow_stability.session.process.courier_link import CourierLink, DeliveringCourier, wait_for_delivery
-from mlflow_stability.tracking.in_process.latest_run import DeliveredState
+from mlflow_stability.tracking.in_process import DeliveredState
 
 
 class RecordedRun:

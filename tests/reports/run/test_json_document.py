@@ -9,6 +9,7 @@ from jsonschema import Draft202012Validator
 from reports.hostile import hostile_reports
 from reports.samples import ALL, BAD, GOOD, MIXED, NOTHING, SEVERAL, nan, run_of_a_store
 
+from mlflow_stability.diagnosis.verdict.verdict import ENDED, KINDS_THAT_DECIDE, RECOVERED
 from mlflow_stability.reports.report import Report
 from mlflow_stability.reports.run.json_document import render, schema
 
@@ -43,6 +44,13 @@ def test_the_schema_refuses_what_is_not_written() -> None:
     document = json.loads(render(BAD))
     document["summary"].pop("total_files")
     assert not Draft202012Validator(schema()).is_valid(document)
+
+
+def test_the_schema_knows_every_outcome() -> None:
+    outcomes = {*KINDS_THAT_DECIDE, *ENDED, RECOVERED, "healthy", "unstable", "cannot_tell", "not_found"}
+    for outcome in outcomes:
+        (whole, *_) = ALL[0].diagnoses
+        Draft202012Validator(schema()).validate(json.loads(render(Report((replace(whole, outcome=outcome),)))))
 
 
 def test_the_summary_counts_what_is_listed() -> None:

@@ -66,13 +66,16 @@ def test_a_closed_stderr_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
             TrainingOutput(silent=False).warn("nobody hears it")
 
 
-def test_a_silent_session_says_nothing_at_all(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_silent_session_says_nothing_but_that_data_is_lost(caplog: pytest.LogCaptureFixture) -> None:
     output = TrainingOutput(silent=True)
     output.begins(RUN)
     output.found(SPIKE)
     output.found(ROLLBACK)
     output.ended([RUN])
+    output.warn("This machine is slow.")
     assert caplog.messages == []
+    output.warn("Recorded data is lost.", if_silent=True)
+    assert caplog.messages == ["Recorded data is lost."]
 
 
 def test_the_beginning_is_said_once_and_not_before_the_run_is_known(caplog: pytest.LogCaptureFixture) -> None:
