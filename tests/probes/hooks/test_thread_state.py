@@ -48,6 +48,7 @@ def test_what_was_changed_is_put_right_and_what_was_not_is_left_alone() -> None:
         assert torch._C._is_torch_function_enabled()
         assert not torch._C._len_torch_dispatch_stack()
         assert thread_state.noted() == before
+        ours.leave()
 
 
 def test_an_error_of_ours_ends_no_count_that_is_going_on_nor_ctrl_c_one_of_the_script() -> None:
