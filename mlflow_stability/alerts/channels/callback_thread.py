@@ -54,6 +54,7 @@ class CallbackAlerts:
         self._warn = warn
         self._waiting = _Waiting()
         self._thread: threading.Thread | None = None
+        self._starts = threading.Lock()
         self._pid = 0
         self.dropped = 0
         """Events and readings that found no room."""
@@ -77,19 +78,27 @@ class CallbackAlerts:
             thread.join(seconds)
 
     def _put(self, what: Event | StepReading) -> None:
-        if self._thread is None or self._pid != os.getpid():  # a fork has what waits, but not the thread
-            self._pid = os.getpid()
-            self._waiting = _Waiting()
-            self._thread = threading.Thread(
-                target=self._work, args=(self._waiting,), name="mlflow-stability alerts", daemon=True
-            )
-            self._thread.start()
+        if self._thread is None or self._pid != os.getpid():
+            self._start()
         if len(self._waiting.told) >= MOST_WAITING:
             self.dropped += 1
             return
         self._waiting.told.append(what)
         if isinstance(what, Event):  # waking a thread at every step costs more than the step's measurement
             self._waiting.look.set()
+
+    def _start(self) -> None:
+        """Begin the thread, once, whichever threads find that there is none."""
+        if self._pid != os.getpid():  # a fork has what waits, but not the thread, nor who held the lock
+            self._thread, self._starts, self._pid = None, threading.Lock(), os.getpid()
+        with self._starts:
+            if self._thread is None:
+                waiting = _Waiting()
+                thread = threading.Thread(
+                    target=self._work, args=(waiting,), name="mlflow-stability alerts", daemon=True
+                )
+                thread.start()
+                self._waiting, self._thread = waiting, thread
 
     def _work(self, waiting: _Waiting) -> None:
         over = False

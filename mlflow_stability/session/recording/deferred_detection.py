@@ -2,8 +2,8 @@
 
 In: steps as they are kept, in their order. Out: calls of whoever judges. Guarantees: every step is judged once, in
 order, at the latest a second after it was kept, also while the training stands still: then a thread of ours does it.
-What is not finite is judged at once, with all that came before it. There is no such thread while the process forks, and
-none once `stop` was called. An error in that thread is raised where the training comes next.
+What is not finite is judged at once, with all that came before it. There is no such thread while the process forks, nor
+in the forked process, and none once `stop` was called. An error in that thread is raised where the training comes next.
 """
 
 from __future__ import annotations
@@ -70,19 +70,27 @@ class DeferredDetection:
             self._over.set()
             thread.join(2 * IDLE_SECONDS)
 
+    def resume(self) -> None:
+        """Begin the thread again where steps wait for it."""
+        if self._waiting:
+            self._start()
+
     def _start(self) -> bool:
         """Begin the thread; False where there can be none: at the exit of the process, or under its limit."""
-        self._over = threading.Event()
-        thread = threading.Thread(
-            target=self._look_after, args=(self._over,), name="mlflow-stability judge", daemon=True
-        )
-        try:
-            thread.start()
-        except RuntimeError:
-            return False
-        self._thread = thread
-        _live.add(self)
-        return True
+        with self._lock:  # the training, and whoever has just forked
+            if self._thread is not None:
+                return True
+            self._over = threading.Event()
+            thread = threading.Thread(
+                target=self._look_after, args=(self._over,), name="mlflow-stability judge", daemon=True
+            )
+            try:
+                thread.start()
+            except RuntimeError:
+                return False
+            self._thread = thread
+            _live.add(self)
+            return True
 
     def _look_after(self, over: threading.Event) -> None:
         before: StepReading | None = None
@@ -113,4 +121,9 @@ def _before_fork() -> None:
         each.stop()
 
 
-os.register_at_fork(before=_before_fork)
+def _after_fork() -> None:
+    for each in list(_live):
+        each.resume()
+
+
+os.register_at_fork(before=_before_fork, after_in_parent=_after_fork)

@@ -264,16 +264,19 @@ class Recording:
             self._journal.append(Returned(**asdict(replace(closing, step=self.step, time=time.time()))))
 
     def close(self, closing: Closing) -> None:
-        """End it; what comes later belongs to another recording."""
-        if not self.closed:
+        """End it; what comes later belongs to another recording. Its end is recorded whatever fails before it."""
+        if self.closed:
+            return
+        try:
             self.settle()
-            if self._late is not None:
-                self._late.stop()
             if self.spikes is not None:
                 self.spikes.close()
             self._tell_sums()
             self._account_at_end(self._losses.missing(self.step))
+        finally:
             self.closed = True
+            if self._late is not None:
+                self._late.stop()
             self._journal.append(replace(closing, step=self.step, time=time.time()))
             self._journal.close()
             if self.batches is not None:

@@ -93,6 +93,26 @@ def test_a_function_that_raises_is_reported_once_and_called_again() -> None:
     assert "fails raised ValueError: no network" in warned[0]
 
 
+def test_two_threads_that_tell_at_once_begin_one_thread() -> None:
+    got: list[str] = []
+    for _ in range(50):
+        alerts = alerts_to(lambda message: got.append(message.kind))
+        together = threading.Barrier(2)
+
+        def tell(event: Event, alerts: CallbackAlerts = alerts, together: threading.Barrier = together) -> None:
+            together.wait(10)
+            alerts.tell(event)
+
+        telling = [threading.Thread(target=tell, args=(each,)) for each in (NAN, SPIKE)]
+        for each in telling:
+            each.start()
+        for each in telling:
+            each.join(10)
+        alerts.close(10)
+        assert not [each for each in threading.enumerate() if each.name == "mlflow-stability alerts"]
+    assert (got.count("nan_detected"), got.count("loss_spike")) == (50, 50)
+
+
 def test_without_functions_there_is_no_thread() -> None:
     before = threading.active_count()
     alerts = CallbackAlerts([Alert("console")], lambda: None, lambda *_: None)

@@ -84,20 +84,41 @@ def test_a_training_that_stands_still_has_its_last_steps_judged_within_two_secon
     late.stop()
 
 
-def test_no_thread_is_left_when_it_is_stopped_and_none_while_the_process_forks() -> None:
+def test_no_thread_is_left_when_it_is_stopped() -> None:
+    before = threading.active_count()
     late = DeferredDetection(Judged())
     late.take(reading(1, 100.0))
     late.take(reading(2, 100.001))
+    assert threading.active_count() == before + 1
+    late.stop()
+    assert threading.active_count() == before
+
+
+def test_no_thread_is_there_while_the_process_forks_and_what_waits_is_judged_by_the_next_one() -> None:
+    judged = Judged()
+    late = DeferredDetection(judged)
+    late.take(reading(1, 100.0))
+    late.take(reading(2, 100.001))
+    child = os.fork()
+    if child == 0:
+        os._exit(late._thread is not None)
+    assert os.waitpid(child, 0)[1] == 0
+    wait_until(lambda: judged.steps == [1, 2], 10)
+    late.stop()
+
+
+def test_a_fork_begins_no_thread_where_nothing_waits() -> None:
     before = threading.active_count()
+    late = DeferredDetection(Judged())
+    late.take(reading(1, 100.0))
+    late.take(reading(2, 100.001))
+    late.settle()
     child = os.fork()
     if child == 0:
         os._exit(0)
     assert os.waitpid(child, 0)[1] == 0
-    assert threading.active_count() == before - 1
-    late.take(reading(3, 100.002))
     assert threading.active_count() == before
     late.stop()
-    assert threading.active_count() == before - 1
 
 
 def test_where_no_thread_can_be_started_each_step_is_judged_at_once(monkeypatch: pytest.MonkeyPatch) -> None:

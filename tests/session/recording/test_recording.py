@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,12 +16,15 @@ from torch import nn
 from torch.optim import SGD
 
 import mlflow_stability
+from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.journal.record import Record
+from mlflow_stability.journal.writer import NAME as JOURNAL
 from mlflow_stability.probes.step.reading import ProbeReading
-from mlflow_stability.session.recording.recording import TELL_EVERY, LossCount
+from mlflow_stability.session.guard import PartGuard
+from mlflow_stability.session.recording.recording import TELL_EVERY, LossCount, Recording
 from mlflow_stability.vocabulary.measured.signal import Signal
 from mlflow_stability.vocabulary.result.event import Event, Severity
-from mlflow_stability.vocabulary.run.milestone import Note
+from mlflow_stability.vocabulary.run.milestone import Closing, Note, Opening
 
 
 def by_torch_func(model: nn.Module, steps: int) -> None:
@@ -93,6 +97,20 @@ def test_a_training_with_a_loss_says_nothing(tmp_path: Path) -> None:
                 mse(model, batch).backward()
             optimizer.step()
     assert not said(flown.records)
+
+
+def test_the_end_is_recorded_even_where_something_before_it_fails(tmp_path: Path) -> None:
+    def fails(_event: Event) -> None:
+        raise ValueError("broken")
+
+    guard = PartGuard(strict=True, on_failure=lambda part, error: None)
+    recording = Recording(tmp_path / "here", Opening("here", os.getpid(), 0.0, "here", 0.0), (), guard, fails)
+    recording.record(ProbeReading((Signal("grad_norm"),), (1.0,), 0.0, ""))
+    with pytest.raises(ValueError, match="broken"):  # it tells of the missing loss
+        recording.close(Closing("crashed", run_was_active=False))
+    *_, last = read_journal(recording.folder / JOURNAL)
+    assert isinstance(last, Closing)
+    assert (last.outcome, last.step) == ("crashed", 1)
 
 
 def test_discarded_losses_are_counted_and_told_of_seldom() -> None:
