@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from threading import RLock, Timer
 from typing import Any
 
+from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.session.output.log_line import write_line
 from mlflow_stability.session.output.troubles import Troubles
 from mlflow_stability.vocabulary.result import Event
@@ -83,6 +84,8 @@ class TrainingOutput:
         self._lock = RLock()
         """Findings are held by the thread that trains, and reported late by a timer."""
         self._timer: Timer | None = None
+        self._not_cleared: set[float] = set()
+        """The steps since which gradients are not cleared, for as long as that is so."""
         self._begun: set[str] = set()
         """Runs whose beginning was said."""
 
@@ -114,6 +117,9 @@ class TrainingOutput:
         if self.silent:
             return
         with self._lock:
+            if event.kind == MissingZeroGrad.kind:
+                self._not_cleared.add(event.step)
+            self._not_cleared.discard(event.evidence.get(MissingZeroGrad.not_cleared_since, 0.0))
             if event.kind == "rollback":
                 said = self._said_of_rollback(event)
                 self._forget_held()
@@ -206,5 +212,9 @@ class TrainingOutput:
 
     def _say(self, event: Event) -> None:
         if self._troubles.is_news(event):
-            advice = f" {event.remedies[0]}" if event.remedies else ""
-            self.warn("%s: %s%s", event.kind, event.message, advice)
+            remedies = MissingZeroGrad.remedies if self._is_of_uncleared(event) else event.remedies
+            self.warn("%s: %s%s", event.kind, event.message, f" {remedies[0]}" if remedies else "")
+
+    def _is_of_uncleared(self, event: Event) -> bool:
+        """Whether sums of old gradients explain it: smaller steps, or clipping, would only treat the symptom."""
+        return bool(self._not_cleared) and self._troubles.is_instability(event)

@@ -11,6 +11,7 @@ from io import StringIO
 import pytest
 from waiting import wait_until
 
+from mlflow_stability.detectors.reported import MissingZeroGrad
 from mlflow_stability.session.output import DeliveredRun, ProgressLine, TrainingOutput, training_output
 from mlflow_stability.session.output.training_output import MOST_ENDS
 from mlflow_stability.vocabulary.result.event import Event, Severity
@@ -55,6 +56,20 @@ def test_a_level_that_the_script_has_chosen_is_kept(caplog: pytest.LogCaptureFix
         output.info("not this")
         output.warn("this")
     assert caplog.messages == ["this"]
+
+
+def test_while_gradients_are_not_cleared_no_smaller_steps_are_advised(caplog: pytest.LogCaptureFixture) -> None:
+    output = TrainingOutput(silent=False)
+    missing = Event(2, MissingZeroGrad.kind, Severity.WARNING, "Not cleared.", remedies=MissingZeroGrad.remedies)
+    over = {MissingZeroGrad.not_cleared_since: 2.0}
+    output.found(missing)
+    output.found(SPIKE)
+    output.found(Event(300, "configuration_changed", Severity.INFO, "Cleared again.", evidence=over))
+    output.found(replace(SPIKE, step=400))
+    zero_grad, before, after = caplog.messages
+    assert "zero_grad()" in zero_grad
+    assert before == f"loss_spike: {SPIKE.message} {MissingZeroGrad.remedies[0]}"
+    assert after == f"loss_spike: {SPIKE.message} {SPIKE.remedies[0]}"
 
 
 def test_a_closed_stderr_is_no_trouble(monkeypatch: pytest.MonkeyPatch) -> None:
