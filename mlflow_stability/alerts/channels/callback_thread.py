@@ -55,7 +55,7 @@ class CallbackAlerts:
         self._waiting = _Waiting()
         self._thread: threading.Thread | None = None
         self._starts = threading.Lock()
-        self._pid = 0
+        self._pid = os.getpid()
         self.dropped = 0
         """Events and readings that found no room."""
 
