@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from forked.processes import loaded
+from hypothesis import settings
 from servers.mlflow_server import mlflow_server
 from servers.troubled_server import TroubledServer
 
@@ -38,6 +40,9 @@ _THEIRS = (
     "MLFLOW_HTTP_REQUEST_TIMEOUT",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT",
 )
+# A busy machine takes longer for one example than for another.
+settings.register_profile("without a deadline", settings.default, deadline=None)
+settings.load_profile("without a deadline")
 # A shell that starts the tests in the background has them ignore Ctrl-C, which some of them send.
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
@@ -54,6 +59,13 @@ def clean_place(gives_back: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatc
     if (compiled := sys.modules.get("torch._dynamo.eval_frame")) is not None:
         compiled.cached_backends.clear()
         compiled.always_optimize_code_objects.clear()
+
+
+@pytest.fixture(scope="module")
+def forked(request: pytest.FixtureRequest) -> Iterator[None]:
+    """The scripts of the module's `FORKED` start faster: what they import of torch is loaded once for all of them."""
+    with loaded(*request.module.FORKED):
+        yield
 
 
 @pytest.fixture(scope="session")

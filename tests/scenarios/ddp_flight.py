@@ -4,7 +4,9 @@ Which trouble is the argument: `nan` in the batch of the last rank alone, `jump`
 guard of the last rank breaks down; `lost` and `half`: the learning rate jumps, and the last rank cannot go back, or
 breaks off half-way; `asked`: the last rank asks to skip a step, and all to go back; `stop`: a loss that `stop_on` has,
 on all ranks or with `stop-last` on the last one, and with `bare` without anything else of the autopilot. `smaller`: a
-spike, and later a NaN in the batch of the last rank, with options that make steps smaller.
+spike, and later a NaN in the batch of the last rank, with options that make steps smaller. `buffers`: a NaN in its
+batch, of a model with a batch norm, and with a buffer that the script writes after each step. `changed`: from some step
+on all targets are other ones.
 """
 
 from __future__ import annotations
@@ -52,13 +54,18 @@ def main(trouble: str, folder: Path) -> None:
 
 def train(trouble: str, rank: int) -> None:
     torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1)))
+    inner = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    if trouble == "buffers":
+        inner.append(nn.BatchNorm1d(1)).register_buffer("written", torch.zeros(()))
+    model = DistributedDataParallel(inner, broadcast_buffers=trouble != "buffers")
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
     dice = torch.Generator().manual_seed(rank + 1)
     for step in range(1, STEPS + 1):
         inputs = torch.randn(16, 8, generator=dice)
         targets = inputs[:, :1].sin() + 0.1 * torch.randn(16, 1, generator=dice)
-        if step == {"nan": TROUBLE, "smaller": TROUBLE + 50}.get(trouble) and rank:
+        if trouble == "changed" and step >= TROUBLE:
+            targets = targets + 10
+        if step == {"nan": TROUBLE, "buffers": TROUBLE, "smaller": TROUBLE + 50}.get(trouble) and rank:
             inputs[0, 0] = math.nan
         if trouble in ("jump", "lost", "half"):
             optimizer.param_groups[0]["lr"] = 3.0 if TROUBLE <= step < TROUBLE + 15 else 0.01
@@ -77,6 +84,10 @@ def train(trouble: str, rank: int) -> None:
             raise
         optimizer.zero_grad()
         print(step, checksum(model), loss.item(), flush=True)
+        if trouble == "buffers":
+            inner.get_buffer("written").add_(1)
+    if trouble == "buffers":
+        print(inner.get_buffer("written").item(), inner[-1].num_batches_tracked.item(), 0, flush=True)
 
 
 def checksum(model: nn.Module) -> int:

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import itertools
 import re
-import subprocess
 from pathlib import Path
 
 import pytest
+from forked.processes import Process
 from mlflow import MlflowClient
 from scenarios.sharded_flight import NAN_AT, STEPS
 from scenarios.test_several_processes import finish, free_port, start
@@ -17,14 +17,15 @@ from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.recovery.checkpoints.checkpoint_reader import damage_of, listing
 from mlflow_stability.vocabulary.result import Event
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
+FORKED = [Path(__file__).with_name(each) for each in ("ddp_flight.py", "sharded_flight.py")]
 OFFLINE = {"MLFLOW_STABILITY_OFFLINE": "1"}
 """Where nothing is read from the run, so that nobody needs to deliver it."""
 
 
 def started(
     trouble: str, uri: str, folder: Path, script: str = "ddp_flight.py", ranks: int = 2, *more: str, **environment: str
-) -> list[subprocess.Popen[str]]:
+) -> list[Process]:
     together = {"WORLD_SIZE": str(ranks), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(), **environment}
     arguments = trouble, str(folder / "journals"), *more
     return [start(script, *arguments, uri=uri, RANK=str(rank), **together) for rank in range(ranks)]
@@ -52,6 +53,15 @@ def test_a_nan_on_one_rank_is_skipped_on_both(sqlite_uri: str, tmp_path: Path) -
     assert list(record["skipped_steps"])[-1] == 1
 
 
+def test_what_the_script_writes_into_buffers_is_the_same_on_both_after_a_skipped_step(
+    sqlite_uri: str, tmp_path: Path
+) -> None:
+    first, second = both("buffers", sqlite_uri, tmp_path, **OFFLINE)
+    assert weights(first[:-1]) == weights(second[:-1])
+    steps = float(len(first) - 1)
+    assert first[-1] == second[-1] == [steps, steps - 1, 0.0]
+
+
 def test_smaller_steps_are_those_of_both(sqlite_uri: str, tmp_path: Path) -> None:
     first, second = both("smaller", sqlite_uri, tmp_path)
     assert weights(first) == weights(second)
@@ -75,15 +85,40 @@ def test_a_return_is_one_for_both(sqlite_uri: str, tmp_path: Path) -> None:
     assert sum(row[2] for row in first[-20:]) / 20 < 0.1
 
 
+def test_where_the_data_has_changed_both_get_their_weights_of_before_the_rollback_back(
+    sqlite_uri: str, tmp_path: Path
+) -> None:
+    ranks = [each.communicate(timeout=120) for each in started("changed", sqlite_uri, tmp_path)]
+    first, second = (numbers(printed) for printed, _ in ranks)
+    assert weights(first) == weights(second)
+    (_, said), (_, other) = ranks
+    assert said.count("Rolled back from step ") == said.count("data_changed: ") == 1
+    assert "mlflow-stability: " not in other
+    (run,) = MlflowClient(sqlite_uri).search_runs(["0"])
+    diagnosis = mlflow_stability.diagnose(run.info.run_id, tracking_uri=sqlite_uri)
+    (told,) = [each for each in diagnosis.episodes if each.kind == "data_changed"]
+    # The weights of the step of the rollback were replaced within it: what came back is seen by what follows.
+    before, after = first[int(told.evidence["target"]) - 2], first[told.start + 1]
+    assert after[2] < before[2]
+    assert sum(row[2] for row in first[-20:]) / 20 < 0.5
+
+
 def test_a_guard_that_fails_on_one_rank_is_off_on_both_and_training_goes_on(sqlite_uri: str, tmp_path: Path) -> None:
     first, second = both("fail", sqlite_uri, tmp_path, **OFFLINE)
     assert len(first) == 260
     assert weights(first) == weights(second)
 
 
-@pytest.mark.parametrize("trouble", ["lost", "half"])
+@pytest.mark.parametrize(
+    ("trouble", "told", "why"),
+    [
+        # States will come again: this trouble alone is not answered.
+        ("lost", "give_up: No rollback at step", "No good state fits the training as it is now (it is refused in"),
+        ("half", "give_up: Rollback from step", "it failed in another process of this training"),
+    ],
+)
 def test_where_one_rank_cannot_go_back_none_does_and_nobody_tries_again(
-    sqlite_uri: str, tmp_path: Path, trouble: str
+    sqlite_uri: str, tmp_path: Path, trouble: str, told: str, why: str
 ) -> None:
     ranks = started(trouble, sqlite_uri, tmp_path, **OFFLINE)
     said = [each.communicate(timeout=120) for each in ranks]
@@ -93,8 +128,8 @@ def test_where_one_rank_cannot_go_back_none_does_and_nobody_tries_again(
     assert weights(first) == weights(second)
     known = [row[1] for row in first]
     assert len(set(known)) == len(known), "no state came back"
-    assert said[0][1].count("give_up: Rollback from step") == 1
-    assert "it failed in another process of this training" in said[0][1]
+    assert said[0][1].count("give_up: ") == said[0][1].count(told) == 1
+    assert why in said[0][1]
 
 
 def test_one_rank_may_ask_to_skip_and_going_back_when_asked_is_one_return_for_both(

@@ -23,6 +23,7 @@ from mlflow_stability.tracking.keys import metric_key
 from mlflow_stability.tracking.read.run_reader import RunReader
 from mlflow_stability.vocabulary.measured.observation import StepReading
 from mlflow_stability.vocabulary.measured.signal import Signal
+from mlflow_stability.vocabulary.result.event import Event
 
 pytestmark = pytest.mark.slow
 
@@ -177,8 +178,11 @@ def test_the_run_has_a_row_for_each_iteration_and_both_halves_at_the_same_steps(
         sorted(each.step for each in store.get_metric_history(run.info.run_id, key))
         for key in (metric_key(Signal("loss")), metric_key(Signal("loss", "track_critic")))
     ]
-    assert logged[0] == logged[1] == [1, *range(20, 201, 20)]
-    read = list(RunReader(run.info.run_id, sqlite_uri).record().readings())
+    assert logged[0] == logged[1]
+    reader, planned = RunReader(run.info.run_id, sqlite_uri), {1, *range(20, 201, 20)}
+    with_events = {said.step for _, said in reader.said() if isinstance(said, Event)}  # a busy machine has slow steps
+    assert planned <= set(logged[0]) <= planned | with_events
+    read = list(reader.record().readings())
     assert len(read) == 400
     assert {len({str(each) for each in one.signals} & {SMALL, LARGE}) for one in read} == {1}
 

@@ -8,15 +8,16 @@ from pathlib import Path
 import pytest
 from probes.ranks.launching import Ended, launch, recorded
 from scenarios import ranks_training
-from scenarios.ranks_training import NAN_AT, SLOW_AT, SLOW_FROM, SPIKE_AT
+from scenarios.ranks_training import NAN_AT, SLOW_AT, SPIKE_AT
 
 from mlflow_stability.detectors.reported.ranks import RankNonfinite, RankSlowStep, RankSpike, Straggler
 from mlflow_stability.journal.follower import read_journal
 from mlflow_stability.vocabulary.result.event import Event, Severity
 from mlflow_stability.vocabulary.run.milestone import Note
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
 SCRIPT = str(Path(ranks_training.__file__))
+FORKED = [Path(SCRIPT)]
 
 
 def trained(processes: int, *arguments: str) -> list[Ended]:
@@ -71,7 +72,7 @@ def test_a_rank_that_the_others_wait_for_is_named_and_losses_are_compared(tmp_pa
     trained(2, "slow", str(tmp_path), "watched")
     found = events(tmp_path, Straggler.kind)
     assert [each.evidence["rank"] for each in found] == [0]
-    assert found[0].step >= SLOW_FROM + 40
+    assert found[0].step >= 10 * Straggler.in_a_row, "a busy machine may have slowed it down before that as well"
     assert "Rank 0" in found[0].message
     rows = recorded(tmp_path)
     compared = [step for step, row in rows.items() if "loss_ranks_mean" in row]

@@ -4,34 +4,30 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import psutil
 import pytest
+from forked import processes
+from forked.processes import Process
 from mlflow import MlflowClient
 from waiting import wait_until
 
 import mlflow_stability
 from mlflow_stability.tracking.write.recording_claim import recordings_in
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
 HERE = Path(__file__).parent
+FORKED = [HERE / "ddp_training.py"]
 PACKAGE = Path(mlflow_stability.__file__).parent.parent
 
 
-def start(script: str, *arguments: str, uri: str, **environment: str) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, str(HERE / script), *arguments],
-        env={**os.environ, "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": str(PACKAGE), **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def start(script: str, *arguments: str, uri: str, **environment: str) -> Process:
+    around = {**os.environ, "MLFLOW_TRACKING_URI": uri, "PYTHONPATH": str(PACKAGE), **environment}
+    return processes.start(HERE / script, *arguments, environment=around)
 
 
-def finish(process: subprocess.Popen[str]) -> list[list[float]]:
+def finish(process: Process) -> list[list[float]]:
     """The numbers that it printed, line by line."""
     said, errors = process.communicate(timeout=120)
     assert process.returncode == 0, errors

@@ -9,9 +9,10 @@ import pytest
 from trainers.catalog import trainers
 from trainers.row import row_of, skipped
 from trainers.script import Mode, Trainer
-from trainers.trials import Noted, Series, run_trial
+from trainers.trials import TRIAL, Noted, Series, run_trial
 
 HERE = [each for each in trainers().values() if not (each.packages or each.alone)]
+FORKED = [TRIAL]
 MODES: tuple[Mode, ...] = ("bare", "watched", "rollback")
 NAN = float("nan")
 TRACKS = {
@@ -23,6 +24,7 @@ TRACKS = {
 
 @pytest.mark.slow
 @pytest.mark.scenario
+@pytest.mark.usefixtures("forked")
 @pytest.mark.parametrize("trainer", HERE, ids=lambda each: each.name)
 def test_a_trainer_is_recorded_as_it_is_and_rescued(trainer: Trainer, template_database: Path, tmp_path: Path) -> None:
     python = Path(sys.executable)

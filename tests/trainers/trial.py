@@ -1,4 +1,4 @@
-"""One training of the table in this process: `python -m trainers.trial NAME MODE OUT`."""
+"""One training of the table in this process: `python trial.py NAME MODE OUT`, with `tests` in the path."""
 
 from __future__ import annotations
 

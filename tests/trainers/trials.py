@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import psutil
+from forked.processes import Process, start
 from mlflow import MlflowClient
 from trainers.script import Mode, Trainer
 
@@ -26,6 +27,7 @@ from mlflow_stability.tracking.read.run_history import read_run_history
 from mlflow_stability.tracking.tag_names import is_recorded
 
 TESTS = Path(__file__).resolve().parents[1]
+TRIAL = TESTS / "trainers" / "trial.py"
 LONGEST = 300.0
 """So many seconds a trial may take."""
 LEARNING_RATE = "stability.trial.lr"
@@ -107,7 +109,7 @@ def run_trial(trainer: Trainer, mode: Mode, python: Path, folder: Path, template
     delivery = {"MLFLOW_STABILITY_EXIT_WAIT": wait, "MLFLOW_STABILITY_OFFLINE": offline}
     environments = [{**each, **delivery} for each in environments]
     started = [
-        _start([str(python), "-m", "trainers.trial", trainer.name, mode, str(out)], folder, environment, out)
+        _start(python, [trainer.name, mode, str(out)], folder, environment, out)
         for out, environment in zip(outs, environments, strict=True)
     ]
     error = _wait(started)
@@ -148,20 +150,12 @@ def _free_port() -> int:
         return int(found.getsockname()[1])
 
 
-def _start(command: list[str], folder: Path, environment: dict[str, str], out: Path) -> subprocess.Popen[bytes]:
+def _start(python: Path, arguments: list[str], folder: Path, environment: dict[str, str], out: Path) -> Process:
     with out.with_suffix(".printed").open("wb") as printed:
-        return subprocess.Popen(
-            command,
-            cwd=folder,
-            env=environment,
-            stdin=subprocess.DEVNULL,
-            stdout=printed,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
+        return start(TRIAL, *arguments, environment=environment, directory=folder, printed=printed, python=str(python))
 
 
-def _wait(started: list[subprocess.Popen[bytes]]) -> str:
+def _wait(started: list[Process]) -> str:
     until = time.monotonic() + LONGEST
     try:
         for each in started:

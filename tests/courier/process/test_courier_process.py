@@ -1,4 +1,5 @@
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -130,3 +131,18 @@ def test_reading_a_run_back_never_loads_torch():
 
 def test_nothing_was_killed_for_memory_while_nothing_was():
     assert not MemoryWatch().has_killed()
+
+
+@pytest.mark.slow
+def test_a_courier_whose_journals_were_deleted_stays_until_the_training_ends(training, sqlite_uri):
+    courier = training.start_courier()
+    training.train(1, 50)
+    wait_until(lambda: read_page(training.folder / "status.json").get("state") == "idle")
+    shutil.rmtree(training.folder.parent)
+    time.sleep(2.0)  # several looks
+    assert courier.poll() is None
+    training.end()
+    wait_until(lambda: courier.poll() is not None)
+    assert courier.returncode == 0
+    (run_id,) = run_ids(sqlite_uri)
+    assert MlflowClient(sqlite_uri).get_run(run_id).info.status == "KILLED"

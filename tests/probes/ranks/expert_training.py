@@ -112,9 +112,9 @@ def main(way: str, folder: Path, mode: str) -> None:
         model(inputs).square().mean().backward()
         if plain.experts.weight.grad is not None:  # of the sum of all losses, not their mean
             plain.experts.weight.grad /= size
-        optimizer.step()
         if step <= 4 and (session := mlflow_stability.current_session()) is not None:
-            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others
+            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
+        optimizer.step()
         print(step, int(not torch.equal(before, local(model))), flush=True)
         if not (autopilot and step == NAN_AT):
             truth.append({"step": step, **step_of(whole, truth_optimizer, batches)})

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import os
 import socket
-import subprocess
-import sys
 from dataclasses import dataclass
 from pathlib import Path
+
+from forked.processes import start
 
 import mlflow_stability
 from mlflow_stability.journal.follower import read_journal
@@ -33,12 +33,10 @@ def launch(processes: int, script: str, *arguments: str, seconds: float = 120.0)
         port = str(listening.getsockname()[1])
     together = {"WORLD_SIZE": str(processes), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "OMP_NUM_THREADS": "1"}
     started = [
-        subprocess.Popen(
-            [sys.executable, str(HERE / script), *arguments],
-            env={**os.environ, "PYTHONPATH": str(PACKAGE), **together, "RANK": str(rank)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
+        start(
+            HERE / script,
+            *arguments,
+            environment={**os.environ, "PYTHONPATH": str(PACKAGE), **together, "RANK": str(rank)},
         )
         for rank in range(processes)
     ]
@@ -48,7 +46,7 @@ def launch(processes: int, script: str, *arguments: str, seconds: float = 120.0)
         for each in started:
             each.kill()
             each.wait()
-    return [Ended(each.returncode, *texts) for each, texts in zip(started, said, strict=True)]
+    return [Ended(each.wait(), *texts) for each, texts in zip(started, said, strict=True)]
 
 
 def recorded(journals: Path) -> dict[int, dict[str, float]]:

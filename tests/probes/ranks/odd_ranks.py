@@ -71,9 +71,9 @@ def train(odd: str, rank: int, model: nn.Module, optimizer: torch.optim.Optimize
             be_odd(odd)
         if rank and odd == "none" and step >= ODD_AT:
             optimizer.zero_grad()
-        optimizer.step()
         if step <= 4 and (session := mlflow_stability.current_session()) is not None:
-            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others
+            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
+        optimizer.step()
         took, ended = time.monotonic() - ended, time.monotonic()
         print(f"{took:.3f}", flush=True)
 

@@ -164,9 +164,9 @@ def train(way: str, folder: Path, options: dict[str, Any]) -> None:
             else:
                 nn.utils.clip_grad_norm_(model.parameters(), options["clip"])
         gathered = [_whole(each.grad) for each in model.parameters() if each.grad is not None]
-        optimizer.step()
         if step <= 4 and (session := mlflow_stability.current_session()) is not None:
-            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others
+            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
+        optimizer.step()
         truth.append(step_of(whole, truth_optimizer, batches, step, options.get("clip")))
         if way == "fsdp2_mixed":  # what half precision makes of a batch is another gradient than the whole model's
             truth[-1] = {"grad_norm": norm(gathered)}

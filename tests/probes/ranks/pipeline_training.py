@@ -23,6 +23,7 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 from torch.nn.parallel import DistributedDataParallel
 
 import mlflow_stability
+from mlflow_stability.probes.objects import model_discovery
 from mlflow_stability.probes.ranks import rank_watch
 
 STEPS, MICRO_BATCHES, FAILS_AT = 21, 4, 12
@@ -68,6 +69,7 @@ def main(folder: Path, limit: float, mode: str, fails: int, way: str) -> None:
     optimizer = torch.optim.AdamW(part.parameters(), lr=0.01)
     truth_optimizer = torch.optim.AdamW(whole.parameters(), lr=0.01)
     truth: list[dict[str, float]] = []
+    looked = looks_through_objects()
     for step in range(1, STEPS + 1):
         batches = [batch_of(step, each) for each in range(2 if way in ("ddp", "fsdp2") else 1)]
         inputs, targets = batches[min(mine, len(batches) - 1)]
@@ -77,11 +79,14 @@ def main(folder: Path, limit: float, mode: str, fails: int, way: str) -> None:
             nn.utils.clip_grad_norm_(part.parameters(), limit)
         if dist.get_rank() == fails and step == FAILS_AT:
             fail()
-        optimizer.step()
         if step <= 4 and (session := mlflow_stability.current_session()) is not None:
-            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others
+            session._meter._ranks.poll(30.0)  # a real step takes longer than the answer of the others to the last one
+        optimizer.step()
         print(step, flush=True)
+        if step == FAILS_AT - 1:
+            looked.clear()
         truth.append(step_of(whole, truth_optimizer, batches, limit))
+    assert not looked, "all that is found in Python's objects is found at the first steps"
     dist.barrier()
     mlflow_stability.autolog(disable=True)
     if dist.get_rank() == 0:
@@ -115,6 +120,19 @@ def step_of(
 
 def norm(tensors: Any) -> float:
     return float(torch.cat([each.detach().reshape(-1).double() for each in tensors]).norm())
+
+
+def looks_through_objects() -> list[tuple[type, ...]]:
+    """Each look through all objects of this process, which takes longer than a step."""
+    found: list[tuple[type, ...]] = []
+    walk = model_discovery._walk
+
+    def noted(kinds: tuple[type, ...]) -> list[list[Any]]:
+        found.append(kinds)
+        return walk(kinds)
+
+    model_discovery._walk = noted
+    return found
 
 
 def fail() -> None:

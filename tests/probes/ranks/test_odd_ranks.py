@@ -10,7 +10,8 @@ from probes.ranks.odd_ranks import ODD_AT, STEPS
 
 from mlflow_stability.probes.ranks.rank_exchange import ANSWER_SECONDS
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
+FORKED = [Path(__file__).with_name("odd_ranks.py")]
 MODES = pytest.mark.parametrize("mode", ["watched", "autopilot"])
 SECONDS = 400.0
 """A busy machine takes its time to start processes."""

@@ -10,7 +10,8 @@ from probes.ranks.one_watched import STEPS
 
 from mlflow_stability.probes.ranks.presence import VERDICT_SECONDS
 
-pytestmark = [pytest.mark.scenario, pytest.mark.slow]
+pytestmark = [pytest.mark.scenario, pytest.mark.slow, pytest.mark.usefixtures("forked")]
+FORKED = [Path(__file__).with_name("one_watched.py")]
 SECONDS = 400.0
 """A busy machine takes its time to start processes."""
 LONGEST_STEP = VERDICT_SECONDS / 2
