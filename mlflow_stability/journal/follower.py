@@ -2,7 +2,7 @@
 
 In: a journal's path and the position up to which it was read. Out: the records behind it, each with the position after
 it. Guarantees: a line that is not whole yet is left for later, one that never will be is passed over and counted, and
-nothing torn is ever given out as data.
+nothing torn is ever given out as data; a journal that was deleted ends with what was read of it.
 """
 
 from __future__ import annotations
@@ -49,9 +49,13 @@ class JournalFollower:
         self._layouts: dict[int, tuple[Signal, ...]] = {}
 
     def read(self, limit: int = 100_000) -> list[Entry]:
-        """The next records, at most `limit`; an empty list when there are none yet."""
+        """The next records, at most `limit`; an empty list when there are none yet, or the journal was deleted."""
         found: list[Entry] = []
-        with self.path.open("rb") as file:
+        try:
+            file = self.path.open("rb")
+        except FileNotFoundError:
+            return found
+        with file:
             file.seek(self.position)
             for entry in self._entries(file):
                 if entry.end > self._start:
@@ -99,6 +103,25 @@ def read_journal(path: Path) -> list[Record]:
     while entries := follower.read():
         records.extend(entry.record for entry in entries)
     return records
+
+
+def is_deleted(folder: Path) -> bool:
+    """Whether the journal of a recording that was there is gone; one that cannot be asked for is not."""
+    try:
+        (folder / JOURNAL).stat()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return False
+
+
+def size_of(folder: Path) -> int:
+    """The bytes in the journal of a recording; 0 where it was deleted."""
+    try:
+        return (folder / JOURNAL).stat().st_size
+    except FileNotFoundError:
+        return 0
 
 
 def opening_if_readable(folder: Path) -> Opening | None:

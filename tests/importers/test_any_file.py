@@ -58,7 +58,7 @@ def test_every_sample_is_read_whatever_its_file_is_called(tmp_path: Path, name: 
         assert max(len(each.series) for each in read(tmp_path / called)[0].metrics) >= len(N)
 
 
-@settings(deadline=None, suppress_health_check=[HealthCheck.too_slow], max_examples=40)
+@settings(suppress_health_check=[HealthCheck.too_slow], max_examples=40)
 @pytest.mark.parametrize("name", BYTES)
 @given(st.data())
 def test_a_damaged_file_is_read_or_refused_in_one_sentence(

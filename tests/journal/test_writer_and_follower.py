@@ -80,7 +80,7 @@ def test_a_journal_cut_at_any_byte_gives_the_records_before_it(tmp_path: Path) -
         assert follower.broken_lines == 0
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(torn=st.integers(0, 7), keep=st.floats(0, 1))
 def test_a_line_torn_at_any_byte_costs_itself_only(
     tmp_path_factory: pytest.TempPathFactory, torn: int, keep: float

@@ -27,6 +27,10 @@ _EPOCHS = frozenset({"epoch", "epochs", "ep", "epoch num", "n epoch", "epoch idx
     "周期",
 }
 _TIMES = frozenset({"timestamp", "wall time", "time stamp", "unix time", "created at"})
+AGES_AGO = 1e8
+"""A time above is one since 1970, in seconds or something shorter, and not since the start."""
+_UNITS = ((1e17, 1e9), (1e14, 1e6), (1e11, 1e3))
+"""A time above the first is counted so many times a second: in nano-, micro- or milliseconds."""
 _OF_NO_MATTER = frozenset(
     {"trainer", "train", "training", "time", "valid", "val", "eval", "test", "rollout", "perf", "progress"}
     | {"completed", "finished", "current", "at", "this", "the"}
@@ -56,6 +60,11 @@ def is_time(name: str) -> bool:
     """Whether a name holds the seconds since 1970."""
     words = " ".join(word.lower() for word in words_of(name))
     return words in _TIMES or _plain(name) in _TIMES or name == "_timestamp"
+
+
+def per_second(time: float) -> float:
+    """How many of the units of a time since 1970 are a second: 1000 where it is in milliseconds."""
+    return next((unit for above, unit in _UNITS if time > above), 1.0)
 
 
 def step_name(names: Iterable[str]) -> str | None:

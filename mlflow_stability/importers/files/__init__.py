@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from mlflow_stability.importers.files.mlflow_files import meta_of
+from mlflow_stability.importers.files.mlflow_files import meta_of, name_in_tags
 
-__all__ = ["meta_of"]
+__all__ = ["meta_of", "name_in_tags"]

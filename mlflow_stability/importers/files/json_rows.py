@@ -21,17 +21,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from functools import lru_cache
 from itertools import pairwise
 
+from mlflow_stability.importers.assemble.data_splits import held_out_in_row, measured_on
 from mlflow_stability.importers.assemble.long_format import name_and_value
-from mlflow_stability.importers.assemble.step_names import counts_within_epochs, is_epoch, is_time, step_name
+from mlflow_stability.importers.assemble.step_names import (
+    AGES_AGO,
+    counts_within_epochs,
+    is_epoch,
+    is_time,
+    per_second,
+    step_name,
+)
 from mlflow_stability.importers.decode import as_json
 from mlflow_stability.importers.files.ray_result import chosen
 from mlflow_stability.importers.text.log_line import LogLine
-from mlflow_stability.vocabulary.text import HELD_OUT, words_of
 
 _DEEPEST = 6
 _LONG = 10_000
-_AGES_AGO = 1e8  # a time above is one since 1970, and not since the start
-_MILLISECONDS = 1e11  # a time above is one in milliseconds
 _NUMBER = re.compile(r"\s*[-+]?(?:\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?|nan|inf|infinity)\s*", re.I)
 
 
@@ -58,7 +63,8 @@ def log_row(row: Mapping[str, object]) -> LogLine:
     values = dict(_flat(row))
     if len(kept := chosen(tuple(values))) < len(values):
         values = {name: value for name, value in values.items() if name in kept}
-    step, epoch, time, role = _plan(tuple(values), *(str(row.get(key, "")) for key in ("split", "mode", "phase")))
+    step, epoch, time = _plan(tuple(values))
+    role = held_out_in_row(row)
     read = LogLine(form="json")
     if epoch is not None:
         read.epoch = values[epoch]
@@ -66,23 +72,22 @@ def log_row(row: Mapping[str, object]) -> LogLine:
         told = values.pop(step)
         if not (role and epoch is not None and counts_within_epochs(step)):  # else it counts the batches of validation
             read.step = told
-    if time is not None and values[time] > _AGES_AGO:
+    if time is not None and values[time] > AGES_AGO:
         told = values.pop(time)
-        read.time = told / 1000 if told > _MILLISECONDS else told
+        read.time = told / per_second(told)
     one = name_and_value(tuple(key for key, value in row.items() if isinstance(value, str)), tuple(values))
     if one is not None:  # the step and the time are taken out above
         values = {str(row[one[0]]): values[one[1]]}
-    read.values = {f"{role}/{name}": value for name, value in values.items()} if role else values
+    read.values = {measured_on(role, name): value for name, value in values.items()} if role else values
     return read
 
 
 @lru_cache(maxsize=4096)
-def _plan(names: tuple[str, ...], *said: str) -> tuple[str | None, str | None, str | None, str]:
-    """Which of these names are step, epoch and time; and the word that says that all were measured on held-out data."""
+def _plan(names: tuple[str, ...]) -> tuple[str | None, str | None, str | None]:
+    """Which of these names are step, epoch and time."""
     epoch = next((name for name in names if is_epoch(name)), None)
     time = next((name for name in names if is_time(name)), None)
-    role = next((word.lower() for text in said for word in words_of(text)[:1] if word.lower() in HELD_OUT), "")
-    return step_name(names), epoch, time, role
+    return step_name(names), epoch, time
 
 
 def _object(text: str) -> Mapping[str, object] | None:
@@ -155,21 +160,27 @@ _BETWEEN = re.compile(r"\s*,?\s*")
 _DECODER = json.JSONDecoder()
 
 
-def row_lines(text: str, rows: Sequence[Mapping[str, object]]) -> list[int]:
-    """The lines of a document in which these rows of it begin; none where it has one line, or the rows are not found.
+def row_lines(text: str, lists: Sequence[Sequence[Mapping[str, object]]]) -> list[list[int]]:
+    """The lines of a document in which the rows of these lists begin, the lists in the order in which they stand there.
 
-    A row is told by its names; those that stand in the list where the first one is are decoded once more.
+    None where the document has one line, or a list is not found. A row is told by its names; those that stand in the
+    list where the first one is are decoded once more.
     """
-    if not rows or text.count("\n") < len(rows):
+    if not lists or not all(lists) or text.count("\n") < sum(map(len, lists)):
         return []
-    for begin in _LIST_OF_OBJECTS.finditer(text):
-        places = _places(text, begin.end(), rows)
-        if places:
-            lines = [1 + text.count("\n", 0, places[0])]
-            for before, place in pairwise(places):
-                lines.append(lines[-1] + text.count("\n", before, place))
-            return lines
-    return []
+    found, at = [], 0
+    for rows in lists:
+        places = next(
+            filter(None, (_places(text, each.end(), rows) for each in _LIST_OF_OBJECTS.finditer(text, at))), []
+        )
+        if not places:
+            return []
+        lines = [1 + text.count("\n", 0, places[0])]
+        for before, place in pairwise(places):
+            lines.append(lines[-1] + text.count("\n", before, place))
+        found.append(lines)
+        at = places[-1] + 1
+    return found
 
 
 def _places(text: str, at: int, rows: Sequence[Mapping[str, object]]) -> list[int]:

@@ -98,6 +98,18 @@ def meta_of(folder: Path) -> Mapping[str, str]:
     return {key.strip(): value.strip().strip("'\"") for key, mark, value in pairs if mark}
 
 
+def name_in_tags(folder: Path) -> str:
+    """The name of a run as its tag holds it; empty where there is none.
+
+    `meta.yaml` has it, too, but wrapped and escaped where it is long or not plain ASCII.
+    """
+    try:
+        with (folder / "tags" / "mlflow.runName").open(encoding="utf-8", errors="replace") as opened:
+            return opened.read(_LONGEST_TEXT).rstrip("\n")
+    except OSError:
+        return ""
+
+
 def _points(file: Path) -> tuple[NDArray[np.float64], NDArray[np.float64], NDArray[np.float64]]:
     """Times in milliseconds, values and steps, in the order of time."""
     content = file.read_bytes()

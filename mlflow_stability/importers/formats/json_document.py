@@ -15,11 +15,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mlflow_stability.errors import UnreadableLogError
+from mlflow_stability.importers.assemble.data_splits import measured_on
 from mlflow_stability.importers.assemble.history import history_of
 from mlflow_stability.importers.assemble.log_content import LogContent
 from mlflow_stability.importers.assemble.step_names import is_epoch, step_name
 from mlflow_stability.importers.decode import shown_path, text_of
 from mlflow_stability.importers.files.json_rows import closed, json_line, log_row, number_in, parsed, row_lines
+from mlflow_stability.importers.files.row_lists import in_order, parts_among, row_lists
 from mlflow_stability.importers.log_format import LogFormat, Opening, RecognisedBy
 from mlflow_stability.vocabulary.run import RunHistory
 
@@ -95,9 +97,9 @@ def read_document(path: Path, found: Document, log_format: str = "json") -> RunH
         _read_rows(content, rows, found.text, _SUMMARY)
         content.params.update(_facts(document))
         return history_of(content, path, "trainer_state")
-    longest = _rows_in(document)
-    if longest is not None:
-        _read_rows(content, longest, found.text)
+    lists = list(row_lists(document))
+    if lists:
+        _read_parts(content, parts_among(lists), found.text)
     elif isinstance(document, dict):
         _read_lists(content, document)
     return history_of(content, path, log_format)
@@ -120,25 +122,27 @@ def _read_rows(
     summary: frozenset[str] = frozenset(),
 ) -> None:
     """Add rows, but those with a name of a summary; ``text``: the document that they stand in."""
-    lines = row_lines(text, rows)
+    _read_parts(content, [("", rows)], text, summary)
+
+
+def _read_parts(
+    content: LogContent,
+    parts: Sequence[tuple[str, Sequence[Mapping[str, object]]]],
+    text: str = "",
+    summary: frozenset[str] = frozenset(),
+) -> None:
+    """Add the rows of each part of the data, in the order in which they were measured."""
+    lines = row_lines(text, [rows for _, rows in parts])
+    reads = [[log_row(row) for row in rows] for _, rows in parts]
+    every = in_order(reads, [bool(word) for word, _ in parts])
     if lines:
-        content.at_lines(np.arange(len(rows), dtype=np.int64), np.array(lines, np.int64))
-    for number, row in enumerate(rows):
-        if summary & set(row):
-            continue
-        read = log_row(row)
-        content.add_row(number, read.values, read.step, read.epoch, read.time)
-
-
-def _rows_in(document: object, depth: int = 0) -> Sequence[Mapping[str, object]] | None:
-    """The longest list of objects in a document."""
-    if isinstance(document, list):
-        rows = [row for row in document if isinstance(row, dict)]
-        return rows if len(rows) >= 2 and len(rows) * 2 > len(document) else None
-    if not isinstance(document, dict) or depth > _DEEPEST:
-        return None
-    found = [_rows_in(each, depth + 1) for each in document.values()]
-    return max((rows for rows in found if rows), key=len, default=None)
+        numbers = np.array([lines[part][at] for part, at in every], np.int64)
+        content.at_lines(np.arange(len(every), dtype=np.int64), numbers)
+    for number, (part, at) in enumerate(every):
+        (word, rows), read = parts[part], reads[part][at]
+        if not summary & set(rows[at]):
+            values = {measured_on(word, name): value for name, value in read.values.items()} if word else read.values
+            content.add_row(number, values, read.step, read.epoch, read.time)
 
 
 def _read_lists(content: LogContent, document: Mapping[str, object]) -> None:

@@ -29,6 +29,8 @@ class LineParts:
 
     def __init__(self, line: str) -> None:
         self.line = line
+        self.whole = True
+        """Whether its numbers are all that its values are made of; else other lines like it are understood anew."""
         self._numbers: dict[tuple[int, int], str] = {}
         self._names: list[tuple[int, int]] = []
 
@@ -125,6 +127,8 @@ class LinePatterns:
 
     def learn(self, parts: LineParts) -> None:
         """Remember a kind of line; one that is seen for the second time is worth a pattern."""
+        if not parts.whole:
+            return
         text, names = parts.pattern()
         if text not in self._seen:
             if len(self._seen) < MOST_PATTERNS * 64:

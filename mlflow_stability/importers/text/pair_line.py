@@ -19,7 +19,8 @@ LONGEST = 4000
 """Of a longer line only so many characters are looked at."""
 _PAIR = re.compile(
     rf"(?<!\s)(?P<mark>\s*[:=：]\s*|\s+)(?:\w+\(|[\[(])?\s*(?P<number>{NUMBER})"
-    r"(?:\s*/\s*(?P<of>\d+))?(?:(?:ms|us|s|sec|h|m|k|M|B|G|GB|MB|GiB|MiB|x|%)(?![\w/]))?(?!\w|[.:]\w|[-/]\w|,\d)",
+    r"(?:(?P<many>(?-i:[kKMB]))(?=\s*/\s*\d))?(?:\s*/\s*(?P<of>\d+))?"
+    r"(?:(?P<unit>ms|us|s|sec|h|m|k|M|B|G|GB|MB|GiB|MiB|x|%)(?![\w/]))?(?!\w|[.:]\w|[-/]\w|,\d)",
     re.IGNORECASE,
 )
 _NAME = re.compile(r"(?!\d)[\w%][\w./@%+#&*'-]*(?:\([\w()%.-]+\))?(?: (?:(?!\d)\w[\w./@%+#&*-]*|\(\w+\))){0,6}")
@@ -37,6 +38,8 @@ _INNER = tuple(
         r"(?:^|\s)\[(?P<step>\d+)\](?P<total>)\s",
     )
 )
+_MANY = {"k": 1e3, "K": 1e3, "M": 1e6, "B": 1e9}
+"""What a count of steps may be written in: `step 5k/1.2M`."""
 _SOMETHING = re.compile(r"\d|nan|inf", re.IGNORECASE)
 _NO_PART = frozenset({"INFO", "WARNING", "DEBUG", "ERROR", "WARN", "NOTICE", "True", "False", "None"})
 """Words before a name that are no part of it: a logger's level, the value of what stands before."""
@@ -74,6 +77,7 @@ def pair_line(line: str) -> tuple[LogLine, LineParts] | None:
                 read.step, read.total, rank = number, math.nan, its_rank
                 parts.step(found.span("number"))
                 _count_of(read, found, "of", parts)
+                _count_in_thousands(read, found, parts)
         elif found["of"] is None:
             read.values[name] = number
             parts.value(found.span("number"), name)
@@ -112,10 +116,20 @@ def _count_of(read: LogLine, found: re.Match[str], group: str, parts: LineParts)
         parts.total(found.span(group))
 
 
+def _count_in_thousands(read: LogLine, found: re.Match[str], parts: LineParts) -> None:
+    """A step or its total that is written in thousands or more; its number alone does not say it."""
+    unit = _MANY.get(found["unit"] or "", 1.0)
+    step, total = (_MANY.get(found["many"] or "", 1.0), unit) if found["of"] else (unit, 1.0)
+    if step > 1 or total > 1:
+        count = read.step * step
+        read.step, read.total = float(round(count)) if math.isfinite(count) else count, read.total * total
+        parts.whole = False
+
+
 @lru_cache(maxsize=8192)
 def _name(between: str, mark: str) -> str:
     """The name that ends where its number begins; empty if what stands there is no name."""
-    name = _BREAK.split(between[-200:])[-1].strip(" \t-[(<'")
+    name = _BREAK.split(_behind_a_closing(between[-200:]))[-1].strip(" \t-[(<'")
     words = name.split(" ")
     if mark == "=" or (mark == ":" and not _knows(name)):  # `run loss=2.3`: a tight mark belongs to the word before it
         words = words[-1:]
@@ -127,6 +141,18 @@ def _name(between: str, mark: str) -> str:
     if len(name) > 80 or not _NAME.fullmatch(name) or name.endswith(_SOURCES):
         return ""
     return "" if mark.isspace() and not _knows(name) else name  # prose: `Using 8 GPUs`
+
+
+def _behind_a_closing(text: str) -> str:
+    """What follows the last parenthesis that was opened further in front: `step` of `(Trainer pid=1) step:3`."""
+    if ")" not in text:
+        return text
+    depth, begin = 0, 0
+    for place, letter in enumerate(text):
+        depth += (letter == "(") - (letter == ")")
+        if depth < 0:
+            depth, begin = 0, place + 1
+    return text[begin:]
 
 
 @lru_cache(maxsize=8192)

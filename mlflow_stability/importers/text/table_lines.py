@@ -82,6 +82,9 @@ class ColumnTable:
                 read = log_row({name: number for name, number in pairs if number is not None})
                 read.form = "text"
                 return read if read.values else None
+        if line.startswith("#") and not barred:  # as `numpy.savetxt` writes a header
+            line = line.lstrip("#")
+            cells = line.split()
         apart = [] if barred else _APART.split(line.strip())  # `Train Loss    Val Loss`
         header = next((names for names in (apart, cells) if _is_header(names)), None)
         if header is not None:

@@ -1,11 +1,11 @@
-"""A table without names is read where its first column counts, and else told what it lacks."""
+"""A table whose first row names nothing: names are taken from a comment, else its first column has to count."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
 import pytest
-from importers.reading import curve, history
+from importers.reading import curve, history, steps
 
 from mlflow_stability.errors import UnreadableLogError
 
@@ -44,3 +44,25 @@ def test_a_table_whose_first_column_does_not_count_is_told_what_to_add(tmp_path:
 def test_lists_of_numbers_of_one_line_each_are_no_table(tmp_path: Path) -> None:
     with pytest.raises(UnreadableLogError, match="no metric has two or more values"):
         history(tmp_path, "0.5\n0.4\n0.3\n0.2\n0.1\n", "a.csv")
+
+
+@pytest.mark.parametrize("above", ["#", "# ", "# lr=0.1, seed=3\n# ", "# made by me\n\n#"])
+@pytest.mark.parametrize("mark", [",", ";", "\t", " "])
+def test_a_comment_above_the_first_row_names_the_columns(tmp_path: Path, mark: str, above: str) -> None:
+    rows = table([0.1 * n for n in range(7)], [10 * n for n in range(7)], FALLING, mark=mark)
+    run = history(tmp_path, above + mark.join(["time", "step", "val_loss"]) + "\n" + rows)
+    assert curve(run, "val_loss") == [(10 * n, value) for n, value in enumerate(FALLING)]
+    assert [each.name for each in run.of("val_loss")] == ["val_loss"]
+    assert not any("no header" in note for note in run.notes)
+
+
+@pytest.mark.parametrize("said", ["seed 3, first try, of two", "second try, v2"])
+def test_a_comment_that_names_something_else_names_no_columns(tmp_path: Path, said: str) -> None:
+    run = history(tmp_path, f"# {said}\n" + table([*range(7)], FALLING))
+    assert steps(run, "loss") == list(range(7))
+    assert any("no header" in note for note in run.notes)
+
+
+def test_a_header_beneath_a_comment_counts_before_it(tmp_path: Path) -> None:
+    run = history(tmp_path, "# step,val_loss\niter,loss\n" + table([*range(7)], FALLING))
+    assert steps(run, "loss") == list(range(7))

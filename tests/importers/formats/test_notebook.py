@@ -5,7 +5,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from importers.reading import curve, metric, steps
 from importers.test_open_log import read_or_refused, refused
@@ -193,7 +193,6 @@ json_values = st.recursive(
 )
 
 
-@settings(deadline=None)
 @given(json_values, st.integers(0, 60))
 def test_any_notebook_is_read_or_refused(tmp_path_factory: pytest.TempPathFactory, cells: object, cut: int) -> None:
     file = tmp_path_factory.mktemp("notebook") / "any.ipynb"

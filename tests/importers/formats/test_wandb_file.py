@@ -4,7 +4,7 @@ import math
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from importers.reading import curve, history
 from importers.test_open_log import read_or_refused
@@ -109,7 +109,6 @@ def test_wherever_the_file_is_cut_off_what_is_whole_is_read(tmp_path: Path) -> N
 
 
 @pytest.mark.slow
-@settings(deadline=None)
 @given(st.integers(len(IDENTITY), 3 * BLOCK), st.integers(1, 255))
 def test_a_changed_byte_costs_a_record_or_the_rest_of_its_block_and_is_said(
     tmp_path_factory: pytest.TempPathFactory, where: int, change: int

@@ -105,7 +105,7 @@ def in_blocks(text: str, size: int) -> object:
     return held(log)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(st.integers(0, 2**32), st.sampled_from([50, 700, 5000, 1 << 18]), st.sampled_from([2, 24]))
 def test_blocks_give_what_single_lines_give(seed: int, size: int, worth: int) -> None:
     text = some_log(seed)

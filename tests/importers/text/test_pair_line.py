@@ -72,6 +72,15 @@ LINES = [
         {"loss": 9.1, "gnorm": 2.3},
     ),
     ("12:31:36 | INFO | step=5 loss=2.0 grad_norm=inf", 5, NAN, {"loss": 2.0, "grad_norm": math.inf}),
+    # Ray's prefix; a parenthesis that closes in front of a name
+    (
+        "(TaskRunner pid=123) step:3 - actor/pg_loss:2.5 - actor/lr:1e-06",
+        3,
+        NAN,
+        {"actor/pg_loss": 2.5, "actor/lr": 1e-6},
+    ),
+    ("(epoch: 2, iters: 100, time: 0.2, data: 0.1) D_A: 0.3 G_A: 0.5", 100, 2, {"D_A": 0.3, "G_A": 0.5}),
+    ("step 5: (lr 0.1) loss: 2.5 (best 2.4) acc: 0.3", 5, NAN, {"loss": 2.5, "acc": 0.3}),
     ("global_step: 7, flag:True loss:2.5", 7, NAN, {"loss": 2.5}),
 ]
 
@@ -145,6 +154,38 @@ def test_prose_dates_hashes_and_versions_are_no_values(line: str) -> None:
 def test_no_text_whatever_makes_it_fail(line: str) -> None:
     found = pair_line(line)
     assert found is None or all(isinstance(value, float) for value in found[0].values.values())
+
+
+@pytest.mark.parametrize(
+    ("line", "step", "total"),
+    [
+        ("step 5k | loss 2.5", 5000, NAN),
+        ("step 1.2M loss=2.5", 1_200_000, NAN),
+        ("iter: 5K/100K, loss: 2.5", 5000, 100_000),
+        ("iteration 950/10k loss: 2.5 | 26K tok/s", 950, 10_000),
+        ("step 5s loss 2.5", 5, NAN),
+    ],
+)
+def test_a_step_may_be_counted_in_thousands(line: str, step: float, total: float) -> None:
+    read = values_of(line)
+    assert (read.step, read.total) == pytest.approx((step, total), nan_ok=True)
+    assert read.values["loss"] == 2.5
+
+
+def test_lines_that_count_in_thousands_are_never_read_by_a_pattern_that_does_not() -> None:
+    patterns = LinePatterns()
+    for line in ["step 998 | loss 2.5", "step 999 | loss 2.4", "step 1k | loss 2.3", "step 2k | loss 2.2"] * 3:
+        quick, slow = patterns.read(line), pair_line(line)
+        assert slow is not None
+        assert quick is None or (quick.step, quick.values) == (slow[0].step, slow[0].values)
+        patterns.learn(slow[1])
+
+
+@pytest.mark.parametrize(
+    "line", ["step infk loss 2", "step nank loss 2", "step 9e999M loss 2", "step 1k/9" + "9" * 400]
+)
+def test_thousands_without_end_do_no_harm(line: str) -> None:
+    assert pair_line(line) is not None
 
 
 def test_a_hostile_line_costs_no_more_than_a_long_one() -> None:
